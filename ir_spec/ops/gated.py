@@ -11,14 +11,16 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Value
+from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import Expr, fraction, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
+from stagec.ir.rule import letters
 from stagec.ir.traits import Fusible, Trait
 from stagec.ir_spec.ops.base import derive, gradients
+from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.curves import FORM, GELU, PointFunction, swish
 
 _CLAMPED = (
@@ -138,6 +140,37 @@ class Swiglu(Gated):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {**super().eager_forms(), "clamp": self._clamped_before}
 
+    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+        """That of gpt-oss as `GptOssExperts._apply_gate` of transformers."""
+        if not {"slope", "limit", "shift"} & op.attrs.keys():
+            return super()._unfused(b, op, on_rank)
+        (x,) = op.operands
+        gate, up = self._halves(b, op, x)
+        scaled = gate
+        if "slope" in op.attrs:
+            scaled = b.value("stg.scale", [gate], {"by": op.expr("slope")}, hint=f"{x.name}_scaled")
+        share = b.value("stg.sigmoid", [scaled], hint=f"{x.name}_share")
+        act = b.value("stg.mul", [gate, share], hint=f"{x.name}_act")
+        if "shift" in op.attrs:
+            row = letters(up.tensor.rank)
+            one = b.value("stg.constant", attrs={"value": op.expr("shift")}, hint=f"{x.name}_shift")
+            spec = {"spec": Quoted(f"{row},->{row}")}
+            up = b.value("stg.add", [up, cast_to(b, one, up.tensor.dtype)], spec, hint=up.name)
+        return [b.value("stg.mul", [up, act], hint=op.result.name)]
+
+    def _halves(self, b: Builder, op: Operation, x: Value) -> tuple[Value, Value]:
+        """Gate and up, within their limit."""
+        names = [f"{x.name}_gate", f"{x.name}_up"]
+        gate, up = b.op("stg.unbind", [x], {"dim": 1, "count": 2}, names=names).results
+        if "limit" not in op.attrs:
+            return gate, up
+        limit = op.expr("limit")
+        within: dict[str, RawAttr] = {"most": limit}
+        return (
+            b.value("stg.clamp", [gate], within, hint=f"{gate.name}_clamped"),
+            b.value("stg.clamp", [up], {"least": -limit, **within}, hint=f"{up.name}_clamped"),
+        )
+
     def _clamped_before(
         self, b: Builder, op: Operation, on_rank: LocalSize
     ) -> Sequence[Value] | None:
@@ -146,14 +179,8 @@ class Swiglu(Gated):
         `weighted_bias_quick_geglu_impl`."""
         if "limit" not in op.attrs:
             return None
-        (x,), limit = op.operands, op.expr("limit")
-        names = [f"{x.name}_gate", f"{x.name}_up"]
-        gate, up = b.op("stg.unbind", [x], {"dim": 1, "count": 2}, names=names).results
-        within: dict[str, RawAttr] = {"most": limit}
-        parts = [
-            b.value("stg.clamp", [gate], within, hint=f"{gate.name}_clamped"),
-            b.value("stg.clamp", [up], {"least": -limit, **within}, hint=f"{up.name}_clamped"),
-        ]
+        (x,) = op.operands
+        parts = self._halves(b, op, x)
         packed = b.value("stg.pack", parts, {"dim": 1}, hint=f"{x.name}_clamped")
         given = {n: v for n, v in op.attrs.items() if n in ("slope", "shift")}
         return [b.value(self.name, [packed], given, hint=op.result.name)]

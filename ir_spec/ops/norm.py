@@ -131,6 +131,7 @@ _AFFINE = Param(
 )
 _ZERO_CENTERED = Param("zero_centered", "flag", "the scale is 1 + w of the vector w that is given")
 _NORM_PARAMS = (_AFFINE, _ZERO_CENTERED, _EPS)
+_WIDE_SCALE = Param("wide_scale", "flag", "eager software scales in fp32 and casts then")
 _STEPS = Param("steps", "flag", "backward runs operation by operation, as that of eager PyTorch")
 #: What eager backward holds beside its operands and dx: x^(2-1), 2x of it and the mean's gradient
 #: for each element (`pow_backward` and `mean_backward` of derivatives.yaml).
@@ -213,7 +214,7 @@ class RmsNorm(NormBase):
     """
 
     name = "stg.rmsnorm"
-    params = (*_NORM_PARAMS, _STEPS)
+    params = (*_NORM_PARAMS, _WIDE_SCALE, _STEPS)
     operands = ("x", "scale and squares*")
     costs = (4, 2)
     example = "%n = stg.rmsnorm(%h, %g) : bf16[B, S, D]"
@@ -223,23 +224,24 @@ class RmsNorm(NormBase):
 
     def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value]:
         """In fp32, cast back and scaled, as `LlamaRMSNorm` of transformers; a zero-centered scale
-        is applied in fp32, as in `Gemma3RMSNorm`."""
+        is applied in fp32, as in `Gemma3RMSNorm`, and a wide one, as in `Olmo2RMSNorm`."""
         x, w = op.operands[0], self.scale(op)
         dtype, name = x.tensor.dtype, op.result.name
         row, wide = letters(x.tensor.rank), cast_to(b, x, "f32")
         given = {n: v for n, v in op.attrs.items() if n == _EPS.name}
+        in_wide = op.flag("zero_centered") or op.flag("wide_scale")
         plain: dict[str, RawAttr] = {"affine": "none", "steps": True, **given}
+        plain |= {"wide_scale": True} if in_wide and w is not None else {}
         y = b.value(self.name, [wide], plain, hint=f"{name}_hat")
         if w is None:
             return [cast_to(b, y, dtype)]
-        if zero_centered := op.flag("zero_centered"):
+        w, y = (cast_to(b, w, "f32"), y) if in_wide else (w, cast_to(b, y, dtype))
+        if op.flag("zero_centered"):
             one = b.value("stg.constant", attrs={"value": 1}, hint=f"{name}_one")
             spec = {"spec": Quoted(f"{row[-1:]},->{row[-1:]}")}
-            w = b.value("stg.add", [cast_to(b, w, "f32"), one], spec, hint=f"{name}_scale")
-        else:
-            y = cast_to(b, y, dtype)
+            w = b.value("stg.add", [w, one], spec, hint=f"{name}_scale")
         spec = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
-        y = b.value("stg.einsum", [y, w], spec, hint=f"{name}_wide" if zero_centered else name)
+        y = b.value("stg.einsum", [y, w], spec, hint=f"{name}_wide" if in_wide else name)
         return [cast_to(b, y, dtype)]
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:

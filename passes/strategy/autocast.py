@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagec.api import (
     Builder,
@@ -126,11 +126,29 @@ class _Caster:
             if not (attends and self._rule.attention == "given"):
                 self._product(op)
             return
+        if op.flag("steps") and op.flag("wide_scale"):
+            self._wide_norm(op)
         kinds = {v.tensor.dtype for v in op.operands} & FLOATS
         if len(kinds) > 1 or (op.has(Wide) and kinds):
             for index, value in enumerate(op.operands):
                 if value.tensor.dtype in FLOATS:
                     self._cast(op, index, WIDE)
+
+    def _wide_norm(self, op: Operation) -> None:
+        """A norm that runs operation by operation takes what a product has made in fp32; what it
+        makes, and scales in fp32, has the type of what it was given."""
+        narrow = op.operands[0].tensor.dtype
+        if narrow == WIDE:
+            return
+        self._cast(op, 0, WIDE)
+        op.result.type = replace(op.result.tensor, dtype=WIDE)
+        product, _ = op.result.uses[0]
+        scaled = product.result
+        b = Builder.after(self._module.registry, product, loc=made_by(Autocast.name, op.loc))
+        made = b.value("stg.cast", [scaled], {"to": narrow}, hint=f"{scaled.name}_{narrow}")
+        for user, index in list(scaled.uses):
+            if user is not made.producer:
+                user.set_operand(index, made)
 
     def _product(self, op: Operation) -> None:
         self.products += any(v.tensor.dtype == WIDE for v in op.operands)

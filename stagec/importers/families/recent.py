@@ -10,7 +10,7 @@ from stagec.importers.common.positions import growing_temperature, read_bases
 from stagec.importers.families.deepseek import LatentSizes, latent_of, sigmoid_stack
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm
+from stagec.importers.writing.blocks import LAYER, RMS, WIDE_RMS, Attention, FeedForward, Norm
 from stagec.importers.writing.stack import Decoder, root
 from stagec.importers.writing.text import Callee, ModelText
 
@@ -154,8 +154,9 @@ def read_flex_olmo(config: Config) -> ModelText:
     """FlexOlmo (arXiv 2507.07024): OLMoE with OLMo 2's norms behind the blocks."""
     model = DecoderModel(config, "FlexOlmo", Sizes(4096, 11008, 32, 32, 100352, 4096, base=500000))
     mixture = model.experts(count=7, top=5, inner="F", normalize=model.flag("norm_topk_prob"))
-    mixer = model.biased(Attention(qk_norm=RMS, norm_dims="together", rope=model.rope()))
-    return model.stack(mixer, mixture, norm=None, post=RMS)
+    mixer = model.biased(Attention(qk_norm=WIDE_RMS, norm_dims="together", rope=model.rope()))
+    decoder = Decoder(WIDE_RMS, tied=model.tied())
+    return model.stack(mixer, mixture, decoder, norm=None, post=WIDE_RMS)
 
 
 @reads("K-EXAONE", "exaone_moe", features="windows 3:1, sigmoid routing")
@@ -223,7 +224,7 @@ def read_afmoe(config: Config) -> ModelText:
     model = DecoderModel(config, "Trinity", Sizes(2048, 6144, 32, 16, 200192, 16384, dim=128))
     every = config.size("global_attn_every_n_layers", default=4)
     local = model.windows([(i + 1) % every != 0 for i in range(model.count)])
-    full = model.biased(Attention(qk_norm=RMS, rope=None, gated=True))
+    full = model.biased(Attention(qk_norm=WIDE_RMS, rope=None, gated=True))
     rotary = replace(full, rope=model.rope())
     windowed = model.in_window(rotary, model.window(1024))
     mixers: list[Named] = [("local", windowed) if each else ("global", full) for each in local]
@@ -236,8 +237,8 @@ def read_afmoe(config: Config) -> ModelText:
     dense = config.count("num_dense_layers", default=1)
     blocks = model.dense_first(dense, mixture, FeedForward(mixture.activation))
     scale = root(model.width) if model.flag("mup_enabled") else Fraction(1)
-    decoder = Decoder(tied=model.tied(), embed_scale=scale)
-    return model.stack(mixers, blocks, decoder, post=RMS)
+    decoder = Decoder(WIDE_RMS, tied=model.tied(), embed_scale=scale)
+    return model.stack(mixers, blocks, decoder, norm=WIDE_RMS, post=WIDE_RMS)
 
 
 @reads("MiMo-V2", "mimo_v2_flash", features="windows 5:1 with sinks, smaller values")

@@ -10,7 +10,14 @@ from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer,
 from stagec.importers.common.positions import read_bases
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import LAYER_SCALE, RMS, Attention, FeedForward, Norm, Rope
+from stagec.importers.writing.blocks import (
+    LAYER_SCALE,
+    WIDE_RMS,
+    Attention,
+    FeedForward,
+    Norm,
+    Rope,
+)
 from stagec.importers.writing.stack import Decoder, root
 from stagec.importers.writing.text import ModelText, Symbol
 
@@ -150,11 +157,12 @@ def read_olmo3(config: Config) -> ModelText:
 
 
 def _olmo_mixer(model: DecoderModel, rope: Rope) -> Attention:
-    return model.biased(Attention(qk_norm=RMS, norm_dims="together", rope=rope))
+    return model.biased(Attention(qk_norm=WIDE_RMS, norm_dims="together", rope=rope))
 
 
 def _olmo(model: DecoderModel, mixers: PerLayer) -> ModelText:
-    return model.stack(mixers, norm=None, post=RMS)
+    decoder = Decoder(WIDE_RMS, tied=model.tied())
+    return model.stack(mixers, decoder=decoder, norm=None, post=WIDE_RMS)
 
 
 @reads("Command R7B", "cohere2", features="parallel blocks, windows 3:1")
@@ -201,7 +209,7 @@ def read_gpt_oss(config: Config) -> ModelText:
         bias=True,
         statics=(f"slope = {slope}", f"limit = {limit}", "shift = 1"),
     )
-    return model.stack(mixers, mixture)
+    return model.stack(mixers, mixture, norm=WIDE_RMS)
 
 
 @reads("Llama 4", "llama4_text", features="blocks 3:1, no positions, scaled expert inputs")

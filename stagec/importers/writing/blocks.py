@@ -24,11 +24,13 @@ class Block(Protocol):
 @dataclass(frozen=True, slots=True)
 class Norm:
     """A norm over the last dimension: RMSNorm with a scale, or LayerNorm with a scale and a bias.
-    `affine` are the vectors that it has, if not those; with `zero_centered` the scale is 1 + w."""
+    `affine` are the vectors that it has, if not those; with `zero_centered` the scale is 1 + w;
+    with `wide_scale` its code scales in fp32."""
 
     kind: Literal["rms", "layer"] = "rms"
     affine: Literal["full", "scale", "none"] = "full"
     zero_centered: bool = False
+    wide_scale: bool = False
 
     def write(self, body: Body, out: str, x: str, name: str, dims: str = "D") -> str:
         """Append the norm of `x`, with parameters of this name; the result's name."""
@@ -36,9 +38,8 @@ class Norm:
 
     def step(self, body: Body, name: str, dims: str = "D") -> str:
         """The operation, on `{}`; its parameters are declared."""
-        statics = [] if self.affine == "full" else [f"affine = {self.affine}"]
-        statics = (["zero_centered"] if self.zero_centered else []) + statics
-        brackets = f"[{', '.join(statics)}]" if statics else ""
+        statics = self.statics(self.affine)
+        brackets = f"[{statics}]" if statics else ""
         with_bias = self.kind == "layer" and self.affine == "full"
         operands = ["{}"]
         if self.affine != "none":
@@ -57,7 +58,7 @@ class Norm:
 
     def statics(self, affine: str) -> str:
         """The static parameters of the operation that has these vectors."""
-        parts = ["zero_centered"] if self.zero_centered else []
+        parts = [n for n in ("zero_centered", "wide_scale") if getattr(self, n)]
         return ", ".join([*parts, *([f"affine = {affine}"] if affine != "full" else [])])
 
     def options(self) -> Iterator[str]:
@@ -77,6 +78,7 @@ class Norm:
 
 
 RMS = Norm()
+WIDE_RMS = Norm(wide_scale=True)
 LAYER = Norm("layer")
 LAYER_SCALE = Norm("layer", "scale")
 
