@@ -58,7 +58,7 @@ class KernelsOp(Statement):
     there is in memory.
 
     A kernel of `attention` has constants of its own in the text of a machine
-    (`efficiency.attention.kernels`); on a machine without them its own are taken, and the answer
+    (`efficiency.attention.kernels`); a machine without them uses its own, and the answer
     says so. With `math` attention is no kernel: its two products and the softmax between them are
     ops (`expand-attention`). With `eager` they are those of transformers' `eager`
     implementation: keys and values are copied for the heads that share them, and backward keeps the

@@ -107,9 +107,9 @@ class Differentiate(Pass):
         what = read_strategy(module).recompute
         if what != RecomputeRule() and not any(op.phase == "recompute" for op in module.walk()):
             module.diagnostics.remark(
-                f"'stg.recompute' changes nothing: backward of no layer needs a value that "
+                f"'stg.recompute' changes nothing: no layer's backward needs a value that "
                 f"'{what.policy}' drops (selective: one that grows with the square of a dimension, "
-                "as scores do that no fused attention keeps); recompute more: "
+                "such as scores; fused attention keeps none); recompute more: "
                 "--recompute-selective attention or products, or --recompute full",
                 what.loc,
             )

@@ -82,7 +82,7 @@ def record_expert_rows(module: Module) -> None:
             repeat.attrs.setdefault("first", (const(0),))
     if not any(attrs["over"] for attrs in rows.values()):
         module.diagnostics.remark(
-            "every rank holds all experts, so their loads only say how many of them a step reads",
+            "every rank holds all experts, so loads only give the number of experts that it reads",
             strategy.loads[0].loc,
         )
     place = module.main.position()

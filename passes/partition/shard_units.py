@@ -60,8 +60,8 @@ class ShardUnits(Pass):
         rule, steps = read_strategy(module).one(ShardUnitsRule), accumulation(module)
         if steps is not None and pipeline_rule(steps) is not None:
             module.diagnostics.remark(
-                "'stg.shard_units' changes nothing: stages of a pipeline gather what they keep "
-                "once, before their microbatches",
+                "'stg.shard_units' changes nothing: pipeline stages gather parameters once, before "
+                "their microbatches, and keep them",
                 rule.loc,
             )
             return

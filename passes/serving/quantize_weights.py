@@ -104,7 +104,7 @@ class QuantizeWeights(Pass):
             format_ = replace(format_, compute=ACTIVATIONS[rule.activations])
         if not format_.compute:
             module.diagnostics.remark(
-                f"products turn weights of {name} into the type of the activations and compute at "
+                f"products cast weights of {name} to the type of the activations and run at "
                 f"its rate (W{8 * DTYPE_BYTES[format_.dtype]}A16)",
                 rule.loc,
             )

@@ -125,8 +125,8 @@ def _concerned(module: Module, rule: GatherRule) -> dict[Operation, list[int]]:
         found = special_ops(module.main.body, name, None)
         if not found:
             module.diagnostics.remark(
-                f"no op treats a split of {name} in its own way, so there is nothing to gather; "
-                f"a value is whole by its name: stg.gather[{name}, of = ...]",
+                f"no op treats a split of {name} in a special way, so there is nothing to gather; "
+                f"to keep a value whole, name it: stg.gather[{name}, of = ...]",
                 rule.loc,
             )
         for op, operands in found:

@@ -161,5 +161,5 @@ def _tell_unused(module: Module, strategy: Strategy) -> None:
     used |= {strategy.pipeline.over} if strategy.pipeline is not None else set()
     for axis in (a for a in (module.mesh.axes if module.mesh else ()) if a not in used):
         module.diagnostics.remark(
-            f"no statement uses the axis '{axis}': its ranks all do the same", strategy.loc
+            f"no statement uses the axis '{axis}': all its ranks do the same work", strategy.loc
         )

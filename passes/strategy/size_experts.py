@@ -177,7 +177,7 @@ def _check_layers(module: Module, strategy: Strategy, count: Expr) -> None:
     even = known - len(given) if known is not None and None not in given else 0
     if even:
         module.diagnostics.remark(
-            f"{even} of {known} layers with experts have no loads: theirs are even",
+            f"{even} of {known} layers with experts have no loads, and get even ones",
             strategy.loads[0].loc,
         )
 

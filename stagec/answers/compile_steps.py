@@ -179,7 +179,7 @@ def print_times(steps: StepList, out: Console) -> None:
     out.print(shown)
     tokens, seconds = sum(s.request.output for s in steps.served), steps.end / SECOND
     out.print(
-        f"{len(steps.served):,} requests and {tokens:,} tokens of theirs in "
+        f"{len(steps.served):,} requests with {tokens:,} output tokens in "
         f"{seconds_text(seconds)}: {tokens / seconds:,.1f} tokens/s"
     )
 

@@ -225,4 +225,4 @@ def _print_worst(classes: list[tuple[str, dict[str, Any]]], out: Console) -> Non
             bytes_text(held["bytes"]),
         )
     out.print(made)
-    out.print(f"{name} there: {worst['expression']} bytes")
+    out.print(f"{name} in symbols: {worst['expression']} bytes")

@@ -63,12 +63,12 @@ class Heat(Chart):
                 parts.append(svg_text(at, bottom + 15, column, "middle", "quiet"))
                 end = at + text_width(column) / 2 + 5
         parts.append(svg_text(left + wide * len(columns) / 2, bottom + 33, x_name, "middle"))
-        best = "greatest" if self.more else "least"
+        best = "largest" if self.more else "smallest"
         items = [
             (_shade(self.SHADES[n], 0, -9, 12, 10), text)
-            for n, text in ((0, f"least {self.value}"), (-1, f"greatest {self.value}"))
+            for n, text in ((0, f"smallest {self.value}"), (-1, f"largest {self.value}"))
         ]
-        items += [("", f"each cell: the {best} over what else is swept"), ("", "✕: does not fit")]
+        items += [("", f"each cell: the {best} over the other axes"), ("", "✕: does not fit")]
         legend, more = legend_rows(items, width, bottom + 40)
         return [*parts, *legend], bottom + 40 + more
 

@@ -231,6 +231,8 @@ function addCopy(box) {
     if (navigator.clipboard) navigator.clipboard.writeText(code.textContent).then(told, select); else select();
   });
   const file = code.textContent.split(" ").pop(), about = `${file}, once the command has written it beside this page`;
+  const words = code.textContent.split(" ").map((word) => fill(document.createElement("span"), {}, word));
+  code.replaceChildren(...words.flatMap((word, i) => (i ? [" ", word] : [word])));
   if (!file.endsWith(".html")) return;
   const link = make(box, "a", { href: file, title: about }, `open ${file}`);
   link.addEventListener("click", () => { if (here !== null) link.hash = new URLSearchParams(here()); });

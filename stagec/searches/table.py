@@ -118,7 +118,7 @@ def _proof(answer: Answer, *, several: bool) -> str:
     asked = answer.question
     where = f" on {asked.all_ranks} ranks of {asked.machine.name} with B = {asked.batch}"
     of = f"the best of the {len(answer.listed.jobs):,} legal points of this space"
-    how = "all were evaluated" if asked.exhaustive else "no bound of another is below it"
+    how = "all were evaluated" if asked.exhaustive else "no lower bound of another one is below it"
     return f"{of}{where if several else ''}: {how}"
 
 
@@ -302,7 +302,7 @@ def _table(found: Sequence[Mapping[str, Any]], several: bool, priced: bool, *, l
     made = table(
         "Best strategies",
         *("", "strategy", *where, "step", *more, "tokens/s/rank", "MFU", "memory", "room"),
-        *(["what limits it"] if limits else []),
+        *(["limited by"] if limits else []),
         text_columns=2,
     )
     for number, row in enumerate(found, 1):
@@ -358,7 +358,7 @@ def _print_tried(found: Mapping[str, Any], out: Any) -> None:
     if not rows:
         out.print(f"beyond the space: none of {others} makes [1] better", markup=False)
         return
-    title = f"Beyond the space: of {others}, those that make [1] better"
+    title = f"Beyond the space: better than [1], of {others}"
     made = table(escape(title), "", "change", "step", "memory", text_columns=2)
     for row in rows:
         name = rf"\[{row['name']}]"

@@ -26,8 +26,8 @@ def of_software(machine: Machine, kernels: Iterable[str]) -> Iterator[str]:
     for name in kernels:
         if name not in UNFUSED and name.replace("-", "_") not in known:
             yield (
-                f"{machine.name} has no constants of the attention kernel {name}: its own are "
-                f"taken ('stagec machines {machine.name}')"
+                f"{machine.name} has no constants for the attention kernel {name}, and uses its "
+                f"own ('stagec machines {machine.name}')"
             )
 
 
@@ -39,7 +39,7 @@ def _of_constants(machine: Machine) -> Iterator[str]:
     if names and found.kernels != "roofline":
         yield (
             f"{machine.name} has defaults for {', '.join(names)}, not measured values: its "
-            "steps come out too short beside those of machines that were measured "
+            "steps are too short compared with those of measured machines "
             f"('stagec machines {machine.name}')"
         )
 

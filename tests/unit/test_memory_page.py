@@ -137,7 +137,7 @@ def test_an_error_of_a_compared_job_says_of_which(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     ran = stagec("memory", *JOB, "--html", page, "--compare", "--tp 3")
     assert ran.code == 1
-    assert "what follows is of the job of --compare '--tp 3'" in ran.err
+    assert "the next message is about the job of --compare '--tp 3'" in ran.err
     assert not page.exists()
 
 

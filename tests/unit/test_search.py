@@ -667,7 +667,7 @@ def test_what_rules_refuse_is_told_with_its_numbers() -> None:
 
 def test_a_text_without_a_space_says_how_one_looks(tmp_path: Path) -> None:
     file = tmp_path / "space.stg"
-    for text, line in (("\n", "1:1: error: the text is empty"), ("stg.module @m {}", "holds no")):
+    for text, line in (("\n", "1:1: error: the text is empty"), ("stg.module @m {}", "has no")):
         file.write_text(text)
         told = stagec(*SMALL, "--space", file)
         assert told.code == 1

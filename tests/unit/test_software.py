@@ -92,7 +92,7 @@ def test_a_machine_without_the_kernel_says_so() -> None:
     own, named = (step(*flags, machine="b200") for flags in ((), ("--attention", "flash-2")))
     assert named["step_seconds"] == own["step_seconds"]
     (caution,) = set(named["cautions"]) - set(own["cautions"])
-    assert "b200 has no constants of the attention kernel flash-2" in caution
+    assert "b200 has no constants for the attention kernel flash-2" in caution
     assert B200.efficiency.attention.of_kernel("flash_2") == B200.efficiency.attention
 
 

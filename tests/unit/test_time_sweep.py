@@ -226,7 +226,7 @@ def test_the_other_commands_draw_too(tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["--sweep", "tp=1"], "a time needs a machine"),
+        (["--sweep", "tp=1"], "'stagec time' needs a machine"),
         (["--sweep", "tp=1", "--machine", "h100", "--pareto", "tome"], "did you mean 'time'"),
         (["--sweep", "tp=1", "--machine", "h100", "--plot", "time", "--html", "x"], "two columns"),
         (["--sweep", "tp=1", "--machine", "h100", "--plot", "time,tp", "--html", "x"], "is swept"),

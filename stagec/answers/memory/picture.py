@@ -171,7 +171,7 @@ def _planned(changes: Changes, options: JobOptions, session: Session) -> DrawnJo
             changed, Pods.of(changed, session).lower(until=PLAN).builders, changes.text
         )
     except (DiagnosticError, NotAnIntegerError):
-        session.remark(f"what follows is of the job of --compare '{changes.text}'")
+        session.remark(f"the next message is about the job of --compare '{changes.text}'")
         raise
 
 

@@ -238,7 +238,7 @@ class RequestsAnswer(Report):
             every = f"{self.requests:,} requests"
         found = [
             (
-                f"{every} and {self.output_tokens:,} tokens of theirs in "
+                f"{every} with {self.output_tokens:,} output tokens in "
                 f"{seconds_text(self.seconds)}: {self.served / self.seconds:,.4g} requests/s, "
                 f"{self.output_tokens / self.seconds:,.1f} tokens/s, {self.per_rank:,.1f} per rank"
             )
@@ -266,9 +266,9 @@ class RequestsAnswer(Report):
             )
         if self.steps.steps:
             found.append(
-                f"Seconds of steps are interpolated between {self.evaluations:,} exact ones; of "
-                f"{self.steps.steps} steps of the run they are off by {self.steps.median:.2%} in "
-                f"the median and by {self.steps.largest:.2%} at most"
+                f"Seconds of steps are interpolated between {self.evaluations:,} exact ones; the "
+                f"error of {self.steps.steps} steps of the run is {self.steps.median:.2%} in the "
+                f"median and {self.steps.largest:.2%} at most"
             )
         else:
             found.append(f"Seconds of {self.evaluations:,} distinct steps are exact")

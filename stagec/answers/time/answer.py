@@ -116,7 +116,7 @@ def _remark(
     session.remark(*report.cautions)
     remark_unused(report, measured, session)
     if levers is None and not report.levers:
-        session.log("--levers tries what would help")
+        session.log("--levers times what would help")
 
 
 def time(

@@ -118,4 +118,4 @@ def _swept(options: JobOptions, given: dict[str, Any]) -> int:
 
 
 def _no_machine() -> DiagnosticError:
-    return error("a time needs a machine", remedy="add --machine h100-sxm, for example")
+    return error("'stagec time' needs a machine", remedy="add --machine h100-sxm, for example")

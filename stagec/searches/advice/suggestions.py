@@ -39,7 +39,7 @@ def suggest(builder: JobBuilder, options: JobOptions, limit: Limit, session: Ses
     its first pod. Flags of the job change, which hold for all pods that do not say otherwise.
     Raises `DiagnosticError` if its pipeline does not lower it."""
     if builder.from_texts:
-        session.log("the strategy is a text, which no flag changes: write what holds less into it")
+        session.log("the strategy is a text, which flags do not change: edit the text")
         return
     sizes = {n: v for n, v in builder.module.symbols.items() if v is not None}
     options = options if has_pods(options) else builder.options

@@ -93,7 +93,7 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
     load = ServerLoad(given["prompt"], given["output_tokens"], *about)
     if drafts:
         session.remark(
-            "drafts are of steps that only decode: other ranks prefill in all of these servers"
+            "drafts need steps that only decode, so other ranks prefill in all of these servers"
         )
     question = ServerQuestion(
         plain,
