@@ -25,6 +25,16 @@ settings.register_profile("random", PLAIN)
 settings.load_profile("fixed")
 
 
+@pytest.fixture(autouse=True)
+def verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a quick run modules are not verified after each pass. Lit tests have them verified, by a
+    fixture of this name of their own."""
+    if settings.get_current_profile_name() == "quick":
+        from tests.support import VerifiedOnce  # not before sympy has its cache
+
+        monkeypatch.setattr("stagec.pipeline.manager.Verification", VerifiedOnce)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
     """The end of a process goes through all objects several times more, for no test."""

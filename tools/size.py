@@ -58,14 +58,15 @@ def size_of(text: str) -> tuple[int, int]:
 def sizes_of_rooms() -> dict[str, tuple[int, int]]:
     """Lines and tokens of each room of the product, by name."""
     sizes: dict[str, tuple[int, int]] = {}
-    for room, path in _files():
+    for room, path in files():
         lines, tokens = size_of(path.read_text())
         known = sizes.get(room, (0, 0))
         sizes[room] = known[0] + lines, known[1] + tokens
     return sizes
 
 
-def _files() -> Iterator[tuple[str, Path]]:
+def files() -> Iterator[tuple[str, Path]]:
+    """Each file of the product, with the name of its room."""
     for name, folder in _PLACES.items():
         for path in sorted(folder.rglob("*.py")):
             inner = path.relative_to(folder).parts

@@ -14,7 +14,7 @@ from stagec.ir.expr import evaluate
 from stagec.ir.module import is_parameter
 from stagec.ir.traits import Repeats
 from tests.oracle.test_combinations import PLACED, SIZES, plain
-from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, analyse, crossed, stagec
+from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, LONG, MIXTRAL, analyse, crossed, stagec
 from tests.support import tiny_module as tiny
 
 STRATEGIES: tuple[dict[str, Any], ...] = (
@@ -106,6 +106,7 @@ def test_tokens_are_dispatched_in_eight_bits_and_combined_in_sixteen() -> None:
         assert moved(eight, "all_to_all", phase=phase) == expected
 
 
+@LONG
 def test_a_block_moves_its_scale() -> None:
     """An f32 for 128 elements of what is gathered, dispatched and stashed: a token of DeepSeek-V3
     is sent in 7,168 + 4 * 56 bytes. Parameters, and products, cost what they cost."""

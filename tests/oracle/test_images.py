@@ -22,7 +22,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError
 from tests.configurations import small
-from tests.support import EXHAUSTIVE, STEP, analyse, inputs_of, run_passes, stagec
+from tests.support import EXHAUSTIVE, LONG, STEP, analyse, inputs_of, run_passes, stagec
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 FIGURES: Mapping[str, Any] = json.loads((CONFIGS.parent / "models.json").read_text())
@@ -253,6 +253,7 @@ def test_figures_of_qwen_are_those_of_words_and_of_the_tower(patches: int, tmp_p
     assert found["matmul_flops"]["forward"] == words + _qwen_tower(patches)
 
 
+@LONG
 @pytest.mark.parametrize("experts", [False, True])
 def test_figures_of_qwen3_are_those_of_words_and_of_the_tower(
     experts: bool, tmp_path: Path

@@ -208,6 +208,7 @@ def test_names_of_values_do_not_matter() -> None:
     assert np.array_equal(expected.free, found.free)
 
 
+@LONG
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1), st.data())
 def test_runs_of_nodes_as_one(pairs: list[tuple[int, int]], data: st.DataObject) -> None:
     """Whatever is joined, the peak stays and nothing is lost."""

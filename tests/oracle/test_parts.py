@@ -142,6 +142,7 @@ def test_a_frozen_part_trains_nothing(encoder: str, main: str, back: bool, tmp_p
     assert bool(sent) == back
 
 
+@LONG
 def test_adapters_of_parts_train() -> None:
     options = {"dp": 2, "tp": 2, "microbatches": 2, "lora": "wq"}
     assert_parts_train(path("whisper"), ["encoder=e: dp=4"], **options)

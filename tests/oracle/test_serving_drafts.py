@@ -14,7 +14,7 @@ import pytest
 from stagec.jobs.request.options import JobOptions
 from tests.configurations import sizes_of, small
 from tests.drafts import assert_drafts
-from tests.support import EXHAUSTIVE, LLAMA, tiny_options
+from tests.support import EXHAUSTIVE, LLAMA, LONG, tiny_options
 
 #: The options of the pod that verifies, and the flags of the one that drafts.
 ROWS: Sequence[tuple[Mapping[str, Any], str]] = (
@@ -51,6 +51,7 @@ SHARED: Sequence[tuple[Mapping[str, Any], str]] = (
 )
 
 
+@LONG
 @pytest.mark.parametrize(("options", "flags"), [*each_first(*SHARED)])
 def test_drafts_are_verified_on_the_same_ranks(options: Mapping[str, Any], flags: str) -> None:
     """They are those of pods of their own, as the same words judge both."""
@@ -65,6 +66,7 @@ FAMILIES = (
 )
 
 
+@LONG
 @pytest.mark.parametrize(
     ("options", "flags", "on_model"),
     [*each_first(({}, "tp=2", False), ({}, "", False), ({"tp": 2}, "", True))],

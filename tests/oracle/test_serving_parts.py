@@ -11,7 +11,7 @@ import pytest
 from tests.oracle.test_images import SMALL
 from tests.oracle.test_parts import ENDS, path
 from tests.served_parts import assert_parts_hand_over, assert_parts_serve
-from tests.support import EXHAUSTIVE
+from tests.support import EXHAUSTIVE, LONG
 
 #: Strategies of the parts and of main.
 ROWS = (
@@ -55,6 +55,7 @@ def test_pods_prefill_what_one_device_prefills(
     assert_parts_serve(path(name), parts, sizes_of(name), 8, **options)
 
 
+@LONG
 @pytest.mark.parametrize(("name", "part", "prefill", "decode"), cases(PODS))
 def test_a_pod_decodes_behind_parts(name: str, part: str, prefill: str, decode: str) -> None:
     parts = [f"{end}: {part}" for end in ENDS[name]]

@@ -14,7 +14,7 @@ from stagec.jobs.request.options import JobOptions
 from tests.configurations import sizes_of, small
 from tests.oracle.test_serving_states import ENCODERS, HEARD
 from tests.pods import assert_hands_over
-from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, MIXTRAL, tiny_options
+from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, LONG, MIXTRAL, tiny_options
 
 
 def first(*cases: tuple[Any, ...]) -> list[Any]:
@@ -66,6 +66,7 @@ def test_pods_with_experts_serve(model: str, prefill: str, decode: str) -> None:
 FAMILIES = "gemma3_text qwen3_next mamba2 rwkv7 deepseek_v3 deepseek_v32 gpt_oss"
 
 
+@LONG
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     first(
@@ -84,6 +85,7 @@ def test_families_cross(model_type: str, prefill: str, decode: str, tmp_path: Pa
     assert_hands_over(job, prefill, decode, prompt=7, new=1)
 
 
+@LONG
 @pytest.mark.parametrize("model", list(ENCODERS))
 def test_keys_of_an_encoder_cross(model: str) -> None:
     job = JobOptions(model, sizes={**HEARD, **ENCODERS[model]})

@@ -141,6 +141,7 @@ def test_suggestions_differ_and_go_no_further_than_needed() -> None:
             assert less.peak > 2 * UNIT or cost(less) - cost(world(JOB)) > each.cost
 
 
+@LONG
 def test_effects_that_multiply_are_predicted_exactly() -> None:
     """From the single changes alone, the sizes of microbatches that were not compiled among them;
     what changes with the mesh as well is not such."""

@@ -14,7 +14,7 @@ from chakra.src.jsonizer import jsonizer
 from stagec.formats.chakra import files
 from stagec.formats.chakra.files import read_all_records, read_trace
 from stagec.formats.chakra.nodes import TraceError, json_of_record
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 JOB = ("compile", "llama3-8b", "--tp", "2", "--pp", "2", "--set", "L=2", "--quiet")
 
@@ -129,6 +129,7 @@ def test_texts_that_are_no_traces(text: str, told: str, tmp_path: Path) -> None:
     assert "line 1" in ran.err
 
 
+@LONG
 def test_memory_is_bounded_by_what_a_trace_may_hold(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_cluster_writes_what_one_process_writes(local: Any, tmp_path: Path) ->
     assert sorted(p.name for p in tmp_path.iterdir()) == names, "an archive was left"
 
 
+@LONG
 def test_a_cluster_writes_pods(local: Any, tmp_path: Path) -> None:
     sizes = "L=2,D=64,H=8,G=4,K=8,F=128,V=128"
     step = ("--serve", "disaggregated", "--batch", "8", "--prompt", "16", "--set", sizes)

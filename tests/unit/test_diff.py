@@ -14,7 +14,7 @@ import pytest
 
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode, encode_metadata, encode_node
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 WORDS = ("llama3-8b", "--tp", "2", "--pp", "2", "--dp", "2", "--set", "L=2", "--microbatches", "2")
 NAME = "llama3-8b"
@@ -168,6 +168,7 @@ def test_two_traces_alone(job: Path) -> None:
     assert {row["kind"] for row in json.loads(ran.out)["differences"]} == {"other ranks"}
 
 
+@LONG
 def test_ten_thousand_nodes_are_told_in_a_page(tmp_path: Path) -> None:
     def written(name: str, nodes: Nodes) -> Path:
         path = tmp_path / name

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import EXHAUSTIVE, stagec
+from tests.support import EXHAUSTIVE, LONG, stagec
 
 BATCH, CONTEXT = 8, 31
 SMALL = "L=4,D=64,F=64,V=64,H=8,G=4,K=8,theta=100"
@@ -165,6 +165,7 @@ def test_a_draft_without_experts_has_the_axes_of_a_model_with_experts() -> None:
     assert found["classes"][0]["p2p"] == []
 
 
+@LONG
 def test_key_value_heads_are_replicated_in_both_models_alike() -> None:
     words = (*STEP, "--speculative", "2", "--tp", "8")
     found = told("analyze", *words, *draft("on=model", TINY.replace("H=4,G=2", "H=8,G=4")))

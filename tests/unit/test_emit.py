@@ -270,6 +270,7 @@ def test_the_command_of_the_manifest_gives_the_same_traces(more: list[str], tmp_
     same_again(arguments(tmp_path / "one", *more), tmp_path)
 
 
+@LONG
 def test_the_command_with_experts_gives_the_same_traces(tmp_path: Path) -> None:
     sizes = "L=2,S=64,D=64,M=64,V=64,B=4"
     loads = tmp_path / "loads.json"

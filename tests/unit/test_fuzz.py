@@ -69,8 +69,8 @@ def planted(word: bytes) -> Family:
 def test_an_input_is_told_by_its_number() -> None:
     for family in FAMILIES.values():
         assert fuzz.made(family, 3, 7) == fuzz.made(family, 3, 7)
-        inputs = {fuzz.made(family, 3, n) for n in range(20)}
-        assert len(inputs) > 10, "inputs differ"
+        inputs = {fuzz.made(family, 3, n) for n in range(8)}
+        assert len(inputs) > 4, "inputs differ"
 
 
 def test_a_planted_fault_is_found_and_made_small(tmp_path: Path) -> None:

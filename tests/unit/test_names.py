@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from stagec.formats.chakra.files import read_trace
-from tests.support import LLAMA, stagec
+from tests.support import LLAMA, LONG, stagec
 
 SIZES = "L=4,B=8,S=4,D=8,H=4,G=4,K=2,F=8,V=16"
 JOB = ["compile", LLAMA, "--set", SIZES, "--dp", "2", "--pp", "2", "--microbatches", "4"]
 
 
+@LONG
 def test_names_change_nothing_else(tmp_path: Path) -> None:
     for names in ("full", "short", "none"):
         assert stagec(*JOB, "--names", names, "-o", tmp_path / names, "--quiet").code == 0

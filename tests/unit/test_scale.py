@@ -13,7 +13,7 @@ import pytest
 
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import TraceNode, encode_metadata, encode_node
-from tests.support import EXHAUSTIVE, TINY, stagec
+from tests.support import EXHAUSTIVE, LONG, TINY, stagec
 
 QUICK = ("llama3-8b",)
 #: Strategies but for the degree that grows, the axis, and the mesh but for its size.
@@ -116,6 +116,7 @@ def test_a_forward_pass_grows_from_one_rank(tmp_path: Path) -> None:
     assert any(node.attrs.get("pg_name") for node in read_trace(out / "forward.7.et"))
 
 
+@LONG
 def test_traces_without_a_manifest(tmp_path: Path) -> None:
     """In JSON, as other tools have them; some ranks, in another format."""
     small = compiled(tmp_path / "small", "llama3-8b", ["--dp", "2", "--tp", "2"], B=8)

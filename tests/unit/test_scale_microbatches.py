@@ -14,7 +14,7 @@ import pytest
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode, encode_metadata, encode_node
 from stagec.schedule.registry import SCHEDULES
-from tests.support import EXHAUSTIVE, TINY, stagec
+from tests.support import EXHAUSTIVE, LONG, TINY, stagec
 
 #: Recorded and wanted microbatches.
 COUNTS = ((2, 5), (3, 8), (4, 8), (8, 12))
@@ -109,6 +109,7 @@ def test_more_microbatches_are_what_compile_writes(
     assert manifest(out)["classes"] == manifest(large)["classes"]
 
 
+@LONG
 def test_replicas_and_microbatches_at_once(tmp_path: Path) -> None:
     words = ("--pp", "2", "--tp", "2")
     assert compiled(tmp_path / "small", "llama3-8b", (*words, "--dp", "2"), 4)
@@ -130,6 +131,7 @@ def test_stages_that_are_alike_with_few_microbatches(tmp_path: Path) -> None:
     assert files(tmp_path / "out") == files(tmp_path / "large")
 
 
+@LONG
 def test_traces_without_a_manifest_need_their_schedule(tmp_path: Path) -> None:
     small, text, out = (tmp_path / name for name in ("small", "text", "out"))
     assert compiled(small, "llama3-8b", ("--pp", "2", "--schedule", "gpipe"), 3)

@@ -113,6 +113,7 @@ def test_every_pod_must_fit() -> None:
     assert "no strategy of this space fits" in ran.err
 
 
+@LONG
 def test_objectives_count_the_ranks_of_all_pods() -> None:
     """A rank-hour of two ranks more costs what their rank-hours cost."""
     few = (*ONE_POINT, "--ranks", "2,4", "--tp", "2", "--zero", "0", "--microbatch-size", "4")

@@ -16,7 +16,7 @@ from stagec.analysis.steady_server import aggregated, chunks, matched
 from stagec.jobs.request.options import JobOptions
 from stagec.searches.server.answer import ServerSearchAnswer
 from stagec.searches.server.launch import ENGINES, LaunchedWorker, layout_of
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 SMALL: Mapping[str, Any] = {
     "sizes": {"L": 2},
@@ -254,6 +254,7 @@ def test_servers_that_miss_a_limit_over_time_are_behind_the_others() -> None:
     assert "<h2>In a closed loop over time</h2>" in answer.page()
 
 
+@LONG
 def test_a_limit_of_memory_holds_over_time() -> None:
     """Longer requests than the mean do not all fit beside each other where its batch just does."""
     how: dict[str, Any] = {"tp": 1, "batch": (16,), "verify": 2, "output_tokens": 200}
@@ -268,6 +269,7 @@ def test_a_limit_of_memory_holds_over_time() -> None:
     assert tight["over_time"]["per_rank"] < free["over_time"]["per_rank"]
 
 
+@LONG
 def test_why_a_server_does_not_run_over_time_is_said() -> None:
     rows = found(ranks=2, pp=2, tp=1, batch=(4,), verify=1)["best"]
     assert rows[0]["over_time"]["refused"] == "requests over time have no pipeline stages yet"

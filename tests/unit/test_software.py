@@ -20,7 +20,7 @@ from stagec.machines import load_machine
 from stagec.time.costs.kernels import attention_seconds
 from stagec.time.costs.network import all_to_all, once_a_node, spans
 from stagec.time.costs.software import Software
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 H100, B200 = load_machine("h100-sxm"), load_machine("b200")
 #: TFLOP/s on H100, 16,384 tokens, width 2,048, by the length of a sequence from 512 to 16,384, with
@@ -209,6 +209,7 @@ def test_tokens_go_to_a_node_once() -> None:
     )
 
 
+@LONG
 def test_deepep_shortens_a_step_over_nodes() -> None:
     job = ("time", "deepseek-v3", "--set", "L=4,B=64", "--dp", "64", "--ep", "64", "--no-levers")
     each = {

@@ -32,7 +32,17 @@ from stagec.time.costs.nodes import CostTable
 from stagec.time.path import critical_path
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import BUBBLE, LAUNCH, Cost, merged, stretched
-from tests.support import DEEPSEEK, EXHAUSTIVE, GPT, LLAMA, MIXTRAL, each_value, tiny_options, tries
+from tests.support import (
+    DEEPSEEK,
+    EXHAUSTIVE,
+    GPT,
+    LLAMA,
+    LONG,
+    MIXTRAL,
+    each_value,
+    tiny_options,
+    tries,
+)
 
 Costs = Callable[[Node], Cost]
 
@@ -224,6 +234,7 @@ def test_the_replay_is_the_clock(row: Mapping[str, Any]) -> None:
         assert min(each.parts(step).values()) > 0
 
 
+@LONG
 @pytest.mark.parametrize("name", ["fsdp and tp", "1f1b", "dualpipe in small buckets"])
 def test_on_one_stream_calls_of_a_rank_follow_each_other(name: str) -> None:
     """No two collectives and sends of a rank run at once; with a stream each, some do."""

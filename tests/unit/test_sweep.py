@@ -21,7 +21,7 @@ from stagec.jobs.session import Session
 from stagec.memory.buffers import CATEGORIES
 from stagec.memory.timeline import STATIC
 from stagec.support.diagnostics import error
-from tests.support import LLAMA, MIXTRAL, stagec
+from tests.support import LLAMA, LONG, MIXTRAL, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/answers/sweep.schema.json").read_text())
@@ -78,6 +78,7 @@ def test_rows_are_what_is_said_of_each_configuration_alone() -> None:
     assert any(row.get("warnings") for row in found)
 
 
+@LONG
 def test_the_number_of_processes_changes_nothing() -> None:
     assert rows(*BASE, *SWEPT, "--jobs", "1") == swept()
 

@@ -237,6 +237,7 @@ def test_times_of_parts_are_told(tmp_path: Path) -> None:
     assert {lever["name"] for lever in found["levers"]} >= {"2 x infiniband", "2 x nvlink"}
 
 
+@LONG
 def test_a_timeline_shows_all_parts_at_once(tmp_path: Path) -> None:
     """It ends when the step does, and what comes is there when it has been sent."""
     words = [path("whisper"), "--set", "B=8", "--microbatches", "4", "--pp", "2"]
