@@ -20,6 +20,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.expr import same
+from stagec.ir.kernel import ALWAYS
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import AddsToSum, AppendsRows, CopiesMemory, Free, Fusible, Repeats, TurnsRows
@@ -43,10 +44,11 @@ class FuseKernels(Pass):
     the columns that it has are one, and a bias is added in the kernel of its product. With `caches`
     ops that make rows of caches are one kernel with the ops that append them, and rotations of
     queries beside them. With `sums` the sum that a layer ends with is marked `continues` where the
-    next one starts with its norm, whose kernel adds it up (fused_add_rms_norm). With
-    `stg.collectives[norms]` so is what adds to a sum over ranks and normalizes it, or normalizes by
-    one: the kernel of the all_reduce does it. With `own_casts` a cast to so many bits or less joins
-    nothing else. Without the statement nothing happens.
+    next one starts with its norm, whose kernel adds it up (fused_add_rms_norm), with `experts` the
+    activation of experts in 4 bits and the cast of its result. With `stg.collectives[norms]` so is
+    what adds to a sum over ranks and normalizes it, or normalizes by one: the kernel of the
+    all_reduce does it. With `own_casts` a cast to so many bits or less joins nothing else. Without
+    the statement nothing happens.
 
     FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
     a kernel uses has a buffer in the plan all the same.
@@ -83,7 +85,7 @@ class FuseKernels(Pass):
         kernels = [kernel for func in module.functions for kernel in fuse_kernels(func, rule)]
         norms = read_strategy(module).one(CollectivesRule).norms
         for func in module.functions:
-            mark_continued(func, sums=rule.sums, reduced=norms)
+            mark_continued(func, rule, reduced=norms)
         added = rule.gradients and not any(map(_adds_to_sum, kernels))
         joined = rule.products and not any(map(_is_one_product, kernels))
         rows = rule.caches and not any(map(_appends, kernels))
@@ -114,15 +116,19 @@ def fuse_kernels(func: Operation, rule: FusionRule) -> list[list[Operation]]:
     return fused
 
 
-def mark_continued(func: Operation, *, sums: bool, reduced: bool) -> None:
+def mark_continued(func: Operation, rule: FusionRule, *, reduced: bool) -> None:
     """Mark the kernels of single elements and rows that others do with their own: with `sums` the
-    sum that a layer ends with, if the next one starts with its norm, with `reduced` what adds and
-    normalizes behind an all_reduce."""
+    sum that a layer ends with, if the next one starts with its norm, with `experts` activations of
+    experts in 4 bits, with `reduced` what adds and normalizes behind an all_reduce."""
     for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
         for kernel in _kernels_of(region):
-            if (sums and _ends_layer(kernel)) or (reduced and _follows_all_reduce(kernel)):
-                for op in kernel:
-                    op.attrs["continues"] = True
+            where = ""
+            if rule.experts != "none" and _activates(kernel):
+                where = rule.experts
+            elif (rule.sums and _ends_layer(kernel)) or (reduced and _follows_all_reduce(kernel)):
+                where = ALWAYS
+            for op in kernel if where else ():
+                op.attrs["continues"] = where
 
 
 def _kernels_of(region: Region) -> list[list[Operation]]:
@@ -138,6 +144,23 @@ def _ends_layer(kernel: Sequence[Operation]) -> bool:
     """Whether a kernel is one sum that a layer carries to the norm of the next one."""
     op = kernel[0]
     return len(kernel) == 1 and any(map(_by_rows, _first_users(op)))
+
+
+def _activates(kernel: Sequence[Operation]) -> bool:
+    """Whether a kernel works on single elements of what experts in 4 bits make before their last
+    product: the activation, or the cast of its result."""
+    if any(map(_by_rows, kernel)) or not all(op.has(Fusible) for op in kernel):
+        return False
+    makers = [viewed(v).producer for v in kernel[0].operands]
+    while makers and makers[0] is not None and not _is_product(makers[0]):
+        if not makers[0].has(Fusible):
+            return False
+        makers = [viewed(v).producer for v in makers[0].operands]
+    product = makers[0] if makers else None
+    users = (user for v in kernel[-1].results for user, _ in v.uses)
+    routed = product is not None and any(d.routed or d.load for d in product.result.tensor.dims)
+    four = routed and product is not None and _bits(product.operands[1].tensor.dtype) == 4
+    return four and not any(user.name == "stg.combine" for user in users)
 
 
 def _first_users(op: Operation) -> Iterator[Operation]:

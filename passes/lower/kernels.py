@@ -51,7 +51,8 @@ class KernelForms:
     def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
         """The mark of the kernel of an op; empty if it has none."""
         if kernel is None:
-            return CONTINUES if op.flag("continues") else ""
+            where = op.text("continues", "")
+            return f"{CONTINUES}_{where}" if where else ""
         if kernel.kind in ATTENDS:
             return self.attention
         dealt = (d.routed or d.load for v in op.operands for d in v.tensor.dims)

@@ -285,8 +285,8 @@ class _Lowering:
         inside = {result for op in ops for result in op.results}
         given = [viewed(v) for op in ops for v in op.operands if viewed(v) not in inside]
         deps = list(dict.fromkeys(self._deps(given)))
-        forms = {self._costs(op).get("form") for op in ops}
-        form = next((f for f in (EXPANDS, CONTINUES) if f in forms), "")
+        forms = [str(self._costs(op).get("form", "")) for op in ops]
+        form = EXPANDS if EXPANDS in forms else forms[0] if forms[0].startswith(CONTINUES) else ""
         attrs = fused_attributes(ops, form)
         node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
         self._nodes.update(dict.fromkeys(inside, node))

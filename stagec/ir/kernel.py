@@ -19,8 +19,9 @@ MEMORY = "memory"
 EXPERTS = "experts"
 #: How a product is marked that turns weights of 4 bits into the 16 bits of its activations.
 EXPANDS = "expands"
-#: How a kernel bound by memory is marked whose work the kernel before or behind it does.
-CONTINUES = "continues"
+#: How a kernel bound by memory is marked whose work the kernel before or behind it does, on each
+#: device or, with the name of a family behind it, on those of that.
+CONTINUES, ALWAYS = "continues", "always"
 #: Kinds of fused attention.
 ATTENDS = ("attention", "attention_backward")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys", "qk", "v")
@@ -33,6 +34,11 @@ EXTENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         MEMORY: (),
     }
 )
+
+
+def continues(form: str, family: str) -> bool:
+    """Whether a kernel with this mark is none of its own on devices of a family."""
+    return form in (f"{CONTINUES}_{ALWAYS}", f"{CONTINUES}_{family}")
 
 
 @dataclass(frozen=True, slots=True)

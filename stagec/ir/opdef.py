@@ -44,7 +44,7 @@ _K = TypeVar("_K")
 _COMMON = (
     Param("phase", "name", "part of the training step that the op belongs to", choices=PHASES),
     Param("fused", "int", "computations of a region with the same number are one kernel"),
-    Param("continues", "flag", "the kernel before it or behind it does its work, too"),
+    Param("continues", "name", "a kernel beside does its work: always, or on a family of devices"),
     Param("cached", "flag", "serving caches this value, not what follows from it"),
     Param(STATICS, "name", "in a block: the stg.statics that it takes besides"),
 )

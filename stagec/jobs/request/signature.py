@@ -172,6 +172,9 @@ class JobFlags(TypedDict, total=False):
     fuse_caches: bool | None
     #: The norm of the next layer adds up what a layer ends with, in its kernel.
     fuse_sums: bool | None
+    #: On which devices products of experts in 4 bits compute the activation behind them and cast
+    #: its result.
+    fuse_experts: Literal["none", "blackwell"] | None
     #: Casts to this number of bits or fewer are separate kernels, not fused with the norm or the
     #: activation before them.
     own_casts: int | None

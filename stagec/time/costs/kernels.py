@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stagec.ir.kernel import CONTINUES, EXPANDS, EXPERTS
+from stagec.ir.kernel import EXPANDS, EXPERTS, continues
 from stagec.ir.types import DTYPE_BYTES
 from stagec.machines import Machine
 from stagec.program.kernels import Kernel
@@ -92,8 +92,8 @@ def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel])
     if machine.efficiency.kernels == "roofline":
         return _roofline(machine, kind, dtype, np.array([k.flops for k in kernels], float), size)
     if kind == "memory":
-        start = machine.efficiency.memory.start if kernels[0].form == CONTINUES else 0.0
-        return memory_seconds(machine, size) - start
+        none = continues(kernels[0].form, machine.family)
+        return memory_seconds(machine, size) - machine.efficiency.memory.start * none
     extents: tuple[Floats, ...] = tuple(np.array([k.extents for k in kernels], dtype=float).T)
     if kind == "matmul":
         batch, m, n, k = extents

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from stagec.ir.kernel import CONTINUES
+from stagec.ir.kernel import continues
 from stagec.ir_spec.strategy.collectives import LIBRARY, TWO_SHOT
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
@@ -148,7 +148,7 @@ class CostTable:
             seconds[~modelled] *= _ratio(after, before)
         seconds[modelled] = seconds_in_step(self._machine, unknown)
         for kernel, time in zip(kernels, seconds.tolist(), strict=True):
-            launch = 0 if kernel.form == CONTINUES else self._launch
+            launch = 0 if continues(kernel.form, self._machine.family) else self._launch
             self._known[kernel] = Cost(picoseconds(time), launch)
         self.ways.update(ways.tolist())
         return {i: self._known[n.kernel] for i, n in enumerate(nodes) if n.is_computation}
