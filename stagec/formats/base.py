@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 #: A mesh axis, and a difference of coordinates along it.
 Neighbour = tuple[str, int]
 Bytes = npt.NDArray[np.uint8]
+#: The name of a file and its parts in order.
+JobFile = tuple[str, Iterable[bytes | memoryview]]
 #: The seconds of a computation.
 Durations = Callable[[Node], float]
 
@@ -253,9 +255,7 @@ class JobFormat(Format):
 
     suffix = "txt"
 
-    def files(
-        self, job: TraceJob, ranks: Ints | None
-    ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+    def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         """The files of a job: their names, which begin with `job.name`, and their parts in order.
         `ranks` are those of `--only-ranks`, in order, or None for all: `all_ranks` refuses some."""
         raise error(f"the format '{self.name}' has no files", remedy="define 'files' in it")

@@ -9,14 +9,14 @@ another over all steps is one flow.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
 import numpy as np
 
-from stagec.formats.base import JobFormat, Layout, TraceJob, all_ranks
+from stagec.formats.base import JobFile, JobFormat, Layout, TraceJob, all_ranks
 from stagec.formats.messages import ALGORITHMS, expansion, other_end, part_bytes, shape_of
 from stagec.program.nodes import Ints, Node, Program, marker_of
 from stagec.support.diagnostics import error
@@ -60,9 +60,7 @@ class HpccFormat(JobFormat):
             f"all but one collective ({chosen}), and its steps: members send all they send at once"
         ]
 
-    def files(
-        self, job: TraceJob, ranks: Ints | None
-    ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+    def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         all_ranks(self, ranks)
         yield f"{job.name}.flow.txt", self._lines(job)
 

@@ -8,11 +8,11 @@ collective behind it. Its converter makes the ranks of a stage, and the messages
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from stagec.formats.base import JobFormat, Layout, Need, TraceJob, all_ranks, nanoseconds
+from stagec.formats.base import JobFile, JobFormat, Layout, Need, TraceJob, all_ranks, nanoseconds
 from stagec.program.nodes import Ints, Node, Program
 from stagec.support.diagnostics import error
 
@@ -115,9 +115,7 @@ class LlmServingSimFormat(JobFormat):
             lost.append("messages between pods: the simulator makes those between instances")
         return lost
 
-    def files(
-        self, job: TraceJob, ranks: Ints | None
-    ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+    def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         all_ranks(self, ranks)
         pods: dict[str, _Rows] = {}
         for number in range(len(job.members)):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from stagec.formats.base import JobFormat, Layout, Need, TraceJob, all_ranks
+from stagec.formats.base import JobFile, JobFormat, Layout, Need, TraceJob, all_ranks
 from stagec.ir.kernel import MEMORY
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import MICROBATCH, Ints, Program
@@ -110,9 +110,7 @@ class ScaleSimFormat(JobFormat):
         )
         return {"scale.cfg": text.encode(), "layout.csv": b"Layer,none,\n"}
 
-    def files(
-        self, job: TraceJob, ranks: Ints | None
-    ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+    def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         all_ranks(self, ranks)
         names: dict[Product, str] = {}
         counts = [products_of(job.program(i), names) for i in range(len(job.members))]

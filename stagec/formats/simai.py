@@ -27,7 +27,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from stagec.formats.base import JobFormat, Layout, Need, TraceJob, all_ranks, nanoseconds
+from stagec.formats.base import JobFile, JobFormat, Layout, Need, TraceJob, all_ranks, nanoseconds
 from stagec.program.classes import RankClass
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
 from stagec.schedule.attached import accumulation_of
@@ -155,9 +155,7 @@ class SimAiFormat(JobFormat):
             found.append("the numbering of ranks: SimAI has TP innermost, then EP, PP outermost")
         return found
 
-    def files(
-        self, job: TraceJob, ranks: Ints | None
-    ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+    def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         all_ranks(self, ranks)
         every = ((model.pod, each) for model in job.models for each in model.classes)
         for number, (pod, each) in enumerate(every):

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import click
 
+from stagec.driver.shell.options import type_of
 from stagec.driver.shell.session import log
 from stagec.driver.shell.show import write_json, write_output
+from stagec.jobs.request.option import Kind
 from stagec.schedule.attached import schedules_of
 from stagec.schedule.base import Schedule
 from stagec.schedule.costs import Costs
@@ -32,40 +33,34 @@ _NAMES = {"F": "forward", "B": "backward", "W": "weight", "FB": "overlapped"}
 _TIME = re.compile(r"\d{1,9}(\.\d{1,6}|/[1-9]\d{0,8})?")
 
 
-class Times(click.ParamType[Costs]):
+class Times(Kind[Costs]):
     """`F=1,B=2,W=1,FB=3`, in any order and with any left out."""
 
     name = "F=..,B=..,W=..,FB=.."
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Costs:
+    def read(self, text: str) -> Costs:
         """The costs; times are integers, decimals or fractions such as 5/2."""
-        if isinstance(value, Costs):
-            return value
-        found: dict[str, Fraction] = {}
-        for part in filter(None, (p.strip() for p in str(value).split(","))):
+        times: dict[str, Fraction] = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
             name, _, time = (p.strip() for p in part.partition("="))
             if name not in _NAMES or not _TIME.fullmatch(time):
-                self.fail(f"'{part}' is not one of F, B, W, FB with a time: F=1", param, ctx)
-            if _NAMES[name] in found:
-                self.fail(f"{name} is given twice", param, ctx)
-            found[_NAMES[name]] = Fraction(time)
-        return Costs(**found)
+                raise ValueError(f"'{part}' is not one of F, B, W, FB with a time: F=1")
+            if _NAMES[name] in times:
+                raise ValueError(f"{name} is given twice")
+            times[_NAMES[name]] = Fraction(time)
+        return Costs(**times)
 
 
-class Time(click.ParamType[Fraction]):
+class Time(Kind[Fraction]):
     """An integer, a decimal or a fraction such as 5/2."""
 
     name = "TIME"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Fraction:
+    def read(self, text: str) -> Fraction:
         """The exact time."""
-        if not _TIME.fullmatch(str(value)):
-            self.fail(f"'{value}' is not a time such as 1, 0.5 or 1/3", param, ctx)
-        return Fraction(str(value))
+        if not _TIME.fullmatch(text):
+            raise ValueError(f"'{text}' is not a time such as 1, 0.5 or 1/3")
+        return Fraction(text)
 
 
 @click.command("schedule")
@@ -75,13 +70,15 @@ class Time(click.ParamType[Fraction]):
 @click.option("--chunks", type=click.IntRange(1), help="Chunks of the model on each rank.")
 @click.option(
     "--costs",
-    type=Times(),
+    type=type_of(Times()),
     default="F=1,B=2,W=1",
     show_default=True,
     help="Times of a microbatch on a rank: forward, whole backward, the weight gradient "
     "within it, and FB, an overlapped forward and backward (default F + B).",
 )
-@click.option("--transfer", type=Time(), default="0", help="Time from one rank to another.")
+@click.option(
+    "--transfer", type=type_of(Time()), default="0", help="Time from one rank to another."
+)
 @click.option(
     "--svg", metavar="FILE", help="Also write a picture; '-' writes only the picture, to stdout."
 )

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from stagec.formats.base import Durations, JobFormat, Layout, Need, TraceJob, all_ranks, nanoseconds
+from stagec.formats.base import (
+    Durations,
+    JobFile,
+    JobFormat,
+    Layout,
+    Need,
+    TraceJob,
+    all_ranks,
+    nanoseconds,
+)
 from stagec.formats.goal.encode import Patched, binary_bytes, binary_head, binary_of, text_of
 from stagec.formats.goal.ops import LOADS, Expander, Place
 from stagec.formats.messages import ALGORITHMS, Shape
@@ -58,9 +67,7 @@ class GoalFormat(JobFormat):
             found.append("collectives of fewer bytes than members get as many")
         return found
 
-    def files(
-        self, job: TraceJob, ranks: Ints | None
-    ) -> Iterator[tuple[str, Iterable[bytes | memoryview]]]:
+    def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         all_ranks(self, ranks)
         schedule = GoalSchedule(job, self.collectives)
         if self.binary:
