@@ -18,6 +18,7 @@ from stagec.ir_spec.strategy.fusion import FusionOp
 from stagec.ir_spec.strategy.gather import GatherOp
 from stagec.ir_spec.strategy.gradients import GradientsOp
 from stagec.ir_spec.strategy.hosts import HostsOp
+from stagec.ir_spec.strategy.inputs import InputsOp
 from stagec.ir_spec.strategy.kernels import KernelsOp
 from stagec.ir_spec.strategy.lora import LoraOp
 from stagec.ir_spec.strategy.loss import LossOp
@@ -74,6 +75,7 @@ STATEMENTS: tuple[Statement, ...] = (
     OffloadOp(),
     OptimizerOp(),
     GradientsOp(),
+    InputsOp(),
     SavedTensorsOp(),
     StageBuffersOp(),
     LossOp(),
