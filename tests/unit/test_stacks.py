@@ -284,13 +284,13 @@ def test_tensor_parallel_steps_are_met() -> None:
 
 @pytest.mark.long
 def test_steps_of_adapters_are_met() -> None:
-    """Of all rows of `validation/torch-adapters`; what is missing are counters, tables, the scales
+    """Of all rows of `validation/torch-adapters`; what is missing are counters, the scales
     of scales of NF4 and inputs of checkpoints, what is too much is what the first block keeps of
     its input."""
     found = validate_memory("torch-adapters", Session()).errors
     assert len({each.row for each in found}) == 20
     for each in found:
-        most = 0.03 if "checkpoints, small" in each.row else 0.01
+        most = 0.005 if "checkpoints" in each.row else 0.011
         assert abs(each.error or 0) < most
     exact = [e for e in found if e.category == "gradients"]
     assert all(each.measured == each.ours for each in exact)
@@ -377,7 +377,8 @@ def test_shards_have_no_copy_in_bf16() -> None:
 def test_buckets_hold_one_more_copy_of_the_gradients() -> None:
     flags = ("--set", "L=2,B=8", "--dp", "8", "--stack", "huggingface")
     found = moments(*flags)
-    assert {each["by"]["buffers"] for each in found.values()} == {2_973_802_496}
+    tokens = 8192 * 8
+    assert {each["by"]["buffers"] for each in found.values()} == {2_973_802_496 + tokens}
 
 
 def test_each_product_of_autocast_keeps_a_copy_of_its_input() -> None:
