@@ -19,6 +19,7 @@ from stagec.passes.memory.plan_memory import PlanMemory
 from stagec.passes.partition.coalesce_collectives import CoalesceCollectives
 from stagec.passes.partition.copy_gradients import CopyGradients
 from stagec.passes.partition.hoist_reductions import HoistReductions
+from stagec.passes.partition.hold_inputs import HoldInputs
 from stagec.passes.partition.insert_collectives import InsertCollectives
 from stagec.passes.partition.keep_gathered_parameters import KeepGatheredParameters
 from stagec.passes.partition.keep_inputs import KeepInputs
@@ -128,6 +129,7 @@ PLUGIN = Plugin(
         CopyGradients,
         ReorderElements,
         KeepInputs,
+        HoldInputs,
         HandOver,
         ConnectParts,
         ShareRanks,
@@ -156,7 +158,7 @@ PLUGIN = Plugin(
         "keep-gathered-parameters,shard-units,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once,keep-stage-values",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
-        "keep-inputs,eliminate-dead-code",
+        "keep-inputs,hold-inputs,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",
         "train": "inline,infer-shapes,apply-strategy,gather-logits,differentiate,add-optimizer,"

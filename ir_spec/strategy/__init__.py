@@ -12,8 +12,8 @@ from stagec.ir_spec.strategy.statement import Statement
 _MODULES = """
     split defer exchange ring shard_params shard_units shard_padding microbatches pipeline
     gather tp_inputs tp_outputs blocking fusion capacity expert_load routing dtypes autocast
-    bucket recompute selective offload optimizer gradients saved_tensors stage_buffers loss
-    kernels hosts scheduler sustained collectives moe redundant_experts weights lora adapters
+    bucket recompute selective offload optimizer gradients inputs saved_tensors stage_buffers
+    loss kernels hosts scheduler sustained collectives moe redundant_experts weights lora adapters
     freeze pad_vocabulary pad_dimensions part
 """
 STATEMENTS: tuple[Statement, ...] = tuple(

@@ -88,10 +88,13 @@ def coalesce(module: Module) -> None:
 
 def _add_buckets(func: Operation) -> None:
     """Give a function buffers for the copies of the gradients that it reduces in buckets, one for
-    each element type."""
+    each element type; what only ranks add up among which parameters are split has none."""
     elements: dict[str, list[Expr]] = {}
+    args = [a.tensor for a in func.body.args if a.tensor.role == "param"]
+    split = {axis for type_ in args for axis in type_.axes}
     for op in func.body.walk():
-        for value in op.operands if "bucket" in op.attrs else ():
+        copied = "bucket" in op.attrs and not set(op.names("over")) <= split
+        for value in op.operands if copied else ():
             elements.setdefault(value.tensor.dtype, []).append(value.tensor.local_elements)
     for dtype, sizes in elements.items():
         type_ = TensorType(dtype, (Dim(total(sizes)),), role="bucket", placed=True)

@@ -69,7 +69,8 @@ class ShardUnits(Pass):
         if rule.loss == "inside":
             mark_gathers(body)
         if rule.outer == "ends":
-            drop_before_blocks(module, body)
+            if read_strategy(module).reshard != "never":
+                drop_before_blocks(module, body)
             drop_behind_blocks(module, body)
 
 

@@ -24,12 +24,12 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 #: Values that say what holds without them, or how large a call is of which there is one; what is
 #: filled up where sizes do not divide, copied where calls go along other dimensions, and cast where
-#: elements have few bits.
+#: elements have few bits; reduced once where there are several microbatches.
 SAME = {
     *(("microbatches", 1), ("chunks", 1), ("pad_vocab", 1), ("collective_order", "copied")),
     ("compute_dtype", "bf16"),
 }
-BY_SIZE = {"ddp_bucket", "own_casts", "shard_padding"}
+BY_SIZE = {"ddp_bucket", "own_casts", "shard_padding", "grad_reduction"}
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
 SECONDS = {
     *("host_graphs", "all_reduce", "saved_tensors", "prompt_steps", "step_tokens"),

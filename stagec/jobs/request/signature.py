@@ -245,6 +245,11 @@ class JobFlags(TypedDict, total=False):
     #: Under ZeRO-2 and 3 gradients are reduced in each microbatch, once behind the last one, or
     #: once in a pipeline only (staged).
     grad_reduction: Literal["each", "once", "staged"] | None
+    #: Tokens and labels count, in 64 bits each: as one tensor (shared) or as two (each).
+    token_buffers: Literal["none", "shared", "each"] | None
+    #: Tables of rotations count: made by forward and kept until backward ends (made), or a buffer
+    #: in fp32 from step to step (buffer).
+    rotation_tables: Literal["none", "made", "buffer"] | None
     #: Backward keeps a saved tensor until its last use, or until the operation or checkpoint that
     #: saved it has all its gradients (node).
     saved_tensors: Literal["last_use", "last-use", "node"] | None

@@ -1,0 +1,69 @@
+"""What a step has beside parameters and activations: tokens and tables of rotations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
+
+#: Nothing of it is in the plan of memory.
+NONE = "none"
+SHARED, EACH = "shared", "each"
+MADE, BUFFER = "made", "buffer"
+
+
+@dataclass(frozen=True)
+class InputsRule(Record):
+    """What a step has beside parameters and activations: tokens and tables of rotations."""
+
+    tokens: str = parameter(
+        "name",
+        "in 64 bits: one tensor that labels share (shared), or one for each (each); none: not "
+        "counted",
+        default=NONE,
+        choices=(NONE, SHARED, EACH),
+        flag=Flag(
+            "token_buffers",
+            "Tokens and labels count, in 64 bits each: as one tensor (shared) or as two (each).",
+            metavar="none|shared|each",
+            rare=True,
+            software=True,
+        ),
+    )
+    rotations: str = parameter(
+        "name",
+        "tables of rotations: made by forward, in the type of queries, and kept until backward "
+        "ends (made); a buffer in fp32 from step to step (buffer); none: not counted",
+        default=NONE,
+        choices=(NONE, MADE, BUFFER),
+        flag=Flag(
+            "rotation_tables",
+            "Tables of rotations count: made by forward and kept until backward ends (made), or a "
+            "buffer in fp32 from step to step (buffer).",
+            metavar="none|made|buffer",
+            rare=True,
+            software=True,
+        ),
+    )
+
+
+class InputsOp(Statement):
+    """What a step has beside parameters and activations: tokens and tables of rotations, the pass
+    `hold-inputs` puts them into the program.
+
+    `rotations = made`: cosines and sines of all positions, which `LlamaRotaryEmbedding` of
+    transformers returns in the type of its input, and which the products with queries and keys save
+    (models/llama/modeling_llama.py: `apply_rotary_pos_emb`). `buffer`: `freqs_cis`, complex numbers
+    of 64 bits (torchtitan/models/llama3/model/model.py: `precompute_freqs_cis`).
+    """
+
+    name, record = "stg.inputs", InputsRule
+    section = Section.MEMORY
+    training = "there is no backward that keeps tables"
+    example = "stg.inputs[tokens = shared, rotations = made]"

@@ -1,0 +1,133 @@
+"""hold-inputs: tokens and tables of rotations are in the program, so in its plan of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stagec.api import (
+    Builder,
+    Dim,
+    Expr,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    TensorType,
+    const,
+    read_strategy,
+)
+from stagec.ir.rewrite import enclosing
+from stagec.ir.traits import Accumulates
+from stagec.ir.types import FLOATS
+from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.ir_spec.ops.rope import RotaryEmbedding
+from stagec.ir_spec.strategy.inputs import BUFFER, EACH, MADE, NONE, InputsRule
+
+
+@dataclass(frozen=True)
+class HoldInputs(Pass):
+    """Give a function buffers for tokens in 64 bits and for tables of rotations, or forward tables
+    that stay until backward ends, as `stg.inputs` says. In stages of a pipeline no table is made.
+
+    Before:
+        stg.symbols[B, S, H, K]
+        stg.mesh @pod[dp]
+        stg.assume[B % dp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.inputs[tokens = shared, rotations = made]
+        }
+        stg.func @f(%t: i32[B@dp, S], %q: bf16[B@dp, S, H, K]) -> bf16[B@dp, S, H, K] {
+          %r = stg.rope(%q) : bf16[B@dp, S, H, K]
+          %d = stg.rope[inverse, phase = backward](%r) : bf16[B@dp, S, H, K]
+          stg.return(%d)
+        }
+    After:
+        stg.symbols[B, S, H, K]
+        stg.mesh @pod[dp]
+        stg.assume[B % dp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.inputs[tokens = shared, rotations = made]
+        }
+        stg.func @f (
+            %t: i32[B@dp, S], %q: bf16[B@dp, S, H, K], %wide_t: i32[2, B@dp, S | bucket]) ->
+            bf16[B@dp, S, H, K] {
+          %rotations = stg.workspace : bf16[2, S, K | rep]
+          %r = stg.rope(%q) : bf16[B@dp, S, H, K]
+          %d = stg.rope[inverse, phase = backward](%r) : bf16[B@dp, S, H, K]
+          stg.discard[phase = backward](%rotations)
+          stg.return(%d)
+        }
+    """
+
+    name = "hold-inputs"
+    needs = Phase.PARTITIONED
+
+    def applies(self, module: Module) -> bool:
+        return bool(read_strategy(module).all(InputsRule))
+
+    def run(self, module: Module) -> None:
+        rule, held = read_strategy(module).one(InputsRule), 0
+        for func in module.functions:
+            tables = list(_tables(func.body))
+            staged = any(isinstance(op.definition, ActionOp) for op in func.body.walk())
+            if rule.rotations == BUFFER:
+                _hold_tables(func, tables)
+            elif rule.rotations == MADE and not staged:
+                _make(module, func, tables)
+            held += len(tables) if rule.rotations == BUFFER or not staged else 0
+            if rule.tokens != NONE:
+                _hold_tokens(func, rule)
+        if rule.rotations != NONE and not held:
+            why = "no layer rotates, or all are in stages of a pipeline, which make no tables"
+            said = f"'rotations = {rule.rotations}' of 'stg.inputs' changes nothing: {why}"
+            module.diagnostics.remark(said, rule.loc)
+
+
+def _tables(body: Region) -> Iterator[TensorType]:
+    """The cosines and sines of each kind of rotation in forward: `[2, positions, elements]`."""
+    known: set[tuple[Expr, Expr, str]] = set()
+    for op in body.walk():
+        if not _is_rotation(op) or op.phase != "forward":
+            continue
+        x = op.operands[0].tensor
+        part = next((op.expr(n) for n in ("first", "last") if n in op.attrs), x.dims[-1].size)
+        key = x.dims[1].size, part, str(op.attrs.get("base"))
+        if key not in known:
+            known.add(key)
+            yield TensorType(x.dtype, (Dim(const(2)), x.dims[1], Dim(part)), placed=x.placed)
+
+
+def _is_rotation(op: Operation) -> bool:
+    return isinstance(op.definition, RotaryEmbedding)
+
+
+def _hold_tables(func: Operation, tables: Sequence[TensorType]) -> None:
+    """Buffers for complex numbers: as many bytes as cosines and sines in 32 bits."""
+    for table in tables:
+        type_ = replace(table, dtype="f32", dims=table.dims[1:], role="bucket")
+        func.body.add_arg("rotations", type_, func.loc)
+
+
+def _hold_tokens(func: Operation, rule: InputsRule) -> None:
+    """Buffers of twice the size of tokens, and of labels where they have their own."""
+    ids = [a for a in func.body.args if not a.tensor.role and a.tensor.dtype not in FLOATS]
+    for arg in ids if rule.tokens == EACH else ids[:1]:
+        dims = (Dim(const(2)), *arg.tensor.dims)
+        type_ = replace(arg.tensor, dims=dims, role="bucket")
+        func.body.add_arg(f"wide_{arg.name}", type_, arg.loc)
+
+
+def _make(module: Module, func: Operation, tables: Sequence[TensorType]) -> None:
+    """Make tables where forward begins, and keep them until the backward of the blocks ends."""
+    steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
+    region = func.body if steps is None else steps.body
+    inside = (enclosing(op, region) for op in region.walk() if _is_rotation(op))
+    ends = [op for op in inside if op.phase == "backward"]
+    for table in tables if ends else ():
+        first = Builder.before(module.registry, region.ops[0], loc=func.loc, phase="forward")
+        made = first.value("stg.workspace", type=table, hint="rotations")
+        last = max(ends, key=Operation.position)
+        behind = Builder.after(module.registry, last, loc=func.loc, phase="backward")
+        behind.op("stg.discard", [made], types=())
