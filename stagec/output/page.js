@@ -223,7 +223,7 @@ const shownSvg = (figure) => all(":scope > svg", figure).find((svg) => svg.getCl
 // -- commands -------------------------------------------------------------------------------------
 
 // Of a page of one step: the state of another page of it which shows the same place.
-let here = null;
+let placeHere = null;
 function addCopy(box) {
   const code = box.querySelector("code"), select = () => getSelection().selectAllChildren(code);
   const copy = button(box, "copy", "copy the command", () => {
@@ -235,7 +235,7 @@ function addCopy(box) {
   code.replaceChildren(...words.flatMap((word, i) => (i ? [" ", word] : [word])));
   if (!file.endsWith(".html")) return;
   const link = make(box, "a", { href: file, title: about }, `open ${file}`);
-  link.addEventListener("click", () => { if (here !== null) link.hash = new URLSearchParams(here()); });
+  link.addEventListener("click", () => { if (placeHere !== null) link.hash = new URLSearchParams(placeHere()); });
 }
 all(".command").forEach(addCopy);
 

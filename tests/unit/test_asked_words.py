@@ -96,3 +96,13 @@ def test_the_command_of_a_sweep_has_its_ranks_and_its_file(tmp_path: Path) -> No
 def test_workers_and_kept_answers_are_not_part_of_a_search() -> None:
     given, _ = values_of(SEARCH, {"jobs": 2, "cache": False, "ranks": "8"})
     assert search_command({**given, "model": "llama3-8b"}) == "stagec search llama3-8b --ranks 8"
+
+
+def test_pages_of_a_search_name_the_file_of_a_machine(tmp_path: Path) -> None:
+    machine, page = tmp_path / "devices.toml", tmp_path / "search.html"
+    machine.write_text('base = "h100-sxm"\n', "utf-8")
+    words = ("search", "llama3-8b", "--set", "L=1", "--ranks", "2", "--batch", "2")
+    space = ("--tp", "1", "--zero", "3", "--recompute", "none", "--no-levers", "--no-cache")
+    ran = command(*words, *space, "--machine", machine, "--html", page)
+    assert ran.code == 0, ran.err
+    assert f"--machine {machine} --html step-0.html" in page.read_text("utf-8")

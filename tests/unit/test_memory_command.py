@@ -186,7 +186,7 @@ def test_flags_do_not_change_a_text(tmp_path: Path) -> None:
     text = tmp_path / "s.stg"
     text.write_text(stagec("memory", *SMALL, "--print-strategy").out)
     ran = stagec("memory", *SMALL[:3], text, "--limit", "1GB", "--advise")
-    assert (ran.code, "the strategy is a text, which no flag changes" in ran.err) == (1, True)
+    assert (ran.code, "the strategy is a text, which flags do not change" in ran.err) == (1, True)
 
 
 @pytest.mark.parametrize("limit", ["", "0", "80Gi", "-1", "1e9", "x" * 99, "80 GiBs", "h"])

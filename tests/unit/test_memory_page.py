@@ -265,7 +265,7 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
 
 
 _PLACE = """<script>
-document.body.replaceChildren(JSON.stringify({ problems, here: here(), ...more() }));
+document.body.replaceChildren(JSON.stringify({ problems, here: placeHere(), ...more() }));
 </script></body>"""
 _PINNED = """<script>
 const more = () => ({ pinned: charts.map((each) => each.pinned), links: all(".command a").length });

@@ -80,7 +80,7 @@ function pinMoment() {
   if (time !== null) chart.pinned = Math.max(0, chart.entry.starts.findLastIndex((start) => start < time));
 }
 
-here = () => {
+placeHere = () => {
   const chart = charts.find((each) => each.pinned !== null) || charts[0];
   return { class: chart.entry.name, at: momentOf(chart, chart.pinned === null ? chart.peak : chart.pinned) };
 };

@@ -320,7 +320,7 @@ function lookAt(moment) {
   cursor = time;
 }
 
-here = () => {
+placeHere = () => {
   const each = picture.classes[shown], whole = view.to - view.from >= picture.step;
   const at = whole ? null : momentAt(runsOf(each), cursor === null ? (view.from + view.to) / 2 : cursor);
   return { class: each.name, ...(at === null ? {} : { at }) };
