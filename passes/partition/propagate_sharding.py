@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from stagec.api import (
     AxisUse,
     Builder,
+    Dim,
     Module,
     Operation,
     Partial,
@@ -113,11 +114,13 @@ def _partial_of_arg(arg: Value) -> Partial | None:
 
 def _settled(type_: TensorType, splits: Sequence[Split], partial: Partial | None) -> TensorType:
     """The type placed so, without priorities."""
-    dims = tuple(
-        replace(d, split=tuple(AxisUse(u.axis) for u in s), open=False)
-        for d, s in zip(type_.dims, splits, strict=True)
-    )
+    dims = tuple([_dim(d, s) for d, s in zip(type_.dims, splits, strict=True)])
     return replace(type_, dims=dims, partial=partial, placed=True)
+
+
+def _dim(dim: Dim, split: Split) -> Dim:
+    uses = tuple([AxisUse(u.axis) for u in split])
+    return dim if dim.split == uses and not dim.open else replace(dim, split=uses, open=False)
 
 
 # -- pins ------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class Expr:
     def symbols(self) -> frozenset[str]:
         """The names of the symbols in it."""
         if self._symbols is None:
-            self._symbols = _symbols(self.node)
+            self._symbols = frozenset(s.name for s in self.node.free_symbols)
         return self._symbols
 
     @property
@@ -154,11 +154,6 @@ def _times(left: Expr, right: Expr | int) -> Expr:
 @_remembered
 def _over(left: Expr, right: Expr | int) -> Expr:
     return _expr(_distribute(left.node / _node(right)))
-
-
-@_remembered
-def _symbols(node: Any) -> frozenset[str]:
-    return frozenset(s.name for s in node.free_symbols)
 
 
 @_remembered
@@ -329,10 +324,10 @@ def evaluate(value: Expr, env: Env) -> int:
     exact.
     """
     try:
-        values = tuple([env[name] for name in _names(value.node)])
+        values = tuple([env[name] for name in _names(value)])
     except KeyError:
         raise UnboundError(value.symbols - env.keys()) from None
-    result = _evaluated(value.node, values)
+    result = _evaluated(value, values)
     if result.denominator != 1:
         raise NotAnIntegerError(str(value), Fraction(result))
     return result.numerator
@@ -345,14 +340,14 @@ def function(value: Expr) -> Callable[[Mapping[str, int]], int | Fraction]:
 
 
 @_remembered
-def _names(node: Any) -> tuple[str, ...]:
-    return tuple(sorted(_symbols(node)))
+def _names(value: Expr) -> tuple[str, ...]:
+    return tuple(sorted(value.symbols))
 
 
 @_remembered
-def _evaluated(node: Any, values: tuple[int | Fraction, ...]) -> int | Fraction:
+def _evaluated(value: Expr, values: tuple[int | Fraction, ...]) -> int | Fraction:
     """The number for these values of its symbols, in the order of their names."""
-    return function_of(node)(dict(zip(_names(node), values, strict=True)))
+    return function_of(value.node)(dict(zip(_names(value), values, strict=True)))
 
 
 # -- printing: the same text for the same expression, in the grammar of STG ------------------------

@@ -73,8 +73,8 @@ class Node:
     alloc: int = 0
     free: int = 0
     op: Operation | None = field(default=None, repr=False)
-    deps: list[Node] = field(default_factory=list["Node"], repr=False)
-    after: list[Node] = field(default_factory=list["Node"], repr=False)
+    deps: Sequence[Node] = field(default=(), repr=False)
+    after: Sequence[Node] = field(default=(), repr=False)
     id: int = 0
     index: int = 0
     layer: int = -1

@@ -219,7 +219,7 @@ class Instance:
             self._nodes = {}
         if place not in self._nodes:
             original = self.template.nodes[place]
-            self._nodes[place] = replace(original, deps=[], after=[], id=self.base + place)
+            self._nodes[place] = replace(original, deps=(), after=(), id=self.base + place)
         return self._nodes[place]
 
     def computations(self) -> Iterator[tuple[Instance, int, bool]]:

@@ -90,7 +90,7 @@ class Stepper(Unroller):
         """Let nodes stand for what a later step takes of a value; their names."""
         names: list[str] = []
         for made, node in zip(leaves(ref), self._outside(name, names), strict=False):
-            node.deps.append(made)
+            node.deps = (*node.deps, made)
         return names
 
     def _outside(self, name: str, names: list[str]) -> Iterator[Node]:
@@ -372,11 +372,11 @@ def _tie(pair: Sequence[Node], received: Sequence[Node]) -> None:
     if not computations:
         return
     first, last = computations[0], computations[-1]
-    first.after += [n for n in received if n not in first.deps]
+    first.after = (*first.after, *(n for n in received if n not in first.deps))
     for node in reversed(pair):
         if node.kind != "send":
             break
-        node.after += [last] if last not in node.deps else []
+        node.after = (*node.after, last) if last not in node.deps else node.after
 
 
 def _between_collectives(nodes: Sequence[Node]) -> list[list[Node]]:

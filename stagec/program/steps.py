@@ -139,7 +139,7 @@ def _message(kind: str, axis: str, by: int, size: int, number: int) -> StepProgr
     message = Node(kind, name, "forward", size, scope="forward/", over=axis, by=by)
     outside = Node(OUTSIDE, SAMPLED, "", 0)
     order = [outside, message] if kind == "send" else [message, outside]
-    order[1].deps.append(order[0])
+    order[1].deps = (order[0],)
     for node in order:
         columns.add_node(node)
     program = columns.program(name, order, [])

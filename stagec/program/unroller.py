@@ -188,7 +188,7 @@ class Unroller:
                 continue
             node = self._node(op)
             if isinstance(node, Node) and last is not None and last not in node.after:
-                node.after.append(last)
+                node.after = (*node.after, last)
             found[op.result] = self._refs[op.result] = node
         return found
 
@@ -224,8 +224,8 @@ class Unroller:
             self._columns.add_node(node)
         self._order.append(node)
 
-    def _deps(self, op: Operation) -> list[Node]:
-        return [n for v in op.operands if (n := last_node(self._ref(v))) is not None]
+    def _deps(self, op: Operation) -> tuple[Node, ...]:
+        return tuple([n for v in op.operands if (n := last_node(self._ref(v))) is not None])
 
     def _name(self, op: Operation) -> str:
         return self._scope(op) + op.result.name
@@ -254,7 +254,7 @@ class Unroller:
             to=to,
             op=op,
             deps=self._deps(op),
-            after=[] if last is None else [last],
+            after=() if last is None else (last,),
             index=self._layer,
         )
         self._issue(node)
@@ -301,7 +301,7 @@ class Unroller:
             index=self._layer,
         )
         if op.flag("overlapped"):
-            node.after += self._before_last_product()
+            node.after = (*node.after, *self._before_last_product())
         self._issue(node)
         return node
 
@@ -359,11 +359,11 @@ class Unroller:
     def _joins_stages(self, op: Operation) -> bool:
         return not self._in_template and self._joined in op.names("group")
 
-    def _behind_schedule(self, op: Operation) -> list[Node]:
+    def _behind_schedule(self, op: Operation) -> tuple[Node, ...]:
         """What a sum over pipeline stages waits for, beside its operands: the last computation.
         All sends of the rank are ready by then, and were issued before."""
         last = self._last_computation() if self._joins_stages(op) else None
-        return [] if last is None else [last]
+        return () if last is None else (last,)
 
     def _last_issued(self) -> Node | None:
         for thing in reversed(self._order):
@@ -413,7 +413,7 @@ class Unroller:
             group=self._group(op),
             bucket=True,
             op=op,
-            deps=list(dict.fromkeys(p.node for p in inside if p.node is not None)),
+            deps=tuple(dict.fromkeys(p.node for p in inside if p.node is not None)),
             after=self._behind_schedule(op),
             index=number,
             layer=next((p.layer for p in (inside[0], inside[-1]) if p.layer >= 0), -1),

@@ -194,7 +194,7 @@ def probe(asked: Asked) -> Probe:
 
 
 def _work(asked: Asked) -> Probe:
-    jobs = [_job(asked.options, n, asked.options.sizes[BATCH] or 1) for n in FEW]
+    jobs = _jobs(asked.options, asked.options.sizes[BATCH] or 1)
     steps = [_step(job, asked) for job in jobs]
     spans = [_spans(step) for step in steps]
     layer = max(0.0, _slope([s.whole for s in spans]))
@@ -243,12 +243,8 @@ def _link(spans: Sequence[_Spans]) -> float:
 
 
 def _state(asked: Asked) -> Probe:
-    batch, (few, many) = data_ranks(asked.options), FEW
-    job = _job(asked.options, many, batch)
-    less = {**job.values, LAYERS: few}
-    other = job.compiled.at(less) if job.compiled.decisions.same(less) else None
-    first = other or _job(asked.options, few, batch).figures()
-    return Probe(static=(_static(job.figures().memory) - _static(first.memory)) / (many - few))
+    jobs = _jobs(asked.options, data_ranks(asked.options))
+    return Probe(static=_slope([_static(job.figures().memory) for job in jobs]))
 
 
 def _stages(asked: Asked) -> Probe:
@@ -258,8 +254,7 @@ def _stages(asked: Asked) -> Probe:
 
 
 def _tail(asked: Asked) -> Probe:
-    batch = data_ranks(asked.options)
-    steps = [_step(_job(asked.options, n, batch), asked) for n in FEW]
+    steps = [_step(job, asked) for job in _jobs(asked.options, data_ranks(asked.options))]
     return Probe(tail=max(0.0, _slope([min(map(tail_of, s.classes)) for s in steps])))
 
 
@@ -281,6 +276,14 @@ _OF_WHOLE = {"work": _whole_work, "state": _whole_state}
 
 def _slope(values: list[float]) -> float:
     return (values[1] - values[0]) / (FEW[1] - FEW[0])
+
+
+def _jobs(options: JobOptions, batch: int) -> list[CompiledJob]:
+    """The job with few layers, and with more."""
+    job = _job(options, FEW[0], batch)
+    more = {**job.values, LAYERS: FEW[1]}
+    like = job.compiled.decisions.same(more)
+    return [job, replace(job, values=more) if like else _job(options, FEW[1], batch)]
 
 
 def _job(options: JobOptions, layers: int, batch: int) -> CompiledJob:

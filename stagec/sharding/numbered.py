@@ -79,11 +79,12 @@ def check_rows(region: Region) -> None:
     """Raises `DiagnosticError` for an op that takes or joins rows that were numbered by another
     split than its own. All types have placements."""
     rows = RowSources()
-    for op in region.walk():
-        rule = op.definition.rule(op) if op.region is None else None
-        for group in {g: None for s in rule.operands for g in s} if rule is not None else ():
+    ruled = ((op, op.definition.rule(op)) for op in region.walk() if op.region is None)
+    rules = [(op, rule) for op, rule in ruled if rule is not None]
+    for op, rule in rules if any(rule.numbered for _, rule in rules) else ():
+        for group in {g: None for s in rule.operands for g in s}:
             fillers = rows.of_group(op, group)
-            if rule is not None and not rule.numbered.isdisjoint(group) and len(group) > 1:
+            if not rule.numbered.isdisjoint(group) and len(group) > 1:
                 fillers.append(op)
             for other in fillers[1:]:
                 _compare(op, fillers[0], other)

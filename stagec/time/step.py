@@ -90,7 +90,11 @@ class _Programs:
 
     def forget(self) -> None:
         """Keep what evaluations need: graphs, and when hosts end."""
-        if self._graphs:
+        if self._graphs and self._programs is not None:
+            for each, program in zip(self.classes, self._programs, strict=True):
+                each.templates.clear()
+                for node in program.prototypes:
+                    node.deps = node.after = ()  # columns have them
             self._programs = None
         if self._hosts is not None:
             self._hosts[1].forget()
