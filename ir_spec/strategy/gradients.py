@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Section,
+    Statement,
+    parameter,
+)
 
 LIFETIMES = ("persistent", "freed")
 REDUCED = ("each", "once", "staged")
@@ -76,3 +84,9 @@ class GradientsOp(Statement):
     rare, software = True, True
     training = "there are no gradients"
     example = "stg.gradients[lifetime = freed]"
+
+    def flag_values(self, request: FlagValues) -> dict[str, Any]:
+        found = super().flag_values(request)
+        if not request["zero"]:
+            found.pop("reduced", None)
+        return found
