@@ -30,7 +30,7 @@ from stagec.check.table import RankTable
 from stagec.check.traces import read_directory
 from stagec.formats.chakra.nodes import TraceError, TraceNode
 from stagec.formats.chakra.show import row_of
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+from stagec.support.diagnostics import error
 from stagec.traces.archive import is_archive
 
 Kind = Literal["only in A", "only in B", "different", "moved", "other dependencies", "other ranks"]
@@ -120,9 +120,7 @@ def _job(path: Path) -> CheckedJob:
             remedy="give what stagec compile wrote, or a trace of another tool",
         )
     if job is None or report.errors:
-        raise DiagnosticError(
-            *(Diagnostic(f"{f.path}: {f.message}", remedy=f.remedy) for f in report.errors)
-        )
+        raise report.as_error()
     return job
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from stagec.check.nodes import Severity
+from stagec.support.diagnostics import Diagnostic, DiagnosticError
 
 Verdict: TypeAlias = Literal["well-formed", "incomplete", "broken"]
 
@@ -67,6 +68,11 @@ class CheckReport:
     def ok(self) -> bool:
         """Whether nothing is wrong or missing; warnings do not count."""
         return not self.errors and not self.gaps
+
+    def as_error(self) -> DiagnosticError:
+        """The errors, for what cannot go on with them."""
+        each = (Diagnostic(f"{f.path}: {f.message}", remedy=f.remedy) for f in self.errors)
+        return DiagnosticError(*each)
 
     @property
     def verdict(self) -> Verdict:

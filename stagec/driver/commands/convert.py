@@ -14,7 +14,7 @@ import click
 
 from stagec.driver.shell.session import log
 from stagec.output.trace_files import check_is_trace
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+from stagec.support.diagnostics import error
 from stagec.support.words import counted
 
 if TYPE_CHECKING:
@@ -96,9 +96,7 @@ def _traces(source: Path) -> _Traces:
         paths = {rank or 0: source}
         groups = read_groups(source.parent, name, CheckReport())
     if report.errors:
-        raise DiagnosticError(
-            *(Diagnostic(f"{f.path}: {f.message}", remedy=f.remedy) for f in report.errors)
-        )
+        raise report.as_error()
     where = groups.path if groups is not None else None
     members = dict(groups.members) if groups is not None else dict[int, tuple[int, ...]]()
     return _Traces(name, source if source.is_dir() else None, paths, where, members)

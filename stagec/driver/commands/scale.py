@@ -18,7 +18,7 @@ from stagec.jobs.request.machine import machine_options
 from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.sizes import SizesType
 from stagec.jobs.written import formats_asked, log_written, write_formats
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.ir.opdef import Registry
@@ -113,9 +113,7 @@ def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording,
     name, paths = discover(folder, report)
     groups = read_groups(folder, name, report)
     if report.errors:
-        raise DiagnosticError(
-            *(Diagnostic(f"{f.path}: {f.message}", remedy=f.remedy) for f in report.errors)
-        )
+        raise report.as_error()
     manifest = _manifest(folder)
     if mesh is None:
         found: Any = manifest.get("mesh")
