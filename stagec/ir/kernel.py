@@ -37,7 +37,7 @@ EXTENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def continues(form: str, family: str) -> bool:
-    """Whether a kernel with this mark is none of its own on devices of a family."""
+    """Whether a kernel with this mark is part of another on devices of a family."""
     return form in (f"{CONTINUES}_{ALWAYS}", f"{CONTINUES}_{family}")
 
 
