@@ -37,7 +37,7 @@ EXTENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def continues(form: str, family: str) -> bool:
-    """Whether, on devices of a family, another kernel does the work of a kernel with this mark."""
+    """Whether a kernel with this mark is part of another on devices of a family."""
     return form in (f"{CONTINUES}_{ALWAYS}", f"{CONTINUES}_{family}")
 
 
