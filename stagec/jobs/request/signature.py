@@ -248,6 +248,9 @@ class JobFlags(TypedDict, total=False):
     #: Backward keeps a saved tensor until its last use, or until all gradients of the operation or
     #: of the checkpoint that saved it are there (node).
     saved_tensors: Literal["last_use", "last-use", "node"] | None
+    #: Where nothing before the layers is trained the first one saves what all do (all), or nothing
+    #: for the gradient of its input (needed).
+    first_saved: Literal["all", "needed"] | None
     #: The cross entropy is one op (fused), one whose gradient takes the buffer of the logits (in-
     #: place), a log-softmax and the loss by it (stock, chunked: in parts of the tokens), or one op
     #: with the head, of which no whole logits are there (linear).
