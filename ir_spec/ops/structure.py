@@ -291,6 +291,7 @@ class RepeatOp(RegionOp):
         Param("count", "size", "the number of iterations", required=True),
         Param("carry", "int", "how many values are carried (default 1)"),
         Param("reverse", "flag", "run from the last slice to the first"),
+        Param("first_idle", "flag", "backward of layers below which nothing is trained"),
         ORDER,
         FIRST,
         *REPLAY,

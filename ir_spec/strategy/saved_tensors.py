@@ -23,6 +23,21 @@ class SavedTensorsRule(Record):
             software=True,
         ),
     )
+    first: str = parameter(
+        "name",
+        "what the first layer keeps for the gradient of its input where nothing before it is "
+        "trained: what all layers keep (all), or nothing (needed)",
+        default="all",
+        choices=("all", "needed"),
+        flag=Flag(
+            "first_saved",
+            "Where nothing before the layers is trained the first one saves what all do (all), or "
+            "nothing for the gradient of its input (needed).",
+            metavar="all|needed",
+            rare=True,
+            software=True,
+        ),
+    )
 
 
 class SavedTensorsOp(Statement):
@@ -34,6 +49,9 @@ class SavedTensorsOp(Statement):
     blocks keeps the input of a block until the backward of the block ends
     (torch/utils/checkpoint.py: `_CheckpointFrame.recompute_fn`, `CheckpointFunction.backward`).
     `last_use`: both are freed behind the operation that reads them last.
+
+    `first = needed`: an operation of PyTorch saves what the gradients of those of its inputs need
+    that require one (tools/autograd/gen_variable_type.py: `guard_for`).
     """
 
     name, record = "stg.saved_tensors", SavedTensorsRule

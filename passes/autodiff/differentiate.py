@@ -170,6 +170,7 @@ class _TrainingStep:
         self._placement = StatePlacement(module, strategy, PASS)
         self._accumulates = False
         self.keeps_saved = strategy.one(SavedTensorsRule).until == "node"
+        self.saves_needed = strategy.one(SavedTensorsRule).first == "needed"
         self.idle = idle_values(module)
 
     def run(self, loss: Value | None) -> None:
@@ -383,6 +384,8 @@ class _TrainingStep:
         shared = inner.leftovers()
         yields += [g for _, g in shared]
         region.append(Operation(self._registry["stg.yield"], yields, loc=back.loc))
+        if self.saves_needed and all(op.operands[i] in self.idle for i in live):
+            back.attrs["first_idle"] = True
         for i, value in zip(live, yields, strict=False):
             back.add_result(op.operands[i].prefixed("d_"), value.tensor)
             tape.give(op.operands[i], back.results[-1])

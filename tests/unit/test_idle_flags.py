@@ -32,8 +32,8 @@ SAME = {
 BY_SIZE = {"ddp_bucket", "own_casts", "shard_padding", "grad_reduction"}
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
 SECONDS = {
-    *("host_graphs", "all_reduce", "saved_tensors", "prompt_steps", "step_tokens"),
-    *("reserve_outputs", "scheduler_poll", "scheduler_gather", "host_scheduler"),
+    *("host_graphs", "all_reduce", "saved_tensors", "first_saved", "prompt_steps"),
+    *("step_tokens", "reserve_outputs", "scheduler_poll", "scheduler_gather", "host_scheduler"),
 }
 
 

@@ -253,6 +253,9 @@ class JobFlags(TypedDict, total=False):
     #: Backward keeps a saved tensor until its last use, or until the operation or checkpoint that
     #: saved it has all its gradients (node).
     saved_tensors: Literal["last_use", "last-use", "node"] | None
+    #: Where nothing before the layers is trained the first one saves what all do (all), or nothing
+    #: for the gradient of its input (needed).
+    first_saved: Literal["all", "needed"] | None
     #: The cross entropy is one op (fused), one op whose gradient takes the buffer of the logits
     #: (in-place), a log-softmax and a loss (stock, or chunked: in parts of the tokens), or one op
     #: with the head, without whole logits (linear).
