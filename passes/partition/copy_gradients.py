@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Recasts, Repeats
-from stagec.ir_spec.ops.comm import AllReduce, ReduceScatter, operand_dim
+from stagec.ir_spec.ops.comm import AllReduce, AllSlice, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.selection import Pad
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
@@ -57,21 +57,36 @@ class CopyGradients(Pass):
         return strategy.zero >= 3 and strategy.one(ShardUnitsRule).copies
 
     def run(self, module: Module) -> None:
+        zero = set(read_strategy(module).zero_axes)
         for func in module.functions:
             for op in list(func.body.walk()):
                 if op.phase != "gradient":
                     continue
-                if isinstance(op.definition, ReduceScatter):
+                if isinstance(op.definition, ReduceScatter) and zero & set(op.names("over")):
                     copy_operands(module, op)
+                elif isinstance(op.definition, ReduceScatter | AllSlice):
+                    reduce_before_casts(op)
                 elif isinstance(op.definition, AllReduce) and _is_cast(op):
                     keep_reduced(module, op)
+
+
+def reduce_before_casts(reduction: Operation) -> None:
+    """Reduce, or take a part of, in the type of gradients what other ranks than those of ZeRO add
+    up or split, in place: the copy for the call of the unit casts
+    (FSDPParam._get_grad_inner_tensor of PyTorch)."""
+    for value, result in zip(list(reduction.operands), reduction.results, strict=True):
+        source = _source(value)
+        if source.tensor.shape == value.tensor.shape and source is not value:
+            reduction.set_operand(result.index, source)
+            result.type = replace(result.tensor, dtype=source.tensor.dtype)
+            _erase_unused(value)
 
 
 def copy_operands(module: Module, reduction: Operation) -> None:
     """Copy the operands of a reduction right before it, in its element type, in place."""
     builder = Builder.before(module.registry, reduction, loc=reduction.loc, phase="gradient")
     made = [_source(value) for value in reduction.operands]
-    dtype = reduction.operands[0].tensor.dtype
+    dtype = reduction.results[0].tensor.dtype
     attrs: dict[str, RawAttr] = {}
     if any(v.tensor.dtype != dtype for v in made):
         attrs["to"] = dtype

@@ -65,6 +65,7 @@ BY_KIND: Mapping[str, object] = {
     "parts": (PartText("encoder", "e", "tp=2"), PartText("tower", "t")),
 }
 BESIDE: Mapping[str, Mapping[str, object]] = {
+    "grad_reduction": {"zero": 3},
     "fp8_scaling": {"fp8": "hybrid"},
     "weight_block": {"weight_dtype": "int4"},
     "activation_dtype": {"weight_dtype": "nvfp4"},
