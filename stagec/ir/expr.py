@@ -46,17 +46,26 @@ class UnboundError(Exception):
         return UnboundError, (self.names,)  # errors cross processes
 
 
+#: All expressions, by their nodes.
+_exprs: dict[Any, Expr] = {}
+
+
 class Expr:
     """An immutable symbolic integer; `/` is exact division (the caller has to know that it is).
 
-    Equal ones are one object, so that comparing and hashing them costs nothing: functions here
-    make them, by `_expr`."""
+    Equal ones are one object, so that comparing and hashing them costs nothing."""
 
     __slots__ = ("_symbols", "node")
+    node: Any
+    _symbols: frozenset[str] | None
 
-    def __init__(self, node: Any) -> None:
-        self.node = node
-        self._symbols: frozenset[str] | None = None
+    def __new__(cls, node: Any) -> Expr:
+        found = _exprs.get(node)
+        if found is None:
+            made = super().__new__(cls)
+            made.node, made._symbols = node, None
+            found = _exprs.setdefault(node, made)
+        return found
 
     def __add__(self, other: Expr | int) -> Expr:
         return _plus(self, other)
@@ -74,10 +83,10 @@ class Expr:
         return _apply(_MOD, (self.node, _node(other)))
 
     def __neg__(self) -> Expr:
-        return _expr(-self.node)
+        return Expr(-self.node)
 
     def __pow__(self, exponent: int) -> Expr:
-        return _expr(self.node**exponent)
+        return Expr(self.node**exponent)
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -92,8 +101,8 @@ class Expr:
 
     __hash__ = object.__hash__
 
-    def __reduce__(self) -> tuple[Callable[[Any], Expr], tuple[Any]]:
-        return _expr, (self.node,)
+    def __reduce__(self) -> tuple[type[Expr], tuple[Any]]:
+        return Expr, (self.node,)
 
     def __str__(self) -> str:
         return _print(self.node)
@@ -127,33 +136,24 @@ def _node(value: Expr | int) -> Any:
 _remembered = lru_cache(maxsize=1 << 16)
 
 
-_exprs: dict[Any, Expr] = {}
-
-
-def _expr(node: Any) -> Expr:
-    """The expression that is this node."""
-    found = _exprs.get(node)
-    return _exprs.setdefault(node, Expr(node)) if found is None else found
-
-
 @_remembered
 def _plus(left: Expr, right: Expr | int) -> Expr:
-    return _expr(_distribute_terms(left.node + _node(right)))
+    return Expr(_distribute_terms(left.node + _node(right)))
 
 
 @_remembered
 def _minus(left: Expr, right: Expr | int) -> Expr:
-    return _expr(_distribute_terms(left.node - _node(right)))
+    return Expr(_distribute_terms(left.node - _node(right)))
 
 
 @_remembered
 def _times(left: Expr, right: Expr | int) -> Expr:
-    return _expr(_distribute(left.node * _node(right)))
+    return Expr(_distribute(left.node * _node(right)))
 
 
 @_remembered
 def _over(left: Expr, right: Expr | int) -> Expr:
-    return _expr(_distribute(left.node / _node(right)))
+    return Expr(_distribute(left.node / _node(right)))
 
 
 @_remembered
@@ -188,13 +188,13 @@ def _is_undistributed(node: Any) -> bool:
 @cache
 def symbol(name: str) -> Expr:
     """The symbol of that name: a positive integer. The one constructor of symbols."""
-    return _expr(sympy.Symbol(name, integer=True, positive=True))
+    return Expr(sympy.Symbol(name, integer=True, positive=True))
 
 
 @lru_cache(maxsize=4096)
 def const(value: int) -> Expr:
     """An integer constant."""
-    return _expr(sympy.Integer(value))
+    return Expr(sympy.Integer(value))
 
 
 ONE = const(1)
@@ -213,7 +213,7 @@ def product(factors: Iterable[Expr]) -> Expr:
 
 @_remembered
 def _product(factors: tuple[Expr, ...]) -> Expr:
-    return _expr(_distribute(sympy.Mul(*(f.node for f in factors)))) if factors else ONE
+    return Expr(_distribute(sympy.Mul(*(f.node for f in factors)))) if factors else ONE
 
 
 def total(terms: Iterable[Expr]) -> Expr:
@@ -223,7 +223,7 @@ def total(terms: Iterable[Expr]) -> Expr:
 
 @_remembered
 def _total(terms: tuple[Expr, ...]) -> Expr:
-    return _expr(_distribute_terms(sympy.Add(*(t.node for t in terms)))) if terms else ZERO
+    return Expr(_distribute_terms(sympy.Add(*(t.node for t in terms)))) if terms else ZERO
 
 
 def maximum(values: Iterable[Expr]) -> Expr:
@@ -240,7 +240,7 @@ def call(function: str, arguments: Iterable[Expr]) -> Expr:
 def alternatives(value: Expr) -> tuple[Expr, ...]:
     """The arguments of a `max` or a `min`; of another expression itself."""
     name = getattr(value.node.func, "__name__", "")
-    return tuple(map(_expr, value.node.args)) if name in ("max", "min") else (value,)
+    return tuple(map(Expr, value.node.args)) if name in ("max", "min") else (value,)
 
 
 def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
@@ -248,12 +248,12 @@ def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
     with how often it comes. In text `buckets(25, (1, 4*D), (L, 8*D, 2*D))`."""
     rows = (sympy.Tuple(times.node, *(s.node for s in sizes)) for times, sizes in runs)
     node = sympy.Function(BUCKETS)(full.node, *rows)
-    return _expr(node) if node.free_symbols else const(int(function_of(node)({})))
+    return Expr(node) if node.free_symbols else const(int(function_of(node)({})))
 
 
 def expand(value: Expr) -> Expr:
     """Products multiplied out: the normal form in which equal polynomials are the same."""
-    return _expr(sympy.expand(value.node))
+    return Expr(sympy.expand(value.node))
 
 
 def same(left: Expr, right: Expr) -> bool:
@@ -264,15 +264,15 @@ def same(left: Expr, right: Expr) -> bool:
 def _apply(function: str, arguments: tuple[Any, ...]) -> Expr:
     if function == BUCKETS:
         full, *rows = arguments
-        return buckets(_expr(full), [(_expr(r[0]), [_expr(s) for s in r[1:]]) for r in rows])
+        return buckets(Expr(full), [(Expr(r[0]), [Expr(s) for s in r[1:]]) for r in rows])
     if all(isinstance(a, sympy.Integer) for a in arguments):
         return const(int(compute(function, [int(a) for a in arguments])))
     if function in ("max", "min"):
         arguments = _prune(function, arguments)
         if len(arguments) == 1:
-            return _expr(arguments[0])
+            return Expr(arguments[0])
     # Undefined functions: sympy's own Max and Mod spend seconds on comparing symbols.
-    return _expr(sympy.Function(function)(*arguments))
+    return Expr(sympy.Function(function)(*arguments))
 
 
 def _prune(function: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -303,7 +303,7 @@ def substitute(value: Expr, env: Mapping[str, Expr]) -> Expr:
     node = _rebuild(value.node, {k: v.node for k, v in env.items()})
     if node.has(sympy.zoo, sympy.nan):
         raise ZeroDivisionError(f"'{value}' divides by zero")
-    return _expr(node)
+    return Expr(node)
 
 
 def _rebuild(node: Any, env: dict[str, Any]) -> Any:
@@ -419,7 +419,7 @@ def modulo_parts(value: Expr) -> tuple[Expr, Expr] | None:
     """(a, b) if the expression is `a % b`."""
     node = value.node
     if isinstance(node, sympy.core.function.AppliedUndef) and node.func.__name__ == _MOD:
-        return _expr(node.args[0]), _expr(node.args[1])
+        return Expr(node.args[0]), Expr(node.args[1])
     return None
 
 
@@ -462,13 +462,13 @@ def _huge(node: Any, limit: int) -> bool:
 def numerator_and_denominator(value: Expr) -> tuple[Expr, Expr]:
     """(B, 4) for `B/4`."""
     above, below = value.node.as_numer_denom()
-    return _expr(above), _expr(below)
+    return Expr(above), Expr(below)
 
 
 def ratio(above: Expr, below: Expr) -> Expr:
     """A quotient for people: no fractions in its parts, no factors that both have."""
     (a, under_a), (b, under_b) = (sympy.expand(e.node).as_numer_denom() for e in (above, below))
-    return _expr(sympy.gcd_terms(a) * under_b / (sympy.gcd_terms(b) * under_a))
+    return Expr(sympy.gcd_terms(a) * under_b / (sympy.gcd_terms(b) * under_a))
 
 
 def fraction(value: Expr) -> Fraction:

@@ -24,7 +24,7 @@ from stagec.time.streams import PICOSECONDS, Stream
 _FORWARD, _BACKWARD = 0, 1
 
 
-class _Ran(NamedTuple):
+class Ran(NamedTuple):
     """A node that ran, in picoseconds: the node that it waited for, or -1, its phase, or -1 for the
     optimizer, and its layer or -1."""
 
@@ -76,10 +76,9 @@ def _gap(one: Chunk, other: Chunk) -> int:
     return max([0, *(one.leaves[s] - other.enters[s] for s in both)])
 
 
-def span_of(each: ClassTimes, before: int, many: int) -> ClassSpan | None:
+def span_of(ran: Sequence[Ran], before: int, many: int) -> ClassSpan | None:
     """The span of a class of a model with so many layers, and so many others before them; None if
     its nodes do not show them."""
-    ran = list(_ran(each))
     computed = [r for r in ran if r.step.computes and r.step.node.is_computation]
     steps = [r for r in computed if r.phase >= 0]
     forward = _visits([r for r in steps if r.phase == _FORWARD])[before : before + many]
@@ -95,18 +94,22 @@ def span_of(each: ClassTimes, before: int, many: int) -> ClassSpan | None:
     return ClassSpan(many, (one, other), around)
 
 
-def _ran(each: ClassTimes) -> Iterator[_Ran]:
+def ran_of(each: ClassTimes) -> list[Ran]:
     """The nodes of a class in the order of issue."""
     first, causes = each.nodes.first, each.causes.tolist()
-    for at, (cause, row) in enumerate(zip(causes, each.rows(), strict=True), first):
-        node = row.placed.node
+    found: list[Ran] = []
+    for at, (cause, (placed, start, end)) in enumerate(
+        zip(causes, each.rows(), strict=True), first
+    ):
+        node = placed.node
         phase = -1 if node.phase == "optimizer" else int(node.phase != "forward")
-        yield _Ran(at, cause, row.placed, phase, node.layer, row.start, row.end)
+        found.append(Ran(at, cause, placed, phase, node.layer, start, end))
+    return found
 
 
-def _visits(computed: Sequence[_Ran]) -> list[list[_Ran]]:
+def _visits(computed: Sequence[Ran]) -> list[list[Ran]]:
     """The computations of each layer, layer by layer."""
-    visits: list[list[_Ran]] = []
+    visits: list[list[Ran]] = []
     layer = -1
     for each in computed:
         if each.layer >= 0:
@@ -117,7 +120,7 @@ def _visits(computed: Sequence[_Ran]) -> list[list[_Ran]]:
     return visits
 
 
-def _chunk(ran: Sequence[_Ran], visits: Sequence[Sequence[_Ran]], phase: int) -> Chunk:
+def _chunk(ran: Sequence[Ran], visits: Sequence[Sequence[Ran]], phase: int) -> Chunk:
     first, last = visits[0][0], visits[-1][-1]
     inside = {r.at: r for r in ran if r.phase == phase and r.layer >= 0}
     chain = list(_chain(last, inside))
@@ -137,7 +140,7 @@ def _chunk(ran: Sequence[_Ran], visits: Sequence[Sequence[_Ran]], phase: int) ->
     return Chunk(first.start, last.end, True, enters, leaves)
 
 
-def _chain(last: _Ran, inside: Mapping[int, _Ran]) -> Iterator[_Ran]:
+def _chain(last: Ran, inside: Mapping[int, Ran]) -> Iterator[Ran]:
     """A node of a chunk, what it waited for, and so on, as far as that is of the chunk."""
     at = last.at
     while (ran := inside.get(at)) is not None:
@@ -145,10 +148,10 @@ def _chain(last: _Ran, inside: Mapping[int, _Ran]) -> Iterator[_Ran]:
         at = ran.cause
 
 
-def _after(ran: Sequence[_Ran], last: _Ran) -> dict[Stream, _Ran]:
+def _after(ran: Sequence[Ran], last: Ran) -> dict[Stream, Ran]:
     """The last nodes of the last layer on each stream beside the computations, of those that are
     issued before other computations."""
-    latest: dict[Stream, _Ran] = {}
+    latest: dict[Stream, Ran] = {}
     begun = False
     for each in ran:
         computes = each.step.node.is_computation
@@ -192,7 +195,7 @@ def _phase(
 def tail_of(each: ClassTimes) -> float:
     """Seconds from the first node of the optimizer to the end of the step, if it follows all that
     is computed."""
-    computed = [r for r in _ran(each) if r.step.node.is_computation]
+    computed = [r for r in ran_of(each) if r.step.node.is_computation]
     update = min((r.start for r in computed if r.phase < 0), default=each.end)
     ended = max((r.end for r in computed if r.phase >= 0), default=0)
     return (each.end - update) / PICOSECONDS if update >= ended else 0.0

@@ -23,10 +23,9 @@ from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine
 from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.pipelined import ActionTimes
-from stagec.searches.probe_times import action_times, span_of, tail_of
+from stagec.searches.probe_times import Ran, action_times, ran_of, span_of, tail_of
 from stagec.searches.space import data_ranks, microbatch_of
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
-from stagec.time.clock.times import ClassTimes
 from stagec.time.step import StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 
@@ -57,6 +56,8 @@ _OF_PIPELINES = ("pp", "schedule", "chunks", "stage_layers", "scatter_gather", "
 _NOT_OF_STATE = (*_OF_PIPELINES, "recompute", *RECOMPUTED)
 
 
+#: What ran of each class of a step.
+_Classes: TypeAlias = Sequence[Sequence[Ran]]
 What: TypeAlias = Literal["work", "state", "tail", "stages"]
 
 
@@ -195,7 +196,7 @@ def probe(asked: Asked) -> Probe:
 
 def _work(asked: Asked) -> Probe:
     jobs = _jobs(asked.options, asked.options.sizes[BATCH] or 1)
-    steps = [_step(job, asked) for job in jobs]
+    steps = [_ran(_step(job, asked)) for job in jobs]
     spans = [_spans(step) for step in steps]
     layer = max(0.0, _slope([s.whole for s in spans]))
     found = Probe(
@@ -222,10 +223,10 @@ def _work(asked: Asked) -> Probe:
     )
 
 
-def _times(steps: Sequence[StepTime], before: int) -> ActionTimes | None:
+def _times(steps: Sequence[_Classes], before: int) -> ActionTimes | None:
     """The actions of a pipeline, if the nodes distinguish layers."""
     few, many = (
-        [span_of(each, before, layers) for each in step.classes]
+        [span_of(each, before, layers) for each in step]
         for step, layers in zip(steps, FEW, strict=True)
     )
     if None in few or None in many:
@@ -260,7 +261,7 @@ def _tail(asked: Asked) -> Probe:
 
 def _whole_work(asked: Asked) -> Probe:
     job = CompiledJob.of(asked.options)
-    span, held = _spans(_step(job, asked)), job.figures().memory[OTHERS]
+    span, held = _spans(_ran(_step(job, asked))), job.figures().memory[OTHERS]
     return Probe(rest=span.whole, head=span.head, cut=span.cut, back=span.back, more=float(held))
 
 
@@ -310,10 +311,14 @@ def _step(job: CompiledJob, asked: Asked) -> StepTime:
     return step_time(issued, asked.machine, overlap=asked.overlap, hosts=False)
 
 
-def _spans(step: StepTime) -> _Spans:
+def _ran(step: StepTime) -> _Classes:
+    return [ran_of(each) for each in step.classes]
+
+
+def _spans(step: _Classes) -> _Spans:
     """Seconds of a step up to the end of backward, between the layers of forward and those of
     backward, and the longest wait between two computations; the least of all classes."""
-    found = [_of_class(each) for each in step.classes]
+    found = [_of_class(each) for each in step]
     streams = {stream for s in found for stream in s.streams}
     return _Spans(
         {stream: min(s.streams.get(stream, 0.0) for s in found) for stream in streams},
@@ -324,23 +329,22 @@ def _spans(step: StepTime) -> _Spans:
     )
 
 
-def _of_class(each: ClassTimes) -> _Spans:
+def _of_class(ran: Sequence[Ran]) -> _Spans:
     streams: Counter[Hashable] = Counter()
     whole = last_forward = 0
     cuts = dict.fromkeys(_OF_MICROBATCH, 0)
     first_backward: int | None = None
     before = 0
-    for placed, start, end in each.rows():
-        node = placed.node
-        if not node.is_computation or node.phase == "optimizer":
-            if not placed.computes and node.layer >= 0 and node.phase != "optimizer":
+    for _, _, placed, number, layer, start, end in ran:
+        if number < 0 or not placed.node.is_computation:
+            if not placed.computes and layer >= 0 and number >= 0:
                 streams[placed.streams[-1]] += end - start
             continue
-        phase = "forward" if node.phase == "forward" else "backward"
+        phase = _OF_MICROBATCH[number]
         cuts[phase] = max(cuts[phase], start - before)
         before = whole = end
-        if node.layer >= 0:
-            if node.phase == "forward":
+        if layer >= 0:
+            if phase == "forward":
                 last_forward = end
             elif first_backward is None:
                 first_backward = start
