@@ -183,9 +183,10 @@ def _families(
     where no key says them."""
 
     def declare(projector: Projector) -> Projector:
-        reads(name, *model_types, features=features, read_images=read_images)(
-            lambda config: _read(config, projector, tower=tower, words=words)
-        )
+        @reads(name, *model_types, features=features, read_images=read_images)
+        def read(config: Config) -> ModelText:  # pyright: ignore[reportUnusedFunction]
+            return _read(config, projector, tower=tower, words=words)
+
         return projector
 
     return declare
