@@ -255,7 +255,7 @@ def test_gathers_are_issued_so_many_blocks_ahead(phase: str, ahead: int) -> None
     found = block_gathers(nodes, phase)
     assert sorted(found) == sorted(order)
     for position, layer in enumerate(order):
-        before = found[layer].after + found[layer].deps
+        before = [*found[layer].after, *found[layer].deps]
         last = max((n for n in before if not n.is_collective), key=lambda n: n.id)
         inside = [n for n in nodes if f"/L{order[max(position - 1 - ahead, 0)]}/" in n.name]
         ran = [n for n in inside if not n.is_collective and n.name.startswith(phase)]
