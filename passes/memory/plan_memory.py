@@ -23,6 +23,7 @@ from stagec.api import (
     total,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.decisions import Watched
 from stagec.ir.loads import planned_env
 from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED, WEIGHTS
@@ -92,7 +93,10 @@ class _Plan:
         self._module, self._func, self._body = module, func, func.body
         self._env, self._roots = planned_env(module), Roots()
         self._sets = classify(self._body, self._roots)
-        self._planner = Planner(lifetimes(self._body, self._env))
+        # What lifetimes depend on is noted: of sizes that answer alike, the plan is kept.
+        noted = module.decisions
+        seen = self._env if noted is None else Watched(self._env, noted)
+        self._planner = Planner(lifetimes(self._body, seen))
         module.notes[self._body] = self._planner
         counts = (op.expr("count") for op in self._body.walk() if op.has(Repeats))
         axes = module.mesh.axes if module.mesh else ()

@@ -66,10 +66,11 @@ class ExpandAttention(Pass):
         strategy = read_strategy(module)
         rule = strategy.one(KernelsRule)
         fused = [op for op in module.main.body.walk() if isinstance(op.definition, FlashAttention)]
-        plain = [op for op in fused if _is_plain(op) and not _is_split(module, strategy, op)]
-        for op in plain if rule.attention in UNFUSED else ():
+        unfused = fused if rule.attention in UNFUSED else []
+        plain = [op for op in unfused if _is_plain(op) and not _is_split(module, strategy, op)]
+        for op in plain:
             expand_attention(module, op, eager=rule.attention == EAGER)
-        if not fused or (rule.attention in UNFUSED and not plain):
+        if not fused or (unfused and not plain):
             split = "it has masks, or its sequence or heads that share keys are split"
             why = split if fused else "there is no fused attention"
             remark = f"'stg.kernels[attention = {rule.attention}]' changes nothing: {why}"
@@ -110,9 +111,10 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
 
 def _is_plain(op: Operation) -> bool:
     """Whether a softmax of products is all that it is."""
+    if not {*op.attrs} <= _PLAIN or len(op.results) != 1:
+        return False
     rows, columns = (op.operands[i].tensor.dims[1].size for i in (0, -1))
-    packed = len(op.operands) == 2
-    return {*op.attrs} <= _PLAIN and len(op.results) == 1 and (packed or rows == columns)
+    return len(op.operands) == 2 or rows == columns
 
 
 def _is_split(module: Module, strategy: Strategy, op: Operation) -> bool:

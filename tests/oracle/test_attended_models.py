@@ -285,7 +285,8 @@ def loss_of(model: str, given: Params) -> float:
             x = layer(x, {n: v[place] for n, v in stacked.items()}, i)
         scale = next(given[n] for n in ("lm_head/norm/scale", "lm_loss/norm", "norm") if n in given)
         x = ends.get("norm", rms)(x, 1 + scale if ends.get("centered") else scale)
-        head = given["head"] if "head" in given else given["embed"].T
+        heads = (given[n] for n in ("lm_head/head", "head") if n in given)
+        head = next(heads, given["embed"].T)
         logits = x @ head * ends.get("logit_scale", 1)
         if "cap" in ends:
             logits = ends["cap"] * np.tanh(logits / ends["cap"])

@@ -254,7 +254,7 @@ def test_times_and_memory_are_written(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (("--steps", "3"), "--steps writes steps of one server"),
-        (("--name", "manifest"), "'manifest' is no name"),
+        (("--name", "manifest"), "'manifest' is not a valid name"),
     ],
 )
 def test_what_pods_do_not_have_is_refused(

@@ -29,7 +29,7 @@ SAME = {
     *(("microbatches", 1), ("chunks", 1), ("pad_vocab", 1), ("collective_order", "copied")),
     ("compute_dtype", "bf16"),
 }
-BY_SIZE = {"ddp_bucket", "own_casts", "shard_padding", "grad_reduction"}
+BY_SIZE = {"ddp_bucket", "own_casts", "fuse_experts", "shard_padding", "grad_reduction"}
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
 SECONDS = {
     *("host_graphs", "all_reduce", "saved_tensors", "first_saved", "prompt_steps"),
