@@ -155,7 +155,7 @@ PLUGIN = Plugin(
         "partition": "propagate-sharding,whole-gradients,insert-collectives,"
         "hoist-reductions,narrow-collectives,"
         "sort-expert-rows,"
-        "keep-gathered-parameters,shard-units,record-expert-rows",
+        "shard-units,keep-gathered-parameters,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once,keep-stage-values",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
         "keep-inputs,hold-inputs,eliminate-dead-code",

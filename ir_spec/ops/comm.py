@@ -205,7 +205,7 @@ class Reorder(OpDef):
     So functional collectives of PyTorch work along another dimension than the first one
     (`all_gather_tensor` concatenates what it has gathered, `reduce_scatter_tensor` what it will
     reduce). What eager attention over the parts of a sequence has merged is in the order of heads,
-    and copied for the product behind it.
+    and copied for the product behind it. DTensor copies the part of a gradient that a rank keeps.
     """
 
     name = "stg.reorder"

@@ -8,6 +8,7 @@ from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_stra
 from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Recasts, Repeats
 from stagec.ir_spec.ops.comm import AllReduce, AllSlice, ReduceScatter, operand_dim
+from stagec.ir_spec.ops.layout import Reshard
 from stagec.ir_spec.ops.selection import Pad
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
@@ -17,7 +18,8 @@ class CopyGradients(Pass):
     """Copy what one call of a unit reduces into its buffer, as `stg.shard_units[copies]` says.
     Casts for the reduction become part of the copy: gradients wait for it in their own type. What
     replicas have reduced in another type than that of the gradients stays until backward ends
-    (FSDPParamGroup._all_reduce_state of PyTorch).
+    (FSDPParamGroup._all_reduce_state of PyTorch). What other ranks split or add up of a gradient
+    comes before its unit is dropped, and a part that a rank keeps is a copy.
 
     Before:
         stg.mesh @pod[dp]
@@ -66,6 +68,8 @@ class CopyGradients(Pass):
                     copy_operands(module, op)
                 elif isinstance(op.definition, ReduceScatter | AllSlice):
                     reduce_before_casts(op)
+                    drop_behind(op)
+                    copy_part(module, op)
                 elif isinstance(op.definition, AllReduce) and _is_cast(op):
                     keep_reduced(module, op)
 
@@ -80,6 +84,30 @@ def reduce_before_casts(reduction: Operation) -> None:
             reduction.set_operand(result.index, source)
             result.type = replace(result.tensor, dtype=source.tensor.dtype)
             _erase_unused(value)
+
+
+def drop_behind(reduction: Operation) -> None:
+    """Drop what the unit has gathered behind what other ranks than those of ZeRO add up or split of
+    its gradients, in place: `FSDPParamGroup.post_backward` takes the gradients first."""
+    region, made = reduction.parent, reduction.operands[0].producer
+    if region is None or made is None or made.parent is not region:
+        return
+    between = region.ops[made.position() : reduction.position()]
+    for op in [op for op in between if isinstance(op.definition, Reshard)]:
+        region.ops.remove(op)
+        region.insert(reduction.position() + 1, op)
+
+
+def copy_part(module: Module, part: Operation) -> None:
+    """Copy the part of a gradient that a rank keeps of what all of them have, in place: DTensor
+    clones it (`Shard._replicate_to_shard`), and nothing has the whole then."""
+    if isinstance(part.definition, AllSlice):
+        users = part.result.uses
+        builder = Builder.after(module.registry, part, loc=part.loc, phase="gradient")
+        copy = builder.value("stg.reorder", [part.result], hint=f"{part.result.name}_o")
+        for user, index in list(users):
+            if user is not copy.producer:
+                user.set_operand(index, copy)
 
 
 def copy_operands(module: Module, reduction: Operation) -> None:

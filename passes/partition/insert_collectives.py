@@ -28,7 +28,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.traits import FinalGradient, Recasts, Repeats
+from stagec.ir.traits import FinalGradient, Recalls, Recasts, Repeats
 from stagec.ir_spec.ops.comm import AllGather, Collective
 from stagec.sharding.assignment import (
     MAKE_PARTS,
@@ -269,7 +269,8 @@ def _keep_moved(region: Region, *, save_gathered: bool) -> None:
 
 
 def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
-    """Stash the result of one movement that forward and all users in backward make."""
+    """Stash the result of one movement that forward and all users in backward make, those too that
+    recall the value where some iterations compute it again."""
     end = op.body.terminator
     uses = [(user, slot) for user, slot in op.results[index].uses if user.region is not None]
     args = [user.body.args[slot] for user, slot in uses]
@@ -278,16 +279,43 @@ def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
         kept = isinstance(move.definition, Collective) and len(move.operands) == 1
         if not again or not kept or _gathers_again(move, save_gathered):
             continue
-        if all(_same_move(u, move) for u in again):
+        if all(_recomputed(u, move) if u.has(Recalls) else _same_move(u, move) for u in again):
             end.set_operand(index, move.result)
             op.results[index].type = move.result.tensor.stacked(op.expr("count"))
             for arg in args:
                 arg.type = move.result.tensor
                 for u, _ in list(arg.uses):
-                    u.result.replace_with(arg)
-                    u.erase()
+                    _take_moved(u, move, arg)
             return True
     return False
+
+
+def _recomputed(recall: Operation, move: Operation) -> Operation | None:
+    """The movement of what is computed again, if it comes before those of what is recalled and all
+    of them are like `move`."""
+    users = [u for u, _ in recall.result.uses]
+    alike = users and all(_same_move(u, move) and u.parent is recall.parent for u in users)
+    made = (u for u, _ in recall.operands[0].uses if u.parent is recall.parent)
+    moves = [u for u in made if _same_move(u, move)] if alike else []
+    first = min((u.position() for u in users), default=0) if moves else 0
+    return next((u for u in moves if u.position() < first), None)
+
+
+def _take_moved(user: Operation, move: Operation, stashed: Value) -> None:
+    """Take a stashed value that is moved already, in place of a movement or of what is recalled and
+    moved."""
+    moves, value = [user], stashed
+    if user.has(Recalls) and (again := _recomputed(user, move)) is not None:
+        moves, value = [u for u, _ in user.result.uses], user.result
+        value.type = stashed.tensor
+        user.set_operand(0, again.result)
+        region, first = again.parent, min(moves, key=Operation.position)
+        assert region is not None
+        region.ops.remove(user)
+        region.insert(first.position(), user)
+    for each in moves:
+        each.result.replace_with(value)
+        each.erase()
 
 
 def _gathers_again(move: Operation, save_gathered: bool) -> bool:

@@ -19,7 +19,8 @@ class ShardUnits(Pass):
     With `outer = ends` what is gathered before the blocks is dropped behind its last use there and
     gathered again in backward, behind the blocks; what is gathered behind them is dropped when
     backward comes to the blocks. With `loss = inside` the gathers of the blocks
-    are marked `beside_loss`, for the plan of memory. In a pipeline nothing happens.
+    are marked `beside_loss`, for the plan of memory. Backward of a block gathers all that its
+    forward gathers, whether an operation reads it or not. In a pipeline nothing happens.
 
     Before:
         stg.strategy @s[mesh = @pod] {
@@ -66,12 +67,50 @@ class ShardUnits(Pass):
             )
             return
         body = module.main.body if steps is None else steps.body
+        gather_whole_units(module, body)
         if rule.loss == "inside":
             mark_gathers(body)
         if rule.outer == "ends":
             if read_strategy(module).reshard != "never":
                 drop_before_blocks(module, body)
             drop_behind_blocks(module, body)
+
+
+def gather_whole_units(module: Module, body: Region) -> None:
+    """Gather in backward of blocks what only their forward gathers, such as biases, or weights of
+    which autocast keeps copies, in place. FSDP2: `FSDPParamGroup.pre_backward` gathers a unit."""
+    repeats = [op for op in body.ops if op.has(Repeats)]
+    for back in (op for op in repeats if op.phase == "backward"):
+        known = {_gathered(op)[0] for op in gathers_of(back.body)}
+        place = back.body.ops[0]
+        for forward in (op for op in repeats if {*op.results} & {*back.operands}):
+            for gather in gathers_of(forward.body) if forward.phase == "forward" else ():
+                source, chain = _gathered(gather)
+                if source not in known:
+                    known.add(source)
+                    _gather_again(module, place, source, chain)
+
+
+def _gathered(gather: Operation) -> tuple[Value, list[Operation]]:
+    """The stack or the parameter that a gather in a repeat is of, and the operations in the repeat
+    that make of it what is gathered, the gather last."""
+    value, chain = gather.operands[0], [gather]
+    while (op := value.producer) is not None and op.parent is gather.parent:
+        value, chain = op.operands[0], [op, *chain]
+    inside = gather.parent is not None and value.region is gather.parent
+    return (value.region.owner.operands[value.index] if inside else value), chain
+
+
+def _gather_again(module: Module, place: Operation, source: Value, chain: list[Operation]) -> None:
+    """Gather a parameter that nothing in a backward repeat reads, in front of an operation."""
+    value, back = chain[0].operands[0], place.parent_op
+    if value is not source and back is not None:
+        back.add_operand(source)
+        value = back.body.add_arg(value.name, value.tensor, value.loc)
+    b = Builder.before(module.registry, place, loc=chain[-1].loc, phase="backward")
+    for op in chain:
+        attrs = {n: a for n, a in op.attrs.items() if n != "phase"}
+        value = b.op(op.name, [value], attrs, names=[op.result.name]).result
 
 
 def mark_gathers(body: Region) -> None:

@@ -287,7 +287,7 @@ def test_tensor_parallel_steps_are_met() -> None:
     peak, and gradients after the update, with those of all rows of the embedding."""
     found = validate_memory("torch-tensor-parallel", Session()).errors
     judged = [e for e in found if e.category == "activations" and e.error is not None]
-    assert len(judged) == 9 * 2
+    assert len(judged) == 12 * 2
     assert max(abs(each.error or 0) for each in judged) < 0.001
     updated = [e for e in found if e.category == "gradients" and e.moment == "after_update"]
     assert all(each.ours == each.measured for each in updated)

@@ -138,6 +138,7 @@ def _policy(run: TorchRun) -> dict[str, Any]:
     """How units are cast and sharded."""
     titan = run.flag("stack", "huggingface") == "torchtitan"
     mixed = run.flag("param_dtype", "f32" if titan else "bf16") == "f32"
+    mixed = mixed and run.flag("compute_dtype", "bf16") == "bf16"
     reduce = run.flag("reduce_dtype", "f32" if titan else "bf16")
     policy = MixedPrecisionPolicy()
     if mixed:
