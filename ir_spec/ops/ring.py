@@ -188,18 +188,25 @@ def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]
 def _beside(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
     """What eager PyTorch has beside the steps of a ring backward, on the first rank
     (torch/distributed/tensor/experimental/_context_parallel/_attention.py:
-    `_templated_ring_attention_backward`). In the type of the keys: gradients of the step before,
-    copies of keys and values that are contiguous and side by side for their transfer, and what it
-    brings: keys and values of all ranks (`gathered`) or of one more step (`passed`, where half of a
-    gradient of the queries is there too). In fp32: sums that began as zeros, and copies of sums
-    side by side."""
+    `_templated_ring_attention_backward`). In fp32: sums that began as zeros, and copies of sums
+    side by side. In the type of the keys, in the second step: gradients of the step before, and
+
+    - in the kernel, the gradient of half of the queries, keys and values side by side for their
+      last transfer, and what transfers brought: keys and values of all ranks (`gathered`), or of
+      this step, and of a third one if there is one (`passed`);
+    - if there is a third step, before that kernel, for `gathered`: contiguous copies of the rank's
+      own keys and values, those side by side for two transfers, and keys and values of all ranks.
+    """
     if "steps" not in op.attrs:
         return []
     q, k = op.operands[3].tensor, op.operands[4].tensor
     queries, keys = q.local_elements, k.local_elements
-    narrow = queries + keys * (2 * axis_size(over) + 2)
-    if op.text("steps") == "passed":
-        narrow = queries * 3 / 2 + keys * 4
+    ranks = axis_size(over)
+    third = call("min", [ranks - 2, ONE])  # 0 with two ranks
+    narrow = queries * 3 / 2 + keys * 2 * (third + 1)
+    if op.text("steps") == "gathered":
+        kernel = queries * 3 / 2 + keys * 2 * ranks
+        narrow = call("max", [kernel, queries + keys * 2 * (ranks + third)])
     sizes = ((k.dtype, narrow), ("f32", keys * 4))
     types = [TensorType(dtype, (Dim(expand(size)),), placed=True) for dtype, size in sizes]
     return [

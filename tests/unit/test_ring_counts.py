@@ -6,6 +6,7 @@ B sequences of S tokens on c ranks of a ring; H query heads and G key/value head
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.ir.expr import ZERO, Expr, maximum
+from stagec.ir.expr import ZERO, Expr, evaluate, maximum
 from stagec.jobs.builder import JobBuilder
 from stagec.program.classes import rank_classes
 from tests.support import (
@@ -255,6 +256,25 @@ def test_memory_of_a_step_backward() -> None:
     exchange = local("4*G*K", "4*H*K", "8*G*K", "8*G*K")
     computed = local("4*G*K", "4*H*K", "8*G*K", "2*H*K", "4*G*K")
     assert transient(BACKWARD) == maximum([exchange, computed])
+
+
+#: Tensors in bf16 of the size of K that PyTorch 2.14.1 has at the most beside the arguments of
+#: `_templated_ring_attention_backward`, on the first of so many ranks, with as many query heads and
+#: with four times as many; without the copy of log-sum-exps.
+BESIDE: dict[str, dict[int, tuple[Fraction | int, int]]] = {
+    "gathered": {2: (Fraction(51, 2), 38), 3: (29, 40), 4: (31, 42)},
+    "passed": {2: (Fraction(47, 2), 36), 3: (Fraction(51, 2), 38), 4: (Fraction(51, 2), 38)},
+}
+
+
+@pytest.mark.parametrize("steps", ["gathered", "passed"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_memory_of_eager_steps_backward(steps: str, ranks: int) -> None:
+    """Two ranks have no third step, to which keys and values would be sent."""
+    needed = transient(BACKWARD.replace("zigzag", f"zigzag, steps = {steps}"))
+    for heads, tensors in zip((1, 4), BESIDE[steps][ranks], strict=True):
+        sizes = {"B": 1, "S": 32 * ranks, "H": 2 * heads, "G": 2, "K": 8, "cp": ranks}
+        assert evaluate(needed, sizes) == tensors * 2 * 32 * 2 * 8
 
 
 def test_the_stash_is_split() -> None:
