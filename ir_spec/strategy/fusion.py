@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
@@ -72,6 +73,7 @@ class FusionRule(Record):
             "fuse_experts",
             "On which devices products of experts in 4 bits compute the activation behind them "
             "and cast its result.",
+            needs=(EXPERTS,),
             rare=True,
             software=True,
         ),

@@ -86,7 +86,7 @@ class GradientsOp(Statement):
     example = "stg.gradients[lifetime = freed]"
 
     def flag_values(self, request: FlagValues) -> dict[str, Any]:
-        found = super().flag_values(request)
+        values = super().flag_values(request)
         if not request["zero"]:
-            found.pop("reduced", None)
-        return found
+            values.pop("reduced", None)
+        return values

@@ -272,13 +272,13 @@ class _TrainingStep:
         units: dict[Operation, list[Value]] = {}
         for param in loops if self._adds_whole() else ():
             units.setdefault(loops[param], []).append(param)
-        found: dict[Value, Value] = {}
-        for param in (p for p in sums if p not in found):
+        reduced: dict[Value, Value] = {}
+        for param in (p for p in sums if p not in reduced):
             if unit := units.get(loops[param]) if param in loops else None:
-                found |= self._reduced_in_turn(b, loops[param], {p: sums[p] for p in unit})
+                reduced |= self._reduced_in_turn(b, loops[param], {p: sums[p] for p in unit})
             else:
-                found[param] = self._reduced(b, sums[param], param, sliced=False)
-        return found
+                reduced[param] = self._reduced(b, sums[param], param, sliced=False)
+        return reduced
 
     def _reduced_in_turn(
         self, b: Builder, loop: Operation, sums: Mapping[Value, Value]

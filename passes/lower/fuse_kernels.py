@@ -25,6 +25,8 @@ from stagec.ir.own_gathers import own_gathers
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import AddsToSum, AppendsRows, CopiesMemory, Free, Fusible, Repeats, TurnsRows
 from stagec.ir.types import DTYPE_BYTES
+from stagec.ir_spec.ops.comm import AllReduce
+from stagec.ir_spec.ops.moe import Combine
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.sharding.work import data_of, is_computation, viewed, work_of
@@ -78,12 +80,13 @@ class FuseKernels(Pass):
     until = Phase.PLANNED
 
     def applies(self, module: Module) -> bool:
-        return bool(read_strategy(module).all(FusionRule))
+        strategy = read_strategy(module)
+        return bool(strategy.all(FusionRule)) or strategy.one(CollectivesRule).norms
 
     def run(self, module: Module) -> None:
-        rule = read_strategy(module).one(FusionRule)
+        strategy = read_strategy(module)
+        rule, norms = strategy.one(FusionRule), strategy.one(CollectivesRule).norms
         kernels = [kernel for func in module.functions for kernel in fuse_kernels(func, rule)]
-        norms = read_strategy(module).one(CollectivesRule).norms
         for func in module.functions:
             mark_continued(func, rule, reduced=norms)
         added = rule.gradients and not any(map(_adds_to_sum, kernels))
@@ -160,7 +163,7 @@ def _activates(kernel: Sequence[Operation]) -> bool:
     users = (user for v in kernel[-1].results for user, _ in v.uses)
     routed = product is not None and any(d.routed or d.load for d in product.result.tensor.dims)
     four = routed and product is not None and _bits(product.operands[1].tensor.dtype) == 4
-    return four and not any(user.name == "stg.combine" for user in users)
+    return four and not any(isinstance(user.definition, Combine) for user in users)
 
 
 def _first_users(op: Operation) -> Iterator[Operation]:
@@ -196,7 +199,7 @@ def _is_reduced(value: Value) -> bool:
 def _is_all_reduced(value: Value) -> bool:
     """Whether an all_reduce makes a value."""
     op = viewed(value).producer
-    return op is not None and op.name == "stg.all_reduce"
+    return op is not None and isinstance(op.definition, AllReduce)
 
 
 def _adds_to_sum(kernel: Sequence[Operation]) -> bool:

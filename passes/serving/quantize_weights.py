@@ -29,7 +29,7 @@ from stagec.ir.rule import Group, Shape, parse_rule, shape_text
 from stagec.ir.traits import Recasts
 from stagec.ir.types import CACHED, DTYPE_BYTES
 from stagec.ir_spec.ops.attention_base import AttentionWork
-from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.ops.contraction import Add, Einsum
 from stagec.ir_spec.ops.quantized import (
     ACTIVATIONS,
     FEED_FORWARD,
@@ -175,18 +175,18 @@ def _attention(module: Module) -> set[Operation]:
             behind.add(op)
             users = (user for result in op.results for user, _ in result.uses)
             waiting += [user for user in users if user.results and not _is_sum(user)]
-    waiting, found = list(behind), set[Operation]()
+    waiting, attention = list(behind), set[Operation]()
     while waiting:
-        if (op := waiting.pop()) not in found:
-            found.add(op)
+        if (op := waiting.pop()) not in attention:
+            attention.add(op)
             makers = (v.producer for v in op.operands)
             waiting += [each for each in makers if each is not None and not _is_sum(each)]
-    return found
+    return attention
 
 
 def _is_sum(op: Operation) -> bool:
     """Whether an op adds values of one shape, as the sums between blocks."""
-    return op.name == "stg.add" and len({v.tensor.shape for v in op.operands}) == 1
+    return isinstance(op.definition, Add) and len({v.tensor.shape for v in op.operands}) == 1
 
 
 def _is_large(module: Module, format_: WeightFormat, param: Value) -> bool:

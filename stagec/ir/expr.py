@@ -60,12 +60,12 @@ class Expr:
     _symbols: frozenset[str] | None
 
     def __new__(cls, node: Any) -> Expr:
-        found = _exprs.get(node)
-        if found is None:
+        expr = _exprs.get(node)
+        if expr is None:
             made = super().__new__(cls)
             made.node, made._symbols = node, None
-            found = _exprs.setdefault(node, made)
-        return found
+            expr = _exprs.setdefault(node, made)
+        return expr
 
     def __add__(self, other: Expr | int) -> Expr:
         return _plus(self, other)

@@ -14,7 +14,7 @@ from stagec.ir.decisions import note, plain
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate
 from stagec.ir.layers import LayerStack
 from stagec.ir.replay import EVERY, FIRST
-from stagec.ir.traits import Repeats
+from stagec.ir.traits import EndsLifetime, Repeats
 from stagec.memory.buffers import Ref
 from stagec.memory.liveness import is_gathered
 from stagec.sharding.gathers import ahead_of
@@ -131,3 +131,21 @@ def is_ahead(op: Operation) -> bool:
 def most_ahead(ops: Iterable[Operation]) -> int:
     """How many iterations early the first of the gathers among these is issued."""
     return max((ahead_of(op) for op in ops if is_ahead(op)), default=1)
+
+
+def saved_first(op: Operation, refs: Sequence[Ref]) -> list[Ref]:
+    """What the first iteration leaves on the stacks: nothing that backward takes for the gradient
+    of its input alone, where nobody takes that."""
+    left = list(refs)
+    for k, result in enumerate(op.results[op.integer("carry", 1) :]):
+        users = [(user, index) for user, index in result.uses if not user.has(EndsLifetime)]
+        if users and all(user.flag("first_idle") and not _trains(user, i) for user, i in users):
+            left[k] = None
+    return left
+
+
+def _trains(back: Operation, index: int) -> bool:
+    """Whether what a loop of backward is given at `index` takes part in gradients of parameters."""
+    body, arg = back.body, back.body.args[index]
+    ends = body.terminator.operands[back.integer("carry", 1) :]
+    return arg in ends or any(arg in op.reads() for op in body.ancestors(ends))

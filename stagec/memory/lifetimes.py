@@ -48,6 +48,7 @@ from stagec.memory.iterations import (
     is_ahead,
     most_ahead,
     patterns,
+    saved_first,
     slices,
     stacked,
     turns_of,
@@ -347,7 +348,7 @@ class _Runner:
             self._keep(gathers[m], len(turns) - turn)
             yielded = [self._refs[v] for v in op.body.terminator.operands]
             carried, left = yielded[:carry], yielded[carry:]
-            made[m][position] = left if turn else _saved_first(op, left)
+            made[m][position] = left if turn else saved_first(op, left)
             if order[position].copies != 1:
                 slots = [r[position] for r in inputs[m] if is_stack(r, len(order))]
                 others = order[position].copies - 1
@@ -489,24 +490,6 @@ class _Runner:
         for result, value in zip(op.results, op.body.terminator.operands, strict=True):
             self._refs[result] = self._refs[value]
         self._part = None
-
-
-def _saved_first(op: Operation, refs: Sequence[Ref]) -> list[Ref]:
-    """What the first iteration leaves on the stacks: nothing that backward takes for the gradient
-    of its input alone, where nobody takes that."""
-    left = list(refs)
-    for k, result in enumerate(op.results[op.integer("carry", 1) :]):
-        users = [(user, index) for user, index in result.uses if not user.has(EndsLifetime)]
-        if users and all(user.flag("first_idle") and not _trains(user, i) for user, i in users):
-            left[k] = None
-    return left
-
-
-def _trains(back: Operation, index: int) -> bool:
-    """Whether what a loop of backward is given at `index` takes part in gradients of parameters."""
-    body, arg = back.body, back.body.args[index]
-    ends = body.terminator.operands[back.integer("carry", 1) :]
-    return arg in ends or any(arg in op.reads() for op in body.ancestors(ends))
 
 
 def _is_backward(step: Operation | LayerStack) -> bool:
