@@ -28,8 +28,8 @@ not wait for other gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
@@ -49,21 +49,18 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.traits import Accumulates, BeginsBackward, Free, Recasts
+from stagec.ir.traits import Accumulates, BeginsBackward, Free
 from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.parts import Arrive
-from stagec.ir_spec.strategy.dtypes import of_parameter, on_the_wire
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.handover import hand_over, pin_again
+from stagec.passes.autodiff.reductions import PASS, GradientReductions, cast_once, where_made
 from stagec.sharding.gathers import is_of_parameter
 from stagec.sharding.strategy import RecomputeRule
-from stagec.sharding.zero import StatePlacement
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,6 @@ class Differentiate(Pass):
             )
 
 
-PASS = "differentiate"
-
-
 def differentiate(module: Module) -> None:
     """Append the backward of the main function: it then returns the loss and one gradient per
     parameter.
@@ -167,8 +161,7 @@ class _TrainingStep:
     def __init__(self, module: Module, strategy: Strategy, params: list[Value]) -> None:
         self._module, self._strategy, self._params = module, strategy, params
         self._registry = module.registry
-        self._placement = StatePlacement(module, strategy, PASS)
-        self._accumulates = False
+        self._reductions = GradientReductions(module, strategy)
         self.keeps_saved = strategy.one(SavedTensorsRule).until == "node"
         self.saves_needed = strategy.one(SavedTensorsRule).first == "needed"
         self.idle = idle_values(module)
@@ -179,7 +172,7 @@ class _TrainingStep:
         wrapped = next((op for op in region.ops if op.has(Accumulates)), None)
         if wrapped is not None and (loss is None or loss.producer is wrapped):
             region = wrapped.body
-            self._accumulates = True
+            self._reductions.accumulates = True
             loss = region.terminator.operands[loss.index] if loss is not None else None
         at = made_by(PASS, loss.loc if loss is not None else func.loc)
         builder = Builder(self._registry, region, len(region.ops) - 1, loc=at, phase="backward")
@@ -188,7 +181,8 @@ class _TrainingStep:
             tape.give(loss, builder.value("stg.constant", attrs={"value": 1}, hint="d_loss"))
         tape.backward(list(region.ops[:-1]))
         sums = {p: self._finish(tape, p, region, wrapped) for p in self._params}
-        grads = sums if self.reduces_inside() else self._reduced_behind(sums, tape.loops)
+        reductions = self._reductions
+        grads = sums if reductions.inside() else reductions.behind(sums, tape.loops)
         end = func.body.terminator
         losses = end.operands[: 1 if loss is not None else 0]
         returns = func.body.returns or tuple(v.tensor for v in losses)
@@ -196,41 +190,6 @@ class _TrainingStep:
         func.body.returns = (*returns[: len(losses)], *(grads[p].tensor for p in self._params))
 
     # -- gradients of parameters -------------------------------------------------------------------
-
-    def reduces_inside(self) -> bool:
-        """Whether gradients are reduced per microbatch and layer (ZeRO-2 and 3, and where they are
-        used in backward) instead of once per step."""
-        if self._strategy.optimizer.form == "in_backward":
-            return True
-        return self._strategy.zero >= 2 and not self._adds_whole()
-
-    def _adds_whole(self) -> bool:
-        """Whether microbatches add up gradients of ZeRO-2 and 3 before these are reduced."""
-        once = self._accumulates and self._strategy.reduces_once
-        return once and self._strategy.zero >= 2
-
-    def local_gradient(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
-        """What a microbatch contributes, cast as soon as it is made: reduced now, at `b`, or added
-        to those before it, whole ones of ZeRO-2 and 3 at `b`, where their unit ends. What is
-        reduced now is added beside its reduction: that is no kernel in the stream of
-        computations."""
-        dtypes, whole = self._strategy.dtypes, self._adds_whole()
-        at = b if whole else _where_made(b, [grad])
-        if self.reduces_inside():
-            wire = _cast(at, grad, self._wire(param))
-            return self._reduced(b, wire, param, sliced=sliced)
-        if not self._accumulates:
-            return _cast(at, grad, self._wire(param))
-        to = of_parameter(dtypes.grad, param.tensor.dtype)
-        if whole:
-            to, made = self._wire(param), grad.producer
-            grad = made.operands[0] if made is not None and made.has(Recasts) else grad
-        attrs: dict[str, RawAttr] = {"to": to, **({"phase": "gradient"} if whole else {})}
-        return at.value("stg.accumulate_grad", [grad], attrs, hint=f"{grad.name}_sum")
-
-    def _wire(self, param: Value) -> str:
-        """The element type in which the gradient of a parameter is reduced."""
-        return on_the_wire(self._strategy.dtypes, self._strategy.zero, param.tensor.dtype)
 
     def _finish(
         self, tape: _Tape, param: Value, region: Region, wrapped: Operation | None
@@ -250,68 +209,15 @@ class _TrainingStep:
             phase="gradient",
         )
         if self._strategy.optimizer.form == "in_backward":
-            b = _where_made(b, [grad])
+            b = where_made(b, [grad])
             b.phase = "gradient"
         if param not in tape.loops:
-            grad = self.local_gradient(b, grad, param, sliced=False)
+            grad = self._reductions.local(b, grad, param, sliced=False)
         if wrapped is not None:
             end = wrapped.body.terminator
             end.add_operand(grad)
             grad = wrapped.add_result(param.prefixed("g_"), grad.type, param.loc)
         return grad
-
-    def _reduced_behind(
-        self, sums: Mapping[Value, Value], loops: Mapping[Value, Operation]
-    ) -> Mapping[Value, Value]:
-        """The gradients of a step, reduced behind its backward, in the order of the parameters; of
-        layers whose sums are whole, in turn: each is a unit."""
-        outer = self._module.main.body
-        b = Builder(
-            self._registry, outer, len(outer.ops) - 1, loc=self._module.main.loc, phase="gradient"
-        )
-        units: dict[Operation, list[Value]] = {}
-        for param in loops if self._adds_whole() else ():
-            units.setdefault(loops[param], []).append(param)
-        reduced: dict[Value, Value] = {}
-        for param in (p for p in sums if p not in reduced):
-            if unit := units.get(loops[param]) if param in loops else None:
-                reduced |= self._reduced_in_turn(b, loops[param], {p: sums[p] for p in unit})
-            else:
-                reduced[param] = self._reduced(b, sums[param], param, sliced=False)
-        return reduced
-
-    def _reduced_in_turn(
-        self, b: Builder, loop: Operation, sums: Mapping[Value, Value]
-    ) -> Mapping[Value, Value]:
-        """The reduced gradients of what a loop of backward slices, layer by layer in its order."""
-        names = ("count", "order", "reverse")
-        attrs: dict[str, RawAttr] = {n: loop.attrs[n] for n in names if n in loop.attrs}
-        attrs["carry"] = ZERO
-        b.loc = made_by(PASS, loop.loc)
-        turns = b.op("stg.repeat", list(sums.values()), attrs, types=(), symbol=kind_of(loop))
-        inner = Builder(self._registry, turns.make_region(), loc=b.loc, phase="gradient")
-        made: list[Value] = []
-        for param, value in sums.items():
-            arg = turns.body.add_arg(param.prefixed("d_"), value.tensor.sliced(), param.loc)
-            made.append(self._reduced(inner, arg, param, sliced=True))
-        turns.body.append(Operation(self._registry["stg.yield"], made, loc=loop.loc))
-        count = turns.expr("count")
-        return {
-            p: turns.add_result(p.prefixed("g_"), g.tensor.stacked(count), p.loc)
-            for p, g in zip(sums, made, strict=True)
-        }
-
-    def _reduced(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
-        dtypes = self._strategy.dtypes
-        loc, phase = b.loc, b.phase
-        b.loc, b.phase = made_by(PASS, param.loc), "gradient"
-        wire = _cast(b, grad, self._wire(param))
-        place = self._placement.gradient(param)
-        place = replace(place.sliced() if sliced else place.inner, dtype=wire.tensor.dtype)
-        final = b.value("stg.gradient", [wire], type=place, hint=param.prefixed("g_"))
-        result = _cast(b, final, of_parameter(dtypes.grad, param.tensor.dtype))
-        b.loc, b.phase = loc, phase
-        return result
 
     # -- repeats -----------------------------------------------------------------------------------
 
@@ -378,7 +284,9 @@ class _TrainingStep:
             if grad is None:
                 continue
             yields.append(
-                self.local_gradient(inner.builder, grad, outer, sliced=True) if is_param else grad
+                self._reductions.local(inner.builder, grad, outer, sliced=True)
+                if is_param
+                else grad
             )
             slots.append((outer, is_param))
         shared = inner.leftovers()
@@ -428,7 +336,7 @@ class _Tape:
         """The sum of the contributions. It is made here, or right behind the last contribution."""
         found = self._grads.pop(value, [])
         if len(found) > 1:
-            b = _where_made(self.builder, found) if at_once else self.builder
+            b = where_made(self.builder, found) if at_once else self.builder
             return b.value("stg.add", found, hint=value.prefixed("d_"))
         return found[0] if found else None
 
@@ -471,7 +379,7 @@ class _Tape:
 def _zero(b: Builder, value: Value) -> Value:
     """A gradient of zeros for a value."""
     type_ = value.tensor
-    zero = _cast(b, b.value("stg.constant", attrs={"value": 0}, hint="zero"), type_.dtype)
+    zero = cast_once(b, b.value("stg.constant", attrs={"value": 0}, hint="zero"), type_.dtype)
     if not type_.rank:
         return zero
     attrs: dict[str, RawAttr] = {"spec": Quoted(f"->{letters(type_.rank)}"), "sizes": type_.shape}
@@ -482,23 +390,3 @@ def _sum_stack(b: Builder, stack: Value, hint: str) -> Value:
     """The sum over the iterations of a repeat."""
     text = letters(stack.tensor.rank)
     return b.value("stg.sum", [stack], {"spec": Quoted(f"{text}->{text[1:]}")}, hint=hint)
-
-
-def _where_made(b: Builder, values: Sequence[Value]) -> Builder:
-    """A builder right behind the op that makes the last of these values. If all of them come
-    from outside of the region, `b`."""
-    makers = [op for v in values if (op := v.producer) is not None]
-    if not makers:
-        return b
-    last = max(makers, key=Operation.position)
-    phase = b.phase if last.phase == "forward" else last.phase  # gradients that forward makes
-    return Builder.after(b.registry, last, loc=b.loc, phase=phase)
-
-
-def _cast(b: Builder, value: Value, dtype: str) -> Value:
-    """The value in an element type: what a cast that widened it was given, if it is of that."""
-    made = value.producer
-    widened = made is not None and made.has(Recasts) and value.tensor.dtype != dtype
-    if made is not None and widened and made.operands[0].tensor.dtype == dtype:
-        return made.operands[0]
-    return cast_to(b, value, dtype)

@@ -98,6 +98,9 @@ class JobFlags(TypedDict, total=False):
     #: Ranks that split each expert: as many as tp, or 1. The default, 0, means 1 if --ep takes
     #: ranks of tp, otherwise as many as tp.
     etp: int | None
+    #: On which devices products of experts in 4 bits compute the activation behind them and cast
+    #: its result.
+    fuse_experts: Literal["none", "blackwell"] | None
     #: Rows of the expert buffers over those of balanced load, such as 5/4.
     capacity_factor: float | str | None
     #: Tokens that each expert receives: a JSON file with a list, or with a list for each layer; or
@@ -172,9 +175,6 @@ class JobFlags(TypedDict, total=False):
     fuse_caches: bool | None
     #: The norm of the next layer adds up what a layer ends with, in its kernel.
     fuse_sums: bool | None
-    #: On which devices products of experts in 4 bits compute the activation behind them and cast
-    #: its result.
-    fuse_experts: Literal["none", "blackwell"] | None
     #: Casts to this number of bits or fewer are separate kernels, not fused with the norm or the
     #: activation before them.
     own_casts: int | None

@@ -1,0 +1,135 @@
+"""Where the gradients of parameters are reduced: in each microbatch and layer, or once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from stagec.api import Builder, Module, Operation, Strategy, Value, made_by
+from stagec.ir.builder import RawAttr
+from stagec.ir.expr import ZERO
+from stagec.ir.layers import kind_of
+from stagec.ir.traits import Recasts
+from stagec.ir_spec.ops.contraction import cast_to
+from stagec.ir_spec.strategy.dtypes import of_parameter, on_the_wire
+from stagec.sharding.zero import StatePlacement
+
+PASS = "differentiate"
+
+
+class GradientReductions:
+    """The reductions of the gradients of a step, which microbatches add up if it `accumulates`."""
+
+    def __init__(self, module: Module, strategy: Strategy) -> None:
+        self._module, self._strategy = module, strategy
+        self._registry = module.registry
+        self._placement = StatePlacement(module, strategy, PASS)
+        self.accumulates = False
+
+    def inside(self) -> bool:
+        """Whether gradients are reduced per microbatch and layer (ZeRO-2 and 3, and where they are
+        used in backward) instead of once per step."""
+        if self._strategy.optimizer.form == "in_backward":
+            return True
+        return self._strategy.zero >= 2 and not self._adds_whole()
+
+    def _adds_whole(self) -> bool:
+        """Whether microbatches add up gradients of ZeRO-2 and 3 before these are reduced."""
+        once = self.accumulates and self._strategy.reduces_once
+        return once and self._strategy.zero >= 2
+
+    def local(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
+        """What a microbatch contributes, cast as soon as it is made: reduced now, at `b`, or added
+        to those before it, whole ones of ZeRO-2 and 3 at `b`, where their unit ends. What is
+        reduced now is added beside its reduction: that is no kernel in the stream of
+        computations."""
+        dtypes, whole = self._strategy.dtypes, self._adds_whole()
+        at = b if whole else where_made(b, [grad])
+        if self.inside():
+            wire = cast_once(at, grad, self._wire(param))
+            return self._reduced(b, wire, param, sliced=sliced)
+        if not self.accumulates:
+            return cast_once(at, grad, self._wire(param))
+        to = of_parameter(dtypes.grad, param.tensor.dtype)
+        if whole:
+            to, made = self._wire(param), grad.producer
+            grad = made.operands[0] if made is not None and made.has(Recasts) else grad
+        attrs: dict[str, RawAttr] = {"to": to, **({"phase": "gradient"} if whole else {})}
+        return at.value("stg.accumulate_grad", [grad], attrs, hint=f"{grad.name}_sum")
+
+    def _wire(self, param: Value) -> str:
+        """The element type in which the gradient of a parameter is reduced."""
+        return on_the_wire(self._strategy.dtypes, self._strategy.zero, param.tensor.dtype)
+
+    def behind(
+        self, sums: Mapping[Value, Value], loops: Mapping[Value, Operation]
+    ) -> Mapping[Value, Value]:
+        """The gradients of a step, reduced behind its backward, in the order of the parameters; of
+        layers whose sums are whole, in turn: each is a unit."""
+        outer = self._module.main.body
+        b = Builder(
+            self._registry, outer, len(outer.ops) - 1, loc=self._module.main.loc, phase="gradient"
+        )
+        units: dict[Operation, list[Value]] = {}
+        for param in loops if self._adds_whole() else ():
+            units.setdefault(loops[param], []).append(param)
+        reduced: dict[Value, Value] = {}
+        for param in (p for p in sums if p not in reduced):
+            if unit := units.get(loops[param]) if param in loops else None:
+                reduced |= self._reduced_in_turn(b, loops[param], {p: sums[p] for p in unit})
+            else:
+                reduced[param] = self._reduced(b, sums[param], param, sliced=False)
+        return reduced
+
+    def _reduced_in_turn(
+        self, b: Builder, loop: Operation, sums: Mapping[Value, Value]
+    ) -> Mapping[Value, Value]:
+        """The reduced gradients of what a loop of backward slices, layer by layer in its order."""
+        names = ("count", "order", "reverse")
+        attrs: dict[str, RawAttr] = {n: loop.attrs[n] for n in names if n in loop.attrs}
+        attrs["carry"] = ZERO
+        b.loc = made_by(PASS, loop.loc)
+        turns = b.op("stg.repeat", list(sums.values()), attrs, types=(), symbol=kind_of(loop))
+        inner = Builder(self._registry, turns.make_region(), loc=b.loc, phase="gradient")
+        made: list[Value] = []
+        for param, value in sums.items():
+            arg = turns.body.add_arg(param.prefixed("d_"), value.tensor.sliced(), param.loc)
+            made.append(self._reduced(inner, arg, param, sliced=True))
+        turns.body.append(Operation(self._registry["stg.yield"], made, loc=loop.loc))
+        count = turns.expr("count")
+        return {
+            p: turns.add_result(p.prefixed("g_"), g.tensor.stacked(count), p.loc)
+            for p, g in zip(sums, made, strict=True)
+        }
+
+    def _reduced(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
+        dtypes = self._strategy.dtypes
+        loc, phase = b.loc, b.phase
+        b.loc, b.phase = made_by(PASS, param.loc), "gradient"
+        wire = cast_once(b, grad, self._wire(param))
+        place = self._placement.gradient(param)
+        place = replace(place.sliced() if sliced else place.inner, dtype=wire.tensor.dtype)
+        final = b.value("stg.gradient", [wire], type=place, hint=param.prefixed("g_"))
+        result = cast_once(b, final, of_parameter(dtypes.grad, param.tensor.dtype))
+        b.loc, b.phase = loc, phase
+        return result
+
+
+def where_made(b: Builder, values: Sequence[Value]) -> Builder:
+    """A builder right behind the op that makes the last of these values. If all of them come
+    from outside of the region, `b`."""
+    makers = [op for v in values if (op := v.producer) is not None]
+    if not makers:
+        return b
+    last = max(makers, key=Operation.position)
+    phase = b.phase if last.phase == "forward" else last.phase  # gradients that forward makes
+    return Builder.after(b.registry, last, loc=b.loc, phase=phase)
+
+
+def cast_once(b: Builder, value: Value, dtype: str) -> Value:
+    """The value in an element type: what a cast that widened it was given, if it is of that."""
+    made = value.producer
+    widened = made is not None and made.has(Recasts) and value.tensor.dtype != dtype
+    if made is not None and widened and made.operands[0].tensor.dtype == dtype:
+        return made.operands[0]
+    return cast_to(b, value, dtype)
