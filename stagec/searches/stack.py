@@ -1,7 +1,8 @@
 """A search with a stack: what the space varies is the space's, the rest is what the stack says.
 
 Bounds read options. So the flags that say what the stack does are written into them, as if they had
-been given; what no flag says the compiler adds to the strategy of each job, as elsewhere.
+been given; what no flag says, or one that only a model with experts may have, the compiler adds to
+the strategy of each job, as elsewhere.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.jobs.legal import needless, rules
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import IDEAL, JobOptions
@@ -51,4 +53,5 @@ def _flags(options: JobOptions, given: Collection[str], session: Session) -> Map
         return {}
     lines = read_stack(options.stack, session, load_plugins(()).registry)
     serves = options.serve is not None
-    return stack_flags([n for n in lines if not (serves and n.definition.training)], given)
+    flags = stack_flags([n for n in lines if not (serves and n.definition.training)], given)
+    return {n: v for n, v in flags.items() if EXPERTS not in FLAGS[n].needs}
