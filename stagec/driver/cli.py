@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -103,6 +103,20 @@ class LazyGroup(click.Group):
             hint = did_you_mean(name, COMMANDS) or f"the commands are: {', '.join(COMMANDS)}"
             ctx.fail(f"no such command '{name}'; {hint}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as problem:
+            option = problem.option_name
+            commands = {name: self.get_command(ctx, name) for name in COMMANDS}
+            having = [
+                n for n, c in commands.items() if c and any(option in p.opts for p in c.params)
+            ]
+            if not having:
+                raise
+            message = f"No such option {option!r}. It is an option of: {', '.join(having)}."
+            raise click.NoSuchOption(option, message, ctx=problem.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
