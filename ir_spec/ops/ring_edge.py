@@ -113,8 +113,8 @@ class AttentionEdgeGrad(_Edge):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, lse, *qkv = args
         x, scores = self.scores(op, ctx, *qkv)
-        found = backward(x, scores, dy[:, 0], y[:, 0], lse[:, :, 0])
-        return [v[:, None] for v in found]
+        gradients = backward(x, scores, dy[:, 0], y[:, 0], lse[:, :, 0])
+        return [v[:, None] for v in gradients]
 
 
 class AddEdge(OpDef):

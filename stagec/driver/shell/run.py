@@ -89,10 +89,10 @@ def _mistake(problem: Exception, session: Session) -> int:
         session.log(traceback.format_exc())
     from stagec.pipeline.blame import blamed
 
-    found = blamed(problem)
-    if found is None:
+    culprit = blamed(problem)
+    if culprit is None:
         return _bug(problem, session)
-    session.report(found)
+    session.report(culprit)
     return WRONG_INPUT
 
 

@@ -210,8 +210,8 @@ class DecoderModel:
             self.text.symbol("M", f.value, f.comment)
         else:
             self.size("M", *filter(None, [names.get("M")]), *_INNER, default=inner)
-        found = activation or self.activation()
-        return Experts(route=("normalize",) if normalize else (), activation=found)
+        chosen = activation or self.activation()
+        return Experts(route=("normalize",) if normalize else (), activation=chosen)
 
     def sigmoid_experts(
         self,
@@ -277,10 +277,10 @@ class DecoderModel:
         """A size that is given once, or for each layer; these must be the same."""
         if not self.config.is_list(key):
             return self.config.size(key, default=default)
-        found = set(self.config.sizes(key, length=self.count, least=1))
-        if len(found) != 1:
+        distinct = set(self.config.sizes(key, length=self.count, least=1))
+        if len(distinct) != 1:
             raise self.config.refuse(key, "differs between layers, which is not modeled")
-        return found.pop()
+        return distinct.pop()
 
     # -- layers ------------------------------------------------------------------------------------
 
