@@ -122,8 +122,8 @@ def joined(name: str, steps: Sequence[SizedStep], order: Sequence[tuple[int, int
     prototype, microbatch, tag = np.concatenate(columns, axis=1)
     sources, targets = stream_edges(prototypes, prototype)
     every = np.concatenate([*edges, _edges(np.stack([sources, targets]), 1)], axis=1)
-    starts, middle, sorted_ = sorted_edges(len(prototype), *every)
-    return Program(name, prototypes, prototype, microbatch, tag, starts, middle, sorted_)
+    starts, middle, indices = sorted_edges(len(prototype), *every)
+    return Program(name, prototypes, prototype, microbatch, tag, starts, middle, indices)
 
 
 def _edges(pairs: Ints, control: int) -> Ints:

@@ -67,8 +67,8 @@ class Strategy:
 
     def one(self, kind: type[S]) -> S:
         """What the statement of a kind says; the defaults if there is none."""
-        records_found = self.all(kind)
-        return records_found[0] if records_found else kind()
+        given = self.all(kind)
+        return given[0] if given else kind()
 
     # -- where values lie --------------------------------------------------------------------------
 

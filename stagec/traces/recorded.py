@@ -296,10 +296,10 @@ def _text(mesh: Mesh) -> str:
 
 def coordinates(mesh: Mesh, rank: int) -> dict[str, int]:
     """The coordinates of a rank, row-major."""
-    coordinates_found: dict[str, int] = {}
+    by_axis: dict[str, int] = {}
     for axis, size in reversed([*mesh.items()]):
-        coordinates_found[axis], rank = rank % size, rank // size
-    return {axis: coordinates_found[axis] for axis in mesh}
+        by_axis[axis], rank = rank % size, rank // size
+    return {axis: by_axis[axis] for axis in mesh}
 
 
 def _members(mesh: Mesh, axes: GroupAxes, rank: int) -> tuple[int, ...]:
