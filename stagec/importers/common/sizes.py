@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from stagec.importers.common.heads import expect_head
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Among, ModelText
 
@@ -35,6 +36,15 @@ def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
     text.symbol("B", None, "sequences")
     text.symbol("S", min(longest, _LENGTH), "tokens of a sequence")
     return text, longest
+
+
+def begin_text(config: Config, title: str, *heads: str) -> ModelText:
+    """The text of a family without a sequence of words, with one of these heads. Raises
+    `DiagnosticError` for another one."""
+    expect_head(config, *heads)
+    text, _ = begin(config, title, 1)
+    text.symbols.pop("S")
+    return text
 
 
 def identifier(name: str) -> str:
