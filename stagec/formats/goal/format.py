@@ -17,6 +17,7 @@ from stagec.formats.base import (
     Need,
     TraceJob,
     all_ranks,
+    check_choice,
     nanoseconds,
 )
 from stagec.formats.goal.encode import Patched, binary_bytes, binary_head, binary_of, text_of
@@ -26,7 +27,6 @@ from stagec.machines import Machine
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program
 from stagec.support.diagnostics import error
-from stagec.support.suggest import did_you_mean
 
 #: A rank class, and what its members differ in beside numbers.
 _Kind = tuple[int, tuple[tuple[GroupAxes, Shape], ...]]
@@ -48,12 +48,7 @@ class GoalFormat(JobFormat):
 
     def check(self, job: TraceJob) -> None:
         """Refuse an unknown algorithm. Raises `DiagnosticError`."""
-        if self.collectives not in ALGORITHMS:
-            raise error(
-                f"option 'collectives' of format 'goal' expects {', '.join(ALGORITHMS)}, found "
-                f"'{self.collectives}'",
-                remedy=did_you_mean(self.collectives, ALGORITHMS) or "for example collectives=tree",
-            )
+        check_choice(self, "collectives", ALGORITHMS)
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
         found = [

@@ -142,8 +142,7 @@ class _Writer:
             node, kernel = step.node, step.node.kernel
             texts = {"op": node.kind, "phase": node.phase, "counts as": step.part}
             if kernel is not None:
-                extents = " x ".join(map(str, kernel.extents))
-                texts["kernel"] = f"{kernel.kind} {kernel.dtype} {extents}".strip()
+                texts["kernel"] = str(kernel)
             numbers = {"bytes": node.size, "flops": node.flops}
             notes = [
                 DebugAnnotation(
