@@ -41,7 +41,8 @@ PerLayer = Block | Sequence[Named]
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The values of keys that a configuration leaves out, from the family's own class; a negative
-    `inner` is so many times the width."""
+    `inner` is so many times the width. A class without groups of heads that share keys and values
+    is not `grouped`: it has no key for them."""
 
     width: int
     inner: int
@@ -52,6 +53,7 @@ class Sizes:
     groups: int | None = None
     dim: int | None = None
     base: int = 10000
+    grouped: bool = True
 
 
 class DecoderModel:
@@ -63,7 +65,6 @@ class DecoderModel:
         title: str,
         sizes: Sizes,
         *,
-        read_groups: bool = True,
         dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
     ) -> None:
         self.config = config
@@ -79,7 +80,7 @@ class DecoderModel:
             heads=sizes.heads,
             groups=sizes.groups,
             dim=sizes.dim,
-            read_groups=read_groups,
+            grouped=sizes.grouped,
             dim_keys=dim_keys,
         )
         self.width = self.text.value("D")

@@ -80,14 +80,14 @@ def read_heads(
     heads: int,
     groups: int | None = None,
     dim: int | None = None,
-    read_groups: bool = True,
+    grouped: bool = True,
     dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
 ) -> None:
     """Declare D, H, G and K; the arguments are the values of keys left out. G is not asked for
-    unless `read_groups`; heads whose size is null share the width."""
+    unless `grouped`; heads whose size is null share the width."""
     d = read_size(config, text, "D", *_WIDTH, default=width)
     h = read_size(config, text, "H", *_HEADS, default=heads)
-    if read_groups:
+    if grouped:
         g = read_size(config, text, "G", *_GROUPS, default=groups or h)
         if h % g:
             raise config.refuse(_GROUPS[0], f"is {g}, which does not divide {h} heads")
