@@ -73,9 +73,9 @@ class Roots:
             if source is None:
                 break
             value = source
-        found = self._known.get(value, value)
-        self._known.update(dict.fromkeys(path, found))
-        return found
+        root = self._known.get(value, value)
+        self._known.update(dict.fromkeys(path, root))
+        return root
 
 
 def root(value: Value) -> Value:
@@ -203,14 +203,14 @@ def step_regions(body: Region) -> list[Region]:
 def last_users(region: Region, roots: Roots) -> dict[Value, Operation]:
     """For each buffer made in (or carried into) a region: the last op of the region that uses
     it."""
-    found: dict[Value, Operation] = {}
+    users: dict[Value, Operation] = {}
     for op in region.ops:
         for value in op.results:
-            found[roots(value)] = op
+            users[roots(value)] = op
         for value in op.reads():
             if value.region is region or roots(value).region is region:
-                found[roots(value)] = op
-    return found
+                users[roots(value)] = op
+    return users
 
 
 def heirs(value: Value) -> Iterator[Value]:
