@@ -70,9 +70,9 @@ def further(op: Operation) -> list[str]:
 def core_misfits(op: Operation, before: int) -> Iterator[str]:
     """What is wrong with the operands and parameters, with `before` operands before the keys."""
     more = further(op)
-    optional = len(op.operands) - before - len(more)
-    packed = optional == 1 and "values" not in op.attrs
-    if optional not in (1, 2):
+    count = len(op.operands) - before - len(more)
+    packed = count == 1 and "values" not in op.attrs
+    if count not in (1, 2):
         rest = "".join(f", then {name}" for name in more)
         yield f"expects q and kv, or q, k and v{rest}"
     elif packed and op.operands[before].tensor.shape[1] != 2:
@@ -84,7 +84,7 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
             "expected stg.gather or stg.exchange"
         )
     yield from misfits_of_mask(op)
-    if optional in (1, 2):
+    if count in (1, 2):
         rows, columns = key_rows(op, before - 1)
         yield from misfits_of_documents(op, rows.size, columns.size)
 
@@ -141,8 +141,8 @@ def unread_bytes(op: Operation) -> Expr:
     chosen = rows.local * op.operands[-1].tensor.shape[-1]
     read = call("min", [keys.local, call("ceildiv", [chosen, axis_size(keys.axes)])])
     count = len(op.operands) - 1 - len(further(op))
-    held = total(v.tensor.local_bytes for v in op.operands[1 : 1 + count])
-    return held - held * read / keys.local
+    cached = total(v.tensor.local_bytes for v in op.operands[1 : 1 + count])
+    return cached - cached * read / keys.local
 
 
 def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
@@ -300,10 +300,10 @@ def backward(x: Given, scores: Scores, dy: Array, y: Array, lse: Array) -> list[
     ds = added * scores.slope / scores.divisor
     dq = np.einsum("bgrst,btgk->bsgrk", ds, x.k).reshape(x.q.shape)
     dk = np.einsum("bgrst,bsgrk->btgk", ds, x.by_group(x.q))
-    gradients = [dq, np.stack([dk, dv], axis=1)] if x.packed else [dq, dk, dv]
+    grads = [dq, np.stack([dk, dv], axis=1)] if x.packed else [dq, dk, dv]
     if "sinks" in x.more:
         share = np.exp(x.more["sinks"].reshape(*x.heads, 1) - lse)
-        gradients.append(-(share * delta).sum((0, 3)).reshape(-1))
+        grads.append(-(share * delta).sum((0, 3)).reshape(-1))
     if "bias" in x.more:
-        gradients.append(added.sum(0).reshape(x.more["bias"].shape))
-    return gradients
+        grads.append(added.sum(0).reshape(x.more["bias"].shape))
+    return grads

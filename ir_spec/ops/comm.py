@@ -68,9 +68,9 @@ class Movement(OpDef):
             except ValueError as e:
                 yield str(e)
                 continue
-            type_ = result.tensor
-            if (expected.dims, expected.partial) != (type_.dims, type_.partial):
-                yield f"gives {expected}, but %{result.name} is written as {type_}"
+            written = result.tensor
+            if (expected.dims, expected.partial) != (written.dims, written.partial):
+                yield f"gives {expected}, but %{result.name} is written as {written}"
 
 
 class Collective(Movement):

@@ -89,17 +89,17 @@ class Einsum(OpDef):
             {g[0]: d for d, (g, n) in enumerate(zip(s, z, strict=True)) if step.is_seen(n)}
             for s, z in zip(rule.operands, sizes, strict=True)
         ]
-        both = [g[0] for g in rule.results[0] if any(g[0] in axes for axes in tokens)]
-        keys = set(both[1:2]) | {f for axes in tokens for f in axes if f not in both}
-        held = [i for i, axes in enumerate(tokens) if len(axes) == 1 and keys & axes.keys()]
-        if len(keys) != 1 or len(held) != 1:
+        both = [g[0] for g in rule.results[0] if any(g[0] in seen for seen in tokens)]
+        keys = set(both[1:2]) | {f for seen in tokens for f in seen if f not in both}
+        caches = [i for i, seen in enumerate(tokens) if len(seen) == 1 and keys & seen.keys()]
+        if len(keys) != 1 or len(caches) != 1:
             return super().serve(step, op)
-        ((_, dim),) = tokens[held[0]].items()
-        new = op.operands[held[0]]
+        ((_, dim),) = tokens[caches[0]].items()
+        new = op.operands[caches[0]]
         rows = step.append(new, dim=dim)
         if rows.tensor.dtype != new.tensor.dtype:  # a product is of one type
             rows = step.b.value("stg.cast", [rows], {"to": new.tensor.dtype}, hint=rows.name)
-        op.set_operand(held[0], rows)
+        op.set_operand(caches[0], rows)
         return op.results
 
     def flops(self, op: Operation, n: Sizes) -> Expr:

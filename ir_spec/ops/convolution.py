@@ -74,8 +74,8 @@ def _kernel(op: Operation, n: Sizes, rows: str, columns: str, inner: str) -> Ker
 def _windows(op: Operation, positions: int, windows: int, width: int) -> Array:
     """The position that each element of each window reads, [windows, width]; -1 is padding."""
     starts = np.arange(windows) * op.integer("stride", 1) - op.integer("pad", 0)
-    starts_in = starts[:, None] + np.arange(width)
-    return np.where((starts_in >= 0) & (starts_in < positions), starts_in, -1)
+    places = starts[:, None] + np.arange(width)
+    return np.where((places >= 0) & (places < positions), places, -1)
 
 
 def _places(
@@ -95,8 +95,8 @@ def _places(
 def _unfold(op: Operation, x: Array, windows: Sequence[int], widths: Sequence[int]) -> Array:
     """[b, windows..., widths..., channels] of [b, positions..., channels]."""
     around = [(0, 1) if 0 < i <= len(windows) else (0, 0) for i in range(x.ndim)]
-    windows_of: Array = np.pad(x, around)[_places(op, x.shape, windows, widths)]
-    return windows_of
+    unfolded: Array = np.pad(x, around)[_places(op, x.shape, windows, widths)]
+    return unfolded
 
 
 def _unfolded(x: str, w: str, y: str) -> str:

@@ -47,8 +47,8 @@ class ByDistance(OpDef):
         rows = _rows(op, ctx, op.result, x.shape[-1])
         heads = np.moveaxis(x, 2, 1)  # [b, h, own, r]
         rows = rows.T if op.flag("keys") else rows
-        taken = np.take_along_axis(heads, np.broadcast_to(rows, heads.shape[:2] + rows.shape), -1)
-        return [np.swapaxes(taken, -1, -2) if op.flag("keys") else taken]
+        terms = np.take_along_axis(heads, np.broadcast_to(rows, heads.shape[:2] + rows.shape), -1)
+        return [np.swapaxes(terms, -1, -2) if op.flag("keys") else terms]
 
 
 class ByDistanceGrad(OpDef):

@@ -72,10 +72,10 @@ def misfits_of_documents(op: Operation, rows: Expr, columns: Expr) -> Iterator[s
     """What is wrong with documents of so many queries and keys: they are all of both."""
     lengths = op.exprs(DOCUMENTS.name)
     if lengths and not (same(total(lengths), rows) and same(rows, columns)):
-        shown = f"{columns} keys" if same(total(lengths), rows) else f"{total(lengths)} in all"
+        actual = f"{columns} keys" if same(total(lengths), rows) else f"{total(lengths)} in all"
         rest = expand(rows - total(lengths[:-1]))
         yield (
-            f"expects documents that are the {rows} queries and keys, found {shown}: "
+            f"expects documents that are the {rows} queries and keys, found {actual}: "
             f"expected {rest} as the last one"
         )
 

@@ -90,10 +90,10 @@ class Route(OpDef):
         logits, k = args[0], ctx.size(op.expr("k"))
         length: int = logits.shape[1]
         count: int = logits.shape[2]
-        held = count + (ctx.size(op.expr("copies")) if "copies" in op.attrs else 0)
+        slots = count + (ctx.size(op.expr("copies")) if "copies" in op.attrs else 0)
         tokens = np.arange(length) + ctx.start(op.operands[0].tensor.dims[1])
         tokens += ctx.size(past_of(op))
-        chosen = (tokens[:, None] * k + np.arange(k)) % held
+        chosen = (tokens[:, None] * k + np.arange(k)) % slots
         experts = np.broadcast_to(chosen, (*logits.shape[:2], k))
         return [_weights(op, _scores(op, logits), experts % count), experts]
 

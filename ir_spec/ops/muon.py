@@ -140,11 +140,11 @@ class NewtonSchulz(OpDef):
         order = (*batch, *rows, *columns)
         lead = [x.shape[i] for i in batch]
         height, width = (int(np.prod([x.shape[i] for i in d])) for d in (rows, columns))
-        matrices = x.transpose(order).reshape(*lead, height, width)
-        matrices = _orthogonal(matrices, op.integer("steps", 5)) * np.sqrt(max(1.0, width / height))
-        matrices = matrices.reshape([x.shape[i] for i in order]).transpose(np.argsort(order))
+        update = x.transpose(order).reshape(*lead, height, width)
+        update = _orthogonal(update, op.integer("steps", 5)) * np.sqrt(max(1.0, width / height))
+        update = update.reshape([x.shape[i] for i in order]).transpose(np.argsort(order))
         scratch = op.results[1].tensor.dims[-1].local
-        return [matrices, np.zeros((*lead, ctx.size(scratch)))]
+        return [update, np.zeros((*lead, ctx.size(scratch)))]
 
 
 def _orthogonal(x: Array, steps: int) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -58,39 +57,33 @@ class WeightFormat:
 #: openai/gpt-oss-120b, nvidia/Kimi-K2.5-NVFP4, GLM-5-NVFP4, MiniMax-M2.5-NVFP4 and
 #: moonshotai/Kimi-K2.5.
 #: docs/decisions/low-precision.md#125 says what engines do with the others.
-FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
-    {
-        "fp8": WeightFormat("f8e4m3", 128, 128, "f32", compute="f8e4m3s", units="f8e4m3"),
-        "int8": WeightFormat("i8", None, 1, "bf16"),
-        "int4": WeightFormat("i4", 128, 1, "bf16", zero="i4", parts=ROUTED),
-        "mxfp4": WeightFormat(
-            "f4e2m1", 32, 1, "u8", compute="f8e4m3s", units="f4e2m1", parts=FEED_FORWARD
-        ),
-        "nvfp4": WeightFormat(
-            "f4e2m1", 16, 1, "f8e4m3", compute="f4e2m1s", units="f4e2m1", parts=FEED_FORWARD
-        ),
-        "nf4": WeightFormat("i4", 64, 1, "u8", decoded=True, table="nf4"),
-    }
-)
+FORMATS: Mapping[str, WeightFormat] = {
+    "fp8": WeightFormat("f8e4m3", 128, 128, "f32", compute="f8e4m3s", units="f8e4m3"),
+    "int8": WeightFormat("i8", None, 1, "bf16"),
+    "int4": WeightFormat("i4", 128, 1, "bf16", zero="i4", parts=ROUTED),
+    "mxfp4": WeightFormat(
+        "f4e2m1", 32, 1, "u8", compute="f8e4m3s", units="f4e2m1", parts=FEED_FORWARD
+    ),
+    "nvfp4": WeightFormat(
+        "f4e2m1", 16, 1, "f8e4m3", compute="f4e2m1s", units="f4e2m1", parts=FEED_FORWARD
+    ),
+    "nf4": WeightFormat("i4", 64, 1, "u8", decoded=True, table="nf4"),
+}
 
 
 #: What activations may be cast to, whatever the format: `stg.weights[activations = ...]`.
-ACTIVATIONS: Mapping[str, str] = MappingProxyType(
-    {"bf16": "", "fp8": "f8e4m3s", "fp4": "f4e2m1s", "int8": "i8"}
-)
+ACTIVATIONS: Mapping[str, str] = {"bf16": "", "fp8": "f8e4m3s", "fp4": "f4e2m1s", "int8": "i8"}
 
 
 #: The values that elements are numbers of (arXiv 2305.14314, appendix E).
-TABLES: Mapping[str, tuple[float, ...]] = MappingProxyType(
-    {
-        "nf4": (
-            *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
-            *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
-            *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
-            *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-        )
-    }
-)
+TABLES: Mapping[str, tuple[float, ...]] = {
+    "nf4": (
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    )
+}
 
 
 class ScaledEinsum(OpDef):
@@ -209,13 +202,13 @@ def _sizes(shapes: Sequence[Shape], arrays: Sequence[Array]) -> dict[str, int]:
     dims = [
         (g, n) for s, a in zip(shapes, arrays, strict=True) for g, n in zip(s, a.shape, strict=True)
     ]
-    sizes_by_letter = {g[0]: n for g, n in dims if len(g) == 1}
+    sizes = {g[0]: n for g, n in dims if len(g) == 1}
     for group, size in dims:
-        known = [sizes_by_letter[f] for f in group if f in sizes_by_letter]
+        known = [sizes[f] for f in group if f in sizes]
         for f in group:
-            if f not in sizes_by_letter:
-                sizes_by_letter[f] = size // int(np.prod(known, dtype=int))
-    return sizes_by_letter
+            if f not in sizes:
+                sizes[f] = size // int(np.prod(known, dtype=int))
+    return sizes
 
 
 def _by_factor(array: Array, shape: Shape, sizes: Mapping[str, int]) -> Array:

@@ -102,10 +102,10 @@ class ScanOp(OpDef):
     def named(self, op: Operation, args: Sequence[Array]) -> dict[str, Array]:
         """The operands by name, batch and parts as one dimension, and constants."""
         texts = self.texts(op)
-        arrays = dict(zip(self.given(op), args, strict=True))
+        arguments = dict(zip(self.given(op), args, strict=True))
         flat = {
             n: v.reshape(-1, *v.shape[2:]) if texts[_bare(n)].startswith("bz") else v
-            for n, v in arrays.items()
+            for n, v in arguments.items()
         }
         return {**flat, **self.scan().constants(op)}
 

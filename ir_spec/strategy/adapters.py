@@ -6,34 +6,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, Statement, flagged
 
 
 @dataclass(frozen=True)
 class AdaptersRule(Record):
     """The element type of the adapters of `stg.lora`."""
 
-    dtype: str = parameter(
-        "name",
-        "given: that of the parameters beside them; f32: 32 bits, also beside 16",
+    dtype: str = flagged(
+        "lora_dtype",
+        "Element type of the adapters of --lora: that of the parameters (given), or f32, for which "
+        "each adapter casts its input.",
+        doc="given: that of the parameters beside them; f32: 32 bits, also beside 16",
         required=True,
         choices=("given", "f32"),
-        flag=Flag(
-            "lora_dtype",
-            "Element type of the adapters of --lora: that of the parameters (given), or f32, for "
-            "which each adapter casts its input.",
-            needs=("lora",),
-            tries=(),
-            numerics=True,
-            rare=True,
-        ),
+        needs=("lora",),
+        numerics=True,
+        rare=True,
     )
 
 

@@ -4,34 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
 
 @dataclass(frozen=True)
 class AutocastRule(Record):
     """Products in 16 bits of a model whose parameters and activations are in 32."""
 
-    on: bool = parameter(
-        "flag",
-        "products cast their operands",
-        flag=Flag(
-            "autocast",
-            "Parameters are fp32; products and attention cast their operands to bf16, as "
-            "torch.autocast does.",
-            numerics=True,
-        ),
+    on: bool = flagged(
+        "autocast",
+        "Parameters are fp32; products and attention cast their operands to bf16, as "
+        "torch.autocast does.",
+        doc="products cast their operands",
+        numerics=True,
     )
     to: str = parameter("name", "the element type of products", choices=("bf16", "f16"))
-    attention: str = parameter(
-        "name",
-        "cast: attention is a product; given: it takes operands in the types that they have",
+    attention: str = flagged(
+        "autocast_attention",
+        "With --autocast: attention casts its operands as products do, or is an operator that "
+        "autocast does not cast for.",
+        doc="cast: attention is a product; given: it takes operands in the types that they have",
         choices=("cast", "given"),
-        flag=Flag(
-            "autocast_attention",
-            "With --autocast: attention casts its operands as products do, or is an operator "
-            "that autocast does not cast for.",
-            needs=("autocast",),
-        ),
+        needs=("autocast",),
     )
 
 

@@ -13,6 +13,7 @@ from stagec.ir_spec.strategy.statement import (
     Record,
     Section,
     Statement,
+    flagged,
     parameter,
 )
 
@@ -38,14 +39,11 @@ class BucketRule(Record):
             metavar="BYTES",
         ),
     )
-    copies: bool = parameter(
-        "flag",
-        flag=Flag(
-            "ddp_copies",
-            "ZeRO 0 and 1: copy gradients into flat buffers that stay across steps, and reduce "
-            "those, as DDP with gradient_as_bucket_view=False.",
-            software=True,
-        ),
+    copies: bool = flagged(
+        "ddp_copies",
+        "ZeRO 0 and 1: copy gradients into flat buffers that stay across steps, and reduce those, "
+        "as DDP with gradient_as_bucket_view=False.",
+        software=True,
     )
 
 

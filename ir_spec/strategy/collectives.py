@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Copied between the order of ranks and that of a dimension.
 COPIED = "copied"
@@ -15,49 +15,37 @@ LIBRARY, ONE_SHOT, TWO_SHOT = "library", "one_shot", "two_shot"
 class CollectivesRule(Record):
     """Which kernels compute collectives, and in which order of elements."""
 
-    all_reduce: str = parameter(
-        "name",
+    all_reduce: str = flagged(
+        "all_reduce",
+        "What reduces within a node: the communication library, or kernels that read the memory of "
+        "other ranks, if they are faster (one-shot: all operands; two-shot: that, or each rank "
+        "reduces a part).",
         choices=(LIBRARY, ONE_SHOT, TWO_SHOT),
-        flag=Flag(
-            "all_reduce",
-            "What reduces within a node: the communication library, or kernels that read the "
-            "memory of other ranks, if they are faster (one-shot: all operands; two-shot: that, "
-            "or each rank reduces a part).",
-        ),
     )
-    below: int = parameter(
+    below: int = flagged(
+        "all_reduce_below",
+        "The most bytes for --all-reduce; the library reduces more.",
         "int",
-        "bytes up to which kernels of an engine are taken",
+        doc="bytes up to which kernels of an engine are taken",
         default=8 << 20,
         least=1,
-        flag=Flag(
-            "all_reduce_below",
-            "The most bytes for --all-reduce; the library reduces more.",
-            metavar="BYTES",
-            needs=("all_reduce",),
-        ),
+        metavar="BYTES",
+        needs=("all_reduce",),
     )
-    norms: bool = parameter(
-        "flag",
-        "kernels of all_reduces add to the sum and normalize it",
-        default=False,
-        flag=Flag(
-            "all_reduce_norms",
-            "Kernels of all_reduces also add the residual and normalize.",
-            needs=("all_reduce",),
-            rare=True,
-            software=True,
-        ),
+    norms: bool = flagged(
+        "all_reduce_norms",
+        "Kernels of all_reduces also add the residual and normalize.",
+        doc="kernels of all_reduces add to the sum and normalize it",
+        needs=("all_reduce",),
+        rare=True,
+        software=True,
     )
-    order: str = parameter(
-        "name",
+    order: str = flagged(
+        "collective_order",
+        "Collectives of activations work along any dimension (given), or along the first only, "
+        "with copies after gathers and before reductions along others (copied).",
         choices=("given", COPIED),
-        flag=Flag(
-            "collective_order",
-            "Collectives of activations work along any dimension (given), or along the first "
-            "only, with copies after gathers and before reductions along others (copied).",
-            needs=(("tp", "cp"),),
-        ),
+        needs=(("tp", "cp"),),
     )
 
 

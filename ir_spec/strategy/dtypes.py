@@ -13,6 +13,7 @@ from stagec.ir_spec.strategy.statement import (
     Record,
     Section,
     Statement,
+    flagged,
     parameter,
 )
 
@@ -34,9 +35,16 @@ SCALING = ("delayed", "current")
 def _dtype(
     name: str, default: str, help: str, *others: str, tries: tuple[str, ...] = ("f32", "bf16")
 ) -> Any:
-    flag = Flag(f"{name}_dtype", help, tries=tries, numerics=True, rare=True)
-    choices = (*DTYPES, *others)
-    return parameter("name", f"element type: {name}", default=default, choices=choices, flag=flag)
+    return flagged(
+        f"{name}_dtype",
+        help,
+        doc=f"element type: {name}",
+        default=default,
+        choices=(*DTYPES, *others),
+        tries=tries,
+        numerics=True,
+        rare=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -83,18 +91,15 @@ class DtypesRule(Record):
             numerics=True,
         ),
     )
-    scaling: str = parameter(
-        "name",
-        "where the scales of 8-bit operands come from",
+    scaling: str = flagged(
+        "fp8_scaling",
+        "Scales of --fp8 are known before (delayed: surrounding kernels cast) or computed from the "
+        "operand (current: casts are kernels).",
+        doc="where the scales of 8-bit operands come from",
         choices=SCALING,
-        flag=Flag(
-            "fp8_scaling",
-            "Scales of --fp8 are known before (delayed: surrounding kernels cast) or computed "
-            "from the operand (current: casts are kernels).",
-            needs=("fp8",),
-            numerics=True,
-            rare=True,
-        ),
+        needs=("fp8",),
+        numerics=True,
+        rare=True,
     )
 
 

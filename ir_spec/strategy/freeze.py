@@ -7,27 +7,26 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
 @dataclass(frozen=True)
 class FreezeRule(Record):
     """Which parameters are not trained."""
 
-    names: str = parameter(
+    names: str = flagged(
+        "freeze",
+        "Parameters that are not trained, by name, scope or pattern, such as 'vision,embed' or "
+        "'*,!projector'.",
         "str",
-        "patterns of names, separated by commas, as in 'embed, vision'; ! before one: these are "
-        "trained after all",
+        doc=(
+            "patterns of names, separated by commas, as in 'embed, vision'; ! before one: these "
+            "are trained after all"
+        ),
         required=True,
         positional=True,
-        flag=Flag(
-            "freeze",
-            "Parameters that are not trained, by name, scope or pattern, such as 'vision,embed' or "
-            "'*,!projector'.",
-            metavar="NAME,...",
-            tries=(),
-            numerics=True,
-        ),
+        metavar="NAME,...",
+        numerics=True,
     )
 
     @property

@@ -5,92 +5,67 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.ir_spec.strategy.axes import EXPERTS
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
 @dataclass(frozen=True)
 class FusionRule(Record):
     """Which neighbouring computations run as one kernel."""
 
-    kind: str = parameter(
-        "name",
+    kind: str = flagged(
+        "fusion",
+        "Run consecutive element-wise computations as one kernel: without norms and softmax "
+        "(pointwise), with them (elementwise), also after a matrix product (epilogue), or each "
+        "alone (none).",
         positional=True,
         choices=("none", "pointwise", "elementwise", "epilogue"),
-        flag=Flag(
-            "fusion",
-            "Run consecutive element-wise computations as one kernel: without norms and softmax "
-            "(pointwise), with them (elementwise), also after a matrix product (epilogue), or "
-            "each alone (none).",
-        ),
     )
-    gradients: bool = parameter(
-        "flag",
-        default=False,
-        flag=Flag(
-            "fuse_gradients",
-            "Matrix products add weight gradients to the sum over microbatches themselves.",
-            rare=True,
-        ),
+    gradients: bool = flagged(
+        "fuse_gradients",
+        "Matrix products add weight gradients to the sum over microbatches themselves.",
+        rare=True,
     )
-    products: bool = parameter(
-        "flag",
-        default=False,
-        flag=Flag(
-            "fuse_products",
-            "Fuse matrix products of one operand with several weights, such as those of queries, "
-            "keys and values.",
-            rare=True,
-        ),
+    products: bool = flagged(
+        "fuse_products",
+        "Fuse matrix products of one operand with several weights, such as those of queries, keys "
+        "and values.",
+        rare=True,
     )
-    caches: bool = parameter(
-        "flag",
-        default=False,
-        flag=Flag(
-            "fuse_caches",
-            "With --serve: one kernel rotates queries and keys, casts, and writes rows into "
-            "caches.",
-            rare=True,
-        ),
+    caches: bool = flagged(
+        "fuse_caches",
+        "With --serve: one kernel rotates queries and keys, casts, and writes rows into caches.",
+        rare=True,
     )
-    sums: bool = parameter(
-        "flag",
-        "the norm of the next layer adds up what a layer ends with",
-        default=False,
-        flag=Flag(
-            "fuse_sums",
-            "The norm of the next layer adds up what a layer ends with, in its kernel.",
-            rare=True,
-            software=True,
-        ),
+    sums: bool = flagged(
+        "fuse_sums",
+        "The norm of the next layer adds up what a layer ends with, in its kernel.",
+        doc="the norm of the next layer adds up what a layer ends with",
+        rare=True,
+        software=True,
     )
-    experts: str = parameter(
-        "name",
-        "blackwell: on devices of that family products of experts in 4 bits compute the activation "
-        "behind them and cast its result; none",
-        default="none",
+    experts: str = flagged(
+        "fuse_experts",
+        "On which devices products of experts in 4 bits compute the activation behind them and "
+        "cast its result.",
+        doc=(
+            "blackwell: on devices of that family products of experts in 4 bits compute the "
+            "activation behind them and cast its result; none"
+        ),
         choices=("none", "blackwell"),
-        flag=Flag(
-            "fuse_experts",
-            "On which devices products of experts in 4 bits compute the activation behind them "
-            "and cast its result.",
-            needs=(EXPERTS,),
-            rare=True,
-            software=True,
-        ),
+        needs=(EXPERTS,),
+        rare=True,
+        software=True,
     )
-    own_casts: int = parameter(
+    own_casts: int = flagged(
+        "own_casts",
+        "Casts to this number of bits or fewer are separate kernels, not fused with the norm or "
+        "the activation before them.",
         "int",
-        "casts to so many bits or less are kernels of their own, but for the rows of caches",
-        default=0,
+        doc="casts to so many bits or less are kernels of their own, but for the rows of caches",
         least=0,
-        flag=Flag(
-            "own_casts",
-            "Casts to this number of bits or fewer are separate kernels, not fused with the norm "
-            "or the activation before them.",
-            metavar="BITS",
-            rare=True,
-            software=True,
-        ),
+        metavar="BITS",
+        rare=True,
+        software=True,
     )
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, Statement, flagged
 
 LIFETIMES = ("persistent", "freed")
 REDUCED = ("each", "once", "staged")
@@ -22,38 +15,31 @@ REDUCED = ("each", "once", "staged")
 class GradientsRule(Record):
     """How long gradients are alive, and of which rows of tables."""
 
-    lifetime: str = parameter(
-        "name",
+    lifetime: str = flagged(
+        "grads",
+        "Gradient buffers persist across steps, or are freed before forward.",
         choices=LIFETIMES,
-        flag=Flag(
-            "grads",
-            "Gradient buffers persist across steps, or are freed before forward.",
-        ),
     )
-    tables: str = parameter(
-        "name",
+    tables: str = flagged(
+        "grad_tables",
+        "Gradients of split embedding tables: split, or of all rows on each rank (whole).",
         choices=("split", "whole"),
-        flag=Flag(
-            "grad_tables",
-            "Gradients of split embedding tables: split, or of all rows on each rank (whole).",
-            needs=("tp",),
-        ),
+        needs=("tp",),
     )
-    reduced: str = parameter(
-        "name",
-        "of ZeRO-2 and 3: in each microbatch (each); once, behind the last one; once in a pipeline "
-        "(staged)",
+    reduced: str = flagged(
+        "grad_reduction",
+        "Under ZeRO-2 and 3 gradients are reduced in each microbatch, once behind the last one, or "
+        "once in a pipeline only (staged).",
+        doc=(
+            "of ZeRO-2 and 3: in each microbatch (each); once, behind the last one; once in a "
+            "pipeline (staged)"
+        ),
         default="each",
         choices=REDUCED,
-        flag=Flag(
-            "grad_reduction",
-            "Under ZeRO-2 and 3 gradients are reduced in each microbatch, once behind the last "
-            "one, or once in a pipeline only (staged).",
-            metavar="each|once|staged",
-            needs=("zero",),
-            rare=True,
-            software=True,
-        ),
+        metavar="each|once|staged",
+        needs=("zero",),
+        rare=True,
+        software=True,
     )
 
 

@@ -7,22 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, Statement, flagged
 
 #: Where the scheduler of an engine works: between two steps, or beside devices.
 BETWEEN, BESIDE = "between", "beside"
 
 
 def _time(flag: str, doc: str, help: str) -> Any:
-    given = Flag(flag, help, default="", metavar="TIME")
-    return parameter("str", f'{doc}, such as "2 us"', flag=given)
+    return flagged(flag, help, "str", doc=f'{doc}, such as "2 us"', metavar="TIME")
 
 
 @dataclass(frozen=True)
@@ -36,12 +28,9 @@ class HostsRule(Record):
         "Time of a host from one computation to the next, such as '9 us', for which devices may "
         "wait (default: that of the machine).",
     )
-    graphs: bool = parameter(
-        "flag",
-        flag=Flag(
-            "host_graphs",
-            "Capture training steps as graphs, which hosts launch as a whole, as in serving.",
-        ),
+    graphs: bool = flagged(
+        "host_graphs",
+        "Capture training steps as graphs, which hosts launch as a whole, as in serving.",
     )
     graph_gap: str = _time(
         "graph_gap",
@@ -54,14 +43,11 @@ class HostsRule(Record):
         "of the scheduler for a step of serving",
         "With --serve: time of the scheduler per step, such as '1 ms' (default: none).",
     )
-    scheduler: str = parameter(
-        "name",
+    scheduler: str = flagged(
+        "host_scheduler",
+        "With --serve: the scheduler prepares a step after the step before (between), or while it "
+        "runs (beside).",
         choices=(BETWEEN, BESIDE),
-        flag=Flag(
-            "host_scheduler",
-            "With --serve: the scheduler prepares a step after the step before (between), or "
-            "while it runs (beside).",
-        ),
     )
     request: str = _time(
         "host_request",

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Nothing of it is in the plan of memory.
 NONE = "none"
@@ -22,34 +16,30 @@ MADE, BUFFER = "made", "buffer"
 class InputsRule(Record):
     """What a step has beside parameters and activations: tokens and tables of rotations."""
 
-    tokens: str = parameter(
-        "name",
-        "in 64 bits: one tensor that labels share (shared), or one for each (each); none: not "
-        "counted",
-        default=NONE,
+    tokens: str = flagged(
+        "token_buffers",
+        "Tokens and labels count, in 64 bits each: as one tensor (shared) or as two (each).",
+        doc=(
+            "in 64 bits: one tensor that labels share (shared), or one for each (each); none: not "
+            "counted"
+        ),
         choices=(NONE, SHARED, EACH),
-        flag=Flag(
-            "token_buffers",
-            "Tokens and labels count, in 64 bits each: as one tensor (shared) or as two (each).",
-            metavar="none|shared|each",
-            rare=True,
-            software=True,
-        ),
+        metavar="none|shared|each",
+        rare=True,
+        software=True,
     )
-    rotations: str = parameter(
-        "name",
-        "tables of rotations: made by forward, in the type of queries, and kept until backward "
-        "ends (made); a buffer in fp32 from step to step (buffer); none: not counted",
-        default=NONE,
-        choices=(NONE, MADE, BUFFER),
-        flag=Flag(
-            "rotation_tables",
-            "Tables of rotations count: made by forward and kept until backward ends (made), or a "
-            "buffer in fp32 from step to step (buffer).",
-            metavar="none|made|buffer",
-            rare=True,
-            software=True,
+    rotations: str = flagged(
+        "rotation_tables",
+        "Tables of rotations count: made by forward and kept until backward ends (made), or a "
+        "buffer in fp32 from step to step (buffer).",
+        doc=(
+            "tables of rotations: made by forward, in the type of queries, and kept until backward "
+            "ends (made); a buffer in fp32 from step to step (buffer); none: not counted"
         ),
+        choices=(NONE, MADE, BUFFER),
+        metavar="none|made|buffer",
+        rare=True,
+        software=True,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DEVICE = "device"
 EAGER = "eager"
@@ -18,15 +18,12 @@ ATTENTION = (*UNFUSED, "flash_1", "flash_2", "flash_3", "cudnn", "triton")
 class KernelsRule(Record):
     """Which kernels compute the ops of a model."""
 
-    attention: str = parameter(
-        "name",
+    attention: str = flagged(
+        "attention",
+        "The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, products and softmax "
+        "one by one (math; as in transformers: eager), or the kernel with which the machine was "
+        "measured (device).",
         choices=(DEVICE, *ATTENTION),
-        flag=Flag(
-            "attention",
-            "The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, products and "
-            "softmax one by one (math; as in transformers: eager), or the kernel with which the "
-            "machine was measured (device).",
-        ),
     )
     eager: tuple[str, ...] = parameter(
         "names",
@@ -40,16 +37,13 @@ class KernelsRule(Record):
             metavar="OP,...",
         ),
     )
-    ring: str = parameter(
-        "name",
+    ring: str = flagged(
+        "ring_steps",
+        "Run ring attention as one kernel (fused), or operation by operation as PyTorch's "
+        "context_parallel does: with keys and values of all ranks in one buffer (gathered), or "
+        "passed on.",
         choices=("fused", "gathered", "passed"),
-        flag=Flag(
-            "ring_steps",
-            "Run ring attention as one kernel (fused), or operation by operation as PyTorch's "
-            "context_parallel does: with keys and values of all ranks in one buffer (gathered), "
-            "or passed on.",
-            needs=("cp",),
-        ),
+        needs=("cp",),
     )
 
 

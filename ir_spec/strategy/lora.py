@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.ir.core import Value
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,14 @@ class LoraRule(Record):
             numerics=True,
         ),
     )
-    rank: int = parameter(
+    rank: int = flagged(
+        "lora_rank",
+        "The rank of the adapters.",
         "int",
         default=16,
         least=1,
-        flag=Flag("lora_rank", "The rank of the adapters.", needs=("lora",), numerics=True),
+        needs=("lora",),
+        numerics=True,
     )
     alpha: int = parameter("int", "the adapters' results are times alpha / rank (0: times 1)")
 

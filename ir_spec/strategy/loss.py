@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 FORMS = ("fused", "stock", "in_place", "chunked", "linear")
 #: Those that go through the tokens in parts.
@@ -17,37 +17,27 @@ IN_CHUNKS = ("chunked", "linear")
 class LossRule(Record):
     """How the cross entropy of logits is computed."""
 
-    form: str = parameter(
-        "name",
+    form: str = flagged(
+        "loss",
+        "The cross entropy is one op (fused), one op whose gradient takes the buffer of the logits "
+        "(in-place), a log-softmax and a loss (stock, or chunked: in parts of the tokens), or one "
+        "op with the head, without whole logits (linear).",
         choices=FORMS,
-        flag=Flag(
-            "loss",
-            "The cross entropy is one op (fused), one op whose gradient takes the buffer of the "
-            "logits (in-place), a log-softmax and a loss (stock, or chunked: in parts of the "
-            "tokens), or one op with the head, without whole logits (linear).",
-            tries=(),
-        ),
     )
-    logits: str = parameter(
-        "name",
+    logits: str = flagged(
+        "loss_logits",
+        "Logits of a split vocabulary stay split for the loss, or are gathered before it in the "
+        "type of the head.",
         choices=("split", "gathered"),
-        flag=Flag(
-            "loss_logits",
-            "Logits of a split vocabulary stay split for the loss, or are gathered before it in "
-            "the type of the head.",
-            needs=("tp",),
-        ),
+        needs=("tp",),
     )
-    chunks: int = parameter(
+    chunks: int = flagged(
+        "loss_chunks",
+        "Parts of the tokens of a chunked or linear loss (default: that of the form).",
         "int",
-        "parts of the tokens (0: 8 if chunked; linear: the vocabulary over the width)",
+        doc="parts of the tokens (0: 8 if chunked; linear: the vocabulary over the width)",
         least=0,
-        flag=Flag(
-            "loss_chunks",
-            "Parts of the tokens of a chunked or linear loss (default: that of the form).",
-            needs=("loss",),
-            tries=(),
-        ),
+        needs=("loss",),
     )
 
 

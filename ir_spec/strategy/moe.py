@@ -13,6 +13,7 @@ from stagec.ir_spec.strategy.statement import (
     Record,
     Section,
     Statement,
+    flagged,
     parameter,
 )
 
@@ -43,32 +44,23 @@ class MoeRule(Record):
             default="all-to-all",
         ),
     )
-    payload: str = parameter(
-        "name",
+    payload: str = flagged(
+        "moe_payload",
+        "Send tokens in the element type of the experts' products, cast before (products), or in "
+        "their own type, cast on arrival (tokens).",
         choices=("products", "tokens"),
-        flag=Flag(
-            "moe_payload",
-            "Send tokens in the element type of the experts' products, cast before (products), "
-            "or in their own type, cast on arrival (tokens).",
-            software=True,
-        ),
+        software=True,
     )
-    sort: bool = parameter(
-        "flag",
-        flag=Flag(
-            "moe_sort",
-            "Copy rows from an all-to-all into the order of their experts, and results back into "
-            "the order of the ranks.",
-            software=True,
-        ),
+    sort: bool = flagged(
+        "moe_sort",
+        "Copy rows from an all-to-all into the order of their experts, and results back into the "
+        "order of the ranks.",
+        software=True,
     )
-    two_batches: bool = parameter(
-        "flag",
-        flag=Flag(
-            "two_batch_overlap",
-            "With --serve: two half batches, one of which computes while the tokens of the other "
-            "travel to experts and back.",
-        ),
+    two_batches: bool = flagged(
+        "two_batch_overlap",
+        "With --serve: two half batches, one of which computes while the tokens of the other "
+        "travel to experts and back.",
     )
 
 

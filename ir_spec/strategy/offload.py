@@ -15,6 +15,7 @@ from stagec.ir_spec.strategy.statement import (
     Record,
     Section,
     Statement,
+    flagged,
     parameter,
     patterns,
 )
@@ -44,15 +45,12 @@ class OffloadRule(Record):
             choices=("activations", "optimizer"),
         ),
     )
-    nodes: bool = parameter(
-        "flag",
-        "the copies are nodes of the trace",
-        flag=Flag(
-            "memory_nodes",
-            "Write the copies of --offload as nodes of the trace (MEM_STORE, MEM_LOAD).",
-            needs=("offload",),
-            rare=True,
-        ),
+    nodes: bool = flagged(
+        "memory_nodes",
+        "Write the copies of --offload as nodes of the trace (MEM_STORE, MEM_LOAD).",
+        doc="the copies are nodes of the trace",
+        needs=("offload",),
+        rare=True,
     )
 
     @property

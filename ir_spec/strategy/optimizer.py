@@ -9,11 +9,11 @@ from typing import Any
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const, fraction
 from stagec.ir_spec.strategy.statement import (
-    Flag,
     FlagValues,
     Record,
     Section,
     Statement,
+    flagged,
     parameter,
 )
 
@@ -27,38 +27,31 @@ BY_KERNELS = ("adamw",)
 class OptimizerRule(Record):
     """The optimizer, the form of its update, and the largest norm of the gradients."""
 
-    kind: str = parameter(
-        "name",
-        "adamw, adam8bit, adafactor, muon, lion, sgd or none",
+    kind: str = flagged(
+        "optimizer",
+        "The optimizer.",
+        doc="adamw, adam8bit, adafactor, muon, lion, sgd or none",
         required=True,
         positional=True,
         choices=KINDS,
-        flag=Flag("optimizer", "The optimizer.", numerics=True, tries=()),
+        numerics=True,
     )
     clip: Expr = parameter("ratio", "the largest gradient norm", default=const(1), least=0)
-    form: str = parameter(
-        "name",
+    form: str = flagged(
+        "optimizer_form",
+        "AdamW is one kernel (fused), or several, each for all tensors (foreach) or for one after "
+        "the other (for-loop); in-backward: use and free gradients as soon as they are computed, "
+        "without clipping.",
         choices=FORMS,
-        flag=Flag(
-            "optimizer_form",
-            "AdamW is one kernel (fused), or several, each for all tensors (foreach) or for one "
-            "after the other (for-loop); in-backward: use and free gradients as soon as they are "
-            "computed, without clipping.",
-            tries=(),
-            rare=True,
-            software=True,
-        ),
+        rare=True,
+        software=True,
     )
-    momentum: bool = parameter(
-        "flag",
-        flag=Flag(
-            "sgd_momentum",
-            "SGD has a momentum.",
-            needs=("optimizer",),
-            numerics=True,
-            tries=(),
-            rare=True,
-        ),
+    momentum: bool = flagged(
+        "sgd_momentum",
+        "SGD has a momentum.",
+        needs=("optimizer",),
+        numerics=True,
+        rare=True,
     )
 
 

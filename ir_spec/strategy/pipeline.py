@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import REPLICAS
-from stagec.ir_spec.strategy.statement import Axes, Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.strategy.statement import (
+    Axes,
+    Flag,
+    FlagValues,
+    Record,
+    Statement,
+    flagged,
+    parameter,
+)
 
 
 @dataclass(frozen=True)
@@ -15,33 +23,29 @@ class PipelineRule(Record):
     """The repeated layers are cut into stages over an axis; no `layers`: evenly."""
 
     over: str = parameter("axis", "the mesh axis", required=True)
-    schedule: str = parameter(
+    schedule: str = flagged(
+        "schedule",
+        "Pipeline schedule; 'stagec schedule' lists them.",
         "str",
         default="1f1b",
-        flag=Flag(
-            "schedule",
-            "Pipeline schedule; 'stagec schedule' lists them.",
-            metavar="NAME",
-            needs=("pp",),
-        ),
+        metavar="NAME",
+        needs=("pp",),
     )
-    chunks: int = parameter(
+    chunks: int = flagged(
+        "chunks",
+        "Parts of the model per stage (default: the schedule's own).",
         "int",
         least=0,
-        flag=Flag(
-            "chunks", "Parts of the model per stage (default: the schedule's own).", needs=("pp",)
-        ),
+        needs=("pp",),
     )
-    layers: tuple[int, ...] = parameter(
+    layers: tuple[int, ...] = flagged(
+        "stage_layers",
+        "Layers of each part of the model, first to last: 7,8*14,7 (default: evenly).",
         "ints",
-        "layers of each part of the model",
-        flag=Flag(
-            "stage_layers",
-            "Layers of each part of the model, first to last: 7,8*14,7 (default: evenly).",
-            metavar="N,N*COUNT,...",
-            needs=("pp",),
-            rare=True,
-        ),
+        doc="layers of each part of the model",
+        metavar="N,N*COUNT,...",
+        needs=("pp",),
+        rare=True,
     )
     scatter: Axes = parameter(
         "axes",

@@ -14,6 +14,7 @@ from stagec.ir_spec.strategy.statement import (
     Record,
     Section,
     Statement,
+    flagged,
     parameter,
 )
 
@@ -24,8 +25,8 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def _number(name: str, doc: str, help: str, needs: str = "recompute") -> Any:
-    flag = Flag(f"recompute_{name}", help, needs=(needs,), rare=True)
-    return parameter("int", doc, least=1, flag=flag)
+    name = f"recompute_{name}"
+    return flagged(name, help, "int", doc=doc, least=1, needs=(needs,), rare=True)
 
 
 @dataclass(frozen=True)

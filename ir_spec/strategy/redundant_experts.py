@@ -5,23 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.ir_spec.strategy.axes import EXPERTS
-from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Statement, flagged
 
 
 @dataclass(frozen=True)
 class CopiesRule(Record):
     """How many experts are held twice."""
 
-    count: int = parameter(
+    count: int = flagged(
+        "redundant_experts",
+        "With --serve: so many copies of popular experts, in addition to the model's experts.",
         "int",
-        default=0,
         least=0,
-        flag=Flag(
-            "redundant_experts",
-            "With --serve: so many copies of popular experts, in addition to the model's experts.",
-            needs=(EXPERTS,),
-            rare=True,
-        ),
+        needs=(EXPERTS,),
+        rare=True,
     )
 
 

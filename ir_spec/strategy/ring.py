@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.ops.attention_core import ORDERS
-from stagec.ir_spec.strategy.statement import Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.strategy.statement import (
+    Flag,
+    FlagValues,
+    Record,
+    Statement,
+    flagged,
+    parameter,
+)
 
 
 @dataclass(frozen=True)
@@ -15,14 +22,11 @@ class RingRule(Record):
     """Attention along a dimension passes its parts round the ranks, in this order of positions."""
 
     dim: str = parameter("dim", "the dimension", required=True, positional=True)
-    order: str = parameter(
-        "name",
+    order: str = flagged(
+        "cp_order",
+        "Order of the sequence over the ranks of a ring; zigzag balances the causal mask.",
         choices=ORDERS,
-        flag=Flag(
-            "cp_order",
-            "Order of the sequence over the ranks of a ring; zigzag balances the causal mask.",
-            rare=True,
-        ),
+        rare=True,
     )
 
 

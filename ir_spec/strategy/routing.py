@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.ir_spec.strategy.axes import EXPERTS
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 EVEN, SPREAD = "even", "spread"
 
@@ -14,17 +14,14 @@ EVEN, SPREAD = "even", "spread"
 class RoutingRule(Record):
     """How alike routers load experts."""
 
-    popularity: str = parameter(
-        "name",
+    popularity: str = flagged(
+        "expert_popularity",
+        "Whether all experts are equally likely, or some are chosen more often (spread), so that "
+        "few tokens reach fewer experts.",
         choices=(EVEN, SPREAD),
-        flag=Flag(
-            "expert_popularity",
-            "Whether all experts are equally likely, or some are chosen more often (spread), so "
-            "that few tokens reach fewer experts.",
-            needs=(EXPERTS,),
-            rare=True,
-            software=True,
-        ),
+        needs=(EXPERTS,),
+        rare=True,
+        software=True,
     )
 
 

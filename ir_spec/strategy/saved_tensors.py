@@ -4,39 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
 @dataclass(frozen=True)
 class SavedTensorsRule(Record):
     """How long backward keeps what forward saved for it."""
 
-    until: str = parameter(
-        "name",
+    until: str = flagged(
+        "saved_tensors",
+        "Backward keeps a saved tensor until its last use, or until the operation or checkpoint "
+        "that saved it has all its gradients (node).",
         choices=("last_use", "node"),
-        flag=Flag(
-            "saved_tensors",
-            "Backward keeps a saved tensor until its last use, or until the operation or "
-            "checkpoint that saved it has all its gradients (node).",
-            metavar="last-use|node",
-            rare=True,
-            software=True,
-        ),
+        metavar="last-use|node",
+        rare=True,
+        software=True,
     )
-    first: str = parameter(
-        "name",
-        "what the first layer keeps for the gradient of its input where nothing before it is "
-        "trained: what all layers keep (all), or nothing (needed)",
-        default="all",
-        choices=("all", "needed"),
-        flag=Flag(
-            "first_saved",
-            "Where nothing before the layers is trained the first one saves what all do (all), or "
-            "nothing for the gradient of its input (needed).",
-            metavar="all|needed",
-            rare=True,
-            software=True,
+    first: str = flagged(
+        "first_saved",
+        "Where nothing before the layers is trained the first one saves what all do (all), or "
+        "nothing for the gradient of its input (needed).",
+        doc=(
+            "what the first layer keeps for the gradient of its input where nothing before it is "
+            "trained: what all layers keep (all), or nothing (needed)"
         ),
+        choices=("all", "needed"),
+        metavar="all|needed",
+        rare=True,
+        software=True,
     )
 
 

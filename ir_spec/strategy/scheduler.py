@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: What a step takes by default: vLLM v1's budget of tokens on cards of 70 GiB and more
 #: (vllm/engine/arg_utils.py).
@@ -19,62 +19,48 @@ ANY, BESIDE, ALONE = "any", "beside", "alone"
 class SchedulerRule(Record):
     """How a server puts requests into steps."""
 
-    prompts: str = parameter(
-        "name",
-        "beside: prompts share steps with sequences that decode; alone: steps have prompts only, "
-        "while these wait; any: beside in requests over time, alone in steady batches",
-        choices=(ANY, BESIDE, ALONE),
-        flag=Flag(
-            "prompt_steps",
-            "With --serve: prompts share steps with decoding sequences (beside), or have steps "
-            "of their own, for which these wait (alone).",
+    prompts: str = flagged(
+        "prompt_steps",
+        "With --serve: prompts share steps with decoding sequences (beside), or have steps of "
+        "their own, for which these wait (alone).",
+        doc=(
+            "beside: prompts share steps with sequences that decode; alone: steps have prompts "
+            "only, while these wait; any: beside in requests over time, alone in steady batches"
         ),
+        choices=(ANY, BESIDE, ALONE),
     )
-    tokens: int = parameter(
+    tokens: int = flagged(
+        "step_tokens",
+        "With --serve: the most tokens of a step of a group of ranks, including chunks of prompts.",
         "int",
         default=BUDGET,
         least=1,
-        flag=Flag(
-            "step_tokens",
-            "With --serve: the most tokens of a step of a group of ranks, including chunks of "
-            "prompts.",
-        ),
     )
-    memory: Expr | None = parameter(
+    memory: Expr | None = flagged(
+        "server_memory",
+        "With --serve: the share of a device's memory for weights, activations and caches, such as "
+        "9/10 (default: all).",
         "ratio",
         least=0,
-        flag=Flag(
-            "server_memory",
-            "With --serve: the share of a device's memory for weights, activations and caches, "
-            "such as 9/10 (default: all).",
-        ),
     )
-    reserve: bool = parameter(
-        "flag",
-        flag=Flag(
-            "reserve_outputs",
-            "With --serve: admit a request only if the cache has room for all its tokens, so "
-            "that none is preempted.",
-        ),
+    reserve: bool = flagged(
+        "reserve_outputs",
+        "With --serve: admit a request only if the cache has room for all its tokens, so that none "
+        "is preempted.",
     )
-    poll: int = parameter(
+    poll: int = flagged(
+        "scheduler_poll",
+        "With --serve: look for new requests before each N-th decode step.",
         "int",
         default=1,
         least=1,
-        flag=Flag(
-            "scheduler_poll",
-            "With --serve: look for new requests before each N-th decode step.",
-        ),
     )
-    gather: int = parameter(
+    gather: int = flagged(
+        "scheduler_gather",
+        "With --serve: the most decode steps for which prompts wait for others, until they fill "
+        "9/10 of the tokens of a step.",
         "int",
-        default=0,
         least=0,
-        flag=Flag(
-            "scheduler_gather",
-            "With --serve: the most decode steps for which prompts wait for others, until they "
-            "fill 9/10 of the tokens of a step.",
-        ),
     )
 
     def room(self, bytes_: int) -> int:

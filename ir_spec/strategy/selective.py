@@ -6,36 +6,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, Statement, flagged
 
 
 @dataclass(frozen=True)
 class SelectiveRule(Record):
     """What `stg.recompute[selective]` computes again."""
 
-    what: str = parameter(
-        "name",
-        "scores: what grows with the square of a dimension; attention: fused attention, too; "
-        "products: all but products and attention, and every second product",
+    what: str = flagged(
+        "recompute_selective",
+        "What --recompute selective recomputes: scores of all pairs, attention (fused or not), or "
+        "all but attention and every other product (products).",
+        doc=(
+            "scores: what grows with the square of a dimension; attention: fused attention, too; "
+            "products: all but products and attention, and every second product"
+        ),
         required=True,
         positional=True,
         choices=("scores", "attention", "products"),
-        flag=Flag(
-            "recompute_selective",
-            "What --recompute selective recomputes: scores of all pairs, attention (fused or "
-            "not), or all but attention and every other product (products).",
-            needs=("recompute",),
-            tries=(),
-            rare=True,
-            software=True,
-        ),
+        needs=("recompute",),
+        rare=True,
+        software=True,
     )
 
 

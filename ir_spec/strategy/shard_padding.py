@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, Statement, flagged
 
 PADDINGS = ("none", "dim0", "flat")
 
@@ -21,17 +14,14 @@ PADDINGS = ("none", "dim0", "flat")
 class ShardPaddingRule(Record):
     """What is filled up where the ranks do not divide a parameter."""
 
-    rule: str = parameter(
-        "name",
+    rule: str = flagged(
+        "shard_padding",
+        "ZeRO: parameters that the ranks do not divide stay whole (none), or are padded to equal "
+        "shards: along the first dimension of PyTorch's weight, its outputs (dim0), or over all "
+        "elements (flat).",
         choices=PADDINGS,
-        flag=Flag(
-            "shard_padding",
-            "ZeRO: parameters that the ranks do not divide stay whole (none), or are padded to "
-            "equal shards: along the first dimension of PyTorch's weight, its outputs (dim0), or "
-            "over all elements (flat).",
-            rare=True,
-            software=True,
-        ),
+        rare=True,
+        software=True,
     )
 
 

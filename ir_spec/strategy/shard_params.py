@@ -10,11 +10,11 @@ from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.axes import SHARDING
 from stagec.ir_spec.strategy.statement import (
     Axes,
-    Flag,
     FlagValues,
     Record,
     Section,
     Statement,
+    flagged,
     parameter,
 )
 
@@ -30,41 +30,39 @@ class ShardParamsRule(Record):
     """The stage of ZeRO, the axes that it shards over, and when parameters are gathered."""
 
     over: Axes = parameter("axes", "mesh axes", required=True)
-    zero: int = parameter(
+    zero: int = flagged(
+        "zero",
+        "ZeRO stage over dp; 3 is FSDP.",
         "int",
-        "the stage",
+        doc="the stage",
         required=True,
         least=1,
         most=3,
-        flag=Flag("zero", "ZeRO stage over dp; 3 is FSDP.", needs=(SHARDING,), tries=(0, 1, 2, 3)),
+        needs=(SHARDING,),
+        tries=(0, 1, 2, 3),
     )
-    reshard: str = parameter(
-        "name",
+    reshard: str = flagged(
+        "reshard_after_forward",
+        "ZeRO-3: whether to free gathered parameters after forward: always, in all blocks but the "
+        "last, or never.",
         choices=RESHARD,
-        flag=Flag(
-            "reshard_after_forward",
-            "ZeRO-3: whether to free gathered parameters after forward: always, in all blocks "
-            "but the last, or never.",
-            tries=("never", "last", "always"),
-            rare=True,
-        ),
+        tries=("never", "last", "always"),
+        rare=True,
     )
-    prefetch: int = parameter(
+    prefetch: int = flagged(
+        "fsdp_prefetch",
+        "ZeRO-3: gather parameters this many blocks ahead.",
         "int",
         default=1,
         least=0,
         most=MOST_AHEAD,
-        flag=Flag("fsdp_prefetch", "ZeRO-3: gather parameters this many blocks ahead.", rare=True),
+        rare=True,
     )
-    overlap: bool = parameter(
-        "flag",
-        default=False,
-        flag=Flag(
-            "overlap_param_gather",
-            "ZeRO-1: gather updated parameters during the forward of the first microbatch, block "
-            "by block, not after their update.",
-            rare=True,
-        ),
+    overlap: bool = flagged(
+        "overlap_param_gather",
+        "ZeRO-1: gather updated parameters during the forward of the first microbatch, block by "
+        "block, not after their update.",
+        rare=True,
     )
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, Statement, flagged
 
 OUTER = ("root", "ends")
 LOSS = ("outside", "inside")
@@ -23,34 +16,25 @@ class ShardUnitsRule(Record):
     """Which parameters outside of blocks ZeRO-3 gathers in one call, how long they stay, and what
     it reduces."""
 
-    outer: str = parameter(
-        "name",
+    outer: str = flagged(
+        "shard_units",
+        "ZeRO-3: parameters outside the blocks are one unit, gathered from forward to the end of "
+        "backward (root), or two (ends): the unit before the blocks is freed after forward and "
+        "gathered again for its backward.",
         choices=OUTER,
-        flag=Flag(
-            "shard_units",
-            "ZeRO-3: parameters outside the blocks are one unit, gathered from forward to the "
-            "end of backward (root), or two (ends): the unit before the blocks is freed after "
-            "forward and gathered again for its backward.",
-        ),
     )
-    loss: str = parameter(
-        "name",
+    loss: str = flagged(
+        "shard_loss",
+        "ZeRO-3: the loss is inside the sharded module, so the gather of the last block lasts "
+        "until the loss, and backward begins with gathering it again (inside), or after the module "
+        "(outside).",
         choices=LOSS,
-        flag=Flag(
-            "shard_loss",
-            "ZeRO-3: the loss is inside the sharded module, so the gather of the last block "
-            "lasts until the loss, and backward begins with gathering it again (inside), or "
-            "after the module (outside).",
-        ),
     )
-    copies: bool = parameter(
-        "flag",
-        flag=Flag(
-            "shard_copies",
-            "ZeRO-3: copy the gradients of a unit into a buffer to reduce, which stays until the "
-            "next unit's buffer exists, as FSDP2 does.",
-            software=True,
-        ),
+    copies: bool = flagged(
+        "shard_copies",
+        "ZeRO-3: copy the gradients of a unit into a buffer to reduce, which stays until the next "
+        "unit's buffer exists, as FSDP2 does.",
+        software=True,
     )
 
 

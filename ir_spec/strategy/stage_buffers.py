@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Before the first microbatch, for all of them.
 AHEAD = "ahead"
@@ -15,32 +15,23 @@ SENT, BACKWARD, STEP, NEXT = "sent", "backward", "step", "next"
 class StageBuffersRule(Record):
     """How long a pipeline stage keeps what it receives and what it returns."""
 
-    received: str = parameter(
-        "name",
+    received: str = flagged(
+        "stage_receives",
+        "Receive buffers of a pipeline: from arrival to last use (arrive), or one for each "
+        "microbatch, kept across steps (ahead).",
         choices=("arrive", AHEAD),
-        flag=Flag(
-            "stage_receives",
-            "Receive buffers of a pipeline: from arrival to last use (arrive), or one for each "
-            "microbatch, kept across steps (ahead).",
-        ),
     )
-    results: str = parameter(
-        "name",
+    results: str = flagged(
+        "stage_results",
+        "The result of a pipeline stage is freed when it is sent, when the backward of its "
+        "microbatch ends (backward), or in the last stage when the step ends (step).",
         choices=(SENT, BACKWARD, STEP),
-        flag=Flag(
-            "stage_results",
-            "The result of a pipeline stage is freed when it is sent, when the backward of its "
-            "microbatch ends (backward), or in the last stage when the step ends (step).",
-        ),
     )
-    gradients: str = parameter(
-        "name",
+    gradients: str = flagged(
+        "stage_gradients",
+        "The gradient that a pipeline stage sends is freed when it is sent, or when that of the "
+        "next microbatch exists, if a rank has one part of the model (next).",
         choices=(SENT, NEXT),
-        flag=Flag(
-            "stage_gradients",
-            "The gradient that a pipeline stage sends is freed when it is sent, or when that of "
-            "the next microbatch exists, if a rank has one part of the model (next).",
-        ),
     )
 
 

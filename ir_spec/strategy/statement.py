@@ -6,7 +6,7 @@ in manifests and docs/flags.md are derived from them.
 
     @dataclass(frozen=True)
     class BucketRule(Record):
-        bytes: int = parameter("int", "bytes of a call", required=True, least=1, flag=Flag(...))
+        copies: bool = flagged("ddp_copies", "Copy gradients into flat buffers.", rare=True)
 
     class BucketOp(Statement):
         name, record = "stg.bucket", BucketRule
@@ -295,6 +295,38 @@ def parameter(
         doc = doc or _as_doc(flag.help, choices)
     param = Param("", kind, doc, required, positional, choices)
     return field(default=default, metadata={"": _Field(param, default, least, most, flag)})
+
+
+def flagged(
+    name: str,
+    help: str,
+    kind: str = "",
+    *,
+    doc: str = "",
+    required: bool = False,
+    positional: bool = False,
+    default: Any = ...,
+    choices: tuple[str, ...] = (),
+    least: int | None = None,
+    most: int | None = None,
+    **flag: Any,
+) -> Any:
+    """A parameter that the flag of this name gives, with this help: their values are the same.
+
+    Left out, `kind` is `name` where there are choices, else `flag`. `flag` has fields of `Flag`,
+    such as `rare`; the others are those of `parameter`.
+    """
+    return parameter(
+        kind or ("name" if choices else "flag"),
+        doc,
+        default=default,
+        required=required,
+        positional=positional,
+        choices=choices,
+        least=least,
+        most=most,
+        flag=Flag(name, help, **flag),
+    )
 
 
 def _as_doc(help: str, choices: Iterable[str]) -> str:

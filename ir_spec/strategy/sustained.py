@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction
 from stagec.ir_spec.strategy.axes import EXPERTS
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
 FAMILIES = ("ampere", "hopper", "blackwell", "tpu")
 
@@ -17,31 +17,27 @@ FAMILIES = ("ampere", "hopper", "blackwell", "tpu")
 class SustainedRule(Record):
     """Which share of their speed products and attention keep in a step."""
 
-    products: Expr | None = parameter(
+    products: Expr | None = flagged(
+        "sustained",
+        "The share of their speed that products and attention sustain in a step, such as 9/10 "
+        "(default: that of the machine).",
         "ratio",
-        "the share on any device",
+        doc="the share on any device",
         least=0,
-        flag=Flag(
-            "sustained",
-            "The share of their speed that products and attention sustain in a step, such as "
-            "9/10 (default: that of the machine).",
-        ),
     )
     ampere: Expr | None = parameter("ratio", "the share on devices of this family")
     hopper: Expr | None = parameter("ratio", "the share on devices of this family")
     blackwell: Expr | None = parameter("ratio", "the share on devices of this family")
     tpu: Expr | None = parameter("ratio", "the share on devices of this family")
 
-    experts: Expr | None = parameter(
+    experts: Expr | None = flagged(
+        "sustained_experts",
+        "The share of the speed of products that grouped products of experts sustain, such as 1/2 "
+        "(default: all of it).",
         "ratio",
-        "of that share, what grouped products of experts keep",
+        doc="of that share, what grouped products of experts keep",
         least=0,
-        flag=Flag(
-            "sustained_experts",
-            "The share of the speed of products that grouped products of experts sustain, such "
-            "as 1/2 (default: all of it).",
-            needs=(EXPERTS,),
-        ),
+        needs=(EXPERTS,),
     )
 
     def on(self, family: str) -> float | None:

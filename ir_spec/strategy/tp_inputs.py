@@ -6,42 +6,32 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.strategy.statement import Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.strategy.statement import FlagValues, Record, Statement, flagged
 
 
 @dataclass(frozen=True)
 class TpInputsRule(Record):
     """Whether backward gathers the inputs of split matmuls again, and products wait for them."""
 
-    policy: str = parameter(
-        "name",
+    policy: str = flagged(
+        "tp_inputs",
+        "Gather inputs of split products again in backward, or save them.",
         required=True,
         positional=True,
         choices=("regather", "save_gathered"),
-        flag=Flag(
-            "tp_inputs",
-            "Gather inputs of split products again in backward, or save them.",
-            tries=("save-gathered", "regather"),
-        ),
+        tries=("save-gathered", "regather"),
     )
-    gathers: str = parameter(
-        "name",
+    gathers: str = flagged(
+        "tp_gathers",
+        "Split products wait for the gather of their input (whole), or overlap with it (in-steps).",
         choices=("whole", "in_steps"),
-        flag=Flag(
-            "tp_gathers",
-            "Split products wait for the gather of their input (whole), or overlap with it "
-            "(in-steps).",
-        ),
     )
-    until: str = parameter(
-        "name",
+    until: str = flagged(
+        "tp_inputs_until",
+        "Free gathered inputs after the last product that reads them, or when the module of these "
+        "products returns.",
         choices=("product", "module"),
-        flag=Flag(
-            "tp_inputs_until",
-            "Free gathered inputs after the last product that reads them, or when the module of "
-            "these products returns.",
-            software=True,
-        ),
+        software=True,
     )
 
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
 @dataclass(frozen=True)
 class TpOutputsRule(Record):
     """Whether sums of split products begin before the product ends."""
 
-    policy: str = parameter(
-        "name",
+    policy: str = flagged(
+        "tp_outputs",
+        "Sum a split product after it ends (whole), or part by part while the rest of it runs "
+        "(in-steps).",
         positional=True,
         choices=("whole", "in_steps"),
-        flag=Flag(
-            "tp_outputs",
-            "Sum a split product after it ends (whole), or part by part while the rest of it "
-            "runs (in-steps).",
-            needs=("tp",),
-            rare=True,
-        ),
+        needs=("tp",),
+        rare=True,
     )
 
 

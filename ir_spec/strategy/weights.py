@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, PARTS
-from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Activations are in what the format has them in.
 AUTO = "auto"
@@ -15,55 +15,45 @@ AUTO = "auto"
 class WeightsRule(Record):
     """The format of the weights of the blocks."""
 
-    format: str = parameter(
-        "name",
-        "bf16 (as they are), fp8, int8, int4, mxfp4, nvfp4 or nf4",
+    format: str = flagged(
+        "weight_dtype",
+        "Element type of the blocks' weights in serving, and of frozen weights in training.",
+        doc="bf16 (as they are), fp8, int8, int4, mxfp4, nvfp4 or nf4",
         positional=True,
         choices=("bf16", *FORMATS),
-        flag=Flag(
-            "weight_dtype",
-            "Element type of the blocks' weights in serving, and of frozen weights in training.",
-            numerics=True,
-        ),
+        numerics=True,
     )
-    activations: str = parameter(
-        "name",
+    activations: str = flagged(
+        "activation_dtype",
+        "Element type of activations in products (auto: fp8 with fp8 and mxfp4 weights, fp4 with "
+        "nvfp4; otherwise, or if the machine has no such units, unchanged).",
         choices=(AUTO, *ACTIVATIONS),
-        flag=Flag(
-            "activation_dtype",
-            "Element type of activations in products (auto: fp8 with fp8 and mxfp4 weights, fp4 "
-            "with nvfp4; otherwise, or if the machine has no such units, unchanged).",
-            needs=("weight_dtype",),
-            numerics=True,
-            rare=True,
-        ),
+        needs=("weight_dtype",),
+        numerics=True,
+        rare=True,
     )
-    block: int = parameter(
+    block: int = flagged(
+        "weight_block",
+        "Elements of a block of weights along a dimension (default: that of the format).",
         "int",
-        "elements of a block along a dimension (0: as the format has them)",
+        doc="elements of a block along a dimension (0: as the format has them)",
         least=0,
-        flag=Flag(
-            "weight_block",
-            "Elements of a block of weights along a dimension (default: that of the format).",
-            needs=("weight_dtype",),
-            numerics=True,
-            rare=True,
-        ),
+        needs=("weight_dtype",),
+        numerics=True,
+        rare=True,
     )
-    parts: str = parameter(
-        "name",
-        "all blocks, feed_forward (all that is not attention), experts (those that a router "
-        "chooses), or auto (as checkpoints have the format)",
-        default=AUTO,
-        choices=(AUTO, *PARTS),
-        flag=Flag(
-            "weight_parts",
-            "What is stored so (auto: with 4 bits and experts, mxfp4 and nvfp4 of all but "
-            "attention, int4 of experts that a router chooses; all blocks else).",
-            needs=("weight_dtype",),
-            numerics=True,
-            rare=True,
+    parts: str = flagged(
+        "weight_parts",
+        "What is stored so (auto: with 4 bits and experts, mxfp4 and nvfp4 of all but attention, "
+        "int4 of experts that a router chooses; all blocks else).",
+        doc=(
+            "all blocks, feed_forward (all that is not attention), experts (those that a router "
+            "chooses), or auto (as checkpoints have the format)"
         ),
+        choices=(AUTO, *PARTS),
+        needs=("weight_dtype",),
+        numerics=True,
+        rare=True,
     )
 
 

@@ -249,10 +249,7 @@ def _action(node: Node) -> str:
 
 def _kernel(node: Node) -> str:
     """`matmul bf16 1 x 4096 x 8192 x 8192`."""
-    kernel = node.kernel
-    if kernel is None or not kernel.extents:
-        return ""
-    return f"{kernel.kind} {kernel.dtype} {' x '.join(map(str, kernel.extents))}"
+    return str(node.kernel) if node.kernel is not None and node.kernel.extents else ""
 
 
 # -- waits, the path, memory -----------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 
 from stagec.formats.chakra.nodes import ATTR_TYPES, CollKind, NodeKind, TraceNode
 
@@ -36,20 +35,19 @@ class NodeProblem:
     severity: Severity = Severity.ERROR
 
 
-_REQUIRED: Mapping[int, tuple[str, ...]] = MappingProxyType(
-    {
-        NodeKind.MEM_LOAD: ("is_cpu_op", "tensor_size"),
-        NodeKind.MEM_STORE: ("is_cpu_op", "tensor_size"),
-        NodeKind.COMP: ("is_cpu_op", "num_ops", "tensor_size"),
-        NodeKind.COLL: ("is_cpu_op", "comm_type", "comm_size"),
-        NodeKind.SEND: ("is_cpu_op", "comm_size", "comm_tag", "comm_dst"),
-        NodeKind.RECV: ("is_cpu_op", "comm_size", "comm_tag", "comm_src"),
-    }
-)
+_REQUIRED: Mapping[int, tuple[str, ...]] = {
+    NodeKind.MEM_LOAD: ("is_cpu_op", "tensor_size"),
+    NodeKind.MEM_STORE: ("is_cpu_op", "tensor_size"),
+    NodeKind.COMP: ("is_cpu_op", "num_ops", "tensor_size"),
+    NodeKind.COLL: ("is_cpu_op", "comm_type", "comm_size"),
+    NodeKind.SEND: ("is_cpu_op", "comm_size", "comm_tag", "comm_dst"),
+    NodeKind.RECV: ("is_cpu_op", "comm_size", "comm_tag", "comm_src"),
+}
 
-_MINIMUM: Mapping[str, int] = MappingProxyType(
-    {"num_ops": 1, "tensor_size": 1, "comm_size": 1, "comm_tag": 0, "comm_dst": 0, "comm_src": 0}
-)
+_MINIMUM: Mapping[str, int] = {
+    **dict.fromkeys(("num_ops", "tensor_size", "comm_size"), 1),
+    **dict.fromkeys(("comm_tag", "comm_dst", "comm_src"), 0),
+}
 
 _KINDS = frozenset(NodeKind) - {NodeKind.INVALID}
 

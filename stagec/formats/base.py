@@ -275,6 +275,19 @@ def nanoseconds(durations: Durations) -> Callable[[Node], int]:
     return lambda node: round(1e9 * durations(node))
 
 
+def check_choice(format_: Format, option: str, choices: Sequence[str], remedy: str = "") -> None:
+    """Refuse an option that is not one of these words; the remedy is the nearest of them, if none
+    is given. Raises `DiagnosticError`."""
+    value: str = getattr(format_, option)
+    if value not in choices:
+        nearest = did_you_mean(value, choices) or f"for example {option}={choices[1]}"
+        raise error(
+            f"option '{option}' of format '{format_.name}' expects {', '.join(choices)}, found "
+            f"'{value}'",
+            remedy=remedy or nearest,
+        )
+
+
 def all_ranks(format_: Format, ranks: Ints | None) -> None:
     """Refuse some ranks, for a format whose files are of all. Raises `DiagnosticError`."""
     if ranks is not None:

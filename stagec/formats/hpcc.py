@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from stagec.formats.base import JobFile, JobFormat, Layout, TraceJob, all_ranks
+from stagec.formats.base import JobFile, JobFormat, Layout, TraceJob, all_ranks, check_choice
 from stagec.formats.messages import ALGORITHMS, expansion, other_end, part_bytes, shape_of
 from stagec.program.nodes import Ints, Node, Program, marker_of
 from stagec.support.diagnostics import error
@@ -41,12 +41,7 @@ class HpccFormat(JobFormat):
 
     def check(self, job: TraceJob) -> None:
         """Refuse a job without that collective. Raises `DiagnosticError`."""
-        if self.collectives not in ALGORITHMS:
-            raise error(
-                f"option 'collectives' of format 'hpcc' expects {', '.join(ALGORITHMS)}, found "
-                f"'{self.collectives}'",
-                remedy=did_you_mean(self.collectives, ALGORITHMS) or "for example collectives=tree",
-            )
+        check_choice(self, "collectives", ALGORITHMS)
         if not 0 <= self.start < inf:
             raise error(
                 f"option 'start' of format 'hpcc' expects seconds from 0 on, found {self.start:g}",

@@ -44,8 +44,8 @@ def find_format(name: str, plugin_formats: Iterable[Format] = ()) -> Format:
     brought = brought_formats(plugin_formats)
     more = ", or load the plug-in that brings it: --plugin"
     known: Mapping[str, str | Format] = {**BUILTIN, **brought}
-    entry = find("format", name, known, more)
-    return entry if isinstance(entry, Format) else _loaded(entry)
+    match = find("format", name, known, more)
+    return match if isinstance(match, Format) else _loaded(match)
 
 
 def _loaded(place: str) -> Format:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from stagec.formats.base import JobFile, JobFormat, Layout, Need, TraceJob, all_ranks
+from stagec.formats.base import JobFile, JobFormat, Layout, Need, TraceJob, all_ranks, check_choice
 from stagec.ir.kernel import MEMORY
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import MICROBATCH, Ints, Program
@@ -91,12 +91,8 @@ class ScaleSimFormat(JobFormat):
                 f"an array of {self.rows} x {self.columns}: expected positive numbers",
                 remedy="for example scale-sim{rows=128,columns=128}",
             )
-        if self.dataflow not in DATAFLOWS:
-            raise error(
-                f"option 'dataflow' of format 'scale-sim' expects {', '.join(DATAFLOWS)}, found "
-                f"'{self.dataflow}'",
-                remedy="ws keeps weights in the array, os results, is inputs",
-            )
+        remedy = "ws keeps weights in the array, os results, is inputs"
+        check_choice(self, "dataflow", DATAFLOWS, remedy)
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
         lost = ["all but matrix products: order, communication, what memory bounds, element types"]

@@ -130,7 +130,7 @@ class SimAiFormat(JobFormat):
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
         groups = self._groups(layout)
-        dropped = [
+        losses = [
             "the order of microbatches, the waiting for other stages: the bubble is a formula",
             "what overlaps: collectives over TP and EP block, those over DP start in backward",
         ]
@@ -140,20 +140,20 @@ class SimAiFormat(JobFormat):
             if node.is_collective and groups.place(node, forward=_forward(node)) is None
         )
         if other:
-            dropped.append(f"{', '.join(other)}: SimAI's groups are TP, DP, EP and DP_EP")
+            losses.append(f"{', '.join(other)}: SimAI's groups are TP, DP, EP and DP_EP")
         ways = {n.over for n in program.prototypes if n.is_message and n.over != self.pp}
         if ways:
-            dropped.append(f"messages over {', '.join(sorted(ways))}: SimAI knows those of stages")
+            losses.append(f"messages over {', '.join(sorted(ways))}: SimAI knows those of stages")
         if any(n.is_copy for n in program.prototypes):
-            dropped.append("copies between device and host")
+            losses.append("copies between device and host")
         short = (n for n in program.prototypes if n.is_collective and _forward(n))
         if any(n.size < _SMALLEST for n in short):
-            dropped.append(f"collectives of forward below {_SMALLEST} bytes, which SimAI raises")
+            losses.append(f"collectives of forward below {_SMALLEST} bytes, which SimAI raises")
         axes = [a for a, size in layout.mesh.items() if size > 1]
         rest = [a for a in axes if a not in (self.tp, self.pp, self.ep)]
         if axes != [a for a in (self.pp, *rest, self.ep, self.tp) if a in axes]:
-            dropped.append("the numbering of ranks: SimAI has TP innermost, then EP, PP outermost")
-        return dropped
+            losses.append("the numbering of ranks: SimAI has TP innermost, then EP, PP outermost")
+        return losses
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         all_ranks(self, ranks)

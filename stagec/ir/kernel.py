@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from stagec.ir.expr import Expr, product
 from stagec.ir.rule import Rule
@@ -26,14 +25,12 @@ CONTINUES, ALWAYS = "continues", "always"
 ATTENDS = ("attention", "attention_backward")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys", "qk", "v")
 #: The extents of each kind of kernel, in elements of one rank.
-EXTENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "matmul": ("batch", "m", "n", "k"),
-        "attention": _ATTENTION,
-        "attention_backward": _ATTENTION,
-        MEMORY: (),
-    }
-)
+EXTENTS: Mapping[str, tuple[str, ...]] = {
+    "matmul": ("batch", "m", "n", "k"),
+    "attention": _ATTENTION,
+    "attention_backward": _ATTENTION,
+    MEMORY: (),
+}
 
 
 def continues(form: str, family: str) -> bool:

@@ -29,3 +29,7 @@ class Kernel:
     op: str = ""
     causal: bool = False
     form: str = ""
+
+    def __str__(self) -> str:
+        """`matmul bf16 1 x 4096 x 4096 x 1024`."""
+        return " ".join(filter(None, (self.kind, self.dtype, " x ".join(map(str, self.extents)))))

@@ -41,15 +41,15 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
     if as_json and output not in (None, "-") and not named:
         raise error(f"{output}: JSON in a file of another name", remedy="let it end in .json")
     readings = _readings(traces, quiet)
-    table = rows(readings)
-    if not quiet or not table:
-        _summary(readings, table)
-    if not table:
+    measured = rows(readings)
+    if not quiet or not measured:
+        _summary(readings, measured)
+    if not measured:
         raise error(
             "no kernel can be identified",
             remedy="profile with record_shapes=True, and with the host",
         )
-    write_output(table_text(table, as_json=as_json or named), output)
+    write_output(table_text(measured, as_json=as_json or named), output)
 
 
 def _readings(traces: Sequence[Path], quiet: bool) -> list[Reading]:
@@ -115,6 +115,6 @@ def _kinds(kinds: dict[str, list[float]], whole: float) -> str:
     return ", ".join(f"{kind} {sum(seconds) / whole:.1%}" for kind, seconds in ordered)
 
 
-def _line(times: Sequence[float], whole: float) -> str:
-    seconds = sum(times)
-    return f"{seconds * 1e3:10,.3f} ms {seconds / whole:6.1%} {len(times):7,} x"
+def _line(durations: Sequence[float], whole: float) -> str:
+    seconds = sum(durations)
+    return f"{seconds * 1e3:10,.3f} ms {seconds / whole:6.1%} {len(durations):7,} x"

@@ -89,10 +89,10 @@ def _mistake(problem: Exception, session: Session) -> int:
         session.log(traceback.format_exc())
     from stagec.pipeline.blame import blamed
 
-    culprit = blamed(problem)
-    if culprit is None:
+    error = blamed(problem)
+    if error is None:
         return _bug(problem, session)
-    session.report(culprit)
+    session.report(error)
     return WRONG_INPUT
 
 

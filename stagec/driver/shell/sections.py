@@ -27,61 +27,23 @@ _BESIDE = {
     "cp": Section.SEQUENCE,
     EXPERTS: Section.EXPERTS,
 }
-_OTHERS: Mapping[Section, tuple[str, ...]] = {
-    Section.MODEL: ("preset", "seed_from", "sizes", "stack"),
-    Section.RANKS: ("ranks", "mesh", "microbatch_size"),
-    Section.SERVING: (
-        *("serve", "batch", "prompt", "context", "chunk", "speculative", "draft", "step"),
-        *(
-            "prefill",
-            "decode",
-            "page",
-            "kv_dtype",
-            "sampling",
-            "accepted",
-            "acceptance",
-            "ttft",
-            "tpot",
-        ),
-    ),
-    Section.REQUESTS: (
-        *("steps", "requests", "policy", "cache_blocks", "bucket", "tick"),
-        *(
-            "rate",
-            "burst",
-            "concurrency",
-            "batch_of",
-            "until",
-            "lengths",
-            "turns",
-            "pause",
-            "count",
-            "replicas",
-        ),
-        *("prefill_replicas", "route", "max_batch", "max_tokens", "preempt", "fail", "step_grid"),
-        *("mtbf", "repair", "autoscale", "scale_window", "scale_delay", "start_time", "price"),
-    ),
-    Section.PASSES: (
-        *(
-            "pipeline",
-            "print_strategy",
-            "print_job",
-            "print_after",
-            "dump_dir",
-            "time_passes",
-            "reproducer",
-        ),
-        *("check_numerics", "plugin"),
-    ),
-    Section.MANY: ("sweep", "sort", "pareto", "plot", "as_csv"),
-    Section.MACHINE: (
-        *("machine", "used_ranks", "measured", "kernels_from", "peak_tflops", "memory_gbps"),
-        *("overlap", "graphs"),
-    ),
-    Section.WORKERS: ("jobs", "scheduler"),
+_OTHERS: Mapping[Section, str] = {
+    Section.MODEL: "preset seed_from sizes stack",
+    Section.RANKS: "ranks mesh microbatch_size",
+    Section.SERVING: "serve batch prompt context chunk speculative draft step prefill decode page "
+    "kv_dtype sampling accepted acceptance ttft tpot",
+    Section.REQUESTS: "steps requests policy cache_blocks bucket tick rate burst concurrency "
+    "batch_of until lengths turns pause count replicas prefill_replicas route max_batch max_tokens "
+    "preempt fail step_grid mtbf repair autoscale scale_window scale_delay start_time price",
+    Section.PASSES: "pipeline print_strategy print_job print_after dump_dir time_passes reproducer "
+    "check_numerics plugin",
+    Section.MANY: "sweep sort pareto plot as_csv",
+    Section.MACHINE: "machine used_ranks measured kernels_from peak_tflops memory_gbps overlap "
+    "graphs",
+    Section.WORKERS: "jobs scheduler",
 }
 _SECTIONS: Mapping[str, Section | None] = {
-    name: section for section, names in _OTHERS.items() for name in names
+    name: section for section, names in _OTHERS.items() for name in names.split()
 }
 #: In the context of a command whose help tells of all options.
 _ALL = "stagec.help-all"

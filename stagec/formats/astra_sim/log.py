@@ -139,43 +139,43 @@ def _what(node: TraceNode, over: Mapping[int, str]) -> tuple[str, str]:
 
 def _union(spans: Iterable[Span]) -> list[Span]:
     """The same moments, as spans apart."""
-    union: list[Span] = []
+    merged: list[Span] = []
     for start, end in sorted(spans):
-        if union and start <= union[-1][1]:
-            union[-1] = union[-1][0], max(end, union[-1][1])
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
-            union.append((start, end))
-    return union
+            merged.append((start, end))
+    return merged
 
 
 def _outside(spans: Sequence[Span], end: int, start: int = 0) -> list[Span]:
     """What is between spans that are apart, from `start` to `end`."""
-    outside: list[Span] = []
+    gaps: list[Span] = []
     for first, last in spans:
         if last <= start:
             continue
         if first >= end:
             break
         if first > start:
-            outside.append((start, first))
+            gaps.append((start, first))
         start = last
     if start < end:
-        outside.append((start, end))
-    return outside
+        gaps.append((start, end))
+    return gaps
 
 
 def _common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
     """What is in both; each has spans apart, in order."""
-    overlaps: list[Span] = []
+    common: list[Span] = []
     at = 0
     for start, end in theirs:
         while at < len(ours) and ours[at][1] <= start:
             at += 1
         here = at
         while here < len(ours) and ours[here][0] < end:
-            overlaps.append((max(start, ours[here][0]), min(end, ours[here][1])))
+            common.append((max(start, ours[here][0]), min(end, ours[here][1])))
             here += 1
-    return overlaps
+    return common
 
 
 def _length(spans: Iterable[Span]) -> int:

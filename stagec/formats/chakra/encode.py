@@ -229,14 +229,14 @@ def _alike(prototypes: Sequence[Node], writer: TraceWriter) -> Ints:
 
 def _collective(node: Node) -> CollKind:
     """The kind of a collective. Raises `DiagnosticError` for one that traces do not know."""
-    kind = _KINDS.get(node.kind)
-    if kind is None:
+    collective = _KINDS.get(node.kind)
+    if collective is None:
         raise error(
             f"traces have no collective '{node.kind}'",
             node.op.loc if node.op is not None else UNKNOWN,
             remedy=f"the kinds are: {', '.join(_KINDS)}",
         )
-    return kind
+    return collective
 
 
 def _encoded(node: TraceNode) -> bytes:
@@ -334,8 +334,8 @@ def decimal_width(numbers: Ints) -> Ints:
     return np.searchsorted(limits, numbers, side="right") + 1
 
 
-def _positions(ranks: Mapping[_K, list[Ints]]) -> dict[_K, Ints]:
-    return {key: np.sort(np.concatenate(ends)) for key, ends in ranks.items() if ends}
+def _positions(positions: Mapping[_K, list[Ints]]) -> dict[_K, Ints]:
+    return {key: np.sort(np.concatenate(ends)) for key, ends in positions.items() if ends}
 
 
 def fixed_varint(number: int, width: int) -> bytes:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import cast
 
 from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
@@ -24,25 +23,23 @@ AttrValue = int | float | str | bool | bytes | tuple[int | float | str | bool | 
 MAX_RECORD_BYTES = 16 << 20
 """A longer record is refused: it bounds the memory that a hostile length prefix can claim."""
 
-ATTR_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "is_cpu_op": "bool",
-        "num_ops": "int64",
-        "tensor_size": "uint64",
-        "alloc_bytes": "uint64",
-        "free_bytes": "uint64",
-        "comm_type": "int64",
-        "comm_size": "int64",
-        "pg_name": "string",
-        "comm_tag": "int32",
-        "comm_src": "int32",
-        "comm_dst": "int32",
-        "stream": "int64",
-        "dtype": "string",
-        "inputs": "string_list",
-        "outputs": "string_list",
-    }
-)
+ATTR_TYPES: Mapping[str, str] = {
+    "is_cpu_op": "bool",
+    "num_ops": "int64",
+    "tensor_size": "uint64",
+    "alloc_bytes": "uint64",
+    "free_bytes": "uint64",
+    "comm_type": "int64",
+    "comm_size": "int64",
+    "pg_name": "string",
+    "comm_tag": "int32",
+    "comm_src": "int32",
+    "comm_dst": "int32",
+    "stream": "int64",
+    "dtype": "string",
+    "inputs": "string_list",
+    "outputs": "string_list",
+}
 """The exact type of each attribute that consumers read; another integer type reads as 0."""
 
 #: Most characters of a name in a message.
@@ -217,8 +214,8 @@ def _operands(side: IOInfo) -> NodeOperands:
 def verify_metadata(path: Path, offset: int, record: bytes) -> None:
     """Check that a record is what begins a file. Raises TraceError."""
     if _is_node(record):
-        message = "expected a GlobalMetadata record, found a node; readers skip the first record"
-        raise TraceError(path, offset, message)
+        problem = "expected a GlobalMetadata record, found a node; readers skip the first record"
+        raise TraceError(path, offset, problem)
     try:
         GlobalMetadata.FromString(record)
     except DecodeError as error:

@@ -41,8 +41,8 @@ class TensorLists:
         """The attributes of the node with this identifier: names and bytes in turn."""
         lists = {"inputs": self.inputs[node - 1], "outputs": self.outputs[node - 1]}
         return {
-            name: tuple(text for tensor, size in entries for text in (tensor, str(size)))
-            for name, entries in lists.items()
+            name: tuple(text for tensor, size in pairs for text in (tensor, str(size)))
+            for name, pairs in lists.items()
         }
 
 
@@ -117,22 +117,22 @@ def _give_back(owed: int, alive: Sequence[_Piece], before: int, read: Tensors) -
 
 def _before(program: Program) -> list[int]:
     """For each node the nodes that it depends on, in any number of steps, as bits."""
-    before: list[int] = []
+    sets: list[int] = []
     edges: list[int] = program.edges.tolist()
     starts: list[int] = program.starts.tolist()
     for i in range(len(program)):
         bits = 0
         for edge in edges[starts[i] : starts[i + 1]]:
-            bits |= before[edge - 1] | 1 << (edge - 1)
-        before.append(bits)
-    return before
+            bits |= sets[edge - 1] | 1 << (edge - 1)
+        sets.append(bits)
+    return sets
 
 
 def _peak(inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> int:
     """The most bytes of tensors but the static ones, node after node."""
-    held = most = 0
+    alive = most = 0
     for read, written in zip(inputs, outputs, strict=True):
-        held += sum(size for _, size in written)
-        most = max(most, held)
-        held -= sum(size for name, size in read if name != _STATIC)
+        alive += sum(size for _, size in written)
+        most = max(most, alive)
+        alive -= sum(size for name, size in read if name != _STATIC)
     return most

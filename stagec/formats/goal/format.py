@@ -17,6 +17,7 @@ from stagec.formats.base import (
     Need,
     TraceJob,
     all_ranks,
+    check_choice,
     nanoseconds,
 )
 from stagec.formats.goal.encode import Patched, binary_bytes, binary_head, binary_of, text_of
@@ -26,7 +27,6 @@ from stagec.machines import Machine
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program
 from stagec.support.diagnostics import error
-from stagec.support.suggest import did_you_mean
 
 #: A rank class, and what its members differ in beside numbers.
 _Kind = tuple[int, tuple[tuple[GroupAxes, Shape], ...]]
@@ -48,24 +48,19 @@ class GoalFormat(JobFormat):
 
     def check(self, job: TraceJob) -> None:
         """Refuse an unknown algorithm. Raises `DiagnosticError`."""
-        if self.collectives not in ALGORITHMS:
-            raise error(
-                f"option 'collectives' of format 'goal' expects {', '.join(ALGORITHMS)}, found "
-                f"'{self.collectives}'",
-                remedy=did_you_mean(self.collectives, ALGORITHMS) or "for example collectives=tree",
-            )
+        check_choice(self, "collectives", ALGORITHMS)
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
-        dropped = [
+        losses = [
             "what nodes are: names, FLOPs, bytes of memory, which messages are a collective",
             "the levels of a network: LogGOPSim has one latency and one bandwidth for all ranks",
         ]
         nodes = [n for n in program.prototypes if n.is_collective]
         if any(n.kind in ("all_reduce", "reduce_scatter") for n in nodes):
-            dropped.append("the time of additions inside reductions")
+            losses.append("the time of additions inside reductions")
         if any(n.size < n.group.size(layout.mesh) for n in nodes):
-            dropped.append("collectives of fewer bytes than members get as many")
-        return dropped
+            losses.append("collectives of fewer bytes than members get as many")
+        return losses
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         all_ranks(self, ranks)

@@ -51,11 +51,11 @@ class _Names:
     new: list[InternedName] = field(default_factory=list[InternedName])
 
     def number(self, name: str) -> int:
-        number = self.known.get(name)
-        if number is None:
-            number = self.known[name] = len(self.known) + 1
-            self.new.append(InternedName(iid=number, name=name))
-        return number
+        iid = self.known.get(name)
+        if iid is None:
+            iid = self.known[name] = len(self.known) + 1
+            self.new.append(InternedName(iid=iid, name=name))
+        return iid
 
     def taken(self) -> list[InternedName]:
         """Those that were not written yet."""
@@ -142,8 +142,7 @@ class _Writer:
             node, kernel = step.node, step.node.kernel
             texts = {"op": node.kind, "phase": node.phase, "counts as": step.part}
             if kernel is not None:
-                extents = " x ".join(map(str, kernel.extents))
-                texts["kernel"] = f"{kernel.kind} {kernel.dtype} {extents}".strip()
+                texts["kernel"] = str(kernel)
             numbers = {"bytes": node.size, "flops": node.flops}
             notes = [
                 DebugAnnotation(

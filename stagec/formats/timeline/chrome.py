@@ -125,20 +125,11 @@ class _Writer:
 
 def arguments(node: Node) -> dict[str, Any]:
     """What a node does: its op, its kernel, bytes and FLOPs."""
-    arguments: dict[str, Any] = {"op": node.kind}
+    args: dict[str, Any] = {"op": node.kind}
     if node.kernel is not None:
-        arguments["kernel"] = kernel_text(node)
-    arguments |= {n: size for n, size in (("bytes", node.size), ("flops", node.flops)) if size}
-    return arguments
-
-
-def kernel_text(node: Node) -> str:
-    """`matmul bf16 1 x 4096 x 4096 x 1024`."""
-    kernel = node.kernel
-    if kernel is None:
-        return node.kind
-    extents = " x ".join(map(str, kernel.extents))
-    return " ".join(filter(None, (kernel.kind, kernel.dtype, extents)))
+        args["kernel"] = str(node.kernel)
+    args |= {n: size for n, size in (("bytes", node.size), ("flops", node.flops)) if size}
+    return args
 
 
 def _about(rank: int, what: str, thread: int | None = None, **args: Any) -> str:

@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 from stagec.formats.base import TraceJob
-from stagec.formats.timeline.chrome import arguments, kernel_text
+from stagec.formats.timeline.chrome import arguments
 from stagec.formats.timeline.ranks import (
     HOST,
     ShownRank,
@@ -136,8 +136,8 @@ def _differing(timeline: Timeline, node: Node, rank: int) -> str:
         peer = timeline.peer(node, rank)
         name, ranks = f"{rank}:{peer}", sorted((rank, peer))
     else:
-        name, ranks_of_group = timeline.group(node, rank)
-        ranks = [*ranks_of_group]
+        name, group = timeline.group(node, rank)
+        ranks = [*group]
     members = ", ".join(map(str, ranks[:_MOST_RANKS])) + (
         ", ..." if len(ranks) > _MOST_RANKS else ""
     )
@@ -215,7 +215,7 @@ def _bodies(node: Node, mesh: Mapping[str, int]) -> tuple[str, str, str]:
 def _kernel_name(node: Node) -> str:
     """A product by its extents, others by their op; a node of a trace has the kernel's name."""
     if node.kernel is not None and node.kernel.extents:
-        return kernel_text(node)
+        return str(node.kernel)
     return title_of(node.name) if node.kind == "comp" else node.kind
 
 

@@ -121,14 +121,14 @@ def replayed_timeline(
     def times(number: int) -> NodeTimes:
         each = of(number)
         place = number - each.first
-        clock = node_times(each.issued.programs[place], each.classes[place])
-        clock = clock.spread(each.span, each.end)
-        return clock._replace(start=clock.start + each.start, end=clock.end + each.start)
+        moments = node_times(each.issued.programs[place], each.classes[place])
+        moments = moments.spread(each.span, each.end)
+        return moments._replace(start=moments.start + each.start, end=moments.end + each.start)
 
     @lru_cache(maxsize=2)
     def memory(number: int) -> HeldBytes | None:
-        memory_events = events(number)
-        return None if memory_events is None else held(memory_events, times(number))
+        changes = events(number)
+        return None if changes is None else held(changes, times(number))
 
     def peer(node: Node, rank: int) -> int:
         layout = of(chosen[rank]).layout
@@ -173,15 +173,15 @@ def first_ranks(
 ) -> dict[int, int]:
     """The first rank of each class of a step that ends then, those that are busy longest before
     others, while they have no more than `room` nodes together."""
-    counts, firsts, left = count_nodes(classes), dict[int, int](), room
+    counts, ranks, left = count_nodes(classes), dict[int, int](), room
     busy = [each.busy_time(end) for each in classes]
     for number in sorted(range(len(busy)), key=lambda number: -busy[number]):
         if left is not None:
             left -= counts[number]
-            if firsts and left < 0:
+            if ranks and left < 0:
                 break
-        firsts[int(members[number][0])] = number
-    return firsts
+        ranks[int(members[number][0])] = number
+    return ranks
 
 
 def classes_of(members: Sequence[Ints]) -> dict[int, int]:
@@ -304,8 +304,8 @@ class TimelineFormat(JobFormat):
             for each in replays:
                 room = MOST_NODES // len(replays) if self.one_file else None
                 members = job.members[each.first :]
-                first_of_members = first_ranks(members, each.classes, each.span, room)
-                chosen |= {rank: each.first + number for rank, number in first_of_members.items()}
+                more = first_ranks(members, each.classes, each.span, room)
+                chosen |= {rank: each.first + number for rank, number in more.items()}
             why = ", the first of each class (--only-ranks names others)"
             if left := len(job.members) - len(chosen):
                 why = (

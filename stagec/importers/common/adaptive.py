@@ -39,8 +39,8 @@ def read_latents(config: Config, text: ModelText, side: int, channels: int) -> N
     if size % patch:
         raise config.refuse("sample_size", f"is {size}, which {patch} does not divide")
     text.symbol("X", size // patch, "patches along a side: sample_size / patch_size")
-    channels_in = read_size(config, text, "C", "in_channels", default=channels)
-    read_size(config, text, "C_out", "out_channels", default=channels_in)
+    inputs = read_size(config, text, "C", "in_channels", default=channels)
+    read_size(config, text, "C_out", "out_channels", default=inputs)
 
 
 def added_positions(text: ModelText, body: Body) -> str:
@@ -63,8 +63,7 @@ def predict_patches(text: ModelText, body: Body, n: str, args: str) -> ModelText
         f'stg.add["bspqc,pqc->bspqc"]({{}}, {body.param("head_bias", "P, P, C_out")})',
     ]
     z = body.steps("z", n, steps)
-    body.let("loss", f"stg.mse[mean = B*X*X*P*P*C_out]({z}, %noise)")
-    body.do("stg.return(%loss)")
+    body.ends(f"stg.mse[mean = B*X*X*P*P*C_out]({z}, %noise)")
     text.notes.append("%positions are a fixed sinusoid.")
     images = "%images: bf16[B, C, X*P, X*P], %positions: bf16[X*X, D],"
     return text.train(f"{images} {args}, %noise: bf16[B, X*X, P, P, C_out]", body)

@@ -41,7 +41,8 @@ PerLayer = Block | Sequence[Named]
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The values of keys that a configuration leaves out, from the family's own class; a negative
-    `inner` is so many times the width."""
+    `inner` is so many times the width. A class without groups of heads that share keys and values
+    is not `grouped`: it has no key for them."""
 
     width: int
     inner: int
@@ -52,6 +53,7 @@ class Sizes:
     groups: int | None = None
     dim: int | None = None
     base: int = 10000
+    grouped: bool = True
 
 
 class DecoderModel:
@@ -63,7 +65,6 @@ class DecoderModel:
         title: str,
         sizes: Sizes,
         *,
-        read_groups: bool = True,
         dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
     ) -> None:
         self.config = config
@@ -79,7 +80,7 @@ class DecoderModel:
             heads=sizes.heads,
             groups=sizes.groups,
             dim=sizes.dim,
-            read_groups=read_groups,
+            grouped=sizes.grouped,
             dim_keys=dim_keys,
         )
         self.width = self.text.value("D")
@@ -210,8 +211,8 @@ class DecoderModel:
             self.text.symbol("M", f.value, f.comment)
         else:
             self.size("M", *filter(None, [names.get("M")]), *_INNER, default=inner)
-        chosen = activation or self.activation()
-        return Experts(route=("normalize",) if normalize else (), activation=chosen)
+        function = activation or self.activation()
+        return Experts(route=("normalize",) if normalize else (), activation=function)
 
     def sigmoid_experts(
         self,
@@ -277,10 +278,10 @@ class DecoderModel:
         """A size that is given once, or for each layer; these must be the same."""
         if not self.config.is_list(key):
             return self.config.size(key, default=default)
-        distinct = set(self.config.sizes(key, length=self.count, least=1))
-        if len(distinct) != 1:
+        values = set(self.config.sizes(key, length=self.count, least=1))
+        if len(values) != 1:
             raise self.config.refuse(key, "differs between layers, which is not modeled")
-        return distinct.pop()
+        return values.pop()
 
     # -- layers ------------------------------------------------------------------------------------
 

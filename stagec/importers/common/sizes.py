@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from stagec.importers.common.heads import expect_head
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Among, ModelText
 
@@ -35,6 +36,15 @@ def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
     text.symbol("B", None, "sequences")
     text.symbol("S", min(longest, _LENGTH), "tokens of a sequence")
     return text, longest
+
+
+def begin_text(config: Config, title: str, *heads: str) -> ModelText:
+    """The text of a family without a sequence of words, with one of these heads. Raises
+    `DiagnosticError` for another one."""
+    expect_head(config, *heads)
+    text, _ = begin(config, title, 1)
+    text.symbols.pop("S")
+    return text
 
 
 def identifier(name: str) -> str:
@@ -70,14 +80,14 @@ def read_heads(
     heads: int,
     groups: int | None = None,
     dim: int | None = None,
-    read_groups: bool = True,
+    grouped: bool = True,
     dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
 ) -> None:
     """Declare D, H, G and K; the arguments are the values of keys left out. G is not asked for
-    unless `read_groups`; heads whose size is null share the width."""
+    unless `grouped`; heads whose size is null share the width."""
     d = read_size(config, text, "D", *_WIDTH, default=width)
     h = read_size(config, text, "H", *_HEADS, default=heads)
-    if read_groups:
+    if grouped:
         g = read_size(config, text, "G", *_GROUPS, default=groups or h)
         if h % g:
             raise config.refuse(_GROUPS[0], f"is {g}, which does not divide {h} heads")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stagec.importers.common.heads import expect_head
-from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.sizes import begin, begin_text, read_size
 from stagec.importers.families.encoders import PAIRS, read_activation, read_heads_of, translate
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -147,9 +147,7 @@ def _read_sides(
 def read_whisper(config: Config) -> ModelText:
     """Whisper (arXiv 2212.04356): two convolutions, a sinusoid that is not trained, keys without a
     bias."""
-    expect_head(config, "ConditionalGeneration")
-    text, _ = begin(config, "Whisper", 1 << 20)
-    text.symbols.pop("S")
+    text = begin_text(config, "Whisper", "ConditionalGeneration")
     sounds = config.size("max_source_positions", default=1500)
     text.symbol("S", sounds, "half of the frames of a sound")
     text.symbol("P_enc", sounds, "max_source_positions")

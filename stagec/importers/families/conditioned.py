@@ -55,13 +55,11 @@ def read_qwen_image(config: Config) -> ModelText:
     n = RMS.write(body, "c1", "%texts", "text_norm", "J")
     c = projected(text, body, "c0", n, "text_in", "J, D")
     t = embedded_time(text, body)
-    inner = Body()
-    inner.do(f"%x, %c = stg.call @{block}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
-    head = "%y, %yc, %ty = stg.repeat @layers[count = L, carry = 3]"
-    body.nested(f"{head} (%h = {x}, %g = {c}, %t = {t}) {{", inner)
+    inner = Body(f"%x, %c = stg.call @{block}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
+    body.repeat("%y, %yc, %ty", "layers", "L", f"%h = {x}, %g = {c}, %t = {t}", inner)
     n = last_norm(text, body, "%y", "%ty")
     v = projected(text, body, "v", n, "head", "D, C_out")
-    body.do(f"%loss = stg.mse[mean = B*X*C_out]({v}, %noise)", "stg.return(%loss)")
+    body.ends(f"stg.mse[mean = B*X*C_out]({v}, %noise)")
     text.notes.append("Positions of three axes are rotated like those of one: the same work.")
     args = "%images: bf16[B, X, C], %texts: bf16[B, S, J], %time: f32[B],"
     return text.train(f"{args} %noise: bf16[B, X, C_out]", body)
@@ -81,9 +79,9 @@ def _blocks(text: ModelText, body: Body, x: str, c: str, t: str, *given: str) ->
     inner = Body()
     block = _use(text, "conditioned_block", *given, symbols="D H K F")
     inner.do(f"stg.yield({inner.call('r', block, '%h', '%g', '%m')}, %g, %m, %t)")
-    head = "%y, %yc, %ym, %ty = stg.repeat @layers[count = L, carry = 4]"
     # layers carry the conditions, so that pipeline stages send them on
-    body.nested(f"{head} (%h = {x}, %g = {c}, %m = {m}, %t = {t}) {{", inner)
+    carried = f"%h = {x}, %g = {c}, %m = {m}, %t = {t}"
+    body.repeat("%y, %yc, %ym, %ty", "layers", "L", carried, inner)
     return body.call("n", _use(text, "last_conditioned"), "%y", "%ty")
 
 
@@ -168,7 +166,7 @@ def read_wan(config: Config) -> ModelText:
     given += ["cross_norm"] * config.flag("cross_attn_norm", default=True)
     n = _blocks(text, body, x, c, t, *given)
     v = projected(text, body, "v", n, "head", "D, C_out")
-    body.do(f"%loss = stg.mse[mean = B*X*C_out]({v}, %noise)", "stg.return(%loss)")
+    body.ends(f"stg.mse[mean = B*X*C_out]({v}, %noise)")
     text.notes.append("Positions of three axes are rotated like those of one: the same work.")
     args = "%videos: bf16[B, X, C], %texts: bf16[B, S, J], %time: f32[B],"
     return text.train(f"{args} %noise: bf16[B, X, C_out]", body)

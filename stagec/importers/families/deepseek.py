@@ -174,13 +174,8 @@ def latent_of(
     own = own or LatentSizes()
     config.skip("num_key_value_heads", "head_dim", "qk_head_dim", "rope_interleave")
     config.only("attention_bias", False)
-    model = DecoderModel(
-        config,
-        title,
-        replace(sizes, dim=own.kept),
-        read_groups=False,
-        dim_keys=["qk_nope_head_dim"],
-    )
+    sizes = replace(sizes, dim=own.kept, grouped=False)
+    model = DecoderModel(config, title, sizes, dim_keys=["qk_nope_head_dim"])
     if read_size(config, model.text, "R", "qk_rope_head_dim", default=own.turned) % 2:
         raise config.wrong("qk_rope_head_dim", "an even number")
     read_size(

@@ -60,7 +60,7 @@ def read_dit(config: Config) -> ModelText:
     own = _condition_weights(inner)
     c = inner.call("c", condition, t, "%classes", own)
     inner.do(f"stg.yield({inner.call('r', block, '%h', c)})")
-    body.nested(f"%y = stg.repeat @layers[count = L, carry = 1] (%h = {x}) {{", inner)
+    body.repeat("%y", "layers", "L", f"%h = {x}", inner)
     # anew: a last pipeline stage has only the data
     t = sinusoid(text, body, "last_times", "%time")
     c = body.call("c1", condition.with_("as = last"), t, "%classes", first)
@@ -126,20 +126,16 @@ def read_flux(config: Config) -> ModelText:
     ]
     t = body.let("t0", f"stg.add({', '.join(made)})")
     # layers carry the condition, so that pipeline stages send it on
-    inner = Body()
-    inner.do(f"%x, %c = stg.call @{double}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
-    head = "%y, %yc, %ty = stg.repeat @double[count = L, carry = 3]"
-    body.nested(f"{head} (%h = {x}, %g = {c}, %t = {t}) {{", inner)
+    inner = Body(f"%x, %c = stg.call @{double}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
+    body.repeat("%y, %yc, %ty", "double", "L", f"%h = {x}, %g = {c}, %t = {t}", inner)
     x = body.let("joined", "stg.concat[dim = 1](%yc, %y)")
     inner = Body()
     inner.do(f"stg.yield({inner.call('r', single, '%h', '%t')}, %t)")
-    head = "%z, %tz = stg.repeat @single[count = L_single, carry = 2]"
-    body.nested(f"{head} (%h = {x}, %t = %ty) {{", inner)
+    body.repeat("%z, %tz", "single", "L_single", f"%h = {x}, %t = %ty", inner)
     last = body.let("last", "stg.slice[dim = 1, start = S, size = X](%z)")
     n = last_norm(text, body, last, "%tz")
     v = projected(text, body, "v", n, "head", "D, C")
-    body.let("loss", f"stg.mse[mean = B*X*C]({v}, %noise)")
-    body.do("stg.return(%loss)")
+    body.ends(f"stg.mse[mean = B*X*C]({v}, %noise)")
     text.notes.append("Positions of three axes are rotated like those of one: the same work.")
     args = "%images: bf16[B, X, C], %texts: bf16[B, S, J], %pooled: bf16[B, U_text],"
     args += " %time: f32[B]," + (" %guidance: f32[B]," if guided else "")
@@ -184,11 +180,9 @@ def read_sd3(config: Config) -> ModelText:
         if number:
             text.symbol(f"L_{name}", number, f"{name} blocks")
             own = block.with_("dual") if name == "dual" else block
-            inner = Body()
-            inner.do(f"%x, %c = stg.call @{own}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
+            inner = Body(f"%x, %c = stg.call @{own}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
             made = ", ".join(f"%{n}_{name}" for n in "xct")
-            head = f"{made} = stg.repeat @{name}[count = L_{name}, carry = 3]"
-            body.nested(f"{head} (%h = {x}, %g = {c}, %t = {t}) {{", inner)
+            body.repeat(made, name, f"L_{name}", f"%h = {x}, %g = {c}, %t = {t}", inner)
             x, c, t = made.split(", ")
     body.do(f"%y, %yc = stg.call @{block.with_('last')}({x}, {c}, {t})")
     n = last_norm(text, body, "%y", t)

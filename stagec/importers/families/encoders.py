@@ -121,8 +121,7 @@ def read_mpnet(config: Config) -> ModelText:
 def _bert(config: Config, kind: Words) -> ModelText:
     before, types = kind.before, kind.types
     text, longest = begin(config, kind.title, 512 + before)
-    text.symbols.pop("S")
-    text.symbol("S", min(longest - before, 4096), "tokens of a sequence")
+    text.replace("S", min(longest - before, 4096), "tokens of a sequence")
     read_size(config, text, "D", "hidden_size", "dim", default=768)
     heads = "n_heads" if config.has("n_heads") else "num_attention_heads"
     read_heads_of(config, text, "", heads, 12)
@@ -246,16 +245,14 @@ def vectors(text: ModelText, body: Body, x: str, width: str = "D") -> str:
     """Append the loss of the vectors `x` [B, width] against given ones; the argument that these
     are."""
     text.notes.append("Its vectors are trained towards given ones.")
-    body.let("loss", f"stg.mse[mean = B*{width}]({x}, %target)")
-    body.do("stg.return(%loss)")
+    body.ends(f"stg.mse[mean = B*{width}]({x}, %target)")
     return f"%target: bf16[B, {width}]"
 
 
 def classify(body: Body, z: str) -> None:
     """Append the loss of logits [B, N] against `%labels` [B]."""
     logits = body.let("logits", f"stg.cast[f32]({z})")
-    body.let("loss", f"stg.cross_entropy[mean = B]({logits}, %labels)")
-    body.do("stg.return(%loss)")
+    body.ends(f"stg.cross_entropy[mean = B]({logits}, %labels)")
 
 
 def classify_each(text: ModelText, body: Body, y: str, classes: str, name: str) -> None:
@@ -400,5 +397,4 @@ def relative(body: Body, name: str, statics: str) -> str:
 def translate(body: Body, n: str, steps: Sequence[str]) -> None:
     """Append the head and the loss of `%labels` [B, T]."""
     logits = body.steps("logits", n, [*steps, "stg.cast[f32]({})"])
-    body.let("loss", f"stg.cross_entropy[mean = B*T]({logits}, %labels)")
-    body.do("stg.return(%loss)")
+    body.ends(f"stg.cross_entropy[mean = B*T]({logits}, %labels)")

@@ -39,8 +39,8 @@ def read_chatglm(config: Config) -> ModelText:
     grouped = config.flag("multi_query_attention", default=False)
     if not grouped:
         config.skip("multi_query_group_num")
-    sizes = Sizes(4096, 13696, 28, 32, 65024, 2048, dim=128)
-    model = DecoderModel(config, "ChatGLM", sizes, read_groups=grouped)
+    sizes = Sizes(4096, 13696, 28, 32, 65024, 2048, dim=128, grouped=grouped)
+    model = DecoderModel(config, "ChatGLM", sizes)
     for key, value in {
         "rmsnorm": True,
         "post_layer_norm": True,

@@ -27,9 +27,7 @@ _FOURFOLD = -4
 @reads("GPT-2", "gpt2", features="learned positions, biases, tied head")
 def read_gpt2(config: Config) -> ModelText:
     """GPT-2: learned positions, biases everywhere, a tied head."""
-    model = DecoderModel(
-        config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024), read_groups=False
-    )
+    model = DecoderModel(config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, grouped=False))
     config.only("scale_attn_weights", True)
     config.only("scale_attn_by_inverse_layer_idx", False)
     config.skip("n_ctx")
@@ -40,9 +38,7 @@ def read_gpt2(config: Config) -> ModelText:
 @reads("GPT", "openai-gpt", features="norms behind the sums")
 def read_gpt(config: Config) -> ModelText:
     """GPT (Radford et al. 2018): GPT-2 whose norms stand behind the sums."""
-    model = DecoderModel(
-        config, "GPT", Sizes(768, _FOURFOLD, 12, 12, 40478, 512), read_groups=False
-    )
+    model = DecoderModel(config, "GPT", Sizes(768, _FOURFOLD, 12, 12, 40478, 512, grouped=False))
     act = config.word("afn", among=ACTIVATIONS, default="gelu_new")
     act = "gelu_new" if act == "gelu" else act  # what the class makes of it
     config.only("n_special", 0)
@@ -58,8 +54,8 @@ def read_gpt(config: Config) -> ModelText:
 def read_gpt_bigcode(config: Config) -> ModelText:
     """StarCoder (arXiv 2305.06161): GPT-2 with one head of keys and values."""
     one = config.flag("multi_query", default=True)
-    sizes = Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, groups=1 if one else None)
-    model = DecoderModel(config, "StarCoder", sizes, read_groups=False)
+    sizes = Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, groups=1 if one else None, grouped=False)
+    model = DecoderModel(config, "StarCoder", sizes)
     config.only("scale_attn_weights", True)
     config.skip(
         "n_ctx",
@@ -91,7 +87,7 @@ def _biased(model: DecoderModel, activation: str, groups: str) -> ModelText:
 def read_gpt_neo(config: Config) -> ModelText:
     """GPT-Neo: every other layer sees a window; scores are not scaled."""
     model = DecoderModel(
-        config, "GPT-Neo", Sizes(2048, _FOURFOLD, 24, 16, 50257, 2048), read_groups=False
+        config, "GPT-Neo", Sizes(2048, _FOURFOLD, 24, 16, 50257, 2048, grouped=False)
     )
     config.skip("attention_types")
     model.text.symbol("W", config.size("window_size", default=256), "window_size")
@@ -109,7 +105,7 @@ def read_gpt_neo(config: Config) -> ModelText:
 @reads("OPT", "opt", features="learned positions, ReLU, biases")
 def read_opt(config: Config) -> ModelText:
     """OPT (arXiv 2205.01068): learned positions, of which the first two are not used."""
-    model = DecoderModel(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048), read_groups=False)
+    model = DecoderModel(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048, grouped=False))
     config.only("layer_norm_elementwise_affine", True)
     config.only("_remove_final_layer_norm", False)
     narrow = config.size("word_embed_proj_dim", default=model.width) != model.width
@@ -138,9 +134,7 @@ def normed_sums(
 @reads("BLOOM", "bloom", features="ALiBi, normed embeddings, biases")
 def read_bloom(config: Config) -> ModelText:
     """BLOOM (arXiv 2211.05100): a bias by distance, a norm of the embeddings."""
-    model = DecoderModel(
-        config, "BLOOM", Sizes(64, _FOURFOLD, 2, 8, 250880, 2048), read_groups=False
-    )
+    model = DecoderModel(config, "BLOOM", Sizes(64, _FOURFOLD, 2, 8, 250880, 2048, grouped=False))
     config.only("apply_residual_connection_post_layernorm", False)
     config.skip("offset_alibi", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv", "n_inner")
     config.skip("bias_dropout_fusion")
@@ -154,7 +148,7 @@ def read_bloom(config: Config) -> ModelText:
 def read_mpt(config: Config) -> ModelText:
     """MPT: a bias by distance, or learned positions."""
     ratio = config.size("expansion_ratio", default=4)
-    model = DecoderModel(config, "MPT", Sizes(2048, -ratio, 24, 16, 50368, 2048), read_groups=False)
+    model = DecoderModel(config, "MPT", Sizes(2048, -ratio, 24, 16, 50368, 2048, grouped=False))
     norm = LAYER_SCALE if model.flag("no_bias", True) else LAYER
     biased = norm == LAYER
     config.merge("attn_config")
@@ -181,9 +175,7 @@ def read_mpt(config: Config) -> ModelText:
 @reads("GPT-NeoX", "gpt_neox", features="parallel blocks, partial rotation")
 def read_gpt_neox(config: Config) -> ModelText:
     """GPT-NeoX (arXiv 2204.06745): both blocks of a layer read its input, each by its own norm."""
-    model = DecoderModel(
-        config, "GPT-NeoX", Sizes(6144, 24576, 44, 64, 50432, 2048), read_groups=False
-    )
+    model = DecoderModel(config, "GPT-NeoX", Sizes(6144, 24576, 44, 64, 50432, 2048, grouped=False))
     rope = model.rope(partial=Fraction(1, 4))
     mixer = model.biased(Attention("H", rope=rope), True)
     block = FeedForward(model.activation("gelu"), gated=False, bias=True)
@@ -196,7 +188,7 @@ def read_gpt_neox(config: Config) -> ModelText:
 def read_gptj(config: Config) -> ModelText:
     """GPT-J and CodeGen (arXiv 2203.13474): both blocks read one norm; the head has a bias."""
     model = DecoderModel(
-        config, "GPT-J", Sizes(4096, _FOURFOLD, 28, 16, 50400, 2048), read_groups=False
+        config, "GPT-J", Sizes(4096, _FOURFOLD, 28, 16, 50400, 2048, grouped=False)
     )
     config.skip("n_ctx", "scale_attn_weights", "rotary")
     _skip_summary(config)
@@ -251,8 +243,8 @@ def read_falcon(config: Config) -> ModelText:
     one = config.flag("multi_query", default=True) and not newer
     if not newer:
         config.skip("num_kv_heads", "n_head_kv")
-    sizes = Sizes(4544, _FOURFOLD, 32, 71, 65024, 2048, groups=1 if one else None)
-    model = DecoderModel(config, "Falcon", sizes, read_groups=newer)
+    sizes = Sizes(4544, _FOURFOLD, 32, 71, 65024, 2048, groups=1 if one else None, grouped=newer)
+    model = DecoderModel(config, "Falcon", sizes)
     config.skip("ff_factor")
     biased = model.flag("bias")
     alibi = model.flag("alibi")
@@ -341,10 +333,7 @@ def read_nemotron(config: Config) -> ModelText:
 def read_persimmon(config: Config) -> ModelText:
     """Persimmon: a squared ReLU, queries and keys normed per head, half of each head rotated."""
     model = DecoderModel(
-        config,
-        "Persimmon",
-        Sizes(4096, 16384, 36, 64, 262144, 16384, base=25000),
-        read_groups=False,
+        config, "Persimmon", Sizes(4096, 16384, 36, 64, 262144, 16384, base=25000, grouped=False)
     )
     normed = LAYER if model.flag("qk_layernorm", True) else None
     rope = model.rope(partial=Fraction(1, 2))

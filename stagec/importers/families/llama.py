@@ -35,9 +35,7 @@ def read_mistral(config: Config) -> ModelText:
 def read_qwen(config: Config) -> ModelText:
     """Qwen (arXiv 2309.16609): biases of queries, keys and values; `intermediate_size` is that of
     gate and up together."""
-    model = DecoderModel(
-        config, "Qwen", Sizes(4096, 22016, 32, 32, 151936, 8192), read_groups=False
-    )
+    model = DecoderModel(config, "Qwen", Sizes(4096, 22016, 32, 32, 151936, 8192, grouped=False))
     if model.inner % 2:
         raise config.wrong("intermediate_size", "an even number")
     model.text.replace("F", model.inner // 2, "half of intermediate_size")
@@ -149,7 +147,7 @@ def read_baichuan(config: Config) -> ModelText:
     `model_max_length` alone, a bias by distance."""
     alibi = not config.has("max_position_embeddings") and config.has("model_max_length")
     model = DecoderModel(
-        config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096), read_groups=False
+        config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096, grouped=False)
     )
     config.skip("model_max_length", "z_loss_weight")
     rope, mask = (None, "causal, alibi") if alibi else (model.rope(), "causal")

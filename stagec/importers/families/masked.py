@@ -119,7 +119,7 @@ def read_albert(config: Config) -> ModelText:
     shared = [body.param(name, dims) for name, dims in _SHARED.items()]
     inner = Body()
     inner.do(f"stg.yield({inner.call('r', layer, '%h', *shared)})")
-    body.nested(f"%y = stg.repeat @layers[count = L, carry = 1] (%h = {x}) {{", inner)
+    body.repeat("%y", "layers", "L", f"%h = {x}", inner)
     if is_bare(config):
         return train_vectors(text, body, "%y", _ARGS, pooler=True)
     predict_words(text, body, "%y", act, width=width)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stagec.importers.common.heads import expect_head
-from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.sizes import begin_text, read_size
 from stagec.importers.families.encoders import read_activation, vectors
 from stagec.importers.families.vision import IMAGES, TowerSizes, read_images, read_tower
 from stagec.importers.family import reads
@@ -28,7 +27,6 @@ VISION = "_v"
 def read_clip(config: Config) -> ModelText:
     """CLIP (arXiv 2103.00020): the vector of each image is to be near that of its own text, among
     all pairs of the batch."""
-    expect_head(config, "Model")
     text, vision, words = _two_towers(config, "CLIP")
     v = _read_clip_images(vision, text, VISION)
     t = _read_words(words, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
@@ -87,7 +85,6 @@ def _clip_text(text: ModelText, body: Body, t: Tower, mlp: FeedForward, name: st
 @reads("CLIP, images", "clip_vision_model", features="a tower of CLIP")
 def read_clip_vision(config: Config) -> ModelText:
     """The tower of images of CLIP by itself, maybe with its projection."""
-    expect_head(config, "Model")
     text = _alone(config, "CLIP, images")
     tower = _read_clip_images(config, text, "")
     mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
@@ -98,7 +95,6 @@ def read_clip_vision(config: Config) -> ModelText:
 @reads("CLIP, texts", "clip_text_model", features="a tower of CLIP")
 def read_clip_text(config: Config) -> ModelText:
     """The tower of texts of CLIP by itself, maybe with its projection."""
-    expect_head(config, "Model")
     text = _alone(config, "CLIP, texts")
     tower = _read_words(config, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
     mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
@@ -109,8 +105,7 @@ def read_clip_text(config: Config) -> ModelText:
 
 
 def _alone(config: Config, title: str) -> ModelText:
-    text, _ = begin(config, title, 1)
-    text.symbols.pop("S")
+    text = begin_text(config, title, "Model")
     config.skip("projection_dim", "vocab_size")
     return text
 
@@ -125,8 +120,7 @@ def _projected(config: Config, text: ModelText, body: Body, x: str, args: str) -
 
 
 def _two_towers(config: Config, title: str) -> tuple[ModelText, Config, Config]:
-    text, _ = begin(config, title, 1)
-    text.symbols.pop("S")
+    text = begin_text(config, title, "Model")
     vision, words = config.section("vision_config"), config.section("text_config")
     if vision is None or words is None:
         raise config.refuse("vision_config", "and 'text_config' are the two towers: one is missing")
@@ -156,7 +150,6 @@ def _words(body: Body, tower: Tower, tokens: str) -> str:
 @reads("SigLIP", "siglip", features="two towers, attention pooling, sigmoid loss")
 def read_siglip(config: Config) -> ModelText:
     """SigLIP (arXiv 2303.15343): each pair of image and text is judged by itself."""
-    expect_head(config, "Model")
     text, vision, words = _two_towers(config, "SigLIP")
     sizes = TowerSizes(768, 3072, 12, 12)
     v = read_tower(vision, text, VISION, sizes)
@@ -209,7 +202,6 @@ def _siglip_text(
 @reads("SigLIP, images", "siglip_vision_model", features="a tower of SigLIP")
 def read_siglip_vision(config: Config) -> ModelText:
     """The tower of images of SigLIP by itself, with its pooling or without it."""
-    expect_head(config, "Model")
     text = _alone(config, "SigLIP, images")
     sizes = TowerSizes(768, 3072, 12, 12)
     tower = read_tower(config, text, "", sizes)
@@ -223,14 +215,13 @@ def read_siglip_vision(config: Config) -> ModelText:
         i = _attention_pool(text, body, tower, mlp, n)
         return text.train(f"{IMAGES}, {vectors(text, body, i)}", body)
     text.notes.append("The vectors of its patches are trained towards given ones.")
-    body.do(f"%loss = stg.mse[mean = B*X*X*D]({n}, %target)", "stg.return(%loss)")
+    body.ends(f"stg.mse[mean = B*X*X*D]({n}, %target)")
     return text.train(f"{IMAGES}, %target: bf16[B, X*X, D]", body)
 
 
 @reads("SigLIP, texts", "siglip_text_model", features="a tower of SigLIP")
 def read_siglip_text(config: Config) -> ModelText:
     """The tower of texts of SigLIP by itself."""
-    expect_head(config, "Model")
     text = _alone(config, "SigLIP, texts")
     tower = _read_words(config, text, TowerSizes(768, 3072, 12, 12), 32000, 64)
     read_size(config, text, "J", "projection_size", default=text.symbols["D"].value)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.importers.common.heads import expect_head, is_bare
-from stagec.importers.common.sizes import begin
+from stagec.importers.common.heads import is_bare
+from stagec.importers.common.sizes import begin_text
 from stagec.importers.families.encoders import classify, read_activation, vectors
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -31,9 +31,7 @@ def begin_pyramid(
 ) -> ModelText:
     """The text, with C, P and X of images, and D and L of each stage; X has to halve behind each
     stage but the last one."""
-    expect_head(config, "ImageClassification")
-    text, _ = begin(config, title, 1)
-    text.symbols.pop("S")
+    text = begin_text(config, title, "ImageClassification")
     text.symbol("C", config.size("num_channels", default=3), "num_channels")
     patch = text.symbols[text.symbol("P", config.side("patch_size", default=4), "patch_size")].value
     image = config.side("image_size", default=224)
@@ -117,9 +115,7 @@ def _convnext(config: Config, title: str, *, responds: bool) -> ModelText:
         inner = Body()
         own = block.with_(f"D = {width}") if i > 1 else block
         inner.do(f"stg.yield({inner.let('r', f'stg.call @{own}(%h)')})")
-        head = f"%y_{i} = stg.repeat @stage_{i}[count = {at('L', i)}, carry = 1] (%h = {x}) {{"
-        body.nested(head, inner)
-        x = f"%y_{i}"
+        x = body.repeat(f"%y_{i}", f"stage_{i}", at("L", i), f"%h = {x}", inner)
     last = at("D", count)
     c = LAYER.write(body, "c", pooled(text, body, x, side_of(count)), "norm", last)
     return finish(config, text, body, c, last)

@@ -36,10 +36,8 @@ def read_rwkv7(config: Config) -> ModelText:
     decoder, body = Decoder(LAYER, tied=tied, embed_norm=LAYER), Body()
     x, table = decoder.embed(body, "x")
     body.do(f"%h0, %v0 = stg.call @{layer.with_('values = own', 'as = first')}({x})")
-    inner = Body()
-    inner.do(f"%r, %v = stg.call @{layer}(%h, %v_first)", "stg.yield(%r, %v_first)")
-    head = "%y, %v_last = stg.repeat @layers[count = L - 1, carry = 2] (%h = %h0, %v_first = %v0) {"
-    body.nested(head, inner)
+    inner = Body(f"%r, %v = stg.call @{layer}(%h, %v_first)", "stg.yield(%r, %v_first)")
+    body.repeat("%y, %v_last", "layers", "L - 1", "%h = %h0, %v_first = %v0", inner)
     decoder.write_head(text, body, "%y", table)
     return text.train(arguments(text), body)
 

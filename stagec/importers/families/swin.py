@@ -150,6 +150,4 @@ def _stage(stages: _Stages, body: Body, x: str, stage: int) -> str:
         r = inner.call("r", plain, "%h", pairs)
         times = at("L", stage)
     inner.do(f"stg.yield({r})")
-    head = f"%y_{stage} = stg.repeat @stage_{stage}[count = {times}, carry = 1] (%h = {x}) {{"
-    body.nested(head, inner)
-    return f"%y_{stage}"
+    return body.repeat(f"%y_{stage}", f"stage_{stage}", times, f"%h = {x}", inner)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagec.importers.common.heads import expect_head, heads_of, is_bare
+from stagec.importers.common.heads import heads_of, is_bare
 from stagec.importers.common.idle import Idle
-from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.sizes import begin_text, read_size
 from stagec.importers.families.encoders import classify, read_activation, read_heads_of, vectors
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -79,9 +79,7 @@ def read_deit(config: Config) -> ModelText:
 
 
 def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
-    expect_head(config, "ImageClassification", "ImageClassificationWithTeacher")
-    text, _ = begin(config, title, 1)
-    text.symbols.pop("S")
+    text = begin_text(config, title, "ImageClassification", "ImageClassificationWithTeacher")
     sizes = TowerSizes(768, 3072, 12, 12)
     read_images(config, text, sizes)
     t = read_tower(config, text, "", sizes)
@@ -123,9 +121,7 @@ def read_data2vec_images(config: Config) -> ModelText:
 
 
 def _beit(config: Config, *, pooler: bool) -> ModelText:
-    expect_head(config, "ImageClassification")
-    text, _ = begin(config, "BEiT", 1)
-    text.symbols.pop("S")
+    text = begin_text(config, "BEiT", "ImageClassification")
     sizes = TowerSizes(768, 3072, 12, 12)
     read_images(config, text, sizes)
     t = read_tower(config, text, "", sizes)
@@ -200,9 +196,7 @@ def read_dinov2_registers(config: Config) -> ModelText:
 
 
 def _dinov2(config: Config, title: str, registers: int) -> ModelText:
-    expect_head(config, "ImageClassification")
-    text, _ = begin(config, title, 1)
-    text.symbols.pop("S")
+    text = begin_text(config, title, "ImageClassification")
     sizes = TowerSizes(768, 3072, 12, 12, patch=14)
     read_images(config, text, sizes)
     width = read_size(config, text, "D", "hidden_size", default=768)
@@ -270,9 +264,7 @@ def _dino_head(
 @reads("DINOv3", "dinov3_vit", features="rotary positions, registers")
 def read_dinov3(config: Config) -> ModelText:
     """DINOv3 (arXiv 2508.10104): rotary positions, registers, biases by keys."""
-    expect_head(config, "ImageClassification")
-    text, _ = begin(config, "DINOv3", 1)
-    text.symbols.pop("S")
+    text = begin_text(config, "DINOv3", "ImageClassification")
     sizes = TowerSizes(384, 1536, 12, 6)
     read_images(config, text, sizes)
     read_tower(config, text, "", sizes)

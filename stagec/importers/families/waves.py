@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stagec.importers.common.heads import expect_head, heads_of
+from stagec.importers.common.heads import heads_of
 from stagec.importers.common.idle import Idle
-from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.sizes import begin_text, read_size
 from stagec.importers.families.encoders import (
     classify,
     classify_each,
@@ -69,9 +69,7 @@ def read_wavlm(config: Config) -> ModelText:
 
 
 def _read(config: Config, title: str, *, projected_norm: bool, gated: bool = False) -> ModelText:
-    expect_head(config, "CTC", "SequenceClassification")
-    text, _ = begin(config, title, 4096)
-    text.symbols.pop("S")
+    text = begin_text(config, title, "CTC", "SequenceClassification")
     text.symbol("S", 499, "frames of a sound: about 10 s at 16 kHz")
     read_size(config, text, "D", "hidden_size", default=768)
     read_heads_of(config, text, "", "num_attention_heads", 12)
@@ -171,8 +169,7 @@ def _head(config: Config, text: ModelText, body: Body, y: str) -> str:
         classify_each(text, body, y, "V", "head")
         return "%labels: i32[B, S]"
     text.notes.append("Its vectors are trained towards given ones.")
-    body.let("loss", f"stg.mse[mean = B*S*D]({y}, %target)")
-    body.do("stg.return(%loss)")
+    body.ends(f"stg.mse[mean = B*S*D]({y}, %target)")
     return "%target: bf16[B, S, D]"
 
 

@@ -164,7 +164,7 @@ def _write_model(
     mixed = len([kind for kind, _ in groupby(order)]) > len(kinds)
     if mixed:
         text.declarations.append(f"stg.order @layers[{order_text(order)}]")
-    where, h, x0 = ", order = @layers" if mixed else "", x, x
+    h = x0 = x
     for number, kind in enumerate(kinds):
         inner = Body()
         s = "%h"
@@ -175,10 +175,9 @@ def _write_model(
         n = RMS.write(inner, "n", s, "norm")
         m = inner.call("m", mamba, n)
         inner.do(f"stg.yield({inner.let('r', f'stg.add(%h, {m})')}, %x0)")
-        count = f"count = {order.count(kind)}, carry = 2{where}"
-        outs = f"%y{number}, %e{number}"
-        body.nested(f"{outs} = stg.repeat @{kind}[{count}] (%h = {h}, %x0 = {x0}) {{", inner)
+        given = str(order.count(kind)), f"%h = {h}, %x0 = {x0}"
         h, x0 = f"%y{number}", f"%e{number}"
+        body.repeat(f"{h}, {x0}", kind, *given, inner, "layers" if mixed else "")
     decoder.write_head(text, body, h, table)
     return text.train(arguments(text), body)
 

@@ -70,8 +70,7 @@ class JsonText:
         object."""
         first = self._peek()
         if first != "{":
-            start = f"found {first!r}" if first else "the file is empty"
-            raise self._error(f"expects a JSON object, {start}")
+            raise self._error("expects a JSON object", self._next("the file is empty"))
         value = self._object(1)
         if self._peek():
             raise self._error(f"expects nothing behind the object, found {self._peek()!r}")
@@ -99,11 +98,11 @@ class JsonText:
             return members
         while True:
             if self._peek() != '"':
-                raise self._error("expects a key in quotes", self._found())
+                raise self._error("expects a key in quotes", self._next())
             key_at = self._at
             key = str(self._plain())
             if self._peek() != ":":
-                raise self._error(f"expects ':' behind {key!r:.60}", self._found())
+                raise self._error(f"expects ':' behind {key!r:.60}", self._next())
             self._at += 1
             self._peek()
             value_at = self._at
@@ -143,11 +142,11 @@ class JsonText:
         return value  # type: ignore[no-any-return]
 
     def _another(self, closing: str) -> bool:
-        following = self._peek()
-        if following not in (",", closing) or not following:
-            raise self._error(f"expects ',' or '{closing}'", self._found())
+        mark = self._peek()
+        if mark not in (",", closing) or not mark:
+            raise self._error(f"expects ',' or '{closing}'", self._next())
         self._at += 1
-        return following == ","
+        return mark == ","
 
     def _peek(self) -> str:
         """The next character that is no space; '' at the end."""
@@ -155,11 +154,11 @@ class JsonText:
         self._at = match.end() if match else self._at
         return self._text[self._at : self._at + 1]
 
-    def _found(self) -> str:
-        return f"found {self._peek()!r}" if self._peek() else "the file ends"
+    def _next(self, end: str = "the file ends") -> str:
+        return f"found {self._peek()!r}" if self._peek() else end
 
-    def _error(self, message: str, expected: str = "") -> DiagnosticError:
-        text = f"{message}, {expected}" if expected else message
+    def _error(self, message: str, instead: str = "") -> DiagnosticError:
+        text = f"{message}, {instead}" if instead else message
         return error(text, self.place(self._at), remedy=_REMEDY)
 
 

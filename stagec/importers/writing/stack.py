@@ -182,19 +182,18 @@ class Decoder:
         return given == (False, False, ONE, None, "")
 
     def write_head(self, text: ModelText, body: Body, x: str, table: str) -> None:
-        """Append the final norm, the head and the loss `%loss` of the stream `x`."""
+        """Append the final norm, the head and the loss of the stream `x`."""
         if text.head != "words":
             self._classify(text, body, x)
         elif self.norm == RMS and self._is_plain:
             head = body.param("head", "D, V")
             block = text.use("lm_loss", "B S D V")
-            body.call("loss", block, x, head, "%labels")
+            body.ends(f"stg.call @{block}({x}, {head}, %labels)")
         else:
             symbols = f"B S D V {self.narrow}"
             block = text.use("lm_head", symbols, *self._options())
             operands = [x, "%labels", *[table] * self.tied]
-            body.let("loss", f"stg.call @{block}({', '.join(operands)})")
-        body.do("stg.return(%loss)")
+            body.ends(f"stg.call @{block}({', '.join(operands)})")
 
     def _options(self) -> Iterator[str]:
         yield from self.norm.options() if self.norm else ["norm = no"]
@@ -218,7 +217,7 @@ class Decoder:
             steps.append("stg.take[at = S - 1]({})")
         logits = body.steps("logits", n, [*steps, "stg.cast[f32]({})"])
         mean = "B" if text.head == "class" else "B*S"
-        body.let("loss", f"stg.cross_entropy[mean = {mean}]({logits}, %labels)")
+        body.ends(f"stg.cross_entropy[mean = {mean}]({logits}, %labels)")
 
 
 def arguments(text: ModelText) -> str:
@@ -274,11 +273,9 @@ def write_stack(
         count = str(order.count(kind)) if mixed else _count(text, kind, order.count(kind))
         inner = Body()
         inner.do(f"stg.yield({kinds[kind].write(inner, '%h')})")
-        where = f", order = @{name}" if mixed else ""
-        result = out if last else f"{out}{number}"
-        head = f"%{result} = stg.repeat @{kind}[count = {count}, carry = 1{where}] (%h = {x}) {{"
-        body.nested(head, inner)
-        x = f"%{result}"
+        result = f"%{out}" if last else f"%{out}{number}"
+        where = name if mixed else ""
+        x = body.repeat(result, kind, count, f"%h = {x}", inner, where)
     return x
 
 

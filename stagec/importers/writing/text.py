@@ -45,8 +45,8 @@ class Callee:
 class Body:
     """The lines of a function or of a repeat, each parameter where it is declared."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def __init__(self, *lines: str) -> None:
+        self.lines = [*lines]
 
     def param(
         self, name: str, dims: str, comment: str = "", dtype: str = "bf16", role: str = ""
@@ -77,9 +77,20 @@ class Body:
         """Append lines as they are."""
         self.lines += lines
 
-    def nested(self, head: str, inner: Body) -> None:
-        """Append a region: `head`, the lines of another body, and its end."""
+    def ends(self, loss: str) -> None:
+        """Append an operation as the loss of the function, and return it."""
+        self.do(f"stg.return({self.let('loss', loss)})")
+
+    def repeat(
+        self, results: str, name: str, count: str, carried: str, inner: Body, order: str = ""
+    ) -> str:
+        """Append a repeat of another body, so many times, on what is carried: `%h = %x, %c = %d`.
+        Its layers stand in an order of the text if that has a name. The first result."""
+        where = f", order = @{order}" if order else ""
+        given = f"count = {count}, carry = {results.count('%')}{where}"
+        head = f"{results} = stg.repeat @{name}[{given}] ({carried}) {{"
         self.lines += [head, *("  " + line for line in inner.all()), "}"]
+        return results.partition(",")[0]
 
     def all(self, *, params_first: bool = False) -> list[str]:
         """The lines, aligned."""

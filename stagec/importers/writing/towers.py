@@ -107,9 +107,7 @@ class TowerLayers:
         for number, step in enumerate(self.steps, 1):
             h = self._part(inner, h, step, number)
         inner.do(f"stg.yield({h})")
-        head = f"%{out} = stg.repeat @{self.name}[count = {self.count}, carry = 1] (%h = {x}) {{"
-        body.nested(head, inner)
-        return f"%{out}"
+        return body.repeat(f"%{out}", self.name, self.count, f"%h = {x}", inner)
 
     def _part(self, body: Body, h: str, step: TowerPart, number: int) -> str:
         width, norm = self.tower["D"], f"{step.name}_norm"

@@ -31,14 +31,12 @@ STEP = {
         _COUNT,
         "Sequences of the step, over all ranks; in a mixed step the decoding sequences of each "
         "group of ranks with requests of its own.",
-        metavar="N",
     ),
     "prompt": CommandOption(
         "prompt",
         _COUNT,
         "New tokens of each sequence of prefill; in a mixed step the prompt whose last chunk it "
         "computes.",
-        metavar="N",
     ),
     "context": CommandOption(
         "context",
@@ -49,7 +47,6 @@ STEP = {
         "chunk",
         _COUNT,
         "With --serve prefill or mixed: tokens of the prompt per step (chunked prefill).",
-        metavar="N",
     ),
     "speculative": CommandOption(
         "speculative",
@@ -75,7 +72,6 @@ CACHES = {
         _COUNT,
         "With --serve: caches have whole pages of this number of tokens.",
         1,
-        metavar="N",
         rare=True,
     ),
     "kv_dtype": CommandOption(

@@ -98,7 +98,6 @@ STEPS = (
         "Round the cached tokens of sequences up to a multiple of N, so that more steps and "
         "classes are equal: an approximation (default 1: exact).",
         1,
-        metavar="N",
         rare=True,
     ),
     CommandOption(
