@@ -113,6 +113,7 @@ def _lower(module: Module, func: Operation, costs: _Costs) -> None:
         attrs |= _served(func)
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
+    graph.origin = func
     _Lowering(module, costs).function(func.body, graph.make_region())
     module.root.body.ops.remove(func)  # whole: nodes know which op they come from, and its operands
 
