@@ -66,6 +66,9 @@ class Roots:
         self._known: dict[Value, Value] = {}
 
     def __call__(self, value: Value) -> Value:
+        root = self._known.get(value)
+        if root is not None:
+            return root
         path: list[Value] = []
         while value not in self._known:
             path.append(value)
@@ -208,8 +211,9 @@ def last_users(region: Region, roots: Roots) -> dict[Value, Operation]:
         for value in op.results:
             found[roots(value)] = op
         for value in op.reads():
-            if value.region is region or roots(value).region is region:
-                found[roots(value)] = op
+            root = roots(value)
+            if value.region is region or root.region is region:
+                found[root] = op
     return found
 
 
