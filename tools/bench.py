@@ -76,8 +76,8 @@ def main() -> None:
         from tools.bench_scale import scale
 
         arguments.folder.mkdir(parents=True, exist_ok=True)
-        found = scale(arguments.folder, arguments.limit, arguments.largest)
-        json.dump(found, sys.stdout, indent=1)
+        figures = scale(arguments.folder, arguments.limit, arguments.largest)
+        json.dump(figures, sys.stdout, indent=1)
         print()
         return
     if arguments.what in ONE_EACH:
@@ -116,15 +116,15 @@ def _planned(preset: str) -> dict[str, Any]:
     builder = JobBuilder(JobOptions("", preset=preset))
     module = builder.lower("plan-memory")
     times.append(time.perf_counter())
-    found = footprint(module, builder.model_name)
+    planned = footprint(module, builder.model_name)
     times.append(time.perf_counter())
     _, _, first = next(timelines(module))
     fit = placed(first, "best-fit")
     times.append(time.perf_counter())
     seconds = [round(b - a, 2) for a, b in itertools.pairwise(times)]
     return {
-        "ranks": math.prod(found["mesh"].values()),
-        "classes": len(found["classes"]),
+        "ranks": math.prod(planned["mesh"].values()),
+        "classes": len(planned["classes"]),
         "seconds": dict(zip(("plan", "worst moments", "placement"), seconds, strict=True)),
         "buffers placed": len(fit.places),
         "reserved over bound": round(fit.reserved / fit.bound, 4),
@@ -187,9 +187,9 @@ def pipeline() -> dict[str, Any]:
     """A GPT of a trillion parameters on 3,072 ranks in 64 stages: seconds up to the lowered program
     with 32 and with 512 microbatches, their ratio, and peak memory."""
     runs = {count: in_process(_staged, count) for count in (32, 512)}
-    found: dict[str, Any] = {f"microbatches={n}": run for n, run in runs.items()}
-    found["ratio"] = round(runs[512]["seconds"] / runs[32]["seconds"], 3)
-    return found
+    runs_by_name: dict[str, Any] = {f"microbatches={n}": run for n, run in runs.items()}
+    runs_by_name["ratio"] = round(runs[512]["seconds"] / runs[32]["seconds"], 3)
+    return runs_by_name
 
 
 def _staged(microbatches: int) -> dict[str, Any]:
@@ -252,10 +252,10 @@ def _passes() -> dict[str, float]:
     timing = Timing(StringIO())
     pipeline = builder.loaded.pipeline(TRAIN)
     PassManager(pipeline, [timing], known=builder.loaded.passes.values()).run(builder.module)
-    found: dict[str, float] = {}
+    by_pass: dict[str, float] = {}
     for name, seconds in timing.seconds:
-        found[name] = round(found.get(name, 0.0) + seconds, 4)
-    return found
+        by_pass[name] = round(by_pass.get(name, 0.0) + seconds, 4)
+    return by_pass
 
 
 def _many(count: int) -> dict[str, Any]:
@@ -281,15 +281,15 @@ def _many(count: int) -> dict[str, Any]:
         "family": at,
         "row": lambda i: CompiledJob.of(jobs[i]).figures(),
     }
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for name, run in runs.items():
         run(0)
         began = time.process_time()
         for i in range(1, count):
             run(i)
-        found[name] = round(1e3 * (time.process_time() - began) / (count - 1), 2)
-    found["compiled over family"] = round(found["compiled"] / found["family"], 1)
-    return {**found, "compiles of the family": len(family)}
+        figures[name] = round(1e3 * (time.process_time() - began) / (count - 1), 2)
+    figures["compiled over family"] = round(figures["compiled"] / figures["family"], 1)
+    return {**figures, "compiles of the family": len(family)}
 
 
 def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:

@@ -66,9 +66,9 @@ def measured(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     peak = 0
     while not ours.poll(0.1):
         peak = max(peak, sum(_memory(p) for p in _family(process.pid or 0)))
-    found: dict[str, Any] = ours.recv()
+    figures: dict[str, Any] = ours.recv()
     process.join()
-    return {**found, "peak_mb": round(peak / 1024)}
+    return {**figures, "peak_mb": round(peak / 1024)}
 
 
 def _send(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -109,8 +109,8 @@ def _beside_plain(folder: Path, model: str, options: dict[str, Any], limit: int)
         ours.append(measured(_emit, folder, model, options, limit))
 
     def best(runs: list[dict[str, Any]], name: str) -> float:
-        found: list[float] = [run[name] for run in runs]
-        return min(found)
+        seconds: list[float] = [run[name] for run in runs]
+        return min(seconds)
 
     total, emission, writing = sum(sizes), best(ours, "seconds"), best(plain, "seconds")
     lowering = best(ours, "seconds_to_lowered")
@@ -191,11 +191,11 @@ def _timed() -> Generator[dict[str, float]]:
     was written and removed before is out of the way."""
     os.sync()
     time.sleep(_PAUSE)
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     began, before = time.perf_counter(), os.times()
-    yield found
-    found["seconds"] = round(time.perf_counter() - began, 2)
-    found["cpu_seconds"] = round(sum(os.times()[:4]) - sum(before[:4]), 2)
+    yield seconds
+    seconds["seconds"] = round(time.perf_counter() - began, 2)
+    seconds["cpu_seconds"] = round(sum(os.times()[:4]) - sum(before[:4]), 2)
 
 
 def _archive(folder: Path, model: str, options: dict[str, Any]) -> dict[str, Any]:

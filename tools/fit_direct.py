@@ -47,15 +47,15 @@ def rows(machine: str, folder: Path) -> dict[Place, float]:
     """Median seconds over engines by ranks and bytes."""
     device, versions = TABLES[machine]
     parquet: Any = importlib.import_module("pyarrow.parquet")
-    found: dict[Place, list[float]] = defaultdict(list)
+    seconds: dict[Place, list[float]] = defaultdict(list)
     for version in versions:
         path = folder / "data" / device / "comm" / version / "custom_allreduce_perf.parquet"
         for row in parquet.read_table(path).to_pylist():
             size = row["message_size"] * _BYTES
             eager = str(row.get("backend", "")).endswith("_eager")
             if not eager and _LEAST <= size <= _MOST:
-                found[row["num_gpus"], size].append(row["latency"] * 1e-3)
-    return {place: float(np.median(times)) for place, times in sorted(found.items())}
+                seconds[row["num_gpus"], size].append(row["latency"] * 1e-3)
+    return {place: float(np.median(times)) for place, times in sorted(seconds.items())}
 
 
 def with_direct(machine: Machine, point: Floats, record: str) -> NetworkEfficiency:
@@ -73,8 +73,8 @@ def errors(machine: Machine, measured: dict[Place, float]) -> Floats:
     """Logarithms of modelled over measured seconds."""
     over = {n: spans(machine, np.arange(n)) for n, _ in measured}
     times = (direct_seconds(machine, size, over[n], two_shot=True) for n, size in measured)
-    found: Floats = np.log(np.fromiter(times, float) / np.fromiter(measured.values(), float))
-    return found
+    errors: Floats = np.log(np.fromiter(times, float) / np.fromiter(measured.values(), float))
+    return errors
 
 
 def described(e: Floats) -> str:

@@ -79,8 +79,8 @@ def checkerboard(rows: Rows) -> Mask:
     """Every second point of the grid."""
     places = [np.unique(c, return_inverse=True)[1].ravel() for c in rows.extents.T]
     distinct = [p for i, p in enumerate(places) if not _repeats(places[:i], p)]
-    found: Mask = np.sum(distinct, axis=0) % 2 == 0
-    return found
+    mask: Mask = np.sum(distinct, axis=0) % 2 == 0
+    return mask
 
 
 def _repeats(earlier: Sequence[Any], column: Any) -> bool:
@@ -207,9 +207,9 @@ def _other_rates(
         rows = _attention_of(_plain(table))
         board = checkerboard(rows)
         bounds = {**BOUNDS["narrow"], **QUANTIZING, **COPIED, **QUANTIZED}
-        found = fit(machine, rows.of(board), bounds, values)
-        rates[dtype] = found["rate"]
-        told.append(report(machine, rows.of(~board), found, f"attention {dtype}"))
+        fitted = fit(machine, rows.of(board), bounds, values)
+        rates[dtype] = fitted["rate"]
+        told.append(report(machine, rows.of(~board), fitted, f"attention {dtype}"))
     return rates, told
 
 
@@ -220,8 +220,8 @@ def _predicted(machine: Machine, tables: Sequence[Table], values: Values) -> Non
         report(machine, rows, values, f"experts of {table.source}, none fitted")
     for source in ("sglang", "trtllm", "vllm"):
         fitted_on = source == ATTENTION["bf16"]
-        found = [t for t in tables if (t.kind, t.dtype, t.source) == ("attention", "bf16", source)]
-        for table in found:
+        used = [t for t in tables if (t.kind, t.dtype, t.source) == ("attention", "bf16", source)]
+        for table in used:
             e, latent = table.extents, _latent(table)
             plain = ~latent & (e[:, 5] <= _WIDEST) & (e[:, 3] > 1)
             for title, chosen in (
@@ -251,8 +251,8 @@ def _experts(table: Table) -> Rows:
 
 
 def _latent(table: Table) -> Mask:
-    found: Mask = table.extents[:, 5] != table.extents[:, 6]
-    return found
+    mask: Mask = table.extents[:, 5] != table.extents[:, 6]
+    return mask
 
 
 def frameworks_apart(

@@ -57,16 +57,16 @@ def cases(machine: Machine, folder: Path) -> list[CollectiveRows]:
     parquet = importlib.import_module("pyarrow.parquet")
     path = folder / "data" / device / "comm" / "nccl" / version / "nccl_perf.parquet"
     rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    times: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for row in rows:
         wide = row["nccl_dtype"] == "half"
         if wide or row["op_name"] not in SUMS:
             name = str(row["op_name"])
             kind = KINDS.get(name, name)
             size = row["message_size"] * (2 if wide else 1)
-            found.setdefault((kind, int(row["num_gpus"])), []).append((size, row["latency"] * 1e-3))
+            times.setdefault((kind, int(row["num_gpus"])), []).append((size, row["latency"] * 1e-3))
     return [
-        _case(machine, kind, n, *np.array(sorted(points)).T) for (kind, n), points in found.items()
+        _case(machine, kind, n, *np.array(sorted(points)).T) for (kind, n), points in times.items()
     ]
 
 
@@ -95,8 +95,8 @@ def main(names: tuple[str, ...], tables: Path | None, write: bool) -> None:
         machine = machines()[name]
         rows = cases(machine, tables)
         level = machine.network[0].name
-        found = fit(machine, level, rows, NetworkEfficiency.model_validate(FIRST))
-        machine = with_level(machine, level, found)
+        fitted = fit(machine, level, rows, NetworkEfficiency.model_validate(FIRST))
+        machine = with_level(machine, level, fitted)
         inside, outside = (errors(machine, rows, fitted=f) for f in (True, False))
         count = len(inside) + len(outside)
         record = (
@@ -110,15 +110,15 @@ def main(names: tuple[str, ...], tables: Path | None, write: bool) -> None:
             some = [c for c in rows if c.kind == kind]
             click.echo(f"  {kind}: left out {told(errors(machine, some, fitted=False))}")
         if write:
-            _write(name, level, found, record)
+            _write(name, level, fitted, record)
             for other in (o for o, of in ALIKE.items() if of == name):
-                _write(other, level, found, f"as {name}, which has the same links: {record}")
+                _write(other, level, fitted, f"as {name}, which has the same links: {record}")
 
 
-def _write(name: str, level: str, found: NetworkEfficiency, record: str) -> None:
+def _write(name: str, level: str, network: NetworkEfficiency, record: str) -> None:
     path = Path(f"stagec/machines/{name}.toml")
-    found = rounded_network(found).model_copy(update={"fitted": record})
-    section = network_section(level, found)
+    network = rounded_network(network).model_copy(update={"fitted": record})
+    section = network_section(level, network)
     title = f"efficiency.network.{level}"
     path.write_text(with_sections(path.read_text("utf-8"), {title: section}), "utf-8")
 

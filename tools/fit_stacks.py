@@ -48,8 +48,8 @@ class Prepared:
         """Logarithm of predicted over measured seconds where products keep a share."""
         rule = SustainedRule(products=_ratio(share), experts=_ratio(experts))
         software: Software = replace(self.issued.software, sustained=rule)
-        found = step_time(self.issued.run_by(software), self.step.on_machine())
-        return float(np.log(found.seconds / self.step.seconds))
+        step = step_time(self.issued.run_by(software), self.step.on_machine())
+        return float(np.log(step.seconds / self.step.seconds))
 
 
 def _ratio(value: float) -> Expr:

@@ -63,8 +63,8 @@ class Prepared:
     def error(self, values: Values) -> float:
         """Logarithm of predicted over measured seconds, on the machine with these constants."""
         machine: Machine = self.step.on_machine().changed(values)
-        found = step_time(self.issued, machine)
-        return float(np.log(found.seconds / self.step.seconds))
+        step = step_time(self.issued, machine)
+        return float(np.log(step.seconds / self.step.seconds))
 
 
 _PREPARED: list[Prepared] = []
@@ -175,7 +175,7 @@ def write_constants(name: str, values: Values, record: str) -> None:
             body = f'[{title}]\n{key} = {shown}\nfitted = "{record}"\n'
             text = with_sections(text, {title: body})
             continue
-        head, found, tail = text.partition(f"[efficiency.{section}]\n")
+        head, separator, tail = text.partition(f"[efficiency.{section}]\n")
         own, rest = re.split(r"(?m)^(?=\[)|\Z", tail, maxsplit=1)
         if constant == ATTENTION:
             own = re.sub(r"\bbf16 = [0-9.]+", f"bf16 = {value:g}", own, count=1)
@@ -186,7 +186,7 @@ def write_constants(name: str, values: Values, record: str) -> None:
             rf'\1; {key} on measured steps"',
             own,
         )
-        text = head + found + own + rest
+        text = head + separator + own + rest
     path.write_text(text, encoding="utf-8")
 
 

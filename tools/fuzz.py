@@ -116,22 +116,22 @@ class Campaign:
     def try_one(self, family: Family, seed: int, number: int) -> None:
         """One input."""
         data = made(family, seed, number)
-        found = fault_of(family, data, self._folder, self._seconds)
+        fault = fault_of(family, data, self._folder, self._seconds)
         self.tried[family.name] = self.tried.get(family.name, 0) + 1
-        if found:
-            self._keep(family, seed, number, data, found)
+        if fault:
+            self._keep(family, seed, number, data, fault)
         if time.monotonic() - self._told > _PROGRESS:
             self.tell()
 
-    def _keep(self, family: Family, seed: int, number: int, data: bytes, found: str) -> None:
-        self.faults[found] = self.faults.get(found, 0) + 1
-        if self.faults[found] > 1:
+    def _keep(self, family: Family, seed: int, number: int, data: bytes, fault: str) -> None:
+        self.faults[fault] = self.faults.get(fault, 0) + 1
+        if self.faults[fault] > 1:
             return
         folder = self._corpus / family.name
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / hashlib.sha256(found.encode()).hexdigest()[:12]
+        path = folder / hashlib.sha256(fault.encode()).hexdigest()[:12]
         path.write_bytes(data)
-        print(f"fault: {found} (seed {seed}, number {number}): {path}", flush=True)
+        print(f"fault: {fault} (seed {seed}, number {number}): {path}", flush=True)
 
     def tell(self) -> None:
         """Where it stands."""
@@ -198,8 +198,8 @@ def main(argv: Sequence[str]) -> int:
             if given.seconds is not None and time.monotonic() - began > given.seconds:
                 break
         campaign.tell()
-        for found, count in sorted(campaign.faults.items()):
-            print(f"{count:7} x {found}")
+        for fault, count in sorted(campaign.faults.items()):
+            print(f"{count:7} x {fault}")
     return 1 if campaign.faults else 0
 
 

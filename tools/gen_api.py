@@ -111,15 +111,15 @@ def _name(name: str, value: object, text: str) -> Iterator[str]:
 def signature(value: Callable[..., object]) -> str:
     """The parameters and what is returned, annotations as they are written."""
     try:
-        found = inspect.signature(value)
+        signature_ = inspect.signature(value)
     except ValueError:
         return ""
-    if inspect.isclass(value) and (issubclass(value, Enum) or "args" in found.parameters):
+    if inspect.isclass(value) and (issubclass(value, Enum) or "args" in signature_.parameters):
         return ""
-    if inspect.isclass(value) and not found.parameters:
+    if inspect.isclass(value) and not signature_.parameters:
         return ""
     shown: list[str] = []
-    for p in found.parameters.values():
+    for p in signature_.parameters.values():
         if p.kind is p.KEYWORD_ONLY and "*" not in "".join(shown):
             shown.append("*")
         star = "*" * ((p.kind is p.VAR_POSITIONAL) + 2 * (p.kind is p.VAR_KEYWORD))
@@ -127,7 +127,7 @@ def signature(value: Callable[..., object]) -> str:
         shown += (
             [] if p.name in ("self", "cls") else [f"{star}{p.name}{_of(p.annotation)}{default}"]
         )
-    returns = "" if inspect.isclass(value) else _of(found.return_annotation, " -> ")
+    returns = "" if inspect.isclass(value) else _of(signature_.return_annotation, " -> ")
     return f"({', '.join(shown)}){returns}"
 
 

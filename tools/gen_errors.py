@@ -45,11 +45,11 @@ def _steps() -> Iterator[Row]:
 
 def _servers() -> Iterator[Row]:
     servers = [s for s in measured_servers(None) if s.judged]
-    for server, found in zip(servers, predictions(servers, Session(), "servers"), strict=True):
-        if not isinstance(found, str):
+    for server, times in zip(servers, predictions(servers, Session(), "servers"), strict=True):
+        if not isinstance(times, str):
             family = load_machine(server.machine).family
             measured = {TTFT: server.ttft, TPOT: server.tpot}
-            for (kind, seconds), predicted in zip(measured.items(), found, strict=True):
+            for (kind, seconds), predicted in zip(measured.items(), times, strict=True):
                 if kind == TPOT or server.batch <= SMALL:
                     yield (server.stack, family, kind), seconds / predicted, server.fitted
 

@@ -151,13 +151,13 @@ class _Nameless:
 
 def _symbols(module: Module) -> set[str]:
     """The names that stand in parameters and types, declarations aside."""
-    found: set[str] = set()
+    symbols: set[str] = set()
     for op in module.walk():
         if op.name not in ("stg.symbols", "stg.assume"):
             values = (*op.results, *(op.region.args if op.region is not None else ()))
             text = " ".join([*map(attr_text, op.attrs.values()), *(str(v.type) for v in values)])
-            found |= set(re.findall(r"[A-Za-z_]\w*", text))
-    return found
+            symbols |= set(re.findall(r"[A-Za-z_]\w*", text))
+    return symbols
 
 
 def _attrs(op: Operation) -> str:
@@ -171,9 +171,9 @@ def _attrs(op: Operation) -> str:
             return "".join(_letter(c, letters) for c in attr_text(value))
         return attr_text(value)
 
-    found = {n: renamed(n, v) for n, v in op.attrs.items() if isinstance(v, Quoted)}
-    found |= {n: renamed(n, v) for n, v in op.attrs.items() if n not in found}
-    return ", ".join(f"{n} = {v}" for n, v in sorted(found.items()))
+    attrs = {n: renamed(n, v) for n, v in op.attrs.items() if isinstance(v, Quoted)}
+    attrs |= {n: renamed(n, v) for n, v in op.attrs.items() if n not in attrs}
+    return ", ".join(f"{n} = {v}" for n, v in sorted(attrs.items()))
 
 
 def _letter(char: str, letters: dict[str, str]) -> str:

@@ -49,8 +49,8 @@ def own_paths(root: Path) -> list[str]:
 def lint_text(path: Path, text: str, own: Sequence[str]) -> Iterator[LintFinding]:
     """Machine-specific lines of one file."""
     for number, line in enumerate(text.splitlines(), start=1):
-        if found := machine_specific(line, own):
-            yield LintFinding(path, number, f"`{found}` holds on one machine only")
+        if word := machine_specific(line, own):
+            yield LintFinding(path, number, f"`{word}` holds on one machine only")
 
 
 def tracked_files(root: Path) -> Iterator[Path]:

@@ -48,9 +48,9 @@ class Mutant:
 
     def apply(self, text: str) -> str:
         """The text of the file with the patch. Raises `ValueError` if it does not fit once."""
-        found = text.count(self.stands)
-        if found != 1:
-            raise ValueError(f"{self.file} has '{self.stands}' {found} times, expected once")
+        count = text.count(self.stands)
+        if count != 1:
+            raise ValueError(f"{self.file} has '{self.stands}' {count} times, expected once")
         return text.replace(self.stands, self.instead)
 
 

@@ -53,9 +53,9 @@ def fit_narrow(
     rates: dict[str, float] = {}
     told: list[str] = []
     for dtype, fitted in fits.items():
-        found = [t for t in tables if (t.kind, t.dtype) == ("matmul", dtype)]
-        if found:
-            rates[dtype], sentence = fitted(machine, tables, found, values, split, report)
+        chosen = [t for t in tables if (t.kind, t.dtype) == ("matmul", dtype)]
+        if chosen:
+            rates[dtype], sentence = fitted(machine, tables, chosen, values, split, report)
             told.append(sentence)
     return rates, told
 
@@ -76,12 +76,12 @@ def _fit_eight_bits(
     alone = replace(rows, measured=rest).of(told)
     board = split(alone)
     bounds = {**BOUNDS["narrow"], **_QUANTIZING}
-    found = fit(machine, alone.of(board), bounds, values)
-    sentence = report(machine, alone.of(~board), found, "products f8e4m3")
-    report(machine, alone.of(_of_training(alone) & ~board), found, "... of training")
+    best = fit(machine, alone.of(board), bounds, values)
+    sentence = report(machine, alone.of(~board), best, "products f8e4m3")
+    report(machine, alone.of(_of_training(alone) & ~board), best, "... of training")
     whole = _with_quantization([table], lambda _, v, e: quantized(e) + v["quantizing"])
-    report(machine, whole.of(~split(whole)), found, "... with their quantization")
-    return found["rate"], sentence
+    report(machine, whole.of(~split(whole)), best, "... with their quantization")
+    return best["rate"], sentence
 
 
 def _measured_quantization(
@@ -120,15 +120,15 @@ def _fit_four_bits(
     rows = _with_quantization(consensus(products), quantization)
     board = split(rows)
     bounds = {**BOUNDS["narrow"], **_QUANTIZING, **_QUANTIZED}
-    found = fit(machine, rows.of(board), bounds, values)
+    best = fit(machine, rows.of(board), bounds, values)
     title = "products f4e2m1 with their quantization"
-    sentence = report(machine, rows.of(~board), found, title)
-    report(machine, rows.of(_of_training(rows) & ~board), found, "... of training")
-    rest = rows.measured - quantization(machine, found, rows.extents)
+    sentence = report(machine, rows.of(~board), best, title)
+    report(machine, rows.of(_of_training(rows) & ~board), best, "... of training")
+    rest = rows.measured - quantization(machine, best, rows.extents)
     alone = replace(product_rows(consensus(products)), measured=rest)
     told = rest >= _LEAST * rows.measured
-    report(machine, alone.of(told & ~board), found, "... alone, by the model of quantization")
-    return found["rate"], sentence
+    report(machine, alone.of(told & ~board), best, "... alone, by the model of quantization")
+    return best["rate"], sentence
 
 
 def _with_quantization(
@@ -143,5 +143,5 @@ def _with_quantization(
 
 
 def _of_training(rows: Rows) -> Mask:
-    found: Mask = rows.extents[:, 1:].min(axis=1) >= _TRAINING
-    return found
+    mask: Mask = rows.extents[:, 1:].min(axis=1) >= _TRAINING
+    return mask

@@ -17,11 +17,11 @@ from typing import Any
 
 def read(path: Path) -> Any:
     """A notebook without results."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    for cell in found["cells"]:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
-    return found
+    return notebook
 
 
 def ran(notebook: Any) -> Any:
@@ -46,10 +46,10 @@ def _outputs(text: str, names: dict[str, Any], number: int) -> list[dict[str, An
         value = None
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
-    found: list[dict[str, Any]] = []
+    outputs: list[dict[str, Any]] = []
     if printed.getvalue():
         text = printed.getvalue()
-        found.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(True)})
+        outputs.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(True)})
     if value is not None:
         data = {"text/plain": repr(value).splitlines(True)}
         if hasattr(value, "_repr_html_"):
@@ -62,8 +62,8 @@ def _outputs(text: str, names: dict[str, Any], number: int) -> list[dict[str, An
             "metadata": {},
             "output_type": "execute_result",
         }
-        found.append({"data": data, **about})
-    return found
+        outputs.append({"data": data, **about})
+    return outputs
 
 
 if __name__ == "__main__":

@@ -72,12 +72,12 @@ def main(axe: str, folder: str, *pages: str) -> int:
                 picture = Path(folder) / f"{page.stem}-{width}-{scheme}.png"
                 draw(page, picture, scheme, width, height)
                 seen = look(page, None if axe == "-" else Path(axe), scheme, width)
-                serious = [found for found in seen["found"] if found[0] in _SERIOUS]
+                serious = [problem for problem in seen["found"] if problem[0] in _SERIOUS]
                 faults += len(serious) + len(seen["problems"])
                 size, opened = page.stat().st_size / 1e6, seen["opened"]
                 print(f"{page.name}, {scheme}, {width} px: {size:.2f} MB, {opened:,.0f} ms")
-                for found in (*seen["problems"], *seen["found"]):
-                    print(f"  {found}")
+                for problem in (*seen["problems"], *seen["found"]):
+                    print(f"  {problem}")
     return 1 if faults else 0
 
 

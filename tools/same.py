@@ -117,9 +117,9 @@ def main() -> int:
     given = parser.parse_args()
     if given.what == "compare":
         return compare(json.loads(given.before.read_text()), json.loads(given.after.read_text()))
-    found = {name: _job(given.stagec, shlex.split(words)) for name, words in JOBS.items()}
-    found |= {name: _answer(given.stagec, shlex.split(words)) for name, words in ANSWERS.items()}
-    given.out.write_text(json.dumps(found, indent=1))
+    answers = {name: _job(given.stagec, shlex.split(words)) for name, words in JOBS.items()}
+    answers |= {name: _answer(given.stagec, shlex.split(words)) for name, words in ANSWERS.items()}
+    given.out.write_text(json.dumps(answers, indent=1))
     return 0
 
 

@@ -121,7 +121,7 @@ def answer(data: Mapping[str, Any], seconds: float) -> Row:
         "our_mode": best["mode"],
         "our_server": " + ".join(texts),
         "our_per_rank": _number(best["per_rank"]),
-        **{f"our_{m}": _number(found) for m, found in modes.items()},
+        **{f"our_{m}": _number(figure) for m, figure in modes.items()},
         "our_seconds": f"{seconds:.1f}",
         "our_flags": json.dumps(flags),
         **dict.fromkeys(ESTIMATE, ""),
@@ -217,8 +217,8 @@ def estimated(row: Row, tool: str) -> Row:
 
 
 def _figure(text: str, name: str) -> str:
-    found = re.search(rf"{name}\s+([0-9.,]+)", text)
-    return found[1] if found else "nan"
+    match = re.search(rf"{name}\s+([0-9.,]+)", text)
+    return match[1] if match else "nan"
 
 
 def _layout(row: Row, pool: Sequence[Any]) -> tuple[dict[str, int], int, int]:

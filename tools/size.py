@@ -42,15 +42,15 @@ def size_of(text: str) -> tuple[int, int]:
     """Lines with a token, and tokens, of a Python text."""
     rows, count = set[int](), 0
     before = token.NEWLINE
-    for found in tokenize.generate_tokens(io.StringIO(text).readline):
-        if found.type in _LAYOUT:
-            before = before if found.type in (token.COMMENT, token.NL) else token.NEWLINE
+    for piece in tokenize.generate_tokens(io.StringIO(text).readline):
+        if piece.type in _LAYOUT:
+            before = before if piece.type in (token.COMMENT, token.NL) else token.NEWLINE
             continue
-        alone = found.type == token.STRING and before == token.NEWLINE
-        before = found.type
-        if alone and found.line.rstrip().endswith(found.string.splitlines()[-1]):
+        alone = piece.type == token.STRING and before == token.NEWLINE
+        before = piece.type
+        if alone and piece.line.rstrip().endswith(piece.string.splitlines()[-1]):
             continue  # a docstring
-        rows.update(range(found.start[0], found.end[0] + 1))
+        rows.update(range(piece.start[0], piece.end[0] + 1))
         count += 1
     return len(rows), count
 

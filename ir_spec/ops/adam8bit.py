@@ -80,11 +80,11 @@ class Adam8bit(Update):
                 for table, codes, scale in zip(tables, coded, scales, strict=True)
             ),
         )
-        new, found = (
+        new, pairs = (
             adam_step(op, old, m, v),
             [quantized(x, dim, block, t) for x, t in zip((m, v), tables, strict=True)],
         )
-        return [new, *(codes for codes, _ in found), *(scale for _, scale in found)]
+        return [new, *(codes for codes, _ in pairs), *(scale for _, scale in pairs)]
 
 
 def quantized(x: Array, dim: int, block: int, table: Array) -> tuple[Array, Array]:
@@ -100,9 +100,9 @@ def quantized(x: Array, dim: int, block: int, table: Array) -> tuple[Array, Arra
 def dynamic_map(*, signed: bool) -> Array:
     """The 256 values of 8 bits with an exponent of unary digits, ascending:
     bitsandbytes.functional.create_dynamic_map with its defaults."""
-    found = [0.0, 1.0]
+    values = [0.0, 1.0]
     for i in range(7):
         bounds = np.linspace(0.1, 1, 2 ** (i if signed else i + 1) + 1)
         means = 10.0 ** (i - 6) * (bounds[:-1] + bounds[1:]) / 2
-        found += [*means, *(-means if signed else ())]
-    return np.sort(np.array(found))
+        values += [*means, *(-means if signed else ())]
+    return np.sort(np.array(values))

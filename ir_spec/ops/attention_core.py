@@ -70,9 +70,9 @@ def further(op: Operation) -> list[str]:
 def core_misfits(op: Operation, before: int) -> Iterator[str]:
     """What is wrong with the operands and parameters, with `before` operands before the keys."""
     more = further(op)
-    found = len(op.operands) - before - len(more)
-    packed = found == 1 and "values" not in op.attrs
-    if found not in (1, 2):
+    count = len(op.operands) - before - len(more)
+    packed = count == 1 and "values" not in op.attrs
+    if count not in (1, 2):
         rest = "".join(f", then {name}" for name in more)
         yield f"expects q and kv, or q, k and v{rest}"
     elif packed and op.operands[before].tensor.shape[1] != 2:
@@ -84,7 +84,7 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
             "expected stg.gather or stg.exchange"
         )
     yield from misfits_of_mask(op)
-    if found in (1, 2):
+    if count in (1, 2):
         rows, columns = key_rows(op, before - 1)
         yield from misfits_of_documents(op, rows.size, columns.size)
 
@@ -240,23 +240,23 @@ def scores_between(
     queries' heads."""
     size = fraction_of(op, "rsqrt", ctx) if "rsqrt" in op.attrs else x.q.shape[-1]
     divisor = float(np.sqrt(float(size)))
-    found = np.einsum("bsgrk,btgk->bgrst", x.by_group(x.q), x.k) / divisor
-    slope = np.ones_like(found)
+    scores = np.einsum("bsgrk,btgk->bgrst", x.by_group(x.q), x.k) / divisor
+    slope = np.ones_like(scores)
     if "softcap" in op.attrs:
         cap = float(fraction_of(op, "softcap", ctx))
-        part = np.tanh(found / cap)
-        found, slope = cap * part, 1 - part * part
+        part = np.tanh(scores / cap)
+        scores, slope = cap * part, 1 - part * part
     if op.flag("alibi"):
         distance = np.asarray(at)[:, None] - np.asarray(of)[None, :]
         slopes = alibi_slopes(ctx, heads).reshape(*x.heads, 1, 1)
-        found = found - slopes * np.abs(distance)
+        scores = scores - slopes * np.abs(distance)
     if "bias" in x.more:
-        found = found + x.more["bias"].reshape(*x.heads, *found.shape[-2:])
+        scores = scores + x.more["bias"].reshape(*x.heads, *scores.shape[-2:])
     visible = seen(op, at, of, spans(op, ctx))
     if "selected" in x.more:
         chosen = (x.more["selected"][..., None] == np.asarray(of)).any(-2)
         visible = (visible & chosen)[:, None, None]
-    return Scores(np.where(visible, found, -np.inf), divisor, slope)
+    return Scores(np.where(visible, scores, -np.inf), divisor, slope)
 
 
 def fraction_of(op: Operation, name: str, ctx: NumericContext) -> float:
@@ -300,10 +300,10 @@ def backward(x: Given, scores: Scores, dy: Array, y: Array, lse: Array) -> list[
     ds = added * scores.slope / scores.divisor
     dq = np.einsum("bgrst,btgk->bsgrk", ds, x.k).reshape(x.q.shape)
     dk = np.einsum("bgrst,bsgrk->btgk", ds, x.by_group(x.q))
-    found = [dq, np.stack([dk, dv], axis=1)] if x.packed else [dq, dk, dv]
+    grads = [dq, np.stack([dk, dv], axis=1)] if x.packed else [dq, dk, dv]
     if "sinks" in x.more:
         share = np.exp(x.more["sinks"].reshape(*x.heads, 1) - lse)
-        found.append(-(share * delta).sum((0, 3)).reshape(-1))
+        grads.append(-(share * delta).sum((0, 3)).reshape(-1))
     if "bias" in x.more:
-        found.append(added.sum(0).reshape(x.more["bias"].shape))
-    return found
+        grads.append(added.sum(0).reshape(x.more["bias"].shape))
+    return grads

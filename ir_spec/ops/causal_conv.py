@@ -128,13 +128,13 @@ class CausalConv(_Conv):
             x, before, kept = parts_from_state(b, op, self.taps(op), over)
             operands = [x, *op.operands[1:-1], before]
             names = [f"{r.name}_parts" for r in op.results]
-            found = b.op(op.name, operands, {**_how(op), "state": True}, names=names).results[0]
-            return [from_parts(b, found, f"bs{c}", op.results[0].name), kept]
+            result = b.op(op.name, operands, {**_how(op), "state": True}, names=names).results[0]
+            return [from_parts(b, result, f"bs{c}", op.results[0].name), kept]
         (x, *rest), y = op.operands, op.results[0].name
         parts = to_parts(b, x, f"bs{c}", over)
         before = halo(b, parts, self.taps(op), over, 1)
-        found = b.value(op.name, [parts, *rest, before], _how(op), hint=f"{y}_parts")
-        return [from_parts(b, found, f"bs{c}", y)]
+        result = b.value(op.name, [parts, *rest, before], _how(op), hint=f"{y}_parts")
+        return [from_parts(b, result, f"bs{c}", y)]
 
     def taps(self, op: Operation) -> Expr:
         """K."""

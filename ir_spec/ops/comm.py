@@ -68,9 +68,9 @@ class Movement(OpDef):
             except ValueError as e:
                 yield str(e)
                 continue
-            found = result.tensor
-            if (expected.dims, expected.partial) != (found.dims, found.partial):
-                yield f"gives {expected}, but %{result.name} is written as {found}"
+            written = result.tensor
+            if (expected.dims, expected.partial) != (written.dims, written.partial):
+                yield f"gives {expected}, but %{result.name} is written as {written}"
 
 
 class Collective(Movement):

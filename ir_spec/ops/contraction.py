@@ -89,9 +89,9 @@ class Einsum(OpDef):
             {g[0]: d for d, (g, n) in enumerate(zip(s, z, strict=True)) if step.is_seen(n)}
             for s, z in zip(rule.operands, sizes, strict=True)
         ]
-        both = [g[0] for g in rule.results[0] if any(g[0] in found for found in tokens)]
-        keys = set(both[1:2]) | {f for found in tokens for f in found if f not in both}
-        held = [i for i, found in enumerate(tokens) if len(found) == 1 and keys & found.keys()]
+        both = [g[0] for g in rule.results[0] if any(g[0] in seen for seen in tokens)]
+        keys = set(both[1:2]) | {f for seen in tokens for f in seen if f not in both}
+        held = [i for i, seen in enumerate(tokens) if len(seen) == 1 and keys & seen.keys()]
         if len(keys) != 1 or len(held) != 1:
             return super().serve(step, op)
         ((_, dim),) = tokens[held[0]].items()

@@ -74,8 +74,8 @@ def _kernel(op: Operation, n: Sizes, rows: str, columns: str, inner: str) -> Ker
 def _windows(op: Operation, positions: int, windows: int, width: int) -> Array:
     """The position that each element of each window reads, [windows, width]; -1 is padding."""
     starts = np.arange(windows) * op.integer("stride", 1) - op.integer("pad", 0)
-    found = starts[:, None] + np.arange(width)
-    return np.where((found >= 0) & (found < positions), found, -1)
+    places = starts[:, None] + np.arange(width)
+    return np.where((places >= 0) & (places < positions), places, -1)
 
 
 def _places(
@@ -84,19 +84,19 @@ def _places(
     """The index of [b, windows..., widths...] into [b, positions + 1...], where the last position
     of each dimension is padding; `x` are the sizes of b and of positions."""
     count = len(windows)
-    found: list[Array] = [np.arange(x[0]).reshape(-1, *[1] * (2 * count))]
+    places: list[Array] = [np.arange(x[0]).reshape(-1, *[1] * (2 * count))]
     for i, sizes in enumerate(zip(x[1:], windows, widths, strict=False), 1):
         shape = [1] * (1 + 2 * count)
         shape[i], shape[count + i] = sizes[1:]
-        found.append(_windows(op, *sizes).reshape(shape))
-    return tuple(found)
+        places.append(_windows(op, *sizes).reshape(shape))
+    return tuple(places)
 
 
 def _unfold(op: Operation, x: Array, windows: Sequence[int], widths: Sequence[int]) -> Array:
     """[b, windows..., widths..., channels] of [b, positions..., channels]."""
     around = [(0, 1) if 0 < i <= len(windows) else (0, 0) for i in range(x.ndim)]
-    found: Array = np.pad(x, around)[_places(op, x.shape, windows, widths)]
-    return found
+    unfolded: Array = np.pad(x, around)[_places(op, x.shape, windows, widths)]
+    return unfolded
 
 
 def _unfolded(x: str, w: str, y: str) -> str:
@@ -156,8 +156,8 @@ class Conv1d(Convolution):
         x, w = args
         windows = [ctx.size(e) for e in op.result.tensor.shape[1 : 1 + self.space]]
         letters = self.letters(op)
-        found = _unfold(op, x, windows, w.shape[: self.space])
-        return [np.einsum(f"{_unfolded(*letters)},{letters[1]}->{letters[2]}", found, w)]
+        unfolded = _unfold(op, x, windows, w.shape[: self.space])
+        return [np.einsum(f"{_unfolded(*letters)},{letters[1]}->{letters[2]}", unfolded, w)]
 
 
 class Conv1dDx(Convolution):
@@ -209,8 +209,8 @@ class Conv1dDw(Convolution):
         x, dy = args
         letters = self.letters(op)
         widths = [ctx.size(e) for e in _sizes(op, "width", self.space)]
-        found = _unfold(op, x, dy.shape[1 : 1 + self.space], widths)
-        return [np.einsum(f"{_unfolded(*letters)},{letters[2]}->{letters[1]}", found, dy)]
+        unfolded = _unfold(op, x, dy.shape[1 : 1 + self.space], widths)
+        return [np.einsum(f"{_unfolded(*letters)},{letters[2]}->{letters[1]}", unfolded, dy)]
 
 
 class Conv2d(Conv1d):

@@ -47,8 +47,8 @@ class ByDistance(OpDef):
         rows = _rows(op, ctx, op.result, x.shape[-1])
         heads = np.moveaxis(x, 2, 1)  # [b, h, own, r]
         rows = rows.T if op.flag("keys") else rows
-        found = np.take_along_axis(heads, np.broadcast_to(rows, heads.shape[:2] + rows.shape), -1)
-        return [np.swapaxes(found, -1, -2) if op.flag("keys") else found]
+        terms = np.take_along_axis(heads, np.broadcast_to(rows, heads.shape[:2] + rows.shape), -1)
+        return [np.swapaxes(terms, -1, -2) if op.flag("keys") else terms]
 
 
 class ByDistanceGrad(OpDef):

@@ -261,8 +261,8 @@ class Chosen(OpDef):
         indices, places = args
         each = ctx.size(op.expr("each")) if "each" in op.attrs else 1
         one = places.ndim < indices.ndim
-        found = np.take_along_axis(indices, places[..., None] if one else places, -1)
-        own = found[..., 0] if one else found
+        chosen = np.take_along_axis(indices, places[..., None] if one else places, -1)
+        own = chosen[..., 0] if one else chosen
         return [own + places // each * ctx.size(op.expr("stride"))]
 
 

@@ -81,8 +81,8 @@ class IndexScores(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         q, k, w = args
-        found = np.einsum("bsht,bsh->bst", np.maximum(_dots(q, k), 0), w)
-        return [np.where(_visible(op, ctx, 0), found, -np.inf)]
+        scores = np.einsum("bsht,bsh->bst", np.maximum(_dots(q, k), 0), w)
+        return [np.where(_visible(op, ctx, 0), scores, -np.inf)]
 
 
 class IndexScoresGrad(OpDef):

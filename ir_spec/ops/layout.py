@@ -146,8 +146,8 @@ class Unbind(OpDef):
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.shape[op.integer("dim")] != op.integer("count"):
-            found = op.operands[0].type
-            yield f"dimension {op.integer('dim')} must be {op.integer('count')}: {found}"
+            actual = op.operands[0].type
+            yield f"dimension {op.integer('dim')} must be {op.integer('count')}: {actual}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, all_present(op, grads), by="stg.pack")

@@ -277,8 +277,8 @@ class SavedCrossEntropyGrad(OpDef):
         words: int = logp.shape[-1]
         onehot = labels[..., None] - ctx.start(op.operands[0].tensor.dims[-1]) == np.arange(words)
         scale = dloss / ctx.size(op.expr("mean"))
-        found = (np.exp(logp) - onehot) * scale
-        return [found, np.zeros([ctx.size(d.local) for d in op.results[1].tensor.dims])]
+        grad = (np.exp(logp) - onehot) * scale
+        return [grad, np.zeros([ctx.size(d.local) for d in op.results[1].tensor.dims])]
 
 
 class LinearCrossEntropy(OpDef):

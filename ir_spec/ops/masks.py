@@ -72,10 +72,10 @@ def misfits_of_documents(op: Operation, rows: Expr, columns: Expr) -> Iterator[s
     """What is wrong with documents of so many queries and keys: they are all of both."""
     lengths = op.exprs(DOCUMENTS.name)
     if lengths and not (same(total(lengths), rows) and same(rows, columns)):
-        found = f"{columns} keys" if same(total(lengths), rows) else f"{total(lengths)} in all"
+        actual = f"{columns} keys" if same(total(lengths), rows) else f"{total(lengths)} in all"
         rest = expand(rows - total(lengths[:-1]))
         yield (
-            f"expects documents that are the {rows} queries and keys, found {found}: "
+            f"expects documents that are the {rows} queries and keys, found {actual}: "
             f"expected {rest} as the last one"
         )
 
@@ -126,17 +126,17 @@ def seen(op: Operation, rows: Sequence[int], columns: Sequence[int], sizes: Size
     the numbers of the spans. What is selected is another matter."""
     i, j = np.asarray(rows)[:, None], np.asarray(columns)[None, :]
     causal = op.flag("causal")
-    found = (i >= j) if causal else (i - j == i - j)
+    visible = (i >= j) if causal else (i - j == i - j)
     if "window" in sizes:
-        found &= abs(i - j) < sizes["window"][0]
+        visible &= abs(i - j) < sizes["window"][0]
     if "chunk" in sizes:
-        found &= i // sizes["chunk"][0] == j // sizes["chunk"][0]
+        visible &= i // sizes["chunk"][0] == j // sizes["chunk"][0]
     if "prefix" in sizes:
-        found |= j < sizes["prefix"][0]
+        visible |= j < sizes["prefix"][0]
     if DOCUMENTS.name in sizes:
         ends = np.cumsum(sizes[DOCUMENTS.name])
-        found &= np.searchsorted(ends, i, "right") == np.searchsorted(ends, j, "right")
-    return found
+        visible &= np.searchsorted(ends, i, "right") == np.searchsorted(ends, j, "right")
+    return visible
 
 
 def spans(op: Operation, ctx: NumericContext) -> Sizes:

@@ -45,8 +45,8 @@ class MergeRows(OpDef):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, rows, where = args
         taken = where < rows.shape[1]
-        found = np.take_along_axis(rows, np.where(taken, where, 0)[..., None], axis=1)
-        return [np.where(taken[..., None], found, x)]
+        taken_rows = np.take_along_axis(rows, np.where(taken, where, 0)[..., None], axis=1)
+        return [np.where(taken[..., None], taken_rows, x)]
 
 
 class MergeRowsGrad(OpDef):

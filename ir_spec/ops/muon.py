@@ -140,11 +140,11 @@ class NewtonSchulz(OpDef):
         order = (*batch, *rows, *columns)
         lead = [x.shape[i] for i in batch]
         height, width = (int(np.prod([x.shape[i] for i in d])) for d in (rows, columns))
-        found = x.transpose(order).reshape(*lead, height, width)
-        found = _orthogonal(found, op.integer("steps", 5)) * np.sqrt(max(1.0, width / height))
-        found = found.reshape([x.shape[i] for i in order]).transpose(np.argsort(order))
+        update = x.transpose(order).reshape(*lead, height, width)
+        update = _orthogonal(update, op.integer("steps", 5)) * np.sqrt(max(1.0, width / height))
+        update = update.reshape([x.shape[i] for i in order]).transpose(np.argsort(order))
         scratch = op.results[1].tensor.dims[-1].local
-        return [found, np.zeros((*lead, ctx.size(scratch)))]
+        return [update, np.zeros((*lead, ctx.size(scratch)))]
 
 
 def _orthogonal(x: Array, steps: int) -> Array:

@@ -195,9 +195,9 @@ class ScaledEinsum(OpDef):
             ones = np.ones_like(w)
             w = w - np.einsum(f"{right},{zero[0]}->{right}", ones, scales[1])
         text = f"{left},{right},{scale}->{result}"
-        found = np.einsum(text, x, w, scales[0], optimize=True)
-        found = found.reshape([int(np.prod([sizes[f] for f in g], dtype=int)) for g in out])
-        return [found, args[1]][: len(op.results)]
+        product = np.einsum(text, x, w, scales[0], optimize=True)
+        product = product.reshape([int(np.prod([sizes[f] for f in g], dtype=int)) for g in out])
+        return [product, args[1]][: len(op.results)]
 
 
 def _letters(shape: Shape) -> str:
@@ -209,13 +209,13 @@ def _sizes(shapes: Sequence[Shape], arrays: Sequence[Array]) -> dict[str, int]:
     dims = [
         (g, n) for s, a in zip(shapes, arrays, strict=True) for g, n in zip(s, a.shape, strict=True)
     ]
-    found = {g[0]: n for g, n in dims if len(g) == 1}
+    sizes = {g[0]: n for g, n in dims if len(g) == 1}
     for group, size in dims:
-        known = [found[f] for f in group if f in found]
+        known = [sizes[f] for f in group if f in sizes]
         for f in group:
-            if f not in found:
-                found[f] = size // int(np.prod(known, dtype=int))
-    return found
+            if f not in sizes:
+                sizes[f] = size // int(np.prod(known, dtype=int))
+    return sizes
 
 
 def _by_factor(array: Array, shape: Shape, sizes: Mapping[str, int]) -> Array:

@@ -67,11 +67,11 @@ class EmbeddingBag(_Bags):
         if table.rank not in (2, 3) or ("bags" in op.attrs and table.rank == 3):
             yield f"expects a table [V, D], or [N, V, D] without 'bags', found {table}"
         elif "bags" in op.attrs:
-            bags, found = op.integers("bags"), rows.shape[-1].value
+            bags, lookups = op.integers("bags"), rows.shape[-1].value
             if min(bags) < 1:
                 yield "expects bags of one lookup or more"
-            if found is not None and found != sum(bags):
-                yield f"expects {sum(bags)} lookups, the sum of 'bags', found {found}"
+            if lookups is not None and lookups != sum(bags):
+                yield f"expects {sum(bags)} lookups, the sum of 'bags', found {lookups}"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         _, rows, _ = self.shapes(op, op.operands[1], op.operands[0].tensor.rank)
@@ -95,11 +95,11 @@ class EmbeddingBag(_Bags):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         table, rows = args
-        found = _looked_up(table, rows - ctx.start(op.operands[0].tensor.dims[-2]))
+        read = _looked_up(table, rows - ctx.start(op.operands[0].tensor.dims[-2]))
         if "bags" not in op.attrs:
-            return [found.sum(-2)]
+            return [read.sum(-2)]
         ends = np.cumsum(op.integers("bags"))
-        return [np.stack([part.sum(-2) for part in np.split(found, ends[:-1], axis=-2)], axis=-2)]
+        return [np.stack([part.sum(-2) for part in np.split(read, ends[:-1], axis=-2)], axis=-2)]
 
 
 def _looked_up(table: Array, local: Array) -> Array:

@@ -320,8 +320,8 @@ def edge_backward(
         sent = [inner.value("stg.add", p, {"into": True}, hint=p[1].name) for p in pairs]
         for total, back in zip(rest, _shift(inner, sent, over, -ONE), strict=True):
             parts = to_parts(inner, total, "bshk", over)
-            found = inner.value("stg.add_edge", [parts, back], hint=f"{total.name}_edge")
-            sums.append(from_parts(inner, found, "bshk", total.name))
+            joined = inner.value("stg.add_edge", [parts, back], hint=f"{total.name}_edge")
+            sums.append(from_parts(inner, joined, "bshk", total.name))
         return sums
 
     return [k, v, *_go_round(b, grads, edge.count, step)]

@@ -113,8 +113,8 @@ class AttentionEdgeGrad(_Edge):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, lse, *qkv = args
         x, scores = self.scores(op, ctx, *qkv)
-        found = backward(x, scores, dy[:, 0], y[:, 0], lse[:, :, 0])
-        return [v[:, None] for v in found]
+        grads = backward(x, scores, dy[:, 0], y[:, 0], lse[:, :, 0])
+        return [v[:, None] for v in grads]
 
 
 class AddEdge(OpDef):

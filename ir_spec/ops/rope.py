@@ -204,8 +204,8 @@ class RelativeBias(OpDef):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (table,) = args
         rows, columns = (np.asarray(ctx.positions(d)) for d in op.result.tensor.dims[1:])
-        found = _buckets(op, ctx, len(table), [rows + ctx.size(past_of(op)), columns])
-        return [np.moveaxis(table[found], -1, 0)]
+        buckets = _buckets(op, ctx, len(table), [rows + ctx.size(past_of(op)), columns])
+        return [np.moveaxis(table[buckets], -1, 0)]
 
 
 class RelativeBiasGrad(OpDef):
@@ -228,8 +228,8 @@ class RelativeBiasGrad(OpDef):
         (dy,) = args
         count = ctx.size(op.expr("buckets"))
         dims = op.operands[0].tensor.dims[1:]
-        found = _buckets(op, ctx, count, [np.asarray(ctx.positions(d)) for d in dims])
-        return [np.stack([dy[:, found == i].sum(-1) for i in range(count)])]
+        buckets = _buckets(op, ctx, count, [np.asarray(ctx.positions(d)) for d in dims])
+        return [np.stack([dy[:, buckets == i].sum(-1) for i in range(count)])]
 
 
 def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]) -> Array:

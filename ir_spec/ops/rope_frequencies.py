@@ -62,8 +62,8 @@ def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Arr
             ends = [np.floor(ends[0]), np.ceil(ends[1])]
         first, last = max(ends[0], 0), min(ends[1], 2 * half - 1)
         kept = 1 - np.clip((np.arange(half) - first) / max(last - first, 1e-3), 0, 1)
-    found: Array = plain * kept + plain / factor * (1 - kept)
-    return found
+    mixed: Array = plain * kept + plain / factor * (1 - kept)
+    return mixed
 
 
 def magnitude(op: Operation, ctx: NumericContext) -> float:

@@ -102,10 +102,10 @@ class ScanOp(OpDef):
     def named(self, op: Operation, args: Sequence[Array]) -> dict[str, Array]:
         """The operands by name, batch and parts as one dimension, and constants."""
         texts = self.texts(op)
-        found = dict(zip(self.given(op), args, strict=True))
+        arguments = dict(zip(self.given(op), args, strict=True))
         flat = {
             n: v.reshape(-1, *v.shape[2:]) if texts[_bare(n)].startswith("bz") else v
-            for n, v in found.items()
+            for n, v in arguments.items()
         }
         return {**flat, **self.scan().constants(op)}
 
@@ -322,10 +322,10 @@ class ScanGrad(FromScan):
         (start,) = _starts(b, self, op, parts, over)
         (ends,) = _ends(b, self, op, parts, over)
         names = [f"{r.name}_parts" for r in op.results]
-        found = b.op(op.name, [*parts.values(), start, ends], _attrs(op), names=names).results
+        results = b.op(op.name, [*parts.values(), start, ends], _attrs(op), names=names).results
         return [
             from_parts(b, v, texts[_bare(n)], r.name)
-            for n, v, r in zip(self.results, found, op.results, strict=True)
+            for n, v, r in zip(self.results, results, op.results, strict=True)
         ]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

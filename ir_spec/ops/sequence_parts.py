@@ -112,6 +112,6 @@ def carry(
     every = b.op("stg.all_gather", both, along, names=[f"{v.name}s" for v in both]).results
     state: dict[str, RawAttr] = {"state": True} if first else {}
     given = [*every, *first]
-    found = b.op("stg.carry_states", given, {**how, **state}, names=[f"{names[0]}s", *names[1:]])
-    mine = b.value("stg.all_slice", found.results[:1], along, hint=names[0])
-    return [mine, *found.results[1:]]
+    states = b.op("stg.carry_states", given, {**how, **state}, names=[f"{names[0]}s", *names[1:]])
+    mine = b.value("stg.all_slice", states.results[:1], along, hint=names[0])
+    return [mine, *states.results[1:]]

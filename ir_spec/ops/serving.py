@@ -119,7 +119,7 @@ def rows_of(cache: Value) -> CachedRows | None:
             return CachedRows(user.integer("dim", 1), span, user.integer("page", 1))
         if user.region is not None and index < len(user.region.args):
             inner = user.region.args[index]
-            found = rows_of(inner)
-            if found is not None:
-                return replace(found, dim=found.dim + cache.tensor.rank - inner.tensor.rank)
+            rows = rows_of(inner)
+            if rows is not None:
+                return replace(rows, dim=rows.dim + cache.tensor.rank - inner.tensor.rank)
     return None

@@ -75,8 +75,8 @@ class Shift(OpDef):
         if op.flag("state"):
             x, before, kept = parts_from_state(b, op, ONE, special["s"])
             names, how = [f"{r.name}_parts" for r in op.results], {"state": True, "parts": True}
-            found = b.op(op.name, [x, before], how, names=names).results[0]
-            return [from_parts(b, found, text, op.results[0].name), kept]
+            shifted = b.op(op.name, [x, before], how, names=names).results[0]
+            return [from_parts(b, shifted, text, op.results[0].name), kept]
         x = to_parts(b, op.operands[0], text, special["s"])
         edge = halo(b, x, const(2), special["s"], -1 if op.flag("reverse") else 1)
         attrs: dict[str, RawAttr] = {"reverse": True} if op.flag("reverse") else {}

@@ -228,11 +228,11 @@ class CompOp(NodeOp):
     def verify(self, op: Operation) -> Iterator[str]:
         """A kernel has the extents of its kind, and no others."""
         wanted = EXTENTS[op.text("kernel", MEMORY)]
-        found = [n for n in _EXTENTS if n in op.attrs]
-        if sorted(found) != sorted(wanted):
+        given = [n for n in _EXTENTS if n in op.attrs]
+        if sorted(given) != sorted(wanted):
             yield (
                 f"a kernel of kind {op.text('kernel', MEMORY)} has the extents "
-                f"{', '.join(wanted) or 'none'}, found {', '.join(found) or 'none'}"
+                f"{', '.join(wanted) or 'none'}, found {', '.join(given) or 'none'}"
             )
 
 
@@ -272,8 +272,8 @@ class CollOp(NodeOp):
         if op.integer("bucket") < 1:
             yield f"expects buckets of at least one byte, found {op.integer('bucket')}"
         if len(op.exprs("parts")) != len(op.operands):
-            found = len(op.exprs("parts"))
-            yield f"has {len(op.operands)} operands, so 'parts' has as many sizes, found {found}"
+            sizes = len(op.exprs("parts"))
+            yield f"has {len(op.operands)} operands, so 'parts' has as many sizes, found {sizes}"
 
 
 class MessageOp(NodeOp):

@@ -33,8 +33,8 @@ class FreezeRule(Record):
     @property
     def patterns(self) -> tuple[tuple[str, bool], ...]:
         """Each pattern, and whether it freezes what it matches."""
-        found = (name.strip() for name in self.names.split(","))
-        return tuple((n.removeprefix("!"), not n.startswith("!")) for n in found if n)
+        names = (name.strip() for name in self.names.split(","))
+        return tuple((n.removeprefix("!"), not n.startswith("!")) for n in names if n)
 
     def freezes(self, path: str) -> bool | None:
         """Whether a parameter is frozen: what the last pattern that matches says; None if none

@@ -316,9 +316,9 @@ class Record:
 def _fields(record: type[Record]) -> Iterator[_Field]:
     for each in fields(record):
         if each.metadata:
-            found: _Field = each.metadata[""]
-            doc = found.param.doc + found.limits
-            yield replace(found, param=replace(found.param, name=each.name, doc=doc))
+            field: _Field = each.metadata[""]
+            doc = field.param.doc + field.limits
+            yield replace(field, param=replace(field.param, name=each.name, doc=doc))
 
 
 # -- statements ------------------------------------------------------------------------------------
@@ -392,15 +392,15 @@ class Statement(Declaration):
 
     def flag_values(self, request: FlagValues) -> dict[str, Any]:
         """The parameters whose flags have another value than the default, and what they need."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for each in self._fields:
             flag = each.flag
             if flag is None or flag.kind != each.flag_kind:
                 continue  # its value is not that of the parameter
             value = request[flag.name]
             if not flag.is_default(value) and all(self._is_met(request, n) for n in flag.needs):
-                found[each.param.name] = _said(flag, value)
-        return found
+                values[each.param.name] = _said(flag, value)
+        return values
 
     def _is_met(self, request: FlagValues, need: Need) -> bool:
         """Whether there is an axis of these, or a flag of this statement; what others give is left

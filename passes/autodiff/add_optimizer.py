@@ -144,23 +144,23 @@ class _Updates:
             return {t.param: self._where_made(t) for t in tensors}
         if not self._optimizer.by_slices:
             return self._together(self._b, tensors)
-        found: dict[Value, Sequence[Value]] = {}
+        updated: dict[Value, Sequence[Value]] = {}
         stacks: dict[Operation | None, list[TrainedTensor]] = {}
         for t in tensors:
             stacks.setdefault(_stack_of(t.param) if t.matrix.depth else None, []).append(t)
         for repeat, members in stacks.items():
             if repeat is None:
                 for t in members:
-                    found |= self._together(self._b, [t])
+                    updated |= self._together(self._b, [t])
             else:
-                found |= self._layer_by_layer(repeat, members)
-        return found
+                updated |= self._layer_by_layer(repeat, members)
+        return updated
 
     def _together(
         self, b: Builder, tensors: Sequence[TrainedTensor]
     ) -> Mapping[Value, Sequence[Value]]:
         """Updates whose kernels run one kernel after the other, each for all tensors."""
-        found: dict[Value, Sequence[Value]] = {}
+        updated: dict[Value, Sequence[Value]] = {}
         running = {t: self._optimizer.update(b, t) for t in tensors}
         while running:
             for t, update in list(running.items()):
@@ -168,9 +168,9 @@ class _Updates:
                 try:
                     next(update)
                 except StopIteration as end:
-                    found[t.param] = end.value
+                    updated[t.param] = end.value
                     del running[t]
-        return found
+        return updated
 
     def _layer_by_layer(
         self, repeat: Operation, tensors: Sequence[TrainedTensor]
@@ -184,12 +184,12 @@ class _Updates:
         end = Operation(b.registry["stg.yield"], (), loc=loop.loc)
         region.append(end)
         inner = Builder(b.registry, region, 0, loc=b.loc, phase="optimizer")
-        found: dict[Value, Sequence[Value]] = {}
+        values: dict[Value, Sequence[Value]] = {}
         for t in tensors:
             sliced = self._sliced(loop, t, slice_into(loop, t.grad))
             (updated,) = self._together(inner, [sliced]).values()
-            found[t.param] = _stacked(loop, updated, t)
-        return found
+            values[t.param] = _stacked(loop, updated, t)
+        return values
 
     def _sliced(self, loop: Operation, t: TrainedTensor, grad: Value) -> TrainedTensor:
         """A slice of a tensor in a loop."""
@@ -205,8 +205,8 @@ class _Updates:
             raise AssertionError(f"%{t.grad.name} is made by backward")
         inside = made.has(Repeats) and t.grad.index >= carried(made)
         if not inside:
-            (found,) = self._together(self._behind(t), [t]).values()
-            return found
+            (value,) = self._together(self._behind(t), [t]).values()
+            return value
         sliced = self._sliced(made, t, made.body.terminator.operands[t.grad.index])
         (updated,) = self._together(self._behind(sliced), [sliced]).values()
         return _stacked(made, updated, t)
@@ -235,12 +235,12 @@ def _within(op: Operation | None, region: Region) -> Operation | None:
 def _stacked(loop: Operation, updated: Sequence[Value], t: TrainedTensor) -> list[Value]:
     """The results of a loop that updates slices of a tensor."""
     end = loop.body.terminator
-    found: list[Value] = []
+    stacked: list[Value] = []
     for value, old in zip(updated, t.olds, strict=True):
         end.add_operand(value)
         type_ = value.tensor.stacked(loop.expr("count"))
-        found.append(loop.add_result(f"{old.name}_new", type_, old.loc))
-    return found
+        stacked.append(loop.add_result(f"{old.name}_new", type_, old.loc))
+    return stacked
 
 
 def _stack_of(param: Value) -> Operation | None:

@@ -135,9 +135,9 @@ def differentiate(module: Module) -> None:
         or loss.type.rank
         or loss.type.dtype not in FLOATS
     ):
-        found = loss.type if loss is not None else "nothing"
+        type_shown = loss.type if loss is not None else "nothing"
         raise error(
-            f"'differentiate' expects @{func.symbol} to return a scalar loss, found {found}",
+            f"'differentiate' expects @{func.symbol} to return a scalar loss, found {type_shown}",
             end.loc,
             remedy="return a loss first, or compile without backward: --pipeline forward",
         )
@@ -334,11 +334,11 @@ class _Tape:
 
     def take(self, value: Value, *, at_once: bool = False) -> Value | None:
         """The sum of the contributions. It is made here, or right behind the last contribution."""
-        found = self._grads.pop(value, [])
-        if len(found) > 1:
-            b = where_made(self.builder, found) if at_once else self.builder
-            return b.value("stg.add", found, hint=value.prefixed("d_"))
-        return found[0] if found else None
+        gradients = self._grads.pop(value, [])
+        if len(gradients) > 1:
+            b = where_made(self.builder, gradients) if at_once else self.builder
+            return b.value("stg.add", gradients, hint=value.prefixed("d_"))
+        return gradients[0] if gradients else None
 
     def leftovers(self) -> list[tuple[Value, Value]]:
         """Gradients of values from outside of the region, which every iteration adds to."""

@@ -25,9 +25,9 @@ def idle_values(module: Module) -> frozenset[Value]:
         return frozenset()
     body = module.main.body
     ends = (op for op in body.walk() if isinstance(op.definition, Arrive) and op.flag("trained"))
-    found = trained_values(body, trained | {op.result for op in ends})
+    trained_set = trained_values(body, trained | {op.result for op in ends})
     values = [*body.args, *(v for op in body.walk() for v in _values(op))]
-    return frozenset(v for v in values if v not in found)
+    return frozenset(v for v in values if v not in trained_set)
 
 
 def _values(op: Operation) -> Iterable[Value]:

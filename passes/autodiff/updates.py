@@ -134,22 +134,22 @@ class Optimizer:
         """The types of what is kept of a parameter whose share on a rank is `owned`."""
         dtypes, matrix = self._strategy.dtypes, matrix_of(param)
         moment = replace(owned, dtype=of_parameter(dtypes.moment, param.tensor.dtype))
-        found: dict[str, TensorType] = {}
+        states: dict[str, TensorType] = {}
         if dtypes.master not in ("none", param.tensor.dtype):
-            found[MASTER] = replace(owned, dtype=dtypes.master)
+            states[MASTER] = replace(owned, dtype=dtypes.master)
         match self.kind:
             case "adafactor":
-                return found | _means(replace(owned, dtype="f32"), matrix)
+                return states | _means(replace(owned, dtype="f32"), matrix)
             case "adam8bit":
-                return found | self._blocks(owned, matrix.depth)
+                return states | self._blocks(owned, matrix.depth)
             case "muon" if _is_hidden(matrix):
-                return found | {"momentum": moment}
+                return states | {"momentum": moment}
             case "lion":
-                return found | {"m": moment}
+                return states | {"m": moment}
             case "sgd":
-                return found | ({"m": moment} if self._strategy.optimizer.momentum else {})
+                return states | ({"m": moment} if self._strategy.optimizer.momentum else {})
             case _:
-                return found | {"m": moment, "v": moment}
+                return states | {"m": moment, "v": moment}
 
     def _blocks(self, owned: TensorType, depth: int) -> dict[str, TensorType]:
         """Moments of 8 bits with their scales; of fp32 in small tensors."""

@@ -137,11 +137,11 @@ def mark_continued(func: Operation, rule: FusionRule, *, reduced: bool) -> None:
 
 def _kernels_of(region: Region) -> list[list[Operation]]:
     """The computations of a region that are one kernel each."""
-    found: dict[object, list[Operation]] = {}
+    kernels: dict[object, list[Operation]] = {}
     for op in region.ops:
         if is_computation(op):
-            found.setdefault(op.integer("fused", 0) or op, []).append(op)
-    return list(found.values())
+            kernels.setdefault(op.integer("fused", 0) or op, []).append(op)
+    return list(kernels.values())
 
 
 def _ends_layer(kernel: Sequence[Operation]) -> bool:

@@ -128,7 +128,7 @@ def _served(func: Operation) -> dict[str, RawAttr]:
     roles = [a.tensor.role for a in func.body.args]
     caches = tuple(i for i, role in enumerate(roles) if role in CACHED)
     inputs = tuple(i for i, role in enumerate(roles) if not role)
-    return {n: found for n, found in (("caches", caches), ("inputs", inputs)) if found}
+    return {n: values for n, values in (("caches", caches), ("inputs", inputs)) if values}
 
 
 #: Phases whose collectives move activations and their gradients.

@@ -98,21 +98,21 @@ def _place_buffers(module: Module, func: Operation, policy: str) -> None:
 def _arena(
     module: Module, func: Operation, timeline: MemoryTimeline, policy: str, space: str
 ) -> None:
-    found = placed(timeline, policy, space)
-    if not found.places:
+    placement = placed(timeline, policy, space)
+    if not placement.places:
         return
     times, values = _lifetimes(timeline, space)
     b = Builder(module.registry, module.root.body, loc=made_by(PASS, func.loc))
-    attrs: dict[str, RawAttr] = {"space": space, "model": Quoted(policy), "bound": found.bound}
+    attrs: dict[str, RawAttr] = {"space": space, "model": Quoted(policy), "bound": placement.bound}
     arena = b.op(
         "stg.arena",
         (),
-        attrs | {"allocated": found.allocated, "reserved": found.reserved},
+        attrs | {"allocated": placement.allocated, "reserved": placement.reserved},
         types=(),
         symbol=f"{func.symbol}_{space}",
     )
     inner = Builder(module.registry, arena.make_region(), loc=arena.loc)
-    for number, spot in found.places.items():
+    for number, spot in placement.places.items():
         first, last = times[number]
         sizes = {"first": first, "last": last, "offset": spot.offset, "bytes": spot.size}
         made = inner.op("stg.buffer", (), {"of": Quoted(values[number].name), **sizes}, types=())

@@ -133,7 +133,7 @@ class _Plan:
         if caches:
             parts["caches"] = _bytes(caches)
         runs = [*self._planner.alone(), outside]
-        found: dict[str, RawAttr] = {
+        plan: dict[str, RawAttr] = {
             **parts,
             "stash": total(held_bytes(v) for v in _sorted(self._sets.stash)),
             "transient": worst_of(runs, self._env, self._long, _is_transient),
@@ -142,16 +142,16 @@ class _Plan:
         kept = {*args, *self._sets.gradients, *self._sets.freed}
         kept |= self._sets.stash if len(runs) == 1 else set()  # the rest actions state
         host = total(v.tensor.bytes_in("host") for v in _sorted(kept))
-        return found | ({"host": host} if host != 0 else {})
+        return plan | ({"host": host} if host != 0 else {})
 
     def _works(self) -> list[ActionInState]:
         """All works of the stages that run the function, in the order in which they first occur."""
-        found: dict[ActionInState, None] = {}
+        works: dict[ActionInState, None] = {}
         for stage in stages_of(self._func):
             order = actions_of(self._module, self._func, stage)
             for turn in turns(order, self._planner.regions, holds=lambda _: False):
-                found.update(dict.fromkeys(w for w in turn.works if w[0]))
-        return list(found)
+                works.update(dict.fromkeys(w for w in turn.works if w[0]))
+        return list(works)
 
     def _of_work(self, work: ActionInState) -> dict[str, RawAttr]:
         """What the plan states of some actions that run one after the other."""

@@ -121,11 +121,11 @@ def _key(op: Operation) -> _Key:
 
 
 def _groups(ops: Iterable[Operation], wanted: Callable[[Operation], bool]) -> list[list[Operation]]:
-    found: dict[_Key, list[Operation]] = {}
+    groups: dict[_Key, list[Operation]] = {}
     for op in ops:
         if _is_movement(op) and wanted(op) and not _goes_several_ways(op):
-            found.setdefault(_key(op), []).append(op)
-    return list(found.values())
+            groups.setdefault(_key(op), []).append(op)
+    return list(groups.values())
 
 
 def _goes_several_ways(op: Operation) -> bool:

@@ -184,10 +184,10 @@ class _Inserter:
         keeps = (self._save_gathered and not op.flag("again")) or _is_weight(value)
         for step in steps:
             shared = op.phase if step.op == "stg.all_gather" and not keeps else ""
-            found = self._found(value, step, shared, home)
-            if found is None:
-                found = self._cache[(value, step, shared, home)] = _emit(builder, value, step)
-            value = found
+            known = self._found(value, step, shared, home)
+            if known is None:
+                known = self._cache[(value, step, shared, home)] = _emit(builder, value, step)
+            value = known
         op.set_operand(index, value)
 
     def _found(self, value: Value, step: CollectiveStep, shared: str, home: Region) -> Value | None:
@@ -195,9 +195,9 @@ class _Inserter:
         it."""
         region: Region | None = home
         while region is not None:
-            found = self._cache.get((value, step, shared, region))
-            if found is not None:
-                return found
+            known = self._cache.get((value, step, shared, region))
+            if known is not None:
+                return known
             region = region.owner.parent
         return None
 

@@ -77,9 +77,9 @@ def propagate_sharding(module: Module) -> None:
     """
     for func in module.functions:
         constraints = _part_pins(module, func.body)
-        found = Propagation(module, func.body, constraints)
-        found.run()
-        _write(func.body, found)
+        propagation = Propagation(module, func.body, constraints)
+        propagation.run()
+        _write(func.body, propagation)
         _join_pins(constraints)
         check_rows(func.body)
 
@@ -87,16 +87,16 @@ def propagate_sharding(module: Module) -> None:
 # -- the types -------------------------------------------------------------------------------------
 
 
-def _write(region: Region, found: Propagation) -> None:
+def _write(region: Region, propagation: Propagation) -> None:
     for arg in region.args:
-        partial = arg.tensor.partial if region is found.region else _partial_of_arg(arg)
-        arg.type = _settled(arg.tensor, found.split(arg), partial)
+        partial = arg.tensor.partial if region is propagation.region else _partial_of_arg(arg)
+        arg.type = _settled(arg.tensor, propagation.split(arg), partial)
     for op in region.ops:
-        if found.has_rule(op):
+        if propagation.has_rule(op):
             for value in op.results:
-                value.type = _settled(*found.result(op, value.index))
+                value.type = _settled(*propagation.result(op, value.index))
         if op.region is not None:
-            _write(op.region, found)
+            _write(op.region, propagation)
             for value, type_ in zip(op.results, op.definition.infer(op), strict=True):
                 value.type = type_
     region.returns = tuple(

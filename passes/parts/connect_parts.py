@@ -61,16 +61,16 @@ def connect_parts(module: Module, other: Module) -> None:
     """
     if not any(True for _ in ends_of(module)):
         return
-    found, pod = part_crossings(module, other), pod_of(module)
+    crossings, pod = part_crossings(module, other), pod_of(module)
     for end in list(ends_of(module)):
-        crossing = found.values.get(end.way)
+        crossing = crossings.values.get(end.way)
         if crossing is None:  # to a third pod
             continue
         attrs: dict[str, RawAttr] = {
             "first": crossing.first[pod][end.chunk],
             "ways": crossing.ways[pod],
             "stream": crossing.stream,
-            "streams": len(found.values),
+            "streams": len(crossings.values),
         }
         made = _message(module, end, attrs, crossing)
         _check(module, made, crossing, end.way)

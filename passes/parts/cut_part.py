@@ -115,12 +115,12 @@ def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = M
             module.main.loc,
             remedy=did_you_mean(keep, known) or f"its parts are: {', '.join(known)}",
         )
-    found = _Parts(module.main.body, rest)
+    parts = _Parts(module.main.body, rest)
     for rule in rules:
-        found.add(rule)
-    found.check()
-    trained = [part for part in known if any(v.tensor.role == "param" for v in found.args(part))]
-    _cut(module, found, keep)
+        parts.add(rule)
+    parts.check()
+    trained = [part for part in known if any(v.tensor.role == "param" for v in parts.args(part))]
+    _cut(module, parts, keep)
     func = module.main
     func.attrs["part"] = keep
     if peers := tuple(part for part in trained if part != keep and keep in trained):
@@ -232,9 +232,9 @@ def _named(body: Region, rule: PartRule) -> Value:
     if len(rule.of) != 1:
         raise error(f"the part '{rule.name}' has several values", rule.loc, remedy="name one")
     name = rule.of[0]
-    found = [v for v in body.values() if v.is_called(name)]
-    own = [v for v in found if v.producer is not None and v.region is body and v.uses]
-    if not found:
+    named = [v for v in body.values() if v.is_called(name)]
+    own = [v for v in named if v.producer is not None and v.region is body and v.uses]
+    if not named:
         known = {v.name.rpartition("/")[2] for v in body.values() if v.producer is not None}
         remedy = did_you_mean(name, known) or "'stagec models NAME' prints the model's text"
         if any(arg.tensor.role in CACHED for arg in body.args):
@@ -252,7 +252,7 @@ def _named(body: Region, rule: PartRule) -> Value:
             f"%{name}, which ends the part '{rule.name}', {what}",
             rule.loc,
             remedy="name one value that the function itself computes, outside of repeats",
-            notes=[note(f"%{v.name} is here", v.loc) for v in (own or found)[:3]],
+            notes=[note(f"%{v.name} is here", v.loc) for v in (own or named)[:3]],
         )
     return own[0]
 

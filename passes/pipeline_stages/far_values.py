@@ -82,15 +82,15 @@ def uses(op: Operation, sections: Sections) -> Iterator[tuple[Value, int]]:
 
 def critical_ops(sections: Sections) -> set[Operation]:
     """The straight operations for which a value that backward carries, or sends, waits."""
-    found: set[Operation] = set()
+    ops: set[Operation] = set()
     for op in sections.body.ops[:-1]:
         if runs_layers(op) and op.phase != "forward":
-            found |= sections.body.ancestors(op.operands[: carried(op)])
+            ops |= sections.body.ancestors(op.operands[: carried(op)])
         for value, position in uses(op, sections):
             slots = sections.slots_of(value)
             if slots and all(s.position != position for s in slots):
-                found |= sections.body.ancestors([value])
-    return found
+                ops |= sections.body.ancestors([value])
+    return ops
 
 
 def _ways(

@@ -44,7 +44,7 @@ def runs_layers(op: Operation) -> bool:
 def layer_dims(repeats: Iterable[Sequence[Operation | None]]) -> dict[Value, LayerDim]:
     """The dimension of each value, in an accumulation and around it, that counts layers: those of
     the k-th repeat of each row. Where repeats share a value, the first one counts."""
-    found: dict[Value, LayerDim] = {}
+    dims: dict[Value, LayerDim] = {}
     for row in repeats:
         for number, repeat in enumerate(row):
             if repeat is None:
@@ -53,11 +53,11 @@ def layer_dims(repeats: Iterable[Sequence[Operation | None]]) -> dict[Value, Lay
             pending = [(value, LayerDim(0, number)) for value in first]
             while pending:
                 value, counts = pending.pop()
-                if value not in found:
-                    found[value] = counts
+                if value not in dims:
+                    dims[value] = counts
                     alike = _alike(value, counts.dim)
                     pending += ((other, LayerDim(dim, number)) for other, dim in alike)
-    return found
+    return dims
 
 
 def _alike(value: Value, dim: int) -> Iterator[tuple[Value, int]]:

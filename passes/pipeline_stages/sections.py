@@ -89,7 +89,7 @@ class Sections:
 
 def dissect(body: Region) -> Sections:
     """Find the sections of a differentiated step. Raises `DiagnosticError` if it is no chain."""
-    found = Sections(body)
+    sections = Sections(body)
     forward = [op for op in body.ops if _part(op) is ActionKind.FORWARD and runs_layers(op)]
     if not forward:
         raise error(
@@ -97,36 +97,36 @@ def dissect(body: Region) -> Sections:
             body.owner.loc,
             remedy="write the layers as an stg.repeat, or leave the pipeline out: --pp 1",
         )
-    found.repeats = {part: [None] * len(forward) for part in ActionKind}
-    found.repeats[ActionKind.FORWARD] = [*forward]
+    sections.repeats = {part: [None] * len(forward) for part in ActionKind}
+    sections.repeats[ActionKind.FORWARD] = [*forward]
     opening = body.ancestors(forward[0].operands[: carried(forward[0])])
     for part in (ActionKind.FORWARD, ActionKind.BACKWARD):
-        due = _due(body, forward, found) if part is ActionKind.BACKWARD else {}
+        due = _due(body, forward, sections) if part is ActionKind.BACKWARD else {}
         for op in (o for o in body.ops[:-1] if _part(o) is part):
-            if (slot := _slot_of_end(op, found)) is not None:
-                found.slots[op] = (slot,)
+            if (slot := _slot_of_end(op, sections)) is not None:
+                sections.slots[op] = (slot,)
             elif runs_layers(op):
-                found.slots[op] = (_slot_of_repeat(op, forward, found),)
+                sections.slots[op] = (_slot_of_repeat(op, forward, sections),)
             elif op in opening and _reads_data(op, body):
-                found.slots[op] = (Slot(0, ActionKind.FORWARD),)
+                sections.slots[op] = (Slot(0, ActionKind.FORWARD),)
             else:
-                found.slots[op] = _slots_of_straight(op, found, due.get(op, 0))
+                sections.slots[op] = _slots_of_straight(op, sections, due.get(op, 0))
     for op in reversed(body.ops[:-1]):
-        if not found.slots[op] and _reads_data(op, body):
-            found.slots[op] = _slots_of_users(op, found)
-    return found
+        if not sections.slots[op] and _reads_data(op, body):
+            sections.slots[op] = _slots_of_users(op, sections)
+    return sections
 
 
-def _slot_of_end(op: Operation, found: Sections) -> Slot | None:
+def _slot_of_end(op: Operation, sections: Sections) -> Slot | None:
     """Where what crosses to another part, or from it, has its end: of what forward takes, and its
     gradient, the first section; of the gradient of what forward gives away the last one. None for
     what is given away where it is made."""
     part = _part(op)
     if isinstance(op.definition, Arrive):
-        return Slot(0 if part is ActionKind.FORWARD else found.last, part)
+        return Slot(0 if part is ActionKind.FORWARD else sections.last, part)
     if not isinstance(op.definition, Depart):
         return None
-    made = part is ActionKind.FORWARD and bool(found.slots_of(op.operands[0]))
+    made = part is ActionKind.FORWARD and bool(sections.slots_of(op.operands[0]))
     return None if made else Slot(0, part)
 
 
@@ -136,11 +136,11 @@ def _reads_data(op: Operation, body: Region) -> bool:
     return any(v.producer is None and v.region is body for o in behind for v in o.operands)
 
 
-def _slots_of_users(op: Operation, found: Sections) -> tuple[Slot, ...]:
+def _slots_of_users(op: Operation, sections: Sections) -> tuple[Slot, ...]:
     """Where a value that is computed of the data is needed first."""
     slots: set[Slot] = set()
     for user, index in (use for r in op.results for use in r.uses):
-        for position, part in found.slots.get(user, ()):
+        for position, part in sections.slots.get(user, ()):
             back = -1 if part is ActionKind.FORWARD else 1
             enters = runs_layers(user) and index < carried(user)
             slots.add(Slot(position + (back if enters else 0), part))
@@ -151,25 +151,25 @@ def _part(op: Operation) -> ActionKind:
     return ActionKind.FORWARD if op.phase == "forward" else ActionKind.BACKWARD
 
 
-def _slot_of_repeat(op: Operation, forward: list[Operation], found: Sections) -> Slot:
+def _slot_of_repeat(op: Operation, forward: list[Operation], sections: Sections) -> Slot:
     if op in forward:
         return Slot(2 * forward.index(op) + 1, ActionKind.FORWARD)
     part = ActionKind.BACKWARD if carried(op) else ActionKind.WEIGHTS
-    index = next(_matches(op, forward, found), None)
+    index = next(_matches(op, forward, sections), None)
     if index is None:
         raise error(
             "a backward repeat takes nothing from a forward one, so no stage can own it",
             op.loc,
             remedy="leave the pipeline out: --pp 1",
         )
-    found.repeats[part][index] = op
+    sections.repeats[part][index] = op
     return Slot(2 * index + 1, part)
 
 
-def _matches(op: Operation, forward: list[Operation], found: Sections) -> Iterator[int]:
+def _matches(op: Operation, forward: list[Operation], sections: Sections) -> Iterator[int]:
     """The forward repeats whose stash, or whose slices, a backward repeat takes."""
     for value in op.operands[carried(op) :]:
-        for slot in found.slots_of(value):
+        for slot in sections.slots_of(value):
             if slot.position % 2:
                 yield slot.position // 2
     for index, other in enumerate(forward):
@@ -177,23 +177,23 @@ def _matches(op: Operation, forward: list[Operation], found: Sections) -> Iterat
             yield index
 
 
-def _due(body: Region, forward: list[Operation], found: Sections) -> dict[Operation, int]:
+def _due(body: Region, forward: list[Operation], sections: Sections) -> dict[Operation, int]:
     """The lowest position at which an operation of backward can stand: what the layers of a repeat
     go on with has to be there before them. Operations for which nothing waits are left out."""
     found_at: dict[Operation, int] = {}
     for op in body.ops[:-1]:
         if not runs_layers(op) or _part(op) is ActionKind.FORWARD or not carried(op):
             continue
-        position = _slot_of_repeat(op, forward, found).position + 1
+        position = _slot_of_repeat(op, forward, sections).position + 1
         for before in body.ancestors(op.operands[: carried(op)]):
             found_at[before] = max(position, found_at.get(before, 0))
     return found_at
 
 
-def _slots_of_straight(op: Operation, found: Sections, due: int) -> tuple[Slot, ...]:
+def _slots_of_straight(op: Operation, sections: Sections, due: int) -> tuple[Slot, ...]:
     """Where an operation stands: behind its operands. What forward makes before the position `due`
     is sent on to where backward needs it."""
-    slots = {s for v in op.operands for s in found.slots_of(v)}
+    slots = {s for v in op.operands for s in sections.slots_of(v)}
     if _part(op) is ActionKind.BACKWARD:
         slots = {
             s._replace(position=max(s.position, due)) if s.part is ActionKind.FORWARD else s
@@ -206,16 +206,16 @@ def _slots_of_straight(op: Operation, found: Sections, due: int) -> tuple[Slot, 
     if len(own) > 1 and _adds_up(op):
         return tuple(sorted(own))
     last = max(own, key=lambda s: s.time)
-    return (_beside_stack(op, last, own, found) if due else last,)
+    return (_beside_stack(op, last, own, sections) if due else last,)
 
 
-def _beside_stack(op: Operation, slot: Slot, own: set[Slot], found: Sections) -> Slot:
+def _beside_stack(op: Operation, slot: Slot, own: set[Slot], sections: Sections) -> Slot:
     """Where backward takes what layers of a stack have added up, of which each piece has a part:
     behind all of them, if it takes that of several kinds, or does more than to add."""
-    repeat = found.repeat(ActionKind.FORWARD, slot.position) if slot.position % 2 else None
+    repeat = sections.repeat(ActionKind.FORWARD, slot.position) if slot.position % 2 else None
     if repeat is None:
         return slot
-    forward = found.repeats[ActionKind.FORWARD]
+    forward = sections.repeats[ActionKind.FORWARD]
     places = {2 * forward.index(member) + 1 for member in stack_of(repeat).members}
     alone = len(places & {s.position for s in own}) == 1 and is_linear(op)
     return slot if alone else slot._replace(position=min(places) - 1)

@@ -108,7 +108,7 @@ class StageStep:
         owner = Owner(odd // 2) if odd is not None else Owner(None, positions)
         state = SpreadState.SHARE if self._pairs(owner) is not None else SpreadState.HELD
         spread = Spread(state, owner)
-        found: list[Value] = []
+        gradients: list[Value] = []
         for holding in self._values.held:
             inside = self._values.here(value, holding)
             if inside is None:
@@ -120,9 +120,9 @@ class StageStep:
             if key is not None:
                 spread.here[key] = made
             else:
-                found.append(made)
-        if found:
-            spread.here[None] = self._sum(found, result.name, "gradient")
+                gradients.append(made)
+        if gradients:
+            spread.here[None] = self._sum(gradients, result.name, "gradient")
         return spread
 
     def _pairs(self, owner: Owner) -> str | None:
@@ -254,10 +254,10 @@ class StageStep:
 
     def _contracted(self, spread: Spread, result: Value) -> Spread:
         """A sum over layers: each stage has the part of its own."""
-        found = [v for key, v in spread.here.items() if self._counts(spread.owner, key)]
+        parts = [v for key, v in spread.here.items() if self._counts(spread.owner, key)]
         made = Spread(SpreadState.SUM, None)
-        if found:
-            made.here[None] = self._sum(found, result.name, self._builder.phase)
+        if parts:
+            made.here[None] = self._sum(parts, result.name, self._builder.phase)
         return made
 
     def _counts(self, owner: Owner | None, key: int | None) -> bool:
@@ -268,7 +268,7 @@ class StageStep:
 
     def _add(self, op: Operation) -> None:
         """A sum over values of different stages: each stage adds up its own."""
-        found: list[Value] = []
+        parts: list[Value] = []
         for value in op.operands:
             spread = self._spread[value]
             if spread.state is SpreadState.SHARE:
@@ -282,17 +282,17 @@ class StageStep:
                     remedy="leave the pipeline out: --pp 1",
                 )
             lifted = spread.state is SpreadState.SUM
-            found += [v for k, v in spread.here.items() if lifted or self._counts(spread.owner, k)]
+            parts += [v for k, v in spread.here.items() if lifted or self._counts(spread.owner, k)]
         spread = Spread(SpreadState.SUM, None)
-        if found:
-            spread.here[None] = self._sum(found, op.result.name, op.phase)
+        if parts:
+            spread.here[None] = self._sum(parts, op.result.name, op.phase)
         self._spread[op.result] = spread
 
-    def _sum(self, found: list[Value], name: str, phase: str) -> Value:
-        if len(found) == 1:
-            return found[0]
+    def _sum(self, values: list[Value], name: str, phase: str) -> Value:
+        if len(values) == 1:
+            return values[0]
         self._builder.phase = phase
-        return self._builder.value("stg.add", found, hint=name, type=found[0].tensor)
+        return self._builder.value("stg.add", values, hint=name, type=values[0].tensor)
 
     def _complete(self, value: Value, op: Operation) -> None:
         """Reduce over the stages what an operation needs whole."""

@@ -103,9 +103,9 @@ class StageValues:
     def get(self, original: Value, region: Region) -> Value:
         """What stands for a value, usable in a region. Raises `DiagnosticError` if there is
         nothing."""
-        found = self._env[self._holding.home.chunk].get(original)
-        if found is not None:
-            return self.reach(found)
+        value = self._env[self._holding.home.chunk].get(original)
+        if value is not None:
+            return self.reach(value)
         producer = original.producer
         if producer is None and original.region is self.sections.body:
             return self._data_argument(original)
@@ -127,9 +127,9 @@ class StageValues:
 
     def here(self, original: Value, holding: PlacedPiece) -> Value | None:
         """What stands for a value on a chunk, as a result of its action; None if nothing does."""
-        found = self._env[holding.home.chunk].get(original)
+        value = self._env[holding.home.chunk].get(original)
         self.enter(None, holding)
-        return None if found is None else self.reach(found)
+        return None if value is None else self.reach(value)
 
     def argument(self, original: Value, holding: PlacedPiece) -> Value:
         """The stage's argument for one of the whole step: of a chunk if repeats slice it."""

@@ -69,8 +69,8 @@ def absorb_latent(module: Module, queries: int = 0) -> int:
     """Rewrite attention that goes to keys and values made of a latent, in place; returns how many
     ops there were. With `queries` only where a sequence is known to have no more."""
     body = module.main.body
-    found = [op for op in body.walk() if op.name == "stg.attention" and _few(module, op, queries)]
-    count = sum(_absorb(module, op) for op in found)
+    ops = [op for op in body.walk() if op.name == "stg.attention" and _few(module, op, queries)]
+    count = sum(_absorb(module, op) for op in ops)
     erase_unused(body)
     return count
 
@@ -137,8 +137,8 @@ def _parts(keys: Value) -> list[_Part] | None:
     op = keys.producer
     joined = op is not None and op.name == "stg.concat" and op.integer("dim", 3) == 3
     values = op.operands if op is not None and joined else (keys,)
-    found = [_part(v) for v in values]
-    return None if None in found else [p for p in found if p is not None]
+    parts = [_part(v) for v in values]
+    return None if None in parts else [p for p in parts if p is not None]
 
 
 def _part(value: Value) -> _Part | None:

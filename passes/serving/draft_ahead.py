@@ -126,10 +126,10 @@ class _Ahead:
     def _given(self, chooses: Collection[Operation]) -> Value:
         """The argument with the next tokens, which only the module takes."""
         args = (a for a in self._body.args if not a.tensor.role and a.uses)
-        found = [a for a in args if not any(user in chooses for user, _ in a.uses)]
-        if len(found) != 1 or found[0].tensor.dtype[0] not in "iu":
-            raise self._unlike(f"takes {len(found)} values that the model does not, expected one")
-        return found[0]
+        ids = [a for a in args if not any(user in chooses for user, _ in a.uses)]
+        if len(ids) != 1 or ids[0].tensor.dtype[0] not in "iu":
+            raise self._unlike(f"takes {len(ids)} values that the model does not, expected one")
+        return ids[0]
 
     def _ends(self, ahead: Value, chooses: set[Operation]) -> tuple[Value, Value]:
         """What the module makes its rows of, and the rows: both heads go on from there alike."""
@@ -146,12 +146,12 @@ class _Ahead:
 
     def _behind(self, values: Sequence[Value]) -> list[Operation]:
         """The module's ops that depend on these values, in order."""
-        reached, found = set(values), list[Operation]()
+        reached, behind = set(values), list[Operation]()
         for op in self._own:
             if any(v in reached for v in op.reads()):
-                found.append(op)
+                behind.append(op)
                 reached |= set(op.results)
-        return found
+        return behind
 
     def _unlike(self, what: str) -> Exception:
         return error(

@@ -79,21 +79,21 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
     placements whose parts do not fall together.
     """
     pods = (module, other) if to else (other, module)
-    found = crossings(*pods)
+    ways = crossings(*pods)
     rows = {name: _rows(pods[1], arg) for _, arg, name, _ in caches_of(pods[1])}
     for func, arg, name, chunk in list(caches_of(module)):
         cache = _Cache(module, arg)
-        crossing = found.caches[name]
-        attrs = {**_ends(crossing, found, func, chunk, sends=bool(to)), **rows[name]}
+        crossing = ways.caches[name]
+        attrs = {**_ends(crossing, ways, func, chunk, sends=bool(to)), **rows[name]}
         if to:
             cache.send({"to": to, **attrs}, crossing)
         else:
             cache.receive({"source": source, **attrs})
-    token = found.caches.get(TOKEN)
+    token = ways.caches.get(TOKEN)
     if token is None:
         return
     for func, value, chunk in list(token_of(module)):
-        attrs = {**_ends(token, found, func, chunk, sends=bool(to)), "last": True}
+        attrs = {**_ends(token, ways, func, chunk, sends=bool(to)), "last": True}
         op = value.producer
         if op is not None:
             b = Builder.after(module.registry, op, loc=made_by(PASS, op.loc))
@@ -106,7 +106,7 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
 
 
 def _ends(
-    crossing: Crossing, found: Crossings, func: Operation, chunk: int, *, sends: bool
+    crossing: Crossing, crossings: Crossings, func: Operation, chunk: int, *, sends: bool
 ) -> dict[str, RawAttr]:
     """What an end says of its messages."""
     here, there = crossing.source, crossing.target
@@ -117,7 +117,7 @@ def _ends(
         "first": here.first[chunk],
         "ways": here.ways,
         "stream": crossing.stream,
-        "streams": found.layers,
+        "streams": crossings.layers,
         **({"layers": layers} if any(layers) else {}),
         **({"shares": here.shares} if len(here.shares) > 1 else {}),
         **({"turns": here.turns} if here.turns > 1 else {}),
@@ -128,18 +128,18 @@ def _ends(
 def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
     """The dimension of tokens, without those of layers, and how many rows it has of the tokens
     before the step; nothing for state of fixed size."""
-    found = rows_of(cache)
-    if found is None:
+    rows = rows_of(cache)
+    if rows is None:
         return {}
     _, _, depth = used(cache)
-    held = found.held(symbol(PAST))
+    held = rows.held(symbol(PAST))
     if lacking := sorted(held.symbols - decode.env.keys()):
         raise error(
             f"no value for {', '.join(lacking)}: the rows of %{cache.name} that cross",
             cache.loc,
             remedy=decode.how_to_set(lacking),
         )
-    return {"dim": found.dim - depth, "rows": const(evaluate(held, decode.env))}
+    return {"dim": rows.dim - depth, "rows": const(evaluate(held, decode.env))}
 
 
 class _Cache:

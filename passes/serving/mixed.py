@@ -80,7 +80,7 @@ class Mixed:
     def of(cls, module: Module, step: CachingStep, given: Step) -> Mixed:
         """The classes of a step, whose sizes become symbols of the module."""
         declared, tokens = module.ops("stg.symbols")[0], step.new
-        found: list[_Class] = []
+        parts: list[_Class] = []
         for i, each in enumerate(given.classes):
             last = i + 1 == len(given.classes)
             sizes = {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
@@ -93,12 +93,12 @@ class Mixed:
             used = {n: v for n, v in sizes.items() if v and not (last and n.startswith("count"))}
             declared.attrs.update({name: const(v) for name, v in used.items()})
             new, past = symbol(f"new{i}"), symbol(f"past{i}") if each.cached else ZERO
-            left = tokens - sum((c.tokens for c in found), ZERO)
+            left = tokens - sum((c.tokens for c in parts), ZERO)
             count = left / new if last else symbol(f"count{i}")
             own = left if last else count * new
-            found.append(_Class(count, new, past, own, each.sampled == each.new, not each.sampled))
+            parts.append(_Class(count, new, past, own, each.sampled == each.new, not each.sampled))
         step.env = module.env
-        return cls(step, found)
+        return cls(step, parts)
 
     # -- ops ---------------------------------------------------------------------------------------
 
@@ -108,16 +108,16 @@ class Mixed:
         if not self._apart(op):
             return op.definition.serve(self.step, op)
         made = [self._of_class(op, i) for i in range(len(self.classes))]
-        found: list[Value] = []
+        results: list[Value] = []
         for result, values in zip(op.results, zip(*made, strict=True), strict=False):
             self.parts[result, region] = values
-            found.append(self._joined(result, values) if self._has_tokens(result) else result)
-            self.parts[found[-1], region] = values
+            results.append(self._joined(result, values) if self._has_tokens(result) else result)
+            self.parts[results[-1], region] = values
         taken = [v for v in op.operands if any(map(self._in_tokens, v.tensor.shape))]
         follows = bool(taken) and all(v in self.latent or is_cached(v) for v in taken)
         if op.flag("cached") or follows:
-            self.latent.update(found)  # not what queries find there: that is of new tokens
-        return found
+            self.latent.update(results)  # not what queries find there: that is of new tokens
+        return results
 
     def _apart(self, op: Operation) -> bool:
         """Whether each class has the op by itself: it has a form that serves, or it takes what
@@ -162,13 +162,13 @@ class Mixed:
             b=Builder.before(b.registry, made, loc=made.loc),
             parts=ONE if mine.past == ZERO else self.step.parts,
         )
-        found = made.definition.serve(step, made)
-        if found is None or list(found) == made.results:
+        served = made.definition.serve(step, made)
+        if served is None or list(served) == made.results:
             for result, type_ in zip(made.results, made.definition.infer(made), strict=False):
                 result.type = type_
             return made.results
         made.erase()
-        return found
+        return served
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -183,12 +183,12 @@ class Mixed:
         """What a value is for one class."""
         b = self.step.b
         made = self.parts.get((value, value.region)) if self._is_parts(value) else None
-        found = made or self.parts.get((value, b.region))
-        if found is None and self._has_tokens(value):
+        parts = made or self.parts.get((value, b.region))
+        if parts is None and self._has_tokens(value):
             cut = zip(self._cut(value), self.classes, strict=True)
-            found = self.parts[value, b.region] = [self._split(part, c) for part, c in cut]
-        if found is not None:
-            return found[number]
+            parts = self.parts[value, b.region] = [self._split(part, c) for part, c in cut]
+        if parts is not None:
+            return parts[number]
         if any(map(self._in_tokens, value.tensor.shape)):
             raise error(
                 f"'{op.name}' takes %{value.name}: {value.type}, of which classes of a mixed step "
@@ -236,18 +236,18 @@ class Mixed:
     def sampled(self, value: Value, b: Builder) -> Value:
         """The rows of [B, S, ...] that are sampled, [B, R, ...]."""
         self.step.b = b
-        found: list[Value] = []
+        tokens: list[Value] = []
         for part, mine in zip(self._cut(value), self.classes, strict=True):
             if mine.all_:
-                found.append(part)
+                tokens.append(part)
             elif not mine.none:
                 at, own = {"at": mine.new - 1}, self._split(part, mine)
                 rows = b.value("stg.take", [own], at, hint=f"{part.name}_last")
                 rest = letters(rows.tensor.rank + 1)[2:]
-                found.append(self._by_group(rows, f"(ab){rest}->ab{rest}"))
-        if len(found) == 1:
-            return found[0]
-        return b.value("stg.concat", found, {"dim": const(1)}, hint=f"{value.name}_sampled")
+                tokens.append(self._by_group(rows, f"(ab){rest}->ab{rest}"))
+        if len(tokens) == 1:
+            return tokens[0]
+        return b.value("stg.concat", tokens, {"dim": const(1)}, hint=f"{value.name}_sampled")
 
     @property
     def samples(self) -> bool:

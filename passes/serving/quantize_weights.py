@@ -130,11 +130,11 @@ def quantize_weights(
         stored = [param for param in stored if param.tensor.role == "frozen"]
     weights = [param for param in stored if _is_weight(param)]
     chosen = _of_parts(module, weights, format_.parts if parts == AUTO else parts, parts == AUTO)
-    found = [param for param in chosen if _is_large(module, format_, param)]
-    found.sort(key=lambda param: place[uses_inside(param)[0][0]])  # the first use casts activations
-    if not found:
+    large = [param for param in chosen if _is_large(module, format_, param)]
+    large.sort(key=lambda param: place[uses_inside(param)[0][0]])  # the first use casts activations
+    if not large:
         module.diagnostics.remark("no block has a product with a parameter to store in few bits")
-    for param in found:
+    for param in large:
         _Weight(module, format_, param).store()
 
 

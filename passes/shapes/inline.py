@@ -260,14 +260,14 @@ class _Inliner:
         body = block.func.body
         takes, gives = len(body.args), len(body.terminator.operands)
         least = takes - block.func.integer("optional", 0)
-        for what, found, expected in (
+        for what, given, expected in (
             ("arguments", len(call.operands), range(least, takes + 1)),
             ("results", len(call.results), range(gives, gives + 1)),
         ):
-            if found not in expected:
+            if given not in expected:
                 counts = " to ".join(map(str, sorted({expected[0], expected[-1]})))
                 raise error(
-                    f"@{name} has {counts} {what}, the call {found}",
+                    f"@{name} has {counts} {what}, the call {given}",
                     call.loc,
                     remedy=f"give it {counts}",
                     notes=[note("it is defined here", block.func.loc)],
@@ -364,10 +364,10 @@ class _Inliner:
 
     def _assume(self, call: Operation, block: ImportedFunction, sizes: Mapping[str, Expr]) -> None:
         """Keep what the text of a function states, in the sizes of the call."""
-        found = (r.substitute(sizes) for r in block.relations)
+        relations = (r.substitute(sizes) for r in block.relations)
         new = [
             r
-            for r in found
+            for r in relations
             if r.symbols <= self._declared and r not in self._relations and r.left != r.modulus
         ]
         for relation in new:
@@ -391,10 +391,10 @@ def _settle(value: Value, type_: Type | None, loc: Loc) -> None:
     if value.type is None:
         value.type, value.loc = type_.inner, loc
         return
-    found = value.tensor
-    if found.dtype != type_.dtype or not same_shape(found.shape, type_.shape):
+    tensor = value.tensor
+    if tensor.dtype != type_.dtype or not same_shape(tensor.shape, type_.shape):
         raise error(
-            f"%{value.name} is {found.unplaced()}, but {stated(loc)} {type_.unplaced()}",
+            f"%{value.name} is {tensor.unplaced()}, but {stated(loc)} {type_.unplaced()}",
             loc,
             remedy="take another value, or give the call other sizes in brackets",
             notes=[note(f"%{value.name} is defined here", value.loc)],

@@ -82,8 +82,8 @@ def exchange_dimensions(module: Module, strategy: Strategy) -> None:
     for into in dict.fromkeys(into for _, into in strategy.exchanged):
         names = tuple(name for name, others in strategy.exchanged if others == into)
         special = [op for name in names for op, _ in special_ops(module.main.body, name, names)]
-        found = [op for op in dict.fromkeys(special) if _has(op, into)]
-        if not found:
+        ops = [op for op in dict.fromkeys(special) if _has(op, into)]
+        if not ops:
             raise error(
                 f"no op treats a split of {' or '.join(names)} in a special way, so there is "
                 "nothing to exchange",
@@ -91,7 +91,7 @@ def exchange_dimensions(module: Module, strategy: Strategy) -> None:
                 remedy="exchange around fused attention; for other models gather: "
                 "--cp-mode all-gather",
             )
-        for op in found:
+        for op in ops:
             _exchange_operands(module, placer, op, names, into)
             _exchange_back(module, placer, op, names, into)
     assumptions.check()

@@ -122,14 +122,14 @@ def _concerned(module: Module, rule: GatherRule) -> dict[Operation, list[int]]:
     it."""
     concerned: dict[Operation, list[int]] = {}
     for name in rule.dims:
-        found = special_ops(module.main.body, name, None)
-        if not found:
+        ops = special_ops(module.main.body, name, None)
+        if not ops:
             module.diagnostics.remark(
                 f"no op treats a split of {name} in a special way, so there is nothing to gather; "
                 f"to keep a value whole, name it: stg.gather[{name}, of = ...]",
                 rule.loc,
             )
-        for op, operands in found:
+        for op, operands in ops:
             before = concerned.get(op, [])
             concerned[op] = [*before, *(i for i in operands if i not in before)]
     return concerned

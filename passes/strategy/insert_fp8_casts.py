@@ -113,8 +113,8 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantiz
     types = RECIPES[recipe]
     name = "stg.quantize" if quantize else "stg.cast"
     cast: dict[Value, Value] = {}
-    found = [op for op in block.ops if _is_linear(op)]
-    for op in found:
+    linear = [op for op in block.ops if _is_linear(op)]
+    for op in linear:
         dtype = op.result.tensor.dtype
         if dtype == "f32":
             raise error(
@@ -133,7 +133,7 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantiz
             op.set_operand(index, cast[value])
         op.attrs |= {"to": dtype, "grad": types.gradients}
         op.attrs |= {"quantize": True} if quantize else {}
-    return len(found)
+    return len(linear)
 
 
 def _is_linear(op: Operation) -> bool:

@@ -100,17 +100,17 @@ def _check_names(module: Module, strategy: Strategy, problems: DiagnosticList) -
 def _check_values(rule: SplitRule | GatherRule, body: Region, problems: DiagnosticList) -> None:
     """Refuse unknown values, and values that do not have the dimension."""
     for name in rule.of:
-        found = [v for v in body.values() if v.is_called(name)]
-        if not found:
+        named = [v for v in body.values() if v.is_called(name)]
+        if not named:
             known = {v.name.rpartition("/")[2] for v in body.values()}
             problems.error(
                 f"the model has no value '%{name}'",
                 rule.loc,
                 remedy=did_you_mean(name, known) or "'stagec models NAME' prints the model's text",
             )
-        elif not any(s.symbols & set(rule.dims) for v in found for s in v.tensor.shape):
+        elif not any(s.symbols & set(rule.dims) for v in named for s in v.tensor.shape):
             problems.error(
-                f"%{name} has no dimension {', '.join(rule.dims)}: {found[0].type}",
+                f"%{name} has no dimension {', '.join(rule.dims)}: {named[0].type}",
                 rule.loc,
                 remedy="name a dimension that it has",
             )

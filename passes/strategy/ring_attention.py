@@ -69,10 +69,10 @@ class RingAttention(Pass):
         strategy = read_strategy(module)
         assumptions = Assumptions(module, self.name, strategy.loc)
         for ring in strategy.rings:
-            found, over = ring_attention(module, strategy, ring)
+            ops, over = ring_attention(module, strategy, ring)
             if over and ring.order == "zigzag":  # every rank has two chunks
                 assumptions.divides(symbol(ring.dim), axis_size(over) * 2, ring.loc)
-            for op in found if over else ():
+            for op in ops if over else ():
                 aligned = alignment(op, symbol(ring.dim), axis_size(over), ring.order)
                 if aligned is not None:
                     assumptions.holds(aligned, op.loc, "gather instead: --cp-mode all-gather")
@@ -89,11 +89,11 @@ def ring_attention(
     """
     name = ring.dim
     special = [op for op, _ in special_ops(module.main.body, name)]
-    found = [op for op in special if "ring" in op.definition.params_by_name]
+    ops = [op for op in special if "ring" in op.definition.params_by_name]
     others = [op for op in special if "ring" not in op.definition.params_by_name]
-    if not found and others:
+    if not ops and others:
         return [], ()  # they pass states or edges of their parts to the next rank
-    if not found:
+    if not ops:
         raise error(
             f"no op can pass its part of {name} round the ranks: there is no fused attention along "
             f"{name} alone",
@@ -101,7 +101,7 @@ def ring_attention(
             remedy="use stg.attention in the model; for other models gather or exchange: "
             "--cp-mode all-gather, or --cp-mode ulysses",
         )
-    for op in found:
+    for op in ops:
         rows = key_rows(op, 0)[0].size
         if ring.order == "zigzag" and rows == symbol(name) * symbol(name):
             raise error(
@@ -114,7 +114,7 @@ def ring_attention(
         for message in (*op.definition.verify(op), *_another_sequence(op)):
             remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
             raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
-    if found and others and ring.order == "zigzag":
+    if ops and others and ring.order == "zigzag":
         raise error(
             f"'{others[0].name}' goes through {name} in its order, and the ranks of a ring in "
             "zigzag order have no run of it",
@@ -125,14 +125,14 @@ def ring_attention(
         a for rule in strategy.splits if name in rule.dims and not rule.rest for a in rule.over
     )
     if ring.order != "zigzag" or not over:
-        return found, over
+        return ops, over
     root = module.root.body
     places = [root.ops.index(o) for o in module.declaring("symbols", "axes")]
     attrs: dict[str, Attr] = {"dims": (name,), "over": over}
     made = made_by(RingAttention.name, ring.loc)
     op = Operation(module.registry["stg.zigzag"], (), attrs, loc=made)
     root.insert(1 + max(places, default=-1), op)
-    return found, over
+    return ops, over
 
 
 def _run_in_steps(module: Module, op: Operation, form: str) -> None:

@@ -105,9 +105,9 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
             loc,
             remedy="leave out stg.capacity (--capacity-factor), or the loads (--expert-load)",
         )
-    found = _with_capacity(module, loc, "stg.expert_load")
-    _check_kinds(found, strategy)
-    for op in found:
+    ops = _with_capacity(module, loc, "stg.expert_load")
+    _check_kinds(ops, strategy)
+    for op in ops:
         count = op.expr("count")
         name = count.symbol_name
         if name is None:
@@ -132,10 +132,10 @@ def _check_kinds(ops: list[Operation], strategy: Strategy) -> None:
         if op.parent_op is not None and "order" in op.parent_op.attrs:
             kinds.setdefault(op.parent_op.attrs["order"], set()).add(op.parent_op.symbol)
     rule = next((rule for rule in strategy.loads if rule.layer is not None), None)
-    for name, found in kinds.items():
-        if rule is not None and len(found) > 1:
+    for name, kind_loads in kinds.items():
+        if rule is not None and len(kind_loads) > 1:
             raise error(
-                f"loads are given for layer {rule.layer}, but {len(found)} kinds of layers of "
+                f"loads are given for layer {rule.layer}, but {len(kind_loads)} kinds of layers of "
                 f"{name} have experts",
                 rule.loc,
                 remedy="give loads of all layers, or leave the order out",
@@ -194,14 +194,14 @@ def _known(module: Module, value: Expr, loc: Loc) -> int:
 
 
 def _with_capacity(module: Module, loc: Loc, statement: str) -> list[Operation]:
-    found = [op for op in module.walk() if "capacity" in op.definition.params_by_name]
-    if not found:
+    ops = [op for op in module.walk() if "capacity" in op.definition.params_by_name]
+    if not ops:
         raise error(
             "no op has a capacity",
             loc,
             remedy=f"leave {statement} out, or choose a mixture of experts",
         )
-    return found
+    return ops
 
 
 def _check_symbols(module: Module, load: Load, loc: Loc) -> None:

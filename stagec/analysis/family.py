@@ -79,13 +79,13 @@ class Compiles:
     def find(self, values: Mapping[str, int], compiled: Callable[[], Compiled]) -> Compiled:
         """What was compiled for these values of all symbols and axes; `compiled` compiles the job
         with them. Raises `DiagnosticError`."""
-        found = next((c for c in self._made if c.decisions.same(values)), None)
-        if found is None:
-            found = compiled()
+        match = next((c for c in self._made if c.decisions.same(values)), None)
+        if match is None:
+            match = compiled()
         else:
-            self._made.remove(found)
-        self._made.insert(0, found)  # the next job is likely to be like this one
-        return found
+            self._made.remove(match)
+        self._made.insert(0, match)  # the next job is likely to be like this one
+        return match
 
     def __len__(self) -> int:
         """How many compiles there were."""
@@ -184,13 +184,13 @@ class Compiled:
         """What the ranks issue for values that were decided alike: programs that there are
         already, if these values give the same. Raises `DiagnosticError`."""
         for number, known in enumerate(self._issued):
-            if (found := known.at(values)) is not None:
+            if (issued := known.at(values)) is not None:
                 self._issued.insert(0, self._issued.pop(number))
-                return found
+                return issued
         self._module.set_values(values)
-        found = Issued.of(self._module)
-        self._issued = [found, *self._issued[: _MOST_ISSUED - 1]]
-        return found
+        issued = Issued.of(self._module)
+        self._issued = [issued, *self._issued[: _MOST_ISSUED - 1]]
+        return issued
 
     @property
     def nodes(self) -> int:

@@ -171,29 +171,29 @@ class _Graph:
 
     def counted(self, values: Mapping[str, int]) -> list[tuple[int, int]]:
         """FLOPs and bytes sent of each of its classes."""
-        found: list[tuple[int, int]] = []
+        pairs: list[tuple[int, int]] = []
         for coords in self._coordinates(values):
             inner = {index_name(a): coords[a] for a in self._indices}
             loads = self._means.values(coords)
             env: Env = {**values, **inner, **loads}
-            found.append((evaluate(self._flops, env), self._sent(env)))
-        return found
+            pairs.append((evaluate(self._flops, env), self._sent(env)))
+        return pairs
 
     def _coordinates(self, values: Mapping[str, int]) -> list[dict[str, int]]:
         """The coordinates of its classes; stages alone do not differ in what they do."""
         over = self._graph.text("over")
-        found: list[dict[str, int]] = [{over: self._stages[0]} if self._stages else {}]
+        coordinates: list[dict[str, int]] = [{over: self._stages[0]} if self._stages else {}]
         if self._indices and self._stages:
-            found = [{over: stage} for stage in self._stages]
+            coordinates = [{over: stage} for stage in self._stages]
         for axis in self._indices:
-            found = [{**c, axis: i} for c in found for i in range(values[axis])]
-        return found
+            coordinates = [{**c, axis: i} for c in coordinates for i in range(values[axis])]
+        return coordinates
 
     def _sent(self, env: Env) -> int:
         sent = 0
-        for key, found in self.counts.collectives.items():
+        for key, collective in self.counts.collectives.items():
             members = evaluate(group_size(key.over), env)
-            sent += ring_bytes(evaluate(found.bytes, env), members, key.op)
+            sent += ring_bytes(evaluate(collective.bytes, env), members, key.op)
         messages = self.counts.messages.items()
         return sent + sum(evaluate(f.bytes, env) for key, f in messages if key.dir == "send")
 
@@ -223,15 +223,15 @@ class _Graph:
         around = evaluate(self._around, values)
         rises = [worst(self._plan.works[w], sizes) for w in self._columns]
         held, hosted = (self._held(what, values) for what in ("left", "host"))
-        found: list[_StageMemory] = []
+        figures: list[_StageMemory] = []
         for turns, stashes in self._turns:
             more, turn = worst(turns, [*held, *(max(0, rise) for rise, _ in rises)])
             counts = partial(self._at_turn, turns[turn], rises) if len(turns) else alone
             if around + more < outside:
                 counts = alone
             host_bytes = host + most(stashes, hosted)
-            found.append(stage(host_bytes, max(outside, around + more), counts))
-        return found
+            figures.append(stage(host_bytes, max(outside, around + more), counts))
+        return figures
 
     def _at_turn(self, turn: Ints, rises: Sequence[tuple[int, int]]) -> Ints:
         """How many buffers of each kind live at the worst moment of a turn."""
@@ -265,7 +265,7 @@ class _Graph:
     def _turns(self) -> list[tuple[Ints, Ints]]:
         """For each stage: by turn how many microbatches are in each state and which works run; and
         how many are in each state after it."""
-        found: list[tuple[Ints, Ints]] = []
+        pairs: list[tuple[Ints, Ints]] = []
         for stage in self._stages:
             turns = [
                 [*self._counts(states), *(works.count(w) for w in self._columns)]
@@ -275,8 +275,8 @@ class _Graph:
             if any("host" in op.attrs for op in self._works):
                 hosted = turns_of(self._module, self._graph, stage, "host")
                 after = [self._counts(states) for states, _ in hosted]
-            found.append((np.array(turns, dtype=np.int64), np.array(after, dtype=np.int64)))
-        return found
+            pairs.append((np.array(turns, dtype=np.int64), np.array(after, dtype=np.int64)))
+        return pairs
 
     def _counts(self, states: Mapping[MicrobatchState, int]) -> list[int]:
         return [states.get(s, 0) for s in self._states]

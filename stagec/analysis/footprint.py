@@ -24,14 +24,14 @@ LARGEST = 10
 def timelines(module: Module) -> Iterator[tuple[int, Operation, MemoryTimeline]]:
     """The step of each rank class of a planned module, by stage. Raises `DiagnosticError` if a size
     is open."""
-    found: dict[int, tuple[Operation, MemoryTimeline]] = {}
+    timelines_by_stage: dict[int, tuple[Operation, MemoryTimeline]] = {}
     for func in module.functions:
         check_sizes(module, func)
         planner = MemoryTimeline.planner(module, func)
         for stage in stages_of(func) or (0,):
-            found[stage] = func, MemoryTimeline(module, func, stage, planner)
-    for stage in sorted(found):
-        yield (stage, *found[stage])
+            timelines_by_stage[stage] = func, MemoryTimeline(module, func, stage, planner)
+    for stage in sorted(timelines_by_stage):
+        yield (stage, *timelines_by_stage[stage])
 
 
 def check_sizes(module: Module, func: Operation) -> None:
@@ -47,7 +47,7 @@ def footprint(module: Module, model: str, fit: str | None = None) -> dict[str, A
 
     With `fit`, a model of an allocator, the buffers of the step are placed as well.
     """
-    classes = [_class(module, *found, fit) for found in timelines(module)]
+    classes = [_class(module, *timeline, fit) for timeline in timelines(module)]
     mesh: Mapping[str, Any] = module.mesh.sizes if module.mesh else {}
     return {"schema": 1, "model": model, "mesh": dict(mesh), "classes": classes}
 
@@ -77,8 +77,8 @@ def worst_moments(module: Module) -> Mapping[int, dict[str, Any]]:
     """Of each stage of a planned module: its peak, where that is, by category, as an expression,
     and the largest buffers there. Empty if a size is open."""
     try:
-        found = {stage: timeline for stage, _, timeline in timelines(module)}
-        return {stage: _worst(timeline, timeline.peak()) for stage, timeline in found.items()}
+        stages = {stage: timeline for stage, _, timeline in timelines(module)}
+        return {stage: _worst(timeline, timeline.peak()) for stage, timeline in stages.items()}
     except (DiagnosticError, UnboundError):
         return {}
 
@@ -148,7 +148,7 @@ def _of_models(timeline: MemoryTimeline, guest: str) -> dict[str, Any]:
     models: dict[str, Counter[str]] = {MAIN: Counter(), guest: Counter()}
     for held in timeline.live(timeline.peak()):
         models[guest if held.name.startswith(f"{guest}/") else MAIN][held.category] += held.bytes
-    return {"models": {name: dict(found) for name, found in models.items()}}
+    return {"models": {name: dict(footprint) for name, footprint in models.items()}}
 
 
 def described(point: Point) -> str:
@@ -181,10 +181,10 @@ def _most(timeline: MemoryTimeline) -> int:
 
 
 def _placed(timeline: MemoryTimeline, fit: str) -> dict[str, Any]:
-    found = placed(timeline, fit)
+    placement = placed(timeline, fit)
     return {
         "model": fit,
-        "bound": found.bound,
-        "allocated": found.allocated,
-        "reserved": found.reserved,
+        "bound": placement.bound,
+        "allocated": placement.allocated,
+        "reserved": placement.reserved,
     }

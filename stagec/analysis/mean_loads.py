@@ -31,11 +31,11 @@ class MeanLoads:
 
     def size(self, op: Operation, name: str) -> Expr:
         """An attribute of an op, with loads named by its layers."""
-        found, around = op.expr(name), op.parent_op
+        size, around = op.expr(name), op.parent_op
         again = op.phase == "recompute" and is_partial(around)
-        used = found.symbols & self._loads.symbols
+        used = size.symbols & self._loads.symbols
         named = {s: symbol(self._named((s, around, again))) for s in used}
-        return substitute(found, named) if named else found
+        return substitute(size, named) if named else size
 
     def _named(self, name: _Name) -> str:
         return self._names.setdefault(name, f"{name[0]}_{len(self._names)}")
@@ -43,12 +43,12 @@ class MeanLoads:
     def values(self, coords: Mapping[str, int]) -> dict[str, Fraction]:
         """What these names stand for on the ranks at these coordinates."""
         slot = self._stages.index(coords[self._over]) if self._stages else 0
-        found: dict[str, Fraction] = {}
+        means: dict[str, Fraction] = {}
         for (load, around, again), name in self._names.items():
             layers = self._layers(around, slot, again=again)
             loads = (self._loads.at(coords, n)[load] for n in layers)
-            found[name] = sum(loads, Fraction(0)) / max(1, len(layers))
-        return found
+            means[name] = sum(loads, Fraction(0)) / max(1, len(layers))
+        return means
 
     def _layers(self, around: Operation | None, slot: int, *, again: bool) -> Sequence[int]:
         """The layers that a repeat runs on a stage, by number; of one without loads any will do."""

@@ -47,8 +47,8 @@ def staged_memory(
     hosted = _Works.of(ops, "host")
     doing = hosted.doing(order) if hosted.anything else []
     host = [hosted.bytes(t) for t in hosted.worst(_stashes(doing), env)] if doing else [ZERO]
-    found = {**planned, "stash": maximum(stash), "peak": maximum(peaks)}
-    return {**found, "host": planned.get("host", ZERO) + maximum(host)}
+    expressions = {**planned, "stash": maximum(stash), "peak": maximum(peaks)}
+    return {**expressions, "host": planned.get("host", ZERO) + maximum(host)}
 
 
 def turns_of(module: Module, graph: Operation, stage: int, what: str = "left") -> list[Turn]:
@@ -58,8 +58,8 @@ def turns_of(module: Module, graph: Operation, stage: int, what: str = "left") -
     works = _Works.of(
         [o for o in module.ops("stg.working") if o.attrs.get("stages") == stages], what
     )
-    found = _turns if what == "left" else _stashes
-    return works.unique(found(works.doing(actions_of(module, graph, stage))))
+    function = _turns if what == "left" else _stashes
+    return works.unique(function(works.doing(actions_of(module, graph, stage))))
 
 
 def _turns(doing: Iterable[Doing]) -> Iterator[Turn]:
@@ -112,9 +112,9 @@ class _Works:
         held = [self.held[s] * n for s, n in states.items()]
         return total([*held, *(self.peak[w] for w in running)])
 
-    def unique(self, found: Iterator[Turn]) -> list[Turn]:
+    def unique(self, turns: Iterator[Turn]) -> list[Turn]:
         """The turns that differ. Raises `DiagnosticError` for works that nothing is known of."""
-        unique = {(frozenset(t[0].items()), t[1]): t for t in found}
+        unique = {(frozenset(t[0].items()), t[1]): t for t in turns}
         for states, running in unique.values():
             for missing in [w for w in running if w not in self.peak]:
                 raise _no_working("during", missing[0])
@@ -122,9 +122,9 @@ class _Works:
                 raise _no_working("after", state)
         return [*unique.values()]
 
-    def worst(self, found: Iterator[Turn], env: Env) -> list[Turn]:
+    def worst(self, turns: Iterator[Turn], env: Env) -> list[Turn]:
         """The turns at which most may be held: one, if all sizes are known."""
-        unique = self.unique(found)
+        unique = self.unique(turns)
         try:
             peak = {w: max(0, evaluate(e, env)) for w, e in self.peak.items()}
             held = {s: evaluate(e, env) for s, e in self.held.items()}
@@ -160,10 +160,10 @@ def _largest(sizes: list[Expr], env: Env) -> list[Expr]:
     return sizes
 
 
-def _uncovered(found: list[Turn]) -> list[Turn]:
+def _uncovered(turns: list[Turn]) -> list[Turn]:
     """Turns during which no other with the same works holds as much."""
     kept: list[Turn] = []
-    for turn in found:
+    for turn in turns:
         if any(_covers(other, turn) for other in kept):
             continue
         kept = [other for other in kept if not _covers(turn, other)] + [turn]

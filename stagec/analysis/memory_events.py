@@ -185,7 +185,7 @@ class _Overlay:
 
     def events(self, sections: Iterator[_Section]) -> Events:
         """The events of all nodes. Raises `DiagnosticError` for nodes that were not planned."""
-        found = np.zeros((2, self._count), dtype=np.int64)
+        changes = np.zeros((2, self._count), dtype=np.int64)
         waiting = np.zeros((2, 0), dtype=np.int64)
         at = 0
         for section in sections:
@@ -199,17 +199,17 @@ class _Overlay:
                 waiting = np.concatenate([waiting, known.events], axis=1)
                 continue
             places = self._places[at : at + count]
-            found[:, places] = known.events
-            found[:, places[0]] = _as_one(
-                np.insert(waiting, waiting.shape[1], found[:, places[0]], axis=1)
+            changes[:, places] = known.events
+            changes[:, places[0]] = _as_one(
+                np.insert(waiting, waiting.shape[1], changes[:, places[0]], axis=1)
             )
             waiting, at = waiting[:, :0], at + count
         if at < len(self._places):
             raise _other_than_planned(f"node {self._places[at] + 1} is not in it")
         if waiting.size:
-            last = found[:, self._places[-1]]
-            found[:, self._places[-1]] = _as_one(np.insert(waiting, 0, last, axis=1))
-        return Events(self._plan.static, found[0], found[1])
+            last = changes[:, self._places[-1]]
+            changes[:, self._places[-1]] = _as_one(np.insert(waiting, 0, last, axis=1))
+        return Events(self._plan.static, changes[0], changes[1])
 
     def _aligned(self, section: _Section, at: int) -> _Aligned:
         """The nodes of a section that starts at the `at`th: a step has those that come from its
@@ -240,8 +240,8 @@ class _Overlay:
 
     def _nodes(self, op: Operation, at: int) -> list[int]:
         wanted = [self._numbers.get(op, -1)] * self._nodes_of[op]
-        found: list[int] = self._origins[at : at + len(wanted)].tolist()
-        return found if found == wanted else []
+        origins: list[int] = self._origins[at : at + len(wanted)].tolist()
+        return origins if origins == wanted else []
 
 
 def _made_together(nodes: Sequence[Node]) -> Iterable[Counter[Operation]]:
@@ -263,8 +263,8 @@ def _other_than_planned(what: str) -> DiagnosticError:
 
 
 def _merged(events: Ints, starts: Sequence[int]) -> Ints:
-    found = Events(0, events[0], events[1]).merged(np.array(starts, dtype=np.int64))
-    return np.stack([found.alloc, found.free])
+    merged = Events(0, events[0], events[1]).merged(np.array(starts, dtype=np.int64))
+    return np.stack([merged.alloc, merged.free])
 
 
 def _as_one(events: Ints) -> Ints:

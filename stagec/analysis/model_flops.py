@@ -46,10 +46,10 @@ def model_flops(module: Module) -> ModelFlops:
     return _sum(_of_region(func.body, needed) for func in module.functions)
 
 
-def step_flops(found: ModelFlops, graphs: Sequence[Operation]) -> Expr:
+def step_flops(flops: ModelFlops, graphs: Sequence[Operation]) -> Expr:
     """Those of a step, with backward if there is one."""
     trains = any(op.phase == "backward" for graph in graphs for op in graph.body.walk())
-    return found.forward + found.backward if trains else found.forward
+    return flops.forward + flops.backward if trains else flops.forward
 
 
 def summed(models: Iterable[tuple[ModelFlops | None, Module]]) -> ModelFlops | None:
@@ -84,12 +84,12 @@ def _needed(module: Module) -> _Needed:
 
 def _bound(body: Region, given: set[Value]) -> set[Value]:
     """These values, and what they are called in regions."""
-    found = set(given)
+    bound = set(given)
     for op in body.walk():
         if op.region is not None:
             pairs = zip(op.operands, op.body.args, strict=False)
-            found.update(arg for value, arg in pairs if value in found)
-    return found
+            bound.update(arg for value, arg in pairs if value in bound)
+    return bound
 
 
 def step_tokens(module: Module) -> Expr | None:
@@ -97,9 +97,9 @@ def step_tokens(module: Module) -> Expr | None:
     (two dimensions; lists of rows to look up have three, and tables of distances know of no batch);
     None without one."""
     types = (arg.type for arg in module.main.body.args)
-    found = (t.elements for t in types if isinstance(t, TensorType) and _of_tokens(t))
+    sizes = (t.elements for t in types if isinstance(t, TensorType) and _of_tokens(t))
     batched = BATCH in module.symbols
-    return next((tokens for tokens in found if not batched or BATCH in tokens.symbols), None)
+    return next((tokens for tokens in sizes if not batched or BATCH in tokens.symbols), None)
 
 
 def _of_tokens(type_: TensorType) -> bool:

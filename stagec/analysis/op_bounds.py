@@ -85,7 +85,7 @@ def op_bounds(
     ranks with loads of experts of their own it is the first class. Raises `DiagnosticError` for a
     type that the machine does not multiply, and if a size is open that is not asked for in symbols.
     """
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for graph in lowered_graphs(module):
         means = MeanLoads(module, graph)
         ops = list(_ops(module, graph, means, symbolic=symbolic))
@@ -93,8 +93,8 @@ def op_bounds(
         inner = {index_name(a): i for a, i in coords.items() if a != graph.text("over")}
         loads = means.values(coords)
         env: Env = {**module.env, **inner, **loads}
-        found += [op.shown(str if symbolic else in_env(env, module), machine) for op in ops]
-    return found
+        rows += [op.shown(str if symbolic else in_env(env, module), machine) for op in ops]
+    return rows
 
 
 def _ops(

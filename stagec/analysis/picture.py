@@ -122,12 +122,12 @@ def _check_operations(module: Module, func: Operation) -> None:
 
 def _operations(region: Region, env: Env) -> int:
     """All operations of a region, those of repeats as often as they run."""
-    found = len(region.ops)
+    ops = len(region.ops)
     for op in region.ops:
         if op.region is not None:
             count = evaluate(op.expr("count"), env) if op.has(Repeats) else 1
-            found += count * _operations(op.region, env)
-    return found
+            ops += count * _operations(op.region, env)
+    return ops
 
 
 # -- time ------------------------------------------------------------------------------------------

@@ -179,10 +179,10 @@ def _class(counts: Counts, show: Show, symbolic: bool) -> dict[str, Any]:
 
 def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for key, found in counts.collectives.items():
+    for key, sent in counts.collectives.items():
         size = group_size(key.over)
         n = show(size)
-        wire = show(found.wire(key)) if symbolic else ring_bytes(show(found.bytes), n, key.op)
+        wire = show(sent.wire(key)) if symbolic else ring_bytes(show(sent.bytes), n, key.op)
         rows.append(
             {
                 "op": key.op,
@@ -190,8 +190,8 @@ def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, A
                 "group_size": n,
                 "phase": key.phase,
                 "dtype": key.dtype,
-                "count": (_multiplied_out if symbolic else show)(found.count),
-                "bytes": show(found.bytes),
+                "count": (_multiplied_out if symbolic else show)(sent.count),
+                "bytes": show(sent.bytes),
                 "wire_bytes": wire,
             }
         )
@@ -207,10 +207,10 @@ def _messages(counts: Counts, show: Show, summed: Show) -> list[dict[str, Any]]:
             "peer": show(key.peer),
             "phase": key.phase,
             "dtype": key.dtype,
-            "count": summed(found.count),
-            "bytes": summed(found.bytes),
+            "count": summed(sent.count),
+            "bytes": summed(sent.bytes),
         }
-        for key, found in counts.messages.items()
+        for key, sent in counts.messages.items()
     ]
     return [row for row in rows if row["count"] != 0]
 

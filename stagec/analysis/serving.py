@@ -58,11 +58,11 @@ def served(module: Module, tokens: Expr | None) -> dict[int, ServedBytes]:
     """The figures of each stage of a planned step whose sequences hold so many tokens each; None of
     a mixed step: each class holds its own after the step, and a further token is one of the first
     class."""
-    found: dict[int, ServedBytes] = {}
+    served: dict[int, ServedBytes] = {}
     for func in module.functions:
         figures = _of_function(func, tokens) if tokens is not None else _of_mixed(module, func)
-        found |= dict.fromkeys(stages_of(func) or (0,), figures)
-    return found
+        served |= dict.fromkeys(stages_of(func) or (0,), figures)
+    return served
 
 
 def _of_function(func: Operation, tokens: Expr) -> ServedBytes:
@@ -75,8 +75,8 @@ def _of_function(func: Operation, tokens: Expr) -> ServedBytes:
 def _of_mixed(module: Module, func: Operation) -> ServedBytes:
     one, caches = ZERO, ZERO
     for cache in (a for a in func.body.args if a.tensor.role == "cache"):
-        found = _CLASS.search(cache.name)
-        number = found[1] if found is not None else "0"
+        match = _CLASS.search(cache.name)
+        number = match[1] if match is not None else "0"
         past = symbol(f"past{number}") if f"past{number}" in module.symbols else ZERO
         tokens = past + symbol(f"new{number}")
         caches += _bytes(cache, tokens)
@@ -125,8 +125,8 @@ def longest_context(module: Module, room: int) -> int | None:
     """The most tokens that each sequence of a step of decode may have cached before it, so that no
     rank holds more than `room` bytes; None if there is no end. Raises `DiagnosticError` if a size
     is open."""
-    found = _largest(module, PAST, room, 1)
-    return found if found < _MOST // 2 else None
+    context = _largest(module, PAST, room, 1)
+    return context if context < _MOST // 2 else None
 
 
 def _largest(module: Module, name: str, room: int, unit: int) -> int:
@@ -171,9 +171,9 @@ def _holds(relation: Any, env: Mapping[str, int]) -> bool:
 def _peak(module: Module, name: str, value: int) -> int:
     """The bytes of the fullest rank with this value of a symbol."""
     module.set_values({name: value})
-    found = 0
+    peak = 0
     for func in module.functions:
         planner = MemoryTimeline.planner(module, func)
         for stage in stages_of(func) or (0,):
-            found = max(found, MemoryTimeline(module, func, stage, planner).peak().total)
-    return found
+            peak = max(peak, MemoryTimeline(module, func, stage, planner).peak().total)
+    return peak

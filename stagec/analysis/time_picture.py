@@ -262,12 +262,12 @@ def _waits(tables: _Tables, waits: Sequence[Wait]) -> list[int]:
     """What the stream of computations waits for beside what entries say: the start of each, less
     the end of the one before, its time and its part. It idles in the rest of the time that it does
     not compute."""
-    found: list[int] = []
+    columns: list[int] = []
     before = 0
     for start, end, part in waits:
-        found += (start - before, end - start, tables.part(part))
+        columns += (start - before, end - start, tables.part(part))
         before = end
-    return found
+    return columns
 
 
 def _path(step: StepTime) -> list[int]:
@@ -285,14 +285,14 @@ def _memories(
     issued: Issued, step: StepTime, order: Sequence[ClassTimes], plans: EventPlans | None
 ) -> Mapping[int, dict[str, Any]]:
     """What classes hold, the busiest first, as far as there is time to find out."""
-    found: dict[int, dict[str, Any]] = {}
+    memories: dict[int, dict[str, Any]] = {}
     if plans is None:
-        return found
+        return memories
     room = MOST_PLANNED
     points = min(MOST_POINTS, max(FEWEST, ALL_POINTS // max(1, len(order))))
     for each in order:
         room -= len(each)
-        if found and room < 0:
+        if memories and room < 0:
             break
         rank_class = issued.classes[each.number]
         events = plans.annotate(rank_class, rank_class.program()).events
@@ -300,13 +300,13 @@ def _memories(
             continue
         curve = held(events, node_times(issued.programs[each.number], each))
         curve = thinned(curve, step.picoseconds, points)
-        found[each.number] = {
+        memories[each.number] = {
             "static": events.static,
             "peak": events.peak,
             "times": _steps(curve.time.tolist()),
             "bytes": _steps(curve.bytes.tolist()),
         }
-    return found
+    return memories
 
 
 def thinned(curve: HeldBytes, end: int, most: int) -> HeldBytes:

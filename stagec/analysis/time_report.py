@@ -202,8 +202,8 @@ def time_report(
 def _peak(machine: Machine) -> float:
     """FLOP/s that utilizations are counted by; without any of `_PEAKS` the greatest."""
     rates = {**machine.compute.vector, **machine.compute.matrix}
-    found = next((rates[d] for d in _PEAKS if d in rates), None)
-    return found.value if found else max(rate.value for rate in rates.values())
+    peak = next((rates[d] for d in _PEAKS if d in rates), None)
+    return peak.value if peak else max(rate.value for rate in rates.values())
 
 
 def _known(size: Expr | None, values: Mapping[str, int]) -> int | None:

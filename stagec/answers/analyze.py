@@ -100,11 +100,11 @@ class PodsAnalysis(Report):
     def rows(self) -> list[dict[str, Any]]:
         """A row for each class of ranks of each pod."""
         each = self.pods.items()
-        return [{"pod": pod, **dict(c)} for pod, found in each for c in found["classes"]]
+        return [{"pod": pod, **dict(c)} for pod, analysis in each for c in analysis["classes"]]
 
     def print(self, stream: TextIO) -> None:
-        for found in self.pods.values():
-            JobAnalysis(found).print(stream)
+        for analysis in self.pods.values():
+            JobAnalysis(analysis).print(stream)
         stream.writelines(f"{text}\n" for text in self.crossings())
 
     def crossings(self) -> Iterator[str]:
@@ -132,21 +132,21 @@ def _page(
 
     classes: list[Mapping[str, Any]] = [
         {**each, "name": "/".join(filter(None, (pod, each["name"])))}
-        for pod, found in pods.items()
-        for each in found["classes"]
+        for pod, data in pods.items()
+        for each in data["classes"]
     ]
     numbers = [v for each in classes for v in each["flops"].values()]
-    if any("serving" in found for found in pods.values()) or not all(
+    if any("serving" in data for data in pods.values()) or not all(
         isinstance(number, int) for number in numbers
     ):
         return None
     figures = {
         " ".join(filter(None, (pod, name))): text
-        for pod, found in pods.items()
+        for pod, data in pods.items()
         for name, text in (
-            ("parameters", f"{found['parameters']:,}"),
-            ("model FLOPs per step", count_text(found["model_flops"], "FLOP")),
-            (" x ".join(f"{a} {n}" for a, n in found["mesh"].items()), f"{found['ranks']:,} ranks"),
+            ("parameters", f"{data['parameters']:,}"),
+            ("model FLOPs per step", count_text(data["model_flops"], "FLOP")),
+            (" x ".join(f"{a} {n}" for a, n in data["mesh"].items()), f"{data['ranks']:,} ranks"),
         )
     }
     return analysis_page(answer.title, figures, classes, notes, answer.command)

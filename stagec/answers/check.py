@@ -114,8 +114,8 @@ def _report(path: Path) -> CheckReport:
         from stagec.check.traces import check_trace
 
         return check_trace(path)
-    found = f"there is no file or folder '{path}', expected a folder, an archive or a trace"
-    raise error(found, remedy="give the folder or the archive of a job, or the trace of a rank")
+    message = f"there is no file or folder '{path}', expected a folder, an archive or a trace"
+    raise error(message, remedy="give the folder or the archive of a job, or the trace of a rank")
 
 
 def _as_json(report: CheckReport, failed: bool) -> dict[str, Any]:

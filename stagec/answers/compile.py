@@ -209,7 +209,7 @@ def _about(
     first = next(iter(each.values()))
     if not pods.several:
         return first
-    own = {p: {n: found[n] for n in ("symbols", "strategy")} for p, found in each.items()}
+    own = {p: {n: manifest[n] for n in ("symbols", "strategy")} for p, manifest in each.items()}
     alike = {"command": command_of(options, given), "symbols": None, "strategy": None}
     names = {"handover": "serving", "crossings": "crossings"}
     crossed = {names[n]: result.data[n] for n in names if n in result.data}

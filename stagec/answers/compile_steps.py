@@ -62,23 +62,23 @@ def compile_steps(
         check_targets(formats, folder, given)
     job = _job(modules, _classes(modules, steps), given, durations)
     compiled = time.perf_counter() - began
-    found = {"serving": steps.manifest()}
+    manifest = {"serving": steps.manifest()}
     summary = partial(print_steps, steps, modules.compiles)
     if given["dry_run"]:
-        return CompileAnswer(found, summary)
+        return CompileAnswer(manifest, summary)
     asked = {n: getattr(options, n) for n in ("serve", "microbatches", *STEP)}
     builder.options = builder.options.changed(**asked)  # those of the command, not of one step
-    about = {**provenance(builder, strategy, given), **found}
+    about = {**provenance(builder, strategy, given), **manifest}
     if given["archive"] is not None:
         archived = replace(job, format=formats[0])
         write_one_archive(archived, given["archive"], about, session, quiet=given["quiet"])
-        return CompileAnswer(found, summary)
+        return CompileAnswer(manifest, summary)
     output: Path = given["output"]
     written = write_formats(
         lambda each: replace(job, format=each), formats, output, about, given, session
     )
     wrote = time.perf_counter() - began - compiled
-    return CompileAnswer(found, summary, output, written, times_text(compiled, wrote))
+    return CompileAnswer(manifest, summary, output, written, times_text(compiled, wrote))
 
 
 def _asked(
@@ -110,14 +110,14 @@ def _classes(modules: StepModules, steps: StepList) -> list[SteppedClass]:
     """The classes of the ranks: those of each replica have steps of their own."""
     alone: Sequence[Mapping[str, int]] = [{}]
     replicas = modules.replicas if len(steps.runs) > 1 else alone
-    found: list[SteppedClass] = []
+    stepped: list[SteppedClass] = []
     for run, coords in zip(steps.runs, replicas, strict=True):
         distinct = run.distinct
         sampled = [modules.local_groups * step.sampled for step in distinct]
         sequel = Sequel(run.order(distinct), run.after, sampled)
         own = stepped_classes([modules.classes(step) for step in distinct], sequel)
-        found += (replace(each, coords={**each.coords, **coords}) for each in own)
-    return found
+        stepped += (replace(each, coords={**each.coords, **coords}) for each in own)
+    return stepped
 
 
 def _job(
@@ -174,8 +174,8 @@ def print_times(steps: StepList, out: Console) -> None:
     names = ("mean", *(f"p{n}" for n in PERCENTILES))
     shown = table("Requests that were served", "", *names, text_columns=1)
     for name, spread in latencies(steps.served).items():
-        found = spread.as_json()
-        shown.add_row(_TIMES[name], *(seconds_text(found[n]) for n in names))
+        figures = spread.as_json()
+        shown.add_row(_TIMES[name], *(seconds_text(figures[n]) for n in names))
     out.print(shown)
     tokens, seconds = sum(s.request.output for s in steps.served), steps.end / SECOND
     out.print(

@@ -349,7 +349,7 @@ def _rows(
     decode = options[DECODE].changed(context=held)
     mixes = None if two_pods else _Mixing.of(options[DECODE], options[PREFILL], output)
     problem: DiagnosticError | None = None
-    found = False
+    fits_once = False
     for batch in wanted or (1 << power for power in range(LARGEST.bit_length())):
         job = decode.changed(batch=batch)
         try:
@@ -359,7 +359,7 @@ def _rows(
             if wanted:
                 raise
             continue
-        found, fit = True, report.fit
+        fits_once, fit = True, report.fit
         if fit is None:
             raise error("a server needs the memory of a step", remedy="leave --pipeline out")
         if not fit.fits and not wanted:
@@ -372,7 +372,7 @@ def _rows(
             rates = (disaggregated if two_pods else colocated)(prefill, engine, output)
         command, steps = step_command(job, machine), (prefill, engine)
         yield ServedBatch(rates, steps, ranks, fit, report.cautions, command)
-    if not found and problem is not None:
+    if not fits_once and problem is not None:
         raise problem
 
 

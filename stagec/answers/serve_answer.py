@@ -46,9 +46,9 @@ class ServedBatch:
 
     def as_json(self) -> dict[str, Any]:
         """The object of `--json`."""
-        found = {**asdict(self.rates), "per_user": self.rates.per_user}
+        rates = {**asdict(self.rates), "per_user": self.rates.per_user}
         fit = {"memory_peak": self.peak, "fits": self.fits, "fit": self.fit.as_json()}
-        return {**found, **fit, "cautions": list(self.cautions)}
+        return {**rates, **fit, "cautions": list(self.cautions)}
 
 
 @dataclass(frozen=True)
@@ -114,17 +114,17 @@ class ServeAnswer(Report):
         _print(self, stream)
 
 
-def _print(found: ServeAnswer, stream: TextIO) -> None:
-    out, ranks, best, two_pods = console(stream), found.ranks, found.best, found.two_pods
+def _print(answer: ServeAnswer, stream: TextIO) -> None:
+    out, ranks, best, two_pods = console(stream), answer.ranks, answer.best, answer.two_pods
     pods = f", {counted(ranks[DECODE], 'rank')}"
     if two_pods:
         pods = f", pods of {counted(ranks[PREFILL], 'rank')} and {counted(ranks[DECODE], 'rank')}"
     out.print(
-        f"{found.model} on {found.machine}{pods}: prompts of {found.prompt:,} tokens, "
-        f"{found.output:,} tokens come out",
+        f"{answer.model} on {answer.machine}{pods}: prompts of {answer.prompt:,} tokens, "
+        f"{answer.output:,} tokens come out",
         markup=False,
     )
-    if (sent := found.handover) is not None:
+    if (sent := answer.handover) is not None:
         out.print(
             f"From prefill to decode: {bytes_text(sent.bytes)} of caches per prefill step in "
             f"{sent.messages:,} messages over {sent.level}, "
@@ -134,7 +134,7 @@ def _print(found: ServeAnswer, stream: TextIO) -> None:
         )
     titles = ["batch", "TTFT", "TPOT", "latency", "tokens/s", "per rank", "per user", "memory"]
     made = table("Serving", *titles, *(["prefill pods"] if two_pods else []), text_columns=0)
-    for row in found.points:
+    for row in answer.points:
         r = row.rates
         cells = [f"{r.batch:,}", *map(seconds_text, (r.ttft, r.tpot, r.latency))]
         cells += [f"{v:,.1f}" for v in (r.tokens_per_second, r.per_rank, r.per_user)]
@@ -150,9 +150,9 @@ def _print(found: ServeAnswer, stream: TextIO) -> None:
             f"TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
             markup=False,
         )
-    if found.errors is not None:
+    if answer.errors is not None:
         for kind in (TTFT, TPOT):
-            out.print(_interval_text(found.errors, kind), markup=False)
+            out.print(_interval_text(answer.errors, kind), markup=False)
 
 
 def _interval_text(errors: StackErrors, kind: str) -> str:

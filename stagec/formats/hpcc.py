@@ -121,14 +121,14 @@ def _largest(program: Program) -> str:
 
 def flows_of(kind: str, size: int, n: int, algorithm: str) -> Counter[tuple[int, int]]:
     """Bytes that members of a group of n send each other, by their positions."""
-    found: Counter[tuple[int, int]] = Counter()
+    flows: Counter[tuple[int, int]] = Counter()
     for here in range(n):
         for end in expansion(kind, n, algorithm, shape_of(kind, n, algorithm, here)):
             if end.way == "send":
                 part = None if end.part is None else (here + end.part) % n
                 sent = max(1, size) if part is None else part_bytes(size, n, part)
-                found[here, other_end(end.other, here, n)] += sent
-    return found
+                flows[here, other_end(end.other, here, n)] += sent
+    return flows
 
 
 def _size(pair: tuple[str, Node]) -> int:

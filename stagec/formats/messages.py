@@ -52,8 +52,8 @@ def shape_of(kind: str, n: int, algorithm: str, position: int) -> Shape:
     if algorithm != "tree" or kind != "all_reduce":
         return ()
     left = 2 * position + 1
-    found = ((PARENT, position > 0), (LEFT, left < n), (RIGHT, left + 1 < n))
-    return tuple(role for role, there in found if there)
+    roles = ((PARENT, position > 0), (LEFT, left < n), (RIGHT, left + 1 < n))
+    return tuple(role for role, there in roles if there)
 
 
 def other_end(other: int, position: int, n: int) -> int:
@@ -98,13 +98,13 @@ def expansion(kind: str, n: int, algorithm: str, shape: Shape = ()) -> tuple[End
 def _ring(n: int, first: int, place: int) -> list[End]:
     """n-1 steps round a ring, of which the first sends the part `first`: each passes on what the
     one before received."""
-    found: list[End] = []
+    ends: list[End] = []
     for step in range(n - 1):
         at = place + 2 * step
         after = (at - 1,) if at else ()
-        found.append(End("send", 1, first - step, after))
-        found.append(End("recv", n - 1, first - step - 1, after))
-    return found
+        ends.append(End("send", 1, first - step, after))
+        ends.append(End("recv", n - 1, first - step - 1, after))
+    return ends
 
 
 def _scattered(n: int) -> list[End]:
@@ -124,9 +124,9 @@ def _gathered(n: int, after: tuple[int, ...]) -> list[End]:
 def _tree(shape: Shape) -> list[End]:
     """From the children, to the parent, and back down."""
     children = [role for role in shape if role != PARENT]
-    found = [End("recv", child) for child in children]
+    ends = [End("recv", child) for child in children]
     below = tuple(range(len(children)))
     if PARENT in shape:
-        found += [End("send", PARENT, None, below), End("recv", PARENT, None, below)]
-        below = (len(found) - 1,)
-    return found + [End("send", child, None, below) for child in children]
+        ends += [End("send", PARENT, None, below), End("recv", PARENT, None, below)]
+        below = (len(ends) - 1,)
+    return ends + [End("send", child, None, below) for child in children]

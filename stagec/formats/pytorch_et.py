@@ -42,10 +42,10 @@ class PytorchEtFormat(JobFormat):
     pods: ClassVar[bool] = True
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
-        found = ["computations, and copies to and from hosts"]
+        losses = ["computations, and copies to and from hosts"]
         if any(_uneven(node, layout) for node in program.prototypes):
-            found.append("all_to_alls in parts that differ: each part has as many bytes")
-        return found
+            losses.append("all_to_alls in parts that differ: each part has as many bytes")
+        return losses
 
     def estimate(self, job: TraceJob, ranks: Ints | None) -> Estimate:
         chosen, size = 0, 0
@@ -95,8 +95,8 @@ def _actions(program: Program) -> Iterator[_Action]:
     def node(at: int) -> Node:
         return program.prototypes[int(program.prototype[at])]
 
-    def waited(found: Iterable[int]) -> Iterator[_Action]:
-        for at in sorted(found):
+    def waited(waits: Iterable[int]) -> Iterator[_Action]:
+        for at in sorted(waits):
             done.add(at)
             yield _Action(node(at), at, waits=True)
 
@@ -165,15 +165,15 @@ class _Class:
         """The node that says the groups of the rank."""
         name, text = _EVERY
         size = self._layout.groups.ranks
-        found: list[dict[str, Any]] = [
+        groups: list[dict[str, Any]] = [
             {"pg_name": name, "pg_desc": text, "ranks": [], "group_size": size}
         ]
         for axes in self._axes:
             number, ranks = self._own(axes, rank)
             about = {"pg_name": str(number), "pg_desc": "+".join(axes.words)}
-            found.append({**about, "ranks": ranks, "group_size": len(ranks)})
-        more = {"backend_config": "cuda:nccl", "group_count": len(found)}
-        values = [json.dumps([{**each, **more} for each in found])]
+            groups.append({**about, "ranks": ranks, "group_size": len(ranks)})
+        more = {"backend_config": "cuda:nccl", "group_count": len(groups)}
+        values = [json.dumps([{**each, **more} for each in groups])]
         inputs: dict[str, list[Any]] = {"values": values, "shapes": [[]], "types": ["String"]}
         made = {"inputs": inputs, "outputs": _NONE, "attrs": _attributes()}
         return {"id": 3, "name": "## process_group:init ##", "ctrl_deps": 2, **made}
@@ -254,8 +254,8 @@ _NONE: dict[str, list[Any]] = {"values": [], "shapes": [], "types": []}
 
 
 def _root(number: int, name: str) -> dict[str, Any]:
-    found = {"inputs": _NONE, "outputs": _NONE, "attrs": _attributes()}
-    return {"id": number, "name": name, "ctrl_deps": 1, **found}
+    fields = {"inputs": _NONE, "outputs": _NONE, "attrs": _attributes()}
+    return {"id": number, "name": name, "ctrl_deps": 1, **fields}
 
 
 def _wait(group: _Group, request: list[Any]) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def find_format(name: str, plugin_formats: Iterable[Format] = ()) -> Format:
     brought = brought_formats(plugin_formats)
     more = ", or load the plug-in that brings it: --plugin"
     known: Mapping[str, str | Format] = {**BUILTIN, **brought}
-    found = find("format", name, known, more)
-    return found if isinstance(found, Format) else _loaded(found)
+    match = find("format", name, known, more)
+    return match if isinstance(match, Format) else _loaded(match)
 
 
 def _loaded(place: str) -> Format:
@@ -60,8 +60,8 @@ def _loaded(place: str) -> Format:
 def asked_formats(text: str, plugin_formats: Iterable[Format] = ()) -> list[Format]:
     """The formats of `chakra,goal{collectives=tree}`, with their options. Raises
     `DiagnosticError`."""
-    plugin_formats, found, at = list(plugin_formats), dict[str, Format](), 0
-    while at < len(text) or not found or text.endswith(","):
+    plugin_formats, formats, at = list(plugin_formats), dict[str, Format](), 0
+    while at < len(text) or not formats or text.endswith(","):
         match = _ONE.match(text, at)
         if match is None:
             raise error(
@@ -69,7 +69,7 @@ def asked_formats(text: str, plugin_formats: Iterable[Format] = ()) -> list[Form
                 remedy="write names, and options in braces: chakra,goal{collectives=tree}",
             )
         name, options = match[1], match[2] or ""
-        if name in found:
+        if name in formats:
             raise error(f"--format names '{name}' twice", remedy="drop one")
         given: dict[str, str] = {}
         for part in filter(str.strip, options.split(",")):
@@ -77,8 +77,8 @@ def asked_formats(text: str, plugin_formats: Iterable[Format] = ()) -> list[Form
             if key in given:
                 raise error(f"option '{key}' of '{name}' is given twice", remedy="drop one")
             given[key] = value
-        found[name] = find_format(name, plugin_formats).with_options(given)
+        formats[name] = find_format(name, plugin_formats).with_options(given)
         at = match.end()
         if at == len(text) and not text.endswith(","):
             break
-    return list(found.values())
+    return list(formats.values())

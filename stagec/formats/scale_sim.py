@@ -99,10 +99,10 @@ class ScaleSimFormat(JobFormat):
             )
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
-        found = ["all but matrix products: order, communication, what memory bounds, element types"]
+        lost = ["all but matrix products: order, communication, what memory bounds, element types"]
         if any(k.causal for n in program.prototypes for k in n.kernels):
-            found.append("causal masks: products of attention have all pairs")
-        return found
+            lost.append("causal masks: products of attention have all pairs")
+        return lost
 
     def companions(self, job: TraceJob) -> Mapping[str, bytes]:
         text = _CONFIG.format(
@@ -131,13 +131,13 @@ def _table(
 
 def products_of(program: Program, names: dict[Product, str]) -> Counter[Product]:
     """How often a rank runs each product; new ones get the name of the first node that has it."""
-    found: Counter[Product] = Counter()
+    products: Counter[Product] = Counter()
     for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
         for kernel in node.kernels if count else ():
             for product, times in products_in(kernel):
-                found[product] += count * times
+                products[product] += count * times
                 names.setdefault(product, _named(node.name, names.values()))
-    return found
+    return products
 
 
 def products_in(kernel: Kernel) -> list[tuple[Product, int]]:
@@ -153,11 +153,11 @@ def products_in(kernel: Kernel) -> list[tuple[Product, int]]:
         return [(Product(m, n, k), batch)]
     batch, heads, _, queries, keys, qk, v = kernel.extents
     scores, values = Product(queries, keys, qk), Product(queries, v, keys)
-    found = [scores, values]
+    products = [scores, values]
     if kernel.kind == "attention_backward":
         grads = Product(queries, keys, v), Product(keys, v, queries)
-        found = [scores, *grads, Product(queries, qk, keys), Product(keys, qk, queries)]
-    return [(product, batch * heads) for product in found]
+        products = [scores, *grads, Product(queries, qk, keys), Product(keys, qk, queries)]
+    return [(product, batch * heads) for product in products]
 
 
 def _named(name: str, taken: Iterable[str]) -> str:

@@ -130,7 +130,7 @@ class SimAiFormat(JobFormat):
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
         groups = self._groups(layout)
-        found = [
+        losses = [
             "the order of microbatches, the waiting for other stages: the bubble is a formula",
             "what overlaps: collectives over TP and EP block, those over DP start in backward",
         ]
@@ -140,20 +140,20 @@ class SimAiFormat(JobFormat):
             if node.is_collective and groups.place(node, forward=_forward(node)) is None
         )
         if other:
-            found.append(f"{', '.join(other)}: SimAI's groups are TP, DP, EP and DP_EP")
+            losses.append(f"{', '.join(other)}: SimAI's groups are TP, DP, EP and DP_EP")
         ways = {n.over for n in program.prototypes if n.is_message and n.over != self.pp}
         if ways:
-            found.append(f"messages over {', '.join(sorted(ways))}: SimAI knows those of stages")
+            losses.append(f"messages over {', '.join(sorted(ways))}: SimAI knows those of stages")
         if any(n.is_copy for n in program.prototypes):
-            found.append("copies between device and host")
+            losses.append("copies between device and host")
         short = (n for n in program.prototypes if n.is_collective and _forward(n))
         if any(n.size < _SMALLEST for n in short):
-            found.append(f"collectives of forward below {_SMALLEST} bytes, which SimAI raises")
+            losses.append(f"collectives of forward below {_SMALLEST} bytes, which SimAI raises")
         axes = [a for a, size in layout.mesh.items() if size > 1]
         rest = [a for a in axes if a not in (self.tp, self.pp, self.ep)]
         if axes != [a for a in (self.pp, *rest, self.ep, self.tp) if a in axes]:
-            found.append("the numbering of ranks: SimAI has TP innermost, then EP, PP outermost")
-        return found
+            losses.append("the numbering of ranks: SimAI has TP innermost, then EP, PP outermost")
+        return losses
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         all_ranks(self, ranks)
@@ -170,12 +170,12 @@ class SimAiFormat(JobFormat):
         return SimaiGroups(layout.mesh, self.tp, self.pp, self.ep)
 
     def _text(self, each: RankClass, workload: Workload) -> Iterator[bytes]:
-        groups, found = workload.groups, accumulation_of(each.graph)
+        groups, accumulation = workload.groups, accumulation_of(each.graph)
         pairs = {
             "model_parallel_NPU_group": groups.size(self.tp),
             "ep": groups.size(self.ep),
             "pp": groups.size(self.pp),
-            "vpp": 1 if found is None else found.integer("chunks", 1),
+            "vpp": 1 if accumulation is None else accumulation.integer("chunks", 1),
             "ga": workload.microbatches,
             "all_gpus": prod(groups.mesh.values()),
             "checkpoints": 0,
@@ -217,15 +217,15 @@ class Workload:
     def lines(self) -> list[list[str]]:
         """The lines of all records in the order of the file, in blocks."""
         shown: dict[tuple[int, int], list[str]] = {}
-        found: list[list[str]] = []
+        lines: list[list[str]] = []
         for forward, backward, microbatch in self._blocks():
             key = id(forward), id(backward)
             if key not in shown:
                 pairs = zip_longest(forward, backward)
                 shown[key] = [line for pair in pairs for line in _rows(*pair)]
             number = str(microbatch)
-            found.append([_numbered(line, number) for line in shown[key]])
-        return found
+            lines.append([_numbered(line, number) for line in shown[key]])
+        return lines
 
     def _blocks(self) -> Iterator[tuple[list[SimaiRecord], list[SimaiRecord], int]]:
         """The records of forward and of backward that stand together, and a microbatch: those of
@@ -267,14 +267,14 @@ class Workload:
         starts: list[int] = [0, *(1 + np.flatnonzero(changes)).tolist()][: len(prototype)]
         ends = [*starts[1:], len(prototype)][: len(starts)]
         units: dict[tuple[int, str], int] = {}
-        found: list[tuple[int, str, list[SimaiRecord], int]] = []
+        runs: list[tuple[int, str, list[SimaiRecord], int]] = []
         for start, end in zip(starts, ends, strict=True):
             chunk, layer = tails[prototype[with_[start]]]
             number = int(microbatch[start])
             unit = units.setdefault((number, chunk), len(units))
-            found.append((unit, layer, self._records(prototype[start:end], forward), number))
+            runs.append((unit, layer, self._records(prototype[start:end], forward), number))
         last = 0 if forward else len(units) - 1
-        return [((abs(last - unit), layer), records, n) for unit, layer, records, n in found]
+        return [((abs(last - unit), layer), records, n) for unit, layer, records, n in runs]
 
     def _records(self, prototypes: Ints, forward: bool) -> list[SimaiRecord]:
         """The records of some nodes, in the order of the file; made once."""
@@ -282,12 +282,12 @@ class Workload:
         if key not in self._known:
             places: list[int] = prototypes.tolist()
             nodes = [self.program.prototypes[i] for i in places]
-            found = self._cut(nodes, forward)
-            self._known[key] = found if forward else found[::-1]
+            records = self._cut(nodes, forward)
+            self._known[key] = records if forward else records[::-1]
         return self._known[key]
 
     def _cut(self, nodes: Iterable[Node], forward: bool) -> list[SimaiRecord]:
-        found: list[SimaiRecord] = []
+        records: list[SimaiRecord] = []
         own: Column = "fwd" if forward else "ig"
         for node in nodes:
             if node.is_message or node.is_copy:
@@ -296,15 +296,15 @@ class Workload:
             if place is None:
                 continue
             column, word = place
-            ended = column == own and found and _ends(found[-1], own)
-            if not found or ended or "wg" in found[-1].parts:
-                found.append(SimaiRecord(node.name))
+            ended = column == own and records and _ends(records[-1], own)
+            if not records or ended or "wg" in records[-1].parts:
+                records.append(SimaiRecord(node.name))
             if word:
-                found[-1].add(column, 0, word, node.size)
-                found[-1].name = node.name
+                records[-1].add(column, 0, word, node.size)
+                records[-1].name = node.name
             else:
-                found[-1].add(column, self.nanoseconds(node))
-        return found
+                records[-1].add(column, self.nanoseconds(node))
+        return records
 
 
 def _ends(record: SimaiRecord, column: Column) -> bool:

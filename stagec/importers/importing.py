@@ -68,9 +68,9 @@ def _family_of(
     key = "model_type" if "model_type" in members or "_class_name" not in members else "_class_name"
     if key not in members:
         other = next((what for k, what in _OTHER_FILES.items() if k in members), None)
-        found = f"; it looks like {other}" if other else ""
+        hint = f"; it looks like {other}" if other else ""
         raise error(
-            f"{config.file} has no key 'model_type'{found}",
+            f"{config.file} has no key 'model_type'{hint}",
             text.place(0),
             remedy="give the config.json of a model",
         )

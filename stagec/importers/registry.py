@@ -31,5 +31,5 @@ def knows(source: Source) -> bool:
     """Whether a built-in family can be the one of a configuration: no plug-in needs to be loaded to
     look for it."""
     known = known_families(BUILT_IN)
-    found: list[str] = _TYPE.findall(source.text)
-    return not found or any(name in known for name in found)
+    types: list[str] = _TYPE.findall(source.text)
+    return not types or any(name in known for name in types)

@@ -45,15 +45,15 @@ def tiny_sizes(
 
 def _splits(module: Module) -> list[Relation]:
     """What the placements in types need, whether it is assumed or follows from given sizes."""
-    found: dict[tuple[Expr, tuple[str, ...]], Relation] = {}
+    relations: dict[tuple[Expr, tuple[str, ...]], Relation] = {}
     for func in module.functions:
         for op in (func, *func.body.walk()):
             values = [*op.results, *(op.region.args if op.region else ())]
             for d in (d for v in values if isinstance(v.type, TensorType) for d in v.type.dims):
                 above, below = numerator_and_denominator(d.size)
                 if d.axes or below.symbols:
-                    found[d.size, d.axes] = divisible(above, below * axis_size(d.axes))
-    return list(found.values())
+                    relations[d.size, d.axes] = divisible(above, below * axis_size(d.axes))
+    return list(relations.values())
 
 
 def _holds(relation: Relation, env: Mapping[str, int]) -> bool:
@@ -66,13 +66,13 @@ def _holds(relation: Relation, env: Mapping[str, int]) -> bool:
 
 def _parts(module: Module) -> list[Relation]:
     """Sizes that are parts of others are whole, such as the layers of a pipeline stage."""
-    found: dict[Expr, Relation] = {}
+    relations: dict[Expr, Relation] = {}
     for func in module.functions:
         for op in func.body.walk():
             size = op.attrs.get("count")
             if isinstance(size, Expr) and size.symbols:
-                found[size] = divisible(size, const(1))
-    return list(found.values())
+                relations[size] = divisible(size, const(1))
+    return list(relations.values())
 
 
 def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> None:

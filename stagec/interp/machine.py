@@ -128,12 +128,12 @@ class Interpreter:
     def groups(self, over: Sequence[str]) -> list[list[int]]:
         """Ranks that differ along `over` only, each group in the order of those axes (major
         first)."""
-        found: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[int, ...], list[int]] = {}
         order = sorted(range(len(self.ranks)), key=lambda r: [self.ranks[r][a] for a in over])
         for r in order:
             key = tuple(v for a, v in self.ranks[r].items() if a not in over)
-            found.setdefault(key, []).append(r)
-        return list(found.values())
+            groups.setdefault(key, []).append(r)
+        return list(groups.values())
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -241,9 +241,9 @@ class Interpreter:
             yielded = self._region(members[m].body)
             carried, yields[m][i] = yielded[:carry], yielded[carry:]
         self._iteration = outer
-        for op, found in zip(members, yields, strict=True):
+        for op, rows in zip(members, yields, strict=True):
             stacked = [
-                [np.stack([found[i][k][r] for i in sorted(found)]) for r in range(len(self.ranks))]
+                [np.stack([rows[i][k][r] for i in sorted(rows)]) for r in range(len(self.ranks))]
                 for k in range(len(op.results) - carry)
             ]
             self._give(op, carried + stacked)
@@ -254,12 +254,12 @@ class Interpreter:
 
     def _accumulate(self, op: Operation, region: Region, operands: list[Locals]) -> list[Locals]:
         count, split = evaluate(op.expr("count"), self.env), op.text("split")
-        found: list[list[Locals]] = []
+        rounds: list[list[Locals]] = []
         for i in range(count):
             self._bind_microbatch(op, region, operands, split, i, count)
-            found.append(self._region(region))
+            rounds.append(self._region(region))
         self._microbatch = None
-        yielded = zip(region.terminator.operands, zip(*found, strict=True), strict=True)
+        yielded = zip(region.terminator.operands, zip(*rounds, strict=True), strict=True)
         return [together(op, value, parts) for value, parts in yielded]
 
     def _bind_microbatch(

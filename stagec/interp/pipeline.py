@@ -48,10 +48,10 @@ def run_named(
     if is_staged(module):
         return _Job(module, env, meet).run(inputs)
     results = run_module(module, env, inputs, meet)
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for value, result in zip(module.main.body.terminator.operands, results, strict=True):
-        found[value.name if value.name not in found else f"{value.name}.{len(found)}"] = result
-    return found
+        arrays[value.name if value.name not in arrays else f"{value.name}.{len(arrays)}"] = result
+    return arrays
 
 
 class _Job:

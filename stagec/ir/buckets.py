@@ -18,12 +18,12 @@ def count_buckets(full: Fraction, runs: Iterable[Run]) -> int:
 
     The cost depends on the sizes in the runs, not on how often they come.
     """
-    found, held = 0, _ZERO
+    count, held = 0, _ZERO
     for times, sizes in runs:
         given = [max(size, _ZERO) for size in sizes]
         more, held = _run(max(full, Fraction(1)), max(0, floor(times)), given, held)
-        found += more
-    return found + (held > 0)
+        count += more
+    return count + (held > 0)
 
 
 def _run(
@@ -34,7 +34,7 @@ def _run(
     After a turn that closes one, the open bucket holds an end of that turn. There are as many ends
     as sizes, so one soon comes again, and with it all that came in between.
     """
-    found, turn = 0, sum(sizes, _ZERO)
+    count, turn = 0, sum(sizes, _ZERO)
     seen: dict[Fraction, tuple[int, int]] = {}
     while turn and left:
         before = min(left, -((held - full) // turn) - 1)  # turns that close none
@@ -42,19 +42,19 @@ def _run(
         if held in seen:
             left_then, found_then = seen[held]
             times, left = divmod(left, left_then - left)
-            found += times * (found - found_then)
+            count += times * (count - found_then)
             seen.clear()
         if left:
-            seen[held] = left, found
+            seen[held] = left, count
             closed, held = _turn(full, sizes, held)
-            found, left = found + closed, left - 1
-    return found, held
+            count, left = count + closed, left - 1
+    return count, held
 
 
 def _turn(full: Fraction, sizes: Sequence[Fraction], held: Fraction) -> tuple[int, Fraction]:
-    found = 0
+    count = 0
     for size in sizes:
         held += size
         if held >= full:
-            found, held = found + 1, _ZERO
-    return found, held
+            count, held = count + 1, _ZERO
+    return count, held

@@ -129,13 +129,13 @@ class JobBuilder:
 
     def _serving(self, module: Module, positions: int | None) -> Serving | None:
         """The step of serving that options ask for, whose sizes the module gets."""
-        found = read_serving(self.options, module, positions, symbolic=self._symbolic)
-        if found is not None:
-            warning = over_limit(found)
+        serving = read_serving(self.options, module, positions, symbolic=self._symbolic)
+        if serving is not None:
+            warning = over_limit(serving)
             if warning is not None:
                 self.session.report(warning)
-            found.declare(module)
-        return found
+            serving.declare(module)
+        return serving
 
     def _hold_copies(self, module: Module) -> None:
         """Experts of the module are those that ranks hold, copies with them."""
@@ -171,11 +171,11 @@ class JobBuilder:
 
     def _check_options(self, module: Module) -> None:
         """Refuse options that do not go together; report those without effect."""
-        found = check(self._request(module))
-        errors = [d for d in found if d.severity == "error"]
+        problems = check(self._request(module))
+        errors = [d for d in problems if d.severity == "error"]
         if errors:
             raise DiagnosticError(*errors)
-        for diagnostic in found:
+        for diagnostic in problems:
             self.session.report(diagnostic)
 
     def _request(self, module: Module) -> FlagValues:
@@ -277,8 +277,8 @@ class JobBuilder:
 
     def _from_text(self, source: Source) -> list[Operation]:
         op = parse_op(source, self.loaded.registry)
-        found = [op] if op.name == "stg.strategy" else list(op.region.ops) if op.region else []
-        wanted = [o for o in found if o.name in ("stg.strategy", "stg.mesh", "stg.assume")]
+        ops = [op] if op.name == "stg.strategy" else list(op.region.ops) if op.region else []
+        wanted = [o for o in ops if o.name in ("stg.strategy", "stg.mesh", "stg.assume")]
         if not any(o.name == "stg.strategy" for o in wanted):
             raise error(
                 f"{source.name} has no 'stg.strategy'",

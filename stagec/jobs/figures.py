@@ -85,8 +85,8 @@ class CompiledJob:
 
     def fit(self, machine: Machine) -> MemoryFit:
         """Whether it fits the memory of a machine. Raises `DiagnosticError`."""
-        found = self.figures()
-        return memory_fit(machine, found.mesh, found.peak)
+        figures = self.figures()
+        return memory_fit(machine, figures.mesh, figures.peak)
 
 
 def _compiles_of(builder: JobBuilder) -> Compiles:
@@ -101,13 +101,13 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
     stated = tuple(print_op(op) for op in (*module.ops("stg.assume"), *module.ops("stg.strategy")))
     axes = module.mesh.axes if module.mesh else ()
     key = texts, stated, axes, same, options.plugin, options.check_numerics
-    found = _structures.pop(key, None) or Compiles()
+    compiles = _structures.pop(key, None) or Compiles()
     if _structures:
         next(reversed(_structures.values())).forget()
     while _is_full():
         _structures.pop(next(iter(_structures)))
-    _structures[key] = found
-    return found
+    _structures[key] = compiles
+    return compiles
 
 
 def _is_full() -> bool:

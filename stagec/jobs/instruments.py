@@ -49,22 +49,22 @@ def instruments(
 ) -> list[Instrument]:
     """The instruments for a pipeline; they print to the stream of the session. Raises
     `DiagnosticError` for the name of a pass that there is not."""
-    found: list[Instrument] = []
+    instruments: list[Instrument] = []
     if wanted.print_after:
         _check_names(wanted.print_after, pipeline, loaded, session)
         names = [pipeline.ends.get(name, name) for name in wanted.print_after]
-        found.append(PrintAfter(names, session.stream or StringIO()))
+        instruments.append(PrintAfter(names, session.stream or StringIO()))
     if wanted.dump_dir is not None:
-        found.append(DumpDir(wanted.dump_dir))
+        instruments.append(DumpDir(wanted.dump_dir))
     if wanted.reproducer is not None:
-        found.append(Reproducer(wanted.reproducer, pipeline.passes))
+        instruments.append(Reproducer(wanted.reproducer, pipeline.passes))
     if wanted.check_numerics:
         from stagec.interp.check import NumericCheck
 
-        found.append(NumericCheck())
+        instruments.append(NumericCheck())
     if wanted.time_passes:
-        found.append(Timing(session.stream or StringIO()))
-    return found
+        instruments.append(Timing(session.stream or StringIO()))
+    return instruments
 
 
 def _check_names(

@@ -29,8 +29,8 @@ def checked(options: JobOptions, sizes: Mapping[str, int], layers: int | None = 
     `layers` are all that a pipeline may cut, if they are known. Raises `DiagnosticError` for what
     does not go together."""
     for rule in rules(sizes, layers):
-        if (found := rule(options)) is not None:
-            raise DiagnosticError(found)
+        if (problem := rule(options)) is not None:
+            raise DiagnosticError(problem)
     return request(options, mesh_axes(options), sizes)
 
 

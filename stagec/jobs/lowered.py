@@ -157,11 +157,11 @@ class LoweredJob:
 
     @cached_property
     def _figures(self) -> Figures:
-        found: dict[str, Figures] = {}
+        figures: dict[str, Figures] = {}
         for pod, module in self.pods.modules.items():
             moments = self.looks[pod].moments.needed("a job of several pods")
-            found[pod] = FigureFormulas(module, moments).at(module.env)
-        return joined_figures(found, twice=[pod for group in self.groups[1:] for pod in group])
+            figures[pod] = FigureFormulas(module, moments).at(module.env)
+        return joined_figures(figures, twice=[pod for group in self.groups[1:] for pod in group])
 
     def time(self, machine: Machine, *, levers: bool = False, **how: Any) -> TimeReport:
         """The time on a machine of a job of one step; `how` is `overlap`, `graphs` and `measured`.

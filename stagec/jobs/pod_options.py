@@ -94,9 +94,9 @@ def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
         DECODE: {"serve": DECODE, "prompt": None, "context": past + options.prompt},
     }
     dumps = options.dump_dir and options.dump_dir / pod
-    found = options.changed(prefill=None, decode=None, part=(), dump_dir=dumps, **steps[pod])
+    of_pod = options.changed(prefill=None, decode=None, part=(), dump_dir=dumps, **steps[pod])
     given, said = _said(f"--{pod}", getattr(options, pod) or "")
-    return found.changed(**said, explicit=found.explicit | given.explicit)
+    return of_pod.changed(**said, explicit=of_pod.explicit | given.explicit)
 
 
 def options_of_part(name: str, options: JobOptions) -> JobOptions:
@@ -113,11 +113,11 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
             remedy="give --serve prefill, a step in which the encoder runs",
         )
     dumps = options.dump_dir and options.dump_dir / name
-    found = options.changed(keep=name, dump_dir=dumps)
+    of_part = options.changed(keep=name, dump_dir=dumps)
     if name == options.rest:
-        return found
+        return of_part
     (part,) = (part for part in options.part if part.name == name)
-    return _with_flags(found, f"--part {name}", part.flags)
+    return _with_flags(of_part, f"--part {name}", part.flags)
 
 
 def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOptions:
@@ -134,25 +134,25 @@ def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOpti
             "--draft gives each pod a strategy of its own, and is about flags",
             remedy="give flags: --tp 8 --draft 'llama3-8b: tp=2'",
         )
-    found = options.changed(keep=pod, dump_dir=options.dump_dir and options.dump_dir / pod)
+    of_draft = options.changed(keep=pod, dump_dir=options.dump_dir and options.dump_dir / pod)
     if pod == MAIN:
-        return found
-    found = found.changed(model=draft.model, sizes=draft.sizes)
+        return of_draft
+    of_draft = of_draft.changed(model=draft.model, sizes=draft.sizes)
     return (
-        _on_its_ranks(found, draft)
+        _on_its_ranks(of_draft, draft)
         if draft.on_model
-        else _with_flags(found, "--draft", draft.flags)
+        else _with_flags(of_draft, "--draft", draft.flags)
     )
 
 
-def _on_its_ranks(found: JobOptions, draft: DraftText) -> JobOptions:
+def _on_its_ranks(completed: JobOptions, draft: DraftText) -> JobOptions:
     """The options of a draft model on the ranks of its model, whose axes it has; with tp = 1 each
     of these ranks has all of it. Raises `DiagnosticError` for other degrees."""
     _, said = _said("--draft", draft.flags)
-    found = complete(found)
-    axes = mesh_axes(found)
+    completed = complete(completed)
+    axes = mesh_axes(completed)
     for name in (n for n in (*AXES, *_OF_MESH) if n in said):
-        if said[name] not in (getattr(found, name), 1 if name == "tp" else None):
+        if said[name] not in (getattr(completed, name), 1 if name == "tp" else None):
             shown = " x ".join(f"{a} {n}" for a, n in axes.items()) or "one device"
             raise error(
                 f"--draft '{draft}': {name.replace('_', '-')}={said[name]} is about ranks of its "
@@ -166,29 +166,29 @@ def _on_its_ranks(found: JobOptions, draft: DraftText) -> JobOptions:
         )
     if said.pop("tp", 0) == 1:
         axes.pop("tp", None)
-    whole = found.mesh is not None or "ep" in axes  # a model without experts takes no --ep
+    whole = completed.mesh is not None or "ep" in axes  # a model without experts takes no --ep
     shape = {n: 1 if whole else axes.get(n, 1) for n in AXES}
     mesh = {"mesh": axes, "mesh_order": ""} if whole else {}
-    return _with_mesh(found, {**shape, "ranks": None, **mesh}, said, axes.keys())
+    return _with_mesh(completed, {**shape, "ranks": None, **mesh}, said, axes.keys())
 
 
-def _with_flags(found: JobOptions, option: str, flags: str) -> JobOptions:
+def _with_flags(options: JobOptions, option: str, flags: str) -> JobOptions:
     """The options of a pod: of the mesh what its own flags give, of all else what the job says
     where they say nothing. Raises `DiagnosticError`."""
     given, said = _said(option, flags)
     axes = {n for n in AXES if getattr(given, n) > 1} | set(given.mesh or {})
     mesh = {n: FLAGS[n].default for n in AXES} | dict.fromkeys(_OF_MESH)
-    return _with_mesh(found, mesh, said, axes)
+    return _with_mesh(options, mesh, said, axes)
 
 
 def _with_mesh(
-    found: JobOptions, mesh: dict[str, Any], said: dict[str, Any], axes: Set[str]
+    options: JobOptions, mesh: dict[str, Any], said: dict[str, Any], axes: Set[str]
 ) -> JobOptions:
     """The options of a pod with this mesh of these axes and what it says of itself; flags that have
     no effect on such a mesh are left out."""
     lost = {n for n, flag in FLAGS.items() if n in mesh or _lacks(flag, axes)} - said.keys()
     usual = {n: FLAGS[n].default for n in lost} | mesh
-    return found.changed(**(usual | said), explicit=(found.explicit - lost) | said.keys())
+    return options.changed(**(usual | said), explicit=(options.explicit - lost) | said.keys())
 
 
 def _said(option: str, text: str) -> tuple[JobOptions, dict[str, Any]]:

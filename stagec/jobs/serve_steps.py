@@ -105,11 +105,11 @@ class StepsAsked:
 
     def steps(self) -> StepList:
         """The steps. Raises `DiagnosticError`, `OSError`."""
-        found = self._served() if self.given["requests"] is not None else self._repeated()
+        steps = self._served() if self.given["requests"] is not None else self._repeated()
         bucket = self.given["bucket"]
-        runs = [replace(run, steps=[s.rounded(bucket) for s in run.steps]) for run in found.runs]
-        about = {**found.about, **({"bucket": bucket} if bucket > 1 else {})}
-        return replace(found, runs=runs, about=about)
+        runs = [replace(run, steps=[s.rounded(bucket) for s in run.steps]) for run in steps.runs]
+        about = {**steps.about, **({"bucket": bucket} if bucket > 1 else {})}
+        return replace(steps, runs=runs, about=about)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -127,8 +127,8 @@ class StepsAsked:
                 remedy=f"serve them with at most {len(requests)} replicas: --dp",
             )
         limits, room = self._limits(requests)
-        found = [self._run(requests[r::replicas], policy, limits) for r in range(replicas)]
-        engines = [engine for engine, _ in found]
+        per_replica = [self._run(requests[r::replicas], policy, limits) for r in range(replicas)]
+        engines = [engine for engine, _ in per_replica]
         if unserved := sum(engine.unserved for engine in engines):
             text = f"{unserved:,} of {len(requests):,} requests are not done after the steps"
             self.session.remark(text)
@@ -153,15 +153,15 @@ class StepsAsked:
                 [step for each in stretches for step in each.steps],
                 [n for each in stretches for n in (each.after, *[1] * (each.count - 1))],
             )
-            for _, stretches in found
+            for _, stretches in per_replica
         ]
         tokens, sampled = Counter[str](), 0
-        for each in (each for _, stretches in found for each in stretches):
+        for each in (each for _, stretches in per_replica for each in stretches):
             for step in each.groups:
                 sampled += step.sampled * each.count
                 for c in step.classes:
                     tokens[c.kind] += c.tokens * each.count
-        end = max(stretches[-1].end for _, stretches in found)
+        end = max(stretches[-1].end for _, stretches in per_replica)
         return StepList(runs, about, tokens, sampled, self.groups, served, end, room)
 
     def _run(

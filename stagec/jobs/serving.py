@@ -40,7 +40,7 @@ def serving_figures(
     def number(size: Expr) -> int:
         return evaluate(size, env)
 
-    each = [found.shown(number) for found in stages.values()]
+    each = [stage_figures.shown(number) for stage_figures in stages.values()]
     most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
     if limit is None or serving.step is not None:  # of a mixed step there are batches of classes
         return {**most, **dict.fromkeys(LARGEST)}
@@ -54,11 +54,11 @@ def _largest(module: Module, serving: Serving, limit: Limit, room: int) -> int:
     """The largest batch that fits. Raises `DiagnosticError` if that of the step is larger."""
     from stagec.analysis.serving import largest_batch
 
-    found = largest_batch(module, room)
-    if serving.batch is not None and serving.batch > found:
-        shown = f"the largest that does is {found}" if found else "no batch does"
+    batch = largest_batch(module, room)
+    if serving.batch is not None and serving.batch > batch:
+        shown = f"the largest that does is {batch}" if batch else "no batch does"
         raise error(
             f"--batch {serving.batch} does not fit {limit.text}: {shown}",
             remedy="give a smaller batch or context, or split the model over more ranks",
         )
-    return found
+    return batch

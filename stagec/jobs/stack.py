@@ -86,22 +86,22 @@ def read_stack(name: str, session: Session, registry: Registry) -> Sequence[Stac
 
 def _chain(name: str, session: Session, registry: Registry) -> list[Operation]:
     """A stack, the one that it extends, and so on."""
-    found: list[Operation] = []
+    chain: list[Operation] = []
     seen: list[str] = []
     loc: Loc = UNKNOWN
     while name:
         source = stack_source(name, session, loc)
         if source.name in seen:
-            ring = " extends ".join(f"@{op.symbol}" for op in [*found, found[0]])
+            ring = " extends ".join(f"@{op.symbol}" for op in [*chain, chain[0]])
             raise error(f"stacks extend each other: {ring}", loc, remedy="leave one 'extends' out")
         op = _parsed(source, registry)
         _check_version(op, name, loc)
         seen.append(source.name)
-        found.append(op)
+        chain.append(op)
         name, loc = op.text("extends"), op.loc
         if name.endswith(SUFFIX):
             name = str(Path(source.name).parent / name)
-    return found
+    return chain
 
 
 def _parsed(source: Source, registry: Registry) -> Operation:
@@ -173,11 +173,11 @@ def apply_stack(
 
 def stack_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str, Any]:
     """The flags that say what a stack does where others are `given`, with their values."""
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     for line in lines:
         op = Operation(line.definition, attrs=_wanted(line, given))
-        found |= line.definition.flags_of(op) if op.attrs else {}
-    return found
+        flags |= line.definition.flags_of(op) if op.attrs else {}
+    return flags
 
 
 def _wanted(line: StackLine, given: Collection[str]) -> dict[str, Attr]:

@@ -89,8 +89,8 @@ class StepModules:
         sequence = serving.sequence if serving is not None else "S"
         values = {**self.builder.module.env, **step.values(sequence)}
         alike = self._made.setdefault(step.structure, Compiles())
-        found = alike.find(values, lambda: self._compile(step))
-        return CompiledJob(self.builder.model_name, found, values)
+        compiled = alike.find(values, lambda: self._compile(step))
+        return CompiledJob(self.builder.model_name, compiled, values)
 
     def classes(self, step: Step) -> Sequence[RankClass]:
         """The rank classes of a step. Raises `DiagnosticError`."""
@@ -99,8 +99,8 @@ class StepModules:
 
     def _compile(self, step: Step) -> Compiled:
         aside = self._session.aside()
-        found = compiled_of(self.builder_of(step, aside))
-        for warning in (*aside.diagnostics, *found.diagnostics):
+        compiled = compiled_of(self.builder_of(step, aside))
+        for warning in (*aside.diagnostics, *compiled.diagnostics):
             if warning.severity != "remark" and not self.compiles:
                 self._session.report(warning)
-        return found
+        return compiled

@@ -48,12 +48,12 @@ class SurfaceCheck:
 
 def grid(points: int, least: int = 1) -> list[int]:
     """Numbers from `least` on, so many in each doubling, evenly: 4, 6, 8, 12 with two."""
-    found = [least]
-    while found[-1] < _LARGEST:
-        base = found[-1]
-        found += sorted({base + max(1, base * i // points) for i in range(1, points)} | {2 * base})
-        found = list(dict.fromkeys(found))
-    return found
+    sizes = [least]
+    while sizes[-1] < _LARGEST:
+        base = sizes[-1]
+        sizes += sorted({base + max(1, base * i // points) for i in range(1, points)} | {2 * base})
+        sizes = list(dict.fromkeys(sizes))
+    return sizes
 
 
 @dataclass
@@ -108,12 +108,12 @@ class StepSurface:
         size = tokens / number
         past = max(0.0, pairs / tokens - (size + 1) / 2)
         share, parts = -(-count // self.groups), max(1, -(-number // self.groups))
-        found = self._chunked(share, parts, size)
+        picoseconds = self._chunked(share, parts, size)
         if count:
-            found += self._decode(share, max(1.0, total / count)) - self._decode(share, 1)
+            picoseconds += self._decode(share, max(1.0, total / count)) - self._decode(share, 1)
         if past:
-            found += self._prefill(parts, size, past) - self._prefill(parts, size, 0)
-        return max(1, round(found))
+            picoseconds += self._prefill(parts, size, past) - self._prefill(parts, size, 0)
+        return max(1, round(picoseconds))
 
     # -- between the points ------------------------------------------------------------------------
 
@@ -142,12 +142,12 @@ class StepSurface:
 
     def _at(self, count: int, context: int, number: int, size: int, past: int) -> int:
         key = count, context, number, size, past
-        found = self._known.get(key)
-        if found is None:
+        picoseconds = self._known.get(key)
+        if picoseconds is None:
             classes = [SequenceClass(1, context, 1, count)] if count else []
             classes += [SequenceClass(size, past, 1, number)] if number else []
-            found = self._known[key] = self.exact(step_of(classes))
-        return found
+            picoseconds = self._known[key] = self.exact(step_of(classes))
+        return picoseconds
 
     # -- beside the exact ones ---------------------------------------------------------------------
 
@@ -203,10 +203,10 @@ class ExactSteps:
         return self._time(_step(count, total, chunks, self.groups))
 
     def _time(self, step: Step) -> int:
-        found = self._known.get(step)
-        if found is None:
-            found = self._known[step] = self.exact(step)
-        return found
+        picoseconds = self._known.get(step)
+        if picoseconds is None:
+            picoseconds = self._known[step] = self.exact(step)
+        return picoseconds
 
     def check(self) -> SurfaceCheck:
         """All steps are exact."""

@@ -32,13 +32,13 @@ class StepTimes:
     def __call__(self, step: Step) -> int:
         """Of a step. Raises `DiagnosticError`."""
         step = step.together()
-        found = self._known.get(step)
-        if found is None:
+        picoseconds = self._known.get(step)
+        if picoseconds is None:
             job = self.modules.compiled(step)
             seconds = job.time(self.machine, graphs=self.graphs, measured=self.measured)
-            found = max(1, ceil(seconds.step_seconds * SECOND / self.depth))
-            self._known[step] = found
-        return found
+            picoseconds = max(1, ceil(seconds.step_seconds * SECOND / self.depth))
+            self._known[step] = picoseconds
+        return picoseconds
 
     def __len__(self) -> int:
         """How many distinct steps there were."""

@@ -20,6 +20,6 @@ def verdict_on(
     from stagec.time.cautions import cautions
 
     fit = None if peak is None else memory_fit(machine, mesh, peak).as_json()
-    found = cautions(machine, [] if peak is None else [mesh])
-    session.remark(*found)
-    return {"fit": fit, "cautions": list(found)}
+    warnings = cautions(machine, [] if peak is None else [mesh])
+    session.remark(*warnings)
+    return {"fit": fit, "cautions": list(warnings)}

@@ -27,16 +27,16 @@ def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> li
     that does not go with an archive or a cluster."""
     from stagec.formats.base import not_patched
 
-    found = asked_formats(text, formats_of(registry))
+    formats = asked_formats(text, formats_of(registry))
     elsewhere = given.get("archive") is not None or given["scheduler"] is not None
-    for each in found:
+    for each in formats:
         if elsewhere and not each.patched:
             raise not_patched(each)
-    if given.get("archive") is not None and len(found) > 1:
+    if given.get("archive") is not None and len(formats) > 1:
         raise error(
             "an archive holds one format", remedy="name one format, or write folders: -o DIR"
         )
-    return found
+    return formats
 
 
 def folder_of(format_: Format, formats: Sequence[Format], output: Path) -> Path:
@@ -75,15 +75,15 @@ def write_formats(
     for job in sources:
         check_job(job)
     _announce(sources, given, session)
-    found: list[Written] = []
+    files: list[Written] = []
     for each, job in zip(formats, sources, strict=True):
         written = emit(job, folder_of(each, formats, output), about, given, session)
-        found.append(written)
+        files.append(written)
         for warning in written.warnings:
             session.report(Diagnostic(warning, severity="warning"))
         for loss in () if given["quiet"] else written.dropped:
             session.remark(f"{each.name}: {loss}")
-    return found
+    return files
 
 
 def _announce(sources: Sequence[Source], given: Mapping[str, Any], session: Session) -> None:

@@ -35,8 +35,8 @@ __all__ = [
 @cache
 def _texts() -> Mapping[str, str]:
     folder = files("stagec.machines")
-    found = sorted(f.name for f in folder.iterdir() if f.name.endswith(".toml"))
-    return {f.removesuffix(".toml"): folder.joinpath(f).read_text("utf-8") for f in found}
+    names = sorted(f.name for f in folder.iterdir() if f.name.endswith(".toml"))
+    return {f.removesuffix(".toml"): folder.joinpath(f).read_text("utf-8") for f in names}
 
 
 @cache
@@ -66,8 +66,8 @@ def read_machine(name: str, text: str, given: str | None = None) -> Machine:
         if is_file(wanted):
             path = folder / wanted
             return str(path), file_text(path)
-        found = wanted if wanted in _texts() else _name_of(wanted)
-        return f"{found}.toml", _texts()[found]
+        stem = wanted if wanted in _texts() else _name_of(wanted)
+        return f"{stem}.toml", _texts()[stem]
 
     tables = reading.bases(reading.parsed(text, file), file, text, base)
     machine = reading.checked(name, tables, file, text)
@@ -102,12 +102,12 @@ def files_of(given: str) -> list[str]:
 
 
 def _name_of(given: str) -> str:
-    found = find_machine(given)
-    if found is None:
+    machine = find_machine(given)
+    if machine is None:
         known = machines().values()
         hint = did_you_mean(given.lower(), [n for m in known for n in (m.name, *m.aliases)])
         raise error(
             f"no machine '{given}'",
             remedy=hint or f"give a file, or choose among {', '.join(m.name for m in known)}",
         )
-    return found.name
+    return machine.name

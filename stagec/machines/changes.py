@@ -47,14 +47,14 @@ def scaled(machine: Machine, path: str, factor: float) -> Machine:
 
 
 def _at(machine: Machine, path: str, apply: _Apply) -> Machine:
-    found: Machine | None = _walk(machine, path.split("."), apply, None)
-    if found is None:
+    changed: Machine | None = _walk(machine, path.split("."), apply, None)
+    if changed is None:
         known = paths(machine)
         raise error(
             f"machine {machine.name} has no figure '{path}'",
             remedy=did_you_mean(path, known) or f"the figures are: {', '.join(known)}",
         )
-    return found
+    return changed
 
 
 def _walk(node: Any, path: list[str], apply: _Apply, hint: Any) -> Any:
@@ -72,8 +72,8 @@ def _walk(node: Any, path: list[str], apply: _Apply, hint: Any) -> Any:
     if is_table(node):
         return _each(node, path, apply, get_args(hint)[-1])
     if levels := _levels(node):
-        found = _each(levels, path, apply, None)
-        return None if found is None else tuple(found.values())
+        items = _each(levels, path, apply, None)
+        return None if items is None else tuple(items.values())
     if path or not (_is_number(node) or _is_open(node, hint)):
         return None
     return apply(0 if node is None else node, _form(hint))
@@ -86,8 +86,8 @@ def _each(
     if path and path[0] in items:
         inner = _walk(items[path[0]], path[1:], apply, hint)
         return None if inner is None else {**items, path[0]: inner}
-    found = {name: _walk(item, path, apply, hint) for name, item in items.items()}
-    return found if found and None not in found.values() else None
+    changed = {name: _walk(item, path, apply, hint) for name, item in items.items()}
+    return changed if changed and None not in changed.values() else None
 
 
 def _is_number(node: object) -> bool:

@@ -42,11 +42,11 @@ def quantity(kind: str, value: object) -> Fraction:
     Raises ValueError for what is no such text, and for zero where the kind is not time.
     """
     units, example = UNITS[kind]
-    found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if found is None or found[2] not in units:
-        told = "a text such as" if found is None else f"a unit among {', '.join(units)}, as in"
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
+        told = "a text such as" if match is None else f"a unit among {', '.join(units)}, as in"
         raise ValueError(f"expects {told} '{example}', found {value!r:.60}")
-    result = Fraction(found[1]) * units[found[2]]
+    result = Fraction(match[1]) * units[match[2]]
     if not result and kind != "time":
         raise ValueError(f"expects more than zero, such as '{example}', found '{value}'")
     return result

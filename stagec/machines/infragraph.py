@@ -97,11 +97,11 @@ def _graph(file: str, text: str) -> Any:
         infrastructure = package.Infrastructure().deserialize(text)
         if _size(infrastructure) > MOST_NODES:
             raise _wrong(file, f"more than {MOST_NODES:,} components")
-        found = service.InfraGraphService()
+        infragraph = service.InfraGraphService()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of components without links
-            found.set_graph(infrastructure)
-        return found.get_networkx_graph()
+            infragraph.set_graph(infrastructure)
+        return infragraph.get_networkx_graph()
     except DiagnosticError:
         raise
     except Exception as problem:
@@ -130,28 +130,28 @@ def _levels(graph: Any, wrong: Callable[[str], DiagnosticError]) -> list[_Level]
     if len(sizes) > 1:
         told = ", ".join(map(str, sorted(sizes)))
         raise wrong(f"devices have different numbers of accelerators: {told}")
-    found: list[_Level] = []
+    levels: list[_Level] = []
     (size,) = sizes
     first, *others = units
     if size > 1:
         inside = _alike([_inside(graph, members, wrong) for members in units.values()], wrong)
         if inside is not None:
-            found.append(inside)
+            levels.append(inside)
     if others:
         lengths = _latency(graph, units[first][0], units[others[0]][0], wrong)
         rate = _alike([_out(graph, parts[unit], members) for unit, members in units.items()], wrong)
         if not rate:
             raise wrong(f"no link with a bandwidth leads out of '{first}'")
-        found.append(_Level("outside", 0, "fat-tree", rate, lengths))
-    if not found:
+        levels.append(_Level("outside", 0, "fat-tree", rate, lengths))
+    if not levels:
         raise wrong("no link joins two accelerators")
-    return found
+    return levels
 
 
-def _alike(found: list[Any], wrong: Callable[[str], DiagnosticError]) -> Any:
-    if any(each != found[0] for each in found):
+def _alike(items: list[Any], wrong: Callable[[str], DiagnosticError]) -> Any:
+    if any(each != items[0] for each in items):
         raise wrong("devices with accelerators have different links")
-    return found[0]
+    return items[0]
 
 
 def _inside(

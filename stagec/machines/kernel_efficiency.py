@@ -114,11 +114,11 @@ class AttentionEfficiency(Rates):
 
     def of_kernel(self, name: str) -> AttentionEfficiency:
         """The constants of a kernel of a library; of one without, these."""
-        found = self.kernels.get(name)
-        if found is None:
+        kernel = self.kernels.get(name)
+        if kernel is None:
             return self
-        own = {n: v for n in AttentionKernel.model_fields if (v := getattr(found, n)) is not None}
-        rate = {**self.rate, **found.rate}
+        own = {n: v for n in AttentionKernel.model_fields if (v := getattr(kernel, n)) is not None}
+        rate = {**self.rate, **kernel.rate}
         return self.model_copy(update={**own, "rate": rate, "kernels": {}})
 
 

@@ -78,10 +78,10 @@ def crossed(machine: Machine, mesh: Mapping[str, int]) -> dict[str, Level | None
 def _blocks(mesh: Mapping[str, int]) -> dict[str, int]:
     """The ranks of the blocks in which the groups of each axis lie, the innermost axis first."""
     sizes = {a: n for a, n in reversed(list(mesh.items())) if n > 1}
-    found, ranks = dict[str, int](), 1
+    blocks, ranks = dict[str, int](), 1
     for axis, size in sizes.items():
-        found[axis] = ranks = ranks * size
-    return found
+        blocks[axis] = ranks = ranks * size
+    return blocks
 
 
 def _used(machine: Machine, blocks: Mapping[str, int]) -> Iterator[tuple[Level, int, int]]:

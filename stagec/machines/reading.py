@@ -50,11 +50,11 @@ def parsed(text: str, file: str) -> Tables:
     except RecursionError:
         raise error(f"{file}: not TOML: nested too deep", remedy=_REMEDY) from None
     except ValueError as e:
-        found = _PLACE.search(str(e))
-        loc = FileLoc(file, int(found[1]), int(found[2])) if found else UNKNOWN
+        place = _PLACE.search(str(e))
+        loc = FileLoc(file, int(place[1]), int(place[2])) if place else UNKNOWN
         told = _PLACE.sub("", str(e)).strip()
         raise error(
-            f"{'' if found else f'{file}: '}not TOML: {told}", loc, remedy="write KEY = VALUE"
+            f"{'' if place else f'{file}: '}not TOML: {told}", loc, remedy="write KEY = VALUE"
         ) from None
 
 
@@ -199,19 +199,19 @@ def _completed(tables: Tables) -> Tables:
     return {**tables, "efficiency": {**first, **efficiency, "network": network}}
 
 
-def _diagnostic(found: Any, place: Loc) -> Diagnostic:
-    way = tuple(found["loc"])
+def _diagnostic(problem: Any, place: Loc) -> Diagnostic:
+    way = tuple(problem["loc"])
     told = ".".join(map(str, way))
-    message = found["msg"].removeprefix("Value error, ")
+    message = problem["msg"].removeprefix("Value error, ")
     remedy = _REMEDY
-    if found["type"] == "extra_forbidden":
+    if problem["type"] == "extra_forbidden":
         message = "is not in the schema"
         names = _names(way[:-1])
         remedy = did_you_mean(str(way[-1]), names) or f"the names here are: {', '.join(names)}"
-    elif found["type"] == "missing":
+    elif problem["type"] == "missing":
         message = "is missing"
         remedy = f"write it, with its source; {_REMEDY}"
-    elif found["type"] == "model_type":
+    elif problem["type"] == "model_type":
         message = 'expects a figure, { value = "...", source = "..." }, or a table'
     return Diagnostic(f"{f'{told}: ' if told else ''}{message}", place, "error", remedy)
 
@@ -245,7 +245,7 @@ def _place(
 def lines_of(text: str) -> dict[tuple[Any, ...], tuple[int, int]]:
     """Line and column of the keys and tables of a text, as far as one scan of its lines finds
     them."""
-    found: dict[tuple[Any, ...], tuple[int, int]] = {}
+    lines: dict[tuple[Any, ...], tuple[int, int]] = {}
     table: tuple[Any, ...] = ()
     counts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -255,15 +255,15 @@ def lines_of(text: str) -> dict[tuple[Any, ...], tuple[int, int]]:
             if head[1] == "[[":
                 index = counts[head[2]] = counts.get(head[2], -1) + 1
                 table = (*table, index)
-            found.setdefault(table, (number, head.start(2) + 1))
+            lines.setdefault(table, (number, head.start(2) + 1))
             continue
         key = _KEY.match(line)
         if key is not None:
             way = (*table, *_parts(key[1]))
-            found.setdefault(way, (number, key.start(1) + 1))
+            lines.setdefault(way, (number, key.start(1) + 1))
             for inner in re.finditer(r"[{,]\s*([A-Za-z0-9_-]+)\s*=", line):
-                found.setdefault((*way, inner[1]), (number, inner.start(1) + 1))
-    return found
+                lines.setdefault((*way, inner[1]), (number, inner.start(1) + 1))
+    return lines
 
 
 def _parts(key: str) -> tuple[str, ...]:

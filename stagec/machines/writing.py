@@ -38,7 +38,7 @@ def kernel_section(
     return "\n".join([*lines, f"fitted = {quoted(fitted)}"]) + "\n"
 
 
-def rounded_network(found: NetworkEfficiency) -> NetworkEfficiency:
+def rounded_network(network: NetworkEfficiency) -> NetworkEfficiency:
     """Constants of a level to three figures."""
 
     def one(p: Protocol) -> Protocol:
@@ -49,30 +49,30 @@ def rounded_network(found: NetworkEfficiency) -> NetworkEfficiency:
             start=float(f"{start:g}e-6"), hops=hops, share=share, copy_=copied
         )
 
-    return found.model_copy(
+    return network.model_copy(
         update={
-            "protocols": {n: one(p) for n, p in found.protocols.items()},
-            "pairs": {n: one(p) for n, p in found.pairs.items()},
-            "direct": {n: one(p) for n, p in found.direct.items()},
-            "multicast": one(found.multicast),
+            "protocols": {n: one(p) for n, p in network.protocols.items()},
+            "pairs": {n: one(p) for n, p in network.pairs.items()},
+            "direct": {n: one(p) for n, p in network.direct.items()},
+            "multicast": one(network.multicast),
         }
     )
 
 
-def network_section(level: str, found: NetworkEfficiency) -> str:
+def network_section(level: str, network: NetworkEfficiency) -> str:
     """The constants of a level, whose record `found.fitted` is."""
 
     def inline(p: Protocol) -> str:
         names = f'start = "{_microseconds(p.start, 9)}", hops = {p.hops:g}, share = {p.share:g}'
         return f"{{ {names}, copy = {p.copy_:g} }}"
 
-    lines = [f"[efficiency.network.{level}]", f"fitted = {quoted(found.fitted)}"]
-    lines.append(f"multicast = {inline(found.multicast)}")
-    direct = {str(name): p for name, p in found.direct.items()}
+    lines = [f"[efficiency.network.{level}]", f"fitted = {quoted(network.fitted)}"]
+    lines.append(f"multicast = {inline(network.multicast)}")
+    direct = {str(name): p for name, p in network.direct.items()}
     if direct:
-        lines.append(f"direct_fitted = {quoted(found.direct_fitted)}")
+        lines.append(f"direct_fitted = {quoted(network.direct_fitted)}")
     for name, group in (
-        *(("protocols", found.protocols), ("pairs", found.pairs)),
+        *(("protocols", network.protocols), ("pairs", network.pairs)),
         *((("direct", direct),) if direct else ()),
     ):
         lines += ["", f"[efficiency.network.{level}.{name}]"]
@@ -94,8 +94,8 @@ def with_sections(text: str, sections: Mapping[str, str]) -> str:
     new ones at its end."""
     for title, section in sections.items():
         old = rf"(?ms)^\[{re.escape(title)}(\.[^\]]*)?\]\n.*?(?=^\[|\Z)"
-        found = re.search(old, text)
-        before, rest = (text, "") if found is None else (text[: found.start()], text[found.end() :])
+        match = re.search(old, text)
+        before, rest = (text, "") if match is None else (text[: match.start()], text[match.end() :])
         parts = (before, section, re.sub(old, "", rest))
         text = "\n\n".join(filter(None, (part.rstrip() for part in parts))) + "\n"
     return text

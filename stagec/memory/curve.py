@@ -73,24 +73,24 @@ class CurvePart:
     def _highest(self, first: int, end: int, width: int | None) -> Sequence[tuple[int, int]]:
         """Cut what runs from one step to before another into parts of at least this time: the start
         of each, and the step at which most is held. With None all is one part."""
-        found: list[tuple[int, int]] = []
+        highest: list[tuple[int, int]] = []
         origin, start, best = self.starts[first], 0, -1
         for i in range(first, end):
             if not self.steps[i].counts:
                 continue
             now = self.starts[i] - origin
             if best >= 0 and width is not None and now - start >= width:
-                found.append((start, best))
+                highest.append((start, best))
                 start, best = now, -1
             if best < 0 or self.totals[i] > self.totals[best]:
                 best = i
-        return [*found, (start, best)] if best >= 0 else found
+        return [*highest, (start, best)] if best >= 0 else highest
 
     def _counts(self, index: int) -> Counter[BufferKind]:
-        found: Counter[BufferKind] = Counter()
+        counts: Counter[BufferKind] = Counter()
         for change in self._changes[: index + 1]:
-            found.update(change)
-        return found
+            counts.update(change)
+        return counts
 
 
 def kind(buffer: Buffer) -> BufferKind:
@@ -173,8 +173,8 @@ class _Piece:
             for start, index in self.stretches[0].highest(self.first, self.end, width):
                 yield self.start + start, (index,)
             return
-        found = (s.highest(0, len(s.steps), None) for s in self.stretches)
-        yield self.start, tuple(index for parts in found for _, index in parts)
+        indices = (s.highest(0, len(s.steps), None) for s in self.stretches)
+        yield self.start, tuple(index for parts in indices for _, index in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,27 +220,27 @@ class Curve:
         pieces = list(self._pieces())
         operations = sum(max(1, p.end - p.first) for p in pieces)
         width = max(1, -(-self.time // (most - 3))) if operations > most else 0
-        found = self._parts(pieces, width)
-        while width > 1 and len(found) <= most // 2:  # long operations leave room for more
+        parts = self._parts(pieces, width)
+        while width > 1 and len(parts) <= most // 2:  # long operations leave room for more
             finer = self._parts(pieces, width // 2)
             if len(finer) > most:
                 break
-            found, width = finer, width // 2
-        return [self._column(part) for part in found]
+            parts, width = finer, width // 2
+        return [self._column(part) for part in parts]
 
     def _parts(self, pieces: Sequence[_Piece], width: int) -> list[_Part]:
         """Columns of at least this width, but for the last one of the microbatches."""
-        found: list[_Part] = []
+        parts: list[_Part] = []
         for piece in pieces:
             base = self._bytes(piece)
             for start, at in piece.highest(width):
                 rise = sum(s.totals[i] for s, i in zip(piece.stretches, at, strict=True))
                 part = _Part(start, base + rise, piece, at)
-                if not found or start - found[-1].start >= width or part.apart(found[-1]):
-                    found.append(part)
-                elif part.total > found[-1].total:
-                    found[-1] = replace(part, start=found[-1].start)
-        return found
+                if not parts or start - parts[-1].start >= width or part.apart(parts[-1]):
+                    parts.append(part)
+                elif part.total > parts[-1].total:
+                    parts[-1] = replace(part, start=parts[-1].start)
+        return parts
 
     # -- what runs when ----------------------------------------------------------------------------
 
@@ -275,12 +275,12 @@ class Curve:
 
     def _bytes(self, piece: _Piece) -> int:
         """Bytes at the start of a piece."""
-        shared, found = self._shared, sum(self._fixed.values())
+        shared, total = self._shared, sum(self._fixed.values())
         if piece.states is not None:
-            found += shared.outside.totals[shared.first]
+            total += shared.outside.totals[shared.first]
             for state, number in piece.states.items():
-                found += number * sum(shared.sized.held_bytes(state).values())
-        return found
+                total += number * sum(shared.sized.held_bytes(state).values())
+        return total
 
     def _column(self, part: _Part) -> CurveColumn:
         piece, shared = part.piece, self._shared

@@ -89,14 +89,14 @@ def _segment(start: int, end: int, length: Expr, edge: int, every: int) -> Itera
 
 def patterns(body: Region) -> Mapping[Expr, Pattern]:
     """The pattern of all repeats of a count: they hand stacks to each other."""
-    found: dict[Expr, Pattern] = {}
+    patterns: dict[Expr, Pattern] = {}
     for op in body.walk():
         if op.has(Repeats):
             count = op.expr("count")
-            known = found.get(count, Pattern())
+            known = patterns.get(count, Pattern())
             first, every = op.integer(FIRST, 0), op.integer(EVERY, 1)
-            found[count] = Pattern(max(known.first, first), max(known.every, every))
-    return found
+            patterns[count] = Pattern(max(known.first, first), max(known.every, every))
+    return patterns
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,18 +261,18 @@ class _Runner:
 
         What a collective makes of one microbatch is added to a sum, so it is a buffer beside it.
         """
-        path, found = list[Value](), None
+        path, base = list[Value](), None
         while value not in self._homes:
             path.append(value)
-            found = self._base(value)
-            heir = next(heirs(value), None) if not (found or self._is_added(value)) else None
+            base = self._base(value)
+            heir = next(heirs(value), None) if not (base or self._is_added(value)) else None
             if heir is None:
                 break
             value = heir
         else:
-            found = self._homes[value]
-        self._homes.update(dict.fromkeys(path, found))
-        return found
+            base = self._homes[value]
+        self._homes.update(dict.fromkeys(path, base))
+        return base
 
     def _base(self, value: Value) -> Value | None:
         """The static buffer that a value is."""
@@ -310,9 +310,9 @@ class _Runner:
         if count not in self._orders:
             number = evaluate(count, self._env) if self._whole else 0
             edge = 2 + self._most_ahead
-            found = slices(count, self._env, edge, self._patterns[count])
+            runs = slices(count, self._env, edge, self._patterns[count])
             self._orders[count] = tuple(
-                self._budget.counted(map(IterationRun, range(number)) if self._whole else found)
+                self._budget.counted(map(IterationRun, range(number)) if self._whole else runs)
             )
         return self._orders[count]
 
@@ -360,8 +360,8 @@ class _Runner:
         if pending:
             self._others(members[-1], pending)
         self._last_gathered = [ref for last in ready[-1:] for ref in last.values()]
-        for op, found in zip(members, made, strict=True):
-            stacks = (tuple(found[p][k] for p in sorted(found)) for k in stacked(op))
+        for op, by_place in zip(members, made, strict=True):
+            stacks = (tuple(by_place[p][k] for p in sorted(by_place)) for k in stacked(op))
             self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
 
     def _region(self, region: Region, skip: Sequence[Operation]) -> None:

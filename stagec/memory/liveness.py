@@ -206,15 +206,15 @@ def step_regions(body: Region) -> list[Region]:
 def last_users(region: Region, roots: Roots) -> dict[Value, Operation]:
     """For each buffer made in (or carried into) a region: the last op of the region that uses
     it."""
-    found: dict[Value, Operation] = {}
+    users: dict[Value, Operation] = {}
     for op in region.ops:
         for value in op.results:
-            found[roots(value)] = op
+            users[roots(value)] = op
         for value in op.reads():
             root = roots(value)
             if value.region is region or root.region is region:
-                found[root] = op
-    return found
+                users[root] = op
+    return users
 
 
 def heirs(value: Value) -> Iterator[Value]:

@@ -184,14 +184,14 @@ class Arena:
 
 def place(requests: Iterable[PlacementRequest], allocator: Allocator) -> Arena:
     """Place buffers in the order of the requests."""
-    found = Arena()
-    for _ in placing(requests, allocator, found):
+    arena = Arena()
+    for _ in placing(requests, allocator, arena):
         pass
-    return found
+    return arena
 
 
 def placing(
-    requests: Iterable[PlacementRequest], allocator: Allocator, found: Arena
+    requests: Iterable[PlacementRequest], allocator: Allocator, arena: Arena
 ) -> Iterator[tuple[PlacementRequest, Placed]]:
     """The same, request by request."""
     live: dict[int, tuple[int, Placed]] = {}
@@ -200,12 +200,12 @@ def placing(
         if request.size:
             spot = allocator.take(request.size)
             live[request.number] = request.size, spot
-            found.places[request.number] = spot
+            arena.places[request.number] = spot
             given, asked = given + spot.size, asked + request.size
-            found.allocated, found.bound = max(found.allocated, given), max(found.bound, asked)
+            arena.allocated, arena.bound = max(arena.allocated, given), max(arena.bound, asked)
         else:
             size, spot = live.pop(request.number)
             allocator.give(spot)
             given, asked = given - spot.size, asked - size
         yield request, spot
-    found.reserved = allocator.reserved
+    arena.reserved = allocator.reserved

@@ -115,17 +115,17 @@ def turns(
     same = {frozenset(counts.items()): counts}  # one object for equal counts, so `id` tells them
     following: dict[tuple[int, ...], Mapping[MicrobatchState, int]] = {}
     for pair in steps(order):
-        found = [works_of(a, done.get(a.microbatch, _NOTHING)) for a in pair]
-        key = (id(counts), *map(id, found))
+        works = [works_of(a, done.get(a.microbatch, _NOTHING)) for a in pair]
+        key = (id(counts), *map(id, works))
         if holds is None or key not in following:
-            doing = Doing(tuple([work for work, _ in found]), pair, counts)
+            doing = Doing(tuple([work for work, _ in works]), pair, counts)
             yield doing
             if key not in following:
                 *_, after = doing.after()
                 after = {s: n for s, n in after.items() if holds is None or holds(s)}
                 following[key] = same.setdefault(frozenset(after.items()), after)
         counts = following[key]
-        for action, (_, state) in zip(pair, found, strict=True):
+        for action, (_, state) in zip(pair, works, strict=True):
             done[action.microbatch] = state
 
 
@@ -141,29 +141,29 @@ class _Works:
 
     def __call__(self, a: Action, before: MicrobatchState) -> _WorkDone:
         key = a.kind, a.chunk, a.split, id(before)
-        found = self._found.get(key)
-        if found is None:
+        known = self._found.get(key)
+        if known is None:
             run = tuple(r for r in regions_of(a) if r in self._regions)
             after, work = before | frozenset(run), (run, before)
             done = work, self._states.setdefault(after, after)
-            found = self._found[key] = self._same.setdefault(work, done)
-        return found
+            known = self._found[key] = self._same.setdefault(work, done)
+        return known
 
 
 class Planner:
     """What the actions of a function make, hold and leave, from its lifetimes."""
 
-    def __init__(self, found: Lifetimes) -> None:
-        self._found = found
-        self._parts = {labels(s.part): s.part for s in found.steps}
+    def __init__(self, lives: Lifetimes) -> None:
+        self._found = lives
+        self._parts = {labels(s.part): s.part for s in lives.steps}
         self._steps: dict[Operation | None, list[int]] = {}
-        for number, step in enumerate(found.steps):
+        for number, step in enumerate(lives.steps):
             self._steps.setdefault(step.part, []).append(number)
         self._used: dict[Operation | None, list[Buffer]] = {}
-        for buffer in found.buffers:
+        for buffer in lives.buffers:
             for part in buffer.last:
                 self._used.setdefault(part, []).append(buffer)
-        self._left = [b for b in found.buffers if b.part is not None and b.last.keys() != {b.part}]
+        self._left = [b for b in lives.buffers if b.part is not None and b.last.keys() != {b.part}]
 
     @property
     def buffers(self) -> Sequence[Buffer]:
@@ -192,14 +192,14 @@ class Planner:
     ) -> Mapping[int, list[Buffer]]:
         """By the number of a step of these parts: the buffers of which it is the last user, when
         all in `done` has run by the end."""
-        found: dict[int, list[Buffer]] = {}
+        ending: dict[int, list[Buffer]] = {}
         for place, part in enumerate(parts):
             later = parts[place + 1 :]
             for buffer in self._used.get(part, ()):
                 last = buffer.last
                 if last.keys() <= done and not (later and any(p in last for p in later)):
-                    found.setdefault(last[part], []).append(buffer)
-        return found
+                    ending.setdefault(last[part], []).append(buffer)
+        return ending
 
     @remembered
     def run(self, work: ActionInState | None) -> MemoryRun:

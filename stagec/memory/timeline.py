@@ -94,8 +94,8 @@ class Sized(Planner):
     """A planner with the bytes of what it finds; all stages that run a function share it. `fixed`
     are the buffers that are there from start to end, with their categories."""
 
-    def __init__(self, found: Lifetimes, env: Env, body: Region) -> None:
-        super().__init__(found)
+    def __init__(self, lifetimes: Lifetimes, env: Env, body: Region) -> None:
+        super().__init__(lifetimes)
         self.env = env
         self.size = cache(self._size)
         self.held_bytes = cache(self._held_bytes)
@@ -110,27 +110,27 @@ class Sized(Planner):
 
     def _static(self, space: str) -> Mapping[str, int]:
         """Bytes that are there from start to end, by category."""
-        found: dict[str, int] = dict.fromkeys(STATIC, 0)
+        sizes: dict[str, int] = dict.fromkeys(STATIC, 0)
         for value, category in self.fixed:
             if space in value.tensor.memories:
                 size = evaluate(value.tensor.bytes_in(space), self.env)
-                found[category] = found.get(category, 0) + size
-        return found
+                sizes[category] = sizes.get(category, 0) + size
+        return sizes
 
     def _size(self, buffer: Buffer) -> int:
         return evaluate(buffer.size, self.env)
 
-    def count(self, found: Counter[str], buffers: Iterable[Buffer], sign: int) -> None:
+    def count(self, counts: Counter[str], buffers: Iterable[Buffer], sign: int) -> None:
         """Add the bytes in device memory to those of each category."""
         for buffer in buffers:
             if buffer.space == DEVICE:
-                found[buffer.category] += sign * self.size(buffer)
+                counts[buffer.category] += sign * self.size(buffer)
 
     def _held_bytes(self, state: MicrobatchState) -> Counter[str]:
         """What a microbatch in this state holds."""
-        found: Counter[str] = Counter()
-        self.count(found, self.held(state), 1)
-        return found
+        held_bytes: Counter[str] = Counter()
+        self.count(held_bytes, self.held(state), 1)
+        return held_bytes
 
     def _held_total(self, state: MicrobatchState) -> int:
         return self.held_bytes(state).total()
@@ -141,10 +141,10 @@ class Sized(Planner):
         best = highest([self.run(work)], self._device_size)
         if best is None:
             return None
-        found: Counter[str] = Counter()
-        self.count(found, best.made, 1)
-        self.count(found, best.gone, -1)
-        return best, found, found.total()
+        rise: Counter[str] = Counter()
+        self.count(rise, best.made, 1)
+        self.count(rise, best.gone, -1)
+        return best, rise, rise.total()
 
     def _device_size(self, buffer: Buffer) -> int:
         return self.size(buffer) if buffer.space == DEVICE else 0
@@ -266,9 +266,9 @@ class MemoryTimeline:
 
     def made(self, point: Point) -> Mapping[str, int]:
         """The bytes of each category that the operation at a point makes."""
-        found: Counter[str] = Counter()
-        self._planner.count(found, point.step.made, 1)
-        return found
+        made: Counter[str] = Counter()
+        self._planner.count(made, point.step.made, 1)
+        return made
 
     def reductions(self, point: Point) -> int:
         """The bytes at a point that collectives of gradients have made before it."""
@@ -284,14 +284,14 @@ class MemoryTimeline:
 
     def peak(self) -> Point:
         """The point at which most is held. Raises `DiagnosticError` if nothing runs."""
-        found = max(self._points(distinct=True), key=lambda p: p[0], default=None)
-        if found is None:
+        highest = max(self._points(distinct=True), key=lambda p: p[0], default=None)
+        if highest is None:
             raise error(
                 "no operation runs, so no moment is the worst",
                 self._loc,
                 remedy="compute something in the function",
             )
-        return found[1]()
+        return highest[1]()
 
     def expression(self, point: Point) -> Expr:
         """What is held at a point in symbols; microbatches in flight are counted."""
@@ -319,11 +319,11 @@ class MemoryTimeline:
             size = evaluate(value.tensor.bytes_in(DEVICE), self._env)
             if size:
                 merged[value, category] = 1, size
-        found = [
+        live = [
             LiveBuffers(v.name, str(v.type), category, count, size, line_of(v))
             for (v, category), (count, size) in merged.items()
         ]
-        return sorted(found, key=lambda h: (-h.bytes, h.name))
+        return sorted(live, key=lambda h: (-h.bytes, h.name))
 
     def _counts(self, point: Point) -> Counter[Buffer]:
         """How many there are of each buffer that is not static."""

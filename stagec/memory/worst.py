@@ -43,8 +43,8 @@ def worst_of(
     if all(e.symbols <= env.keys() for e in different.values()):
         values = {number: evaluate(e, env) for number, e in different.items()}
         known = {b: values[id(e)] for b, e in sizes.items()}
-        found = highest(runs, lambda b: known.get(b, 0))
-        moments = [found] if found is not None else []
+        moment = highest(runs, lambda b: known.get(b, 0))
+        moments = [moment] if moment is not None else []
     else:
         more = {n: symbol(n) + _LARGE for n in long}
         moments = _undominated(runs, _numbered({b: substitute(e, more) for b, e in sizes.items()}))
@@ -53,10 +53,10 @@ def worst_of(
 
 def _numbered(sizes: Mapping[Buffer, Expr]) -> dict[Buffer, _Terms]:
     """Sizes by their monomials, all multiplied by what makes every coefficient an integer."""
-    found = {b: terms(e) for b, e in sizes.items()}
-    numbers = {m: i for i, m in enumerate(dict.fromkeys(m for t in found.values() for m in t))}
-    scale = lcm(*(c.denominator for t in found.values() for c in t.values()))
-    return {b: {numbers[m]: int(c * scale) for m, c in t.items()} for b, t in found.items()}
+    table = {b: terms(e) for b, e in sizes.items()}
+    numbers = {m: i for i, m in enumerate(dict.fromkeys(m for t in table.values() for m in t))}
+    scale = lcm(*(c.denominator for t in table.values() for c in t.values()))
+    return {b: {numbers[m]: int(c * scale) for m, c in t.items()} for b, t in table.items()}
 
 
 def _undominated(runs: Iterable[MemoryRun], sizes: Mapping[Buffer, _Terms]) -> list[Moment]:

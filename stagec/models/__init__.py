@@ -20,8 +20,8 @@ def library_text(path: str) -> str:
 
 def blocks() -> tuple[str, ...]:
     """The paths of all texts of blocks, as an import states them."""
-    found = files("stagec.models").joinpath("blocks").iterdir()
-    return tuple(sorted(f"blocks/{f.name}" for f in found if f.name.endswith(".stg")))
+    entries = files("stagec.models").joinpath("blocks").iterdir()
+    return tuple(sorted(f"blocks/{f.name}" for f in entries if f.name.endswith(".stg")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,8 @@ def presets() -> Mapping[str, Preset]:
 
 def stacks() -> tuple[str, ...]:
     """The names of the stacks that are shipped, each with a text `stacks/NAME.stg`."""
-    found = files("stagec.models").joinpath("stacks").iterdir()
-    return tuple(sorted(f.name[:-4] for f in found if f.name.endswith(".stg")))
+    entries = files("stagec.models").joinpath("stacks").iterdir()
+    return tuple(sorted(f.name[:-4] for f in entries if f.name.endswith(".stg")))
 
 
 @cache

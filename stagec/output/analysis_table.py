@@ -38,9 +38,9 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
 
 def _print_fit(result: dict[str, Any], out: Console) -> None:
     """Whether it fits, if that was asked."""
-    if (found := result.get("fit")) is not None:
-        fit = MemoryFit(found["peak"], found["room"])
-        out.print(f"{found.get('class', 'memory')}: {fit_text(fit)}", markup=False)
+    if (fit_found := result.get("fit")) is not None:
+        fit = MemoryFit(fit_found["peak"], fit_found["room"])
+        out.print(f"{fit_found.get('class', 'memory')}: {fit_text(fit)}", markup=False)
 
 
 def _exact(number: Any) -> str:
@@ -49,11 +49,11 @@ def _exact(number: Any) -> str:
 
 def _alike(classes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Classes that differ in nothing but their coordinates and their memory, by first one."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    alike: dict[str, list[dict[str, Any]]] = {}
     for entry in classes:
         work = [entry[n] for n in ("count", "flops", "matmul_flops", "collectives", "p2p", "nodes")]
-        found.setdefault(repr(work), []).append(entry)
-    return list(found.values())
+        alike.setdefault(repr(work), []).append(entry)
+    return list(alike.values())
 
 
 def _overview(classes: list[dict[str, Any]]) -> Table:
@@ -190,14 +190,14 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
 
 def _without_repeats(classes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Neighbouring classes with the same numbers as one, named by the first and the last."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for entry in classes:
-        same = found and all(found[-1][n] == entry[n] for n in ("categories", "host", "placement"))
+        same = rows and all(rows[-1][n] == entry[n] for n in ("categories", "host", "placement"))
         if same:
-            found[-1]["names"] = f"{found[-1]['name']} to {entry['name']}"
+            rows[-1]["names"] = f"{rows[-1]['name']} to {entry['name']}"
         else:
-            found.append({**entry, "names": entry["name"]})
-    return found
+            rows.append({**entry, "names": entry["name"]})
+    return rows
 
 
 def _print_worst(classes: list[tuple[str, dict[str, Any]]], out: Console) -> None:

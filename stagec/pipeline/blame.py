@@ -47,14 +47,14 @@ def blamed(problem: BaseException) -> Diagnostic | None:
         plugin = plugin_of(frame.f_globals.get("__name__"))
         if plugin is not None:
             own = [n for n in range(at, len(frames)) if _is_of_plugin(frames[n][0])]
-            found = _Found(plugin, _title(frame.f_locals.get("self")), _loc(stack[own[-1]]))
-            return _diagnostic(problem, found, stack[at:])
+            culprit = _Found(plugin, _title(frame.f_locals.get("self")), _loc(stack[own[-1]]))
+            return _diagnostic(problem, culprit, stack[at:])
     for at in reversed(range(len(frames))):
         owner = _in_hand(frames[at][0])
         plugin = plugin_of(type(owner).__module__)
         if plugin is not None:
-            found = _Found(plugin, _title(owner), place_of(type(owner)))
-            return _diagnostic(problem, found, stack[at:])
+            culprit = _Found(plugin, _title(owner), place_of(type(owner)))
+            return _diagnostic(problem, culprit, stack[at:])
     return None
 
 
@@ -66,15 +66,15 @@ class _Found:
 
 
 def _diagnostic(
-    problem: BaseException, found: _Found, stack: Sequence[traceback.FrameSummary]
+    problem: BaseException, blame: _Found, stack: Sequence[traceback.FrameSummary]
 ) -> Diagnostic:
     shown = [f for f in stack if not f.filename.startswith("<")][-_MOST:]
     notes = [note(f"in {f.name}", _loc(f)) for f in shown]
     notes += [note(line) for line in getattr(problem, "__notes__", ())]
     message = (
-        f"a mistake in plug-in '{found.plugin}'{found.title}: {type(problem).__name__}: {problem}"
+        f"a mistake in plug-in '{blame.plugin}'{blame.title}: {type(problem).__name__}: {problem}"
     )
-    return Diagnostic(message, found.place, "error", _REMEDY, tuple(notes))
+    return Diagnostic(message, blame.place, "error", _REMEDY, tuple(notes))
 
 
 def _is_of_plugin(frame: FrameType) -> bool:

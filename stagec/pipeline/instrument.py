@@ -78,8 +78,8 @@ class Verification(Hooks):
         try:
             verify_module(module, self._sound)
         except DiagnosticError as e:
-            found = note(f"found after pass '{pass_.name}'")
-            raise DiagnosticError(*(_with_note(d, found) for d in e.diagnostics)) from None
+            origin = note(f"found after pass '{pass_.name}'")
+            raise DiagnosticError(*(_with_note(d, origin) for d in e.diagnostics)) from None
 
     def after_idle(self, pass_: Pass, module: Module) -> None:
         if pass_.gives is not None:  # another phase asks for more
@@ -216,7 +216,7 @@ def reproducer_text(module_text: str, passes: Sequence[Pass]) -> str:
 def reproducer_pipeline(text: str) -> str | None:
     """The pipeline in the first line of a reproducer, None if there is none."""
     head, _, _ = text.lstrip().partition("\n")
-    command, found, rest = head.partition(" -p '")
-    if not found or "RUN:" not in command:
+    command, separator, rest = head.partition(" -p '")
+    if not separator or "RUN:" not in command:
         return None
     return rest.rpartition("'")[0]

@@ -108,15 +108,15 @@ def _run(pass_: Pass, module: Module) -> None:
 
 def phase_of(module: Module) -> Phase:
     """The phase that a module says it is in. Raises `DiagnosticError` if there is no such phase."""
-    found = phase_named(module.phase)
-    if found is None:
+    phase = phase_named(module.phase)
+    if phase is None:
         labels = [p.label for p in Phase]
         raise error(
             f"unknown phase '{module.phase}'",
             module.root.loc,
             remedy=did_you_mean(module.phase, labels) or f"use one of {', '.join(labels)}",
         )
-    return found
+    return phase
 
 
 def _impossible(pass_: Pass, loc: Loc, phase: Phase, known: Iterable[type[Pass]]) -> Exception:

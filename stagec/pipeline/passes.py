@@ -85,12 +85,12 @@ class Pass:
 
     def options(self) -> dict[str, str]:
         """The options that differ from their defaults, as text: the inverse of `from_options`."""
-        found: dict[str, str] = {}
+        options: dict[str, str] = {}
         for name, option in options_of(type(self)).items():
             value = getattr(self, option.declared.name)
             if option.required or value != option.default:
-                found[name] = option_text(value)
-        return found
+                options[name] = option_text(value)
+        return options
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def options_of(pass_type: type[Pass]) -> Mapping[str, Option]:
         return {}
     annotated: Any = pass_type
     hints = _hints(annotated)
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for item in fields(pass_type):
         name, type_ = item.name.replace("_", "-"), hints[item.name]
         if type_ not in _KINDS:
@@ -169,8 +169,8 @@ def options_of(pass_type: type[Pass]) -> Mapping[str, Option]:
                 f"option '{name}' of pass '{pass_type.name}' has a type that no text can give",
                 remedy="use int, str, bool, Fraction or tuple[str, ...], or define from_options",
             )
-        found[name] = Option(name, _KINDS[type_], item, type_)
-    return found
+        options[name] = Option(name, _KINDS[type_], item, type_)
+    return options
 
 
 @lru_cache(maxsize=512)

@@ -11,8 +11,8 @@ from stagec.text.build import parse_module
 def peer_module(module: Module, name: str, file: str, *, example: str) -> Module:
     """The peer of that name, else the module of a file. Raises `DiagnosticError` if there is
     neither."""
-    if (found := module.peers.get(name)) is not None:
-        return found
+    if (peer := module.peers.get(name)) is not None:
+        return peer
     if not file:
         raise error("expected the module of the other pod", remedy=f"as in {example}")
     return parse_module(read_text(file), module.registry)

@@ -38,8 +38,8 @@ def sound_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
             return ()
         return tuple(part for part in cast("tuple[object, ...]", given) if sound(part, check(part)))
 
-    def sound(part: object, found: Iterator[_Found]) -> bool:
-        messages = list(found)
+    def sound(part: object, faults: Iterator[_Found]) -> bool:
+        messages = list(faults)
         for message, remedy in messages:
             problems.error(f"plug-in '{plugin.name}': {message}", _place(part), remedy=remedy)
         return not messages

@@ -157,17 +157,17 @@ def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
 @lru_cache(maxsize=8)
 def _loaded(entries: Sequence[EntryPoint]) -> Loaded:
     """Everything that installed plug-ins bring."""
-    found = Loaded(Registry())
+    loaded = Loaded(Registry())
     for entry in entries:
-        found.add(_from_entry_point(entry))
-    return found
+        loaded.add(_from_entry_point(entry))
+    return loaded
 
 
 @lru_cache(maxsize=8)
 def _installed(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """The plug-ins of installed packages, the built-in one first; looked for once on a path."""
-    found = sorted(entry_points(group=GROUP), key=lambda e: (e.name != BUILTIN, e.name))
-    return tuple(dict.fromkeys(found))
+    points = sorted(entry_points(group=GROUP), key=lambda e: (e.name != BUILTIN, e.name))
+    return tuple(dict.fromkeys(points))
 
 
 def _from_entry_point(entry: EntryPoint) -> Plugin:
@@ -218,8 +218,8 @@ def _loading(where: str, remedy: str) -> Generator[None]:
     except DiagnosticError:
         raise
     except Exception as e:
-        found = blamed(e)
-        loc, notes = (found.loc, found.notes) if found else (_syntax_place(e), ())
+        culprit = blamed(e)
+        loc, notes = (culprit.loc, culprit.notes) if culprit else (_syntax_place(e), ())
         message = f"{where} cannot be loaded: {type(e).__name__}: {e}"
         raise error(message, loc, remedy=remedy, notes=notes) from None
 

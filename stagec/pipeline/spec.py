@@ -179,8 +179,8 @@ class _Parser:
         return match
 
     def _error(self, expected: str, form: str = _FORM) -> DiagnosticError:
-        found = f"'{self._peek()}'" if self._peek() else "the end"
-        return error(f"expected {expected}, found {found}", self._loc(self._at, 1), remedy=form)
+        shown = f"'{self._peek()}'" if self._peek() else "the end"
+        return error(f"expected {expected}, found {shown}", self._loc(self._at, 1), remedy=form)
 
     def _loc(self, start: int, width: int) -> FileLoc:
         before = self._text[:start]
@@ -255,8 +255,8 @@ class _Assembler:
             if spec.edit is None:
                 built += self._expanded(spec, parts, outer)
             elif spec.edit.kind == "without":
-                found = {i for run in _found(built, spec.edit) for i in run}
-                built = [b for i, b in enumerate(built) if i not in found]
+                removed = {i for run in _found(built, spec.edit) for i in run}
+                built = [b for i, b in enumerate(built) if i not in removed]
             else:
                 run = _only(built, spec.edit)
                 beside = built[run[0]]
@@ -303,16 +303,16 @@ def _found(built: Sequence[_Placed], edit: Edit) -> list[range]:
     """Where the pass or the named pipeline of an edit stands, each time from its first pass to its
     last."""
     depths = [placed.depth(edit.anchor) for placed in built]
-    found: list[range] = []
+    ranges: list[range] = []
     for i, depth in enumerate(depths):
         if depth is None:
             continue
         part = built[i].parts[depth : depth + 1]
-        if found and part and built[found[-1].start].parts[depth : depth + 1] == part:
-            found[-1] = range(found[-1].start, i + 1)
+        if ranges and part and built[ranges[-1].start].parts[depth : depth + 1] == part:
+            ranges[-1] = range(ranges[-1].start, i + 1)
         else:
-            found.append(range(i, i + 1))
-    if not found:
+            ranges.append(range(i, i + 1))
+    if not ranges:
         names = _names(built)
         shown = f"to its left stand {', '.join(names)}" if names else "name a pipeline to its left"
         raise error(
@@ -320,7 +320,7 @@ def _found(built: Sequence[_Placed], edit: Edit) -> list[range]:
             edit.loc,
             remedy=did_you_mean(edit.anchor, names) or shown,
         )
-    return found
+    return ranges
 
 
 def _names(built: Sequence[_Placed]) -> list[str]:

@@ -54,8 +54,8 @@ def check_stages(module: Module, problems: DiagnosticList) -> None:
 
 
 def _check_schedule(module: Module, op: Operation, count: int, problems: DiagnosticList) -> None:
-    found = accumulation_of(op)
-    if found is None:
+    accumulation = accumulation_of(op)
+    if accumulation is None:
         problems.error(
             f"@{op.symbol} has no accumulation with a schedule",
             op.loc,
@@ -63,8 +63,8 @@ def _check_schedule(module: Module, op: Operation, count: int, problems: Diagnos
         )
         return
     try:
-        schedule = schedule_of(module.registry, found.text("schedule"))
-        schedule.check(count, found.integer("count"), found.integer("chunks", 1))
+        schedule = schedule_of(module.registry, accumulation.text("schedule"))
+        schedule.check(count, accumulation.integer("count"), accumulation.integer("chunks", 1))
     except DiagnosticError as e:
         problems.add(*e.diagnostics)
 
@@ -92,9 +92,9 @@ def _unmatched(by_stage: dict[int, Operation], count: int) -> Iterator[tuple[str
 
 
 def _ends(program: Operation) -> Counter[_End]:
-    found: Counter[_End] = Counter()
+    ends: Counter[_End] = Counter()
     for op in program.body.walk():
         for kind, ops in _ENDS.items():
             if isinstance(op.definition, ops) and op.text("over") == program.text("over"):
-                found[kind, op.integer("by"), op.integer("channel", 0)] += 1
-    return found
+                ends[kind, op.integer("by"), op.integer("channel", 0)] += 1
+    return ends

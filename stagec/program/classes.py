@@ -88,20 +88,20 @@ class RankClass:
     @cached_property
     def groups(self) -> list[GroupAxes]:
         """The axes over which its collectives go, in program order."""
-        found = (group_axes(op) for op in self.graph.body.walk() if op.name == "et.coll")
-        return list(dict.fromkeys(found))
+        axes = (group_axes(op) for op in self.graph.body.walk() if op.name == "et.coll")
+        return list(dict.fromkeys(axes))
 
     @cached_property
     def ways(self) -> list[tuple[str, str, int]]:
         """The ways of its messages: `send` or `recv`, the axis, and the coordinate of the receiver
         less that of the sender, modulo the axis. Messages between pods are left out."""
-        found = (
+        ways = (
             (op.name.removeprefix("et."), op.text("over"), ask(NumberOf(op.expr("by")), self.env))
             for op in self.graph.body.walk()
             if op.name in ("et.send", "et.recv")
         )
         return list(
-            dict.fromkeys((kind, over, by % self.env[over]) for kind, over, by in found if over)
+            dict.fromkeys((kind, over, by % self.env[over]) for kind, over, by in ways if over)
         )
 
     def members(self, mesh: Mapping[str, int]) -> npt.NDArray[np.int64]:
@@ -125,7 +125,7 @@ def rank_classes(module: Module) -> list[RankClass]:
     env = module.env
     known = dict(plain(env))
     channels, loads, rows = _channels(graphs), Loads(module), StageRows(module)
-    found: list[RankClass] = []
+    classes: list[RankClass] = []
     for graph in graphs:
         used = _symbols_in(graph)
         indices = _index_axes(module, used)
@@ -140,8 +140,8 @@ def rank_classes(module: Module) -> list[RankClass]:
             sizes = tuple(i for a, i in coords.items() if apart or a in indices)
             templates = shared.setdefault(sizes, {})
             shares = channels, loads, rows, templates
-            found.append(RankClass(module, graph, coords, given, inner, *shares))
-    return sorted(found, key=lambda c: (c.stage, *c.coords.values()))
+            classes.append(RankClass(module, graph, coords, given, inner, *shares))
+    return sorted(classes, key=lambda c: (c.stage, *c.coords.values()))
 
 
 def class_coordinates(module: Module, graph: Operation) -> Iterator[dict[str, int]]:
@@ -195,13 +195,13 @@ def _check_known(module: Module, graph: Operation, used: Set[str], env: Mapping[
 
 def _channels(graphs: list[Operation]) -> dict[Channel, int]:
     """A number for every stream of messages, the same on all ranks."""
-    found = {
+    channels = {
         channel_of(op)
         for graph in graphs
         for op in graph.body.walk()
         if op.name in ("et.send", "et.recv") and not crosses_pods(op)
     }
-    return {channel: number for number, channel in enumerate(sorted(found, key=_place))}
+    return {channel: number for number, channel in enumerate(sorted(channels, key=_place))}
 
 
 def _place(channel: Channel) -> tuple[str, int, str, int]:

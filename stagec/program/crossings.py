@@ -79,9 +79,9 @@ class PodMesh:
     def places(self) -> Ints:
         """For each rank its number among those of its stage."""
         stages = self.stages()
-        found = np.empty(stages.size, dtype=np.int64)
-        found[stages] = np.arange(stages.shape[1])
-        return found
+        places = np.empty(stages.size, dtype=np.int64)
+        places[stages] = np.arange(stages.shape[1])
+        return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +156,15 @@ def _crossings(source: Module, target: Module) -> Crossings:
     more, fewer = ratio(microbatches(source), microbatches(target), "microbatches")
     meshes = pod_mesh(source), pod_mesh(target)
     to, of = Numbers(meshes[0], meshes[1]), Numbers(meshes[1], meshes[0])
-    found: dict[str, Crossing] = {}
+    crossings_by_cache: dict[str, Crossing] = {}
     stream = 0
     for name in sorted(mine, key=lambda name: (name == TOKEN, name)):
         ends = mine[name], theirs[name]
         way = handover(ends[0].layouts, ends[1].layouts)
         sent, got = to.end(*ends, way.to, fewer), of.end(ends[1], ends[0], way.of, more)
-        found[name] = Crossing(way, sent, got, stream, mine[name].layers)
+        crossings_by_cache[name] = Crossing(way, sent, got, stream, mine[name].layers)
         stream += mine[name].layers
-    return Crossings(found, to.peers, of.peers)
+    return Crossings(crossings_by_cache, to.peers, of.peers)
 
 
 class Numbers:
@@ -280,7 +280,7 @@ def held_caches(module: Module) -> dict[str, HeldCache]:
         for stage in stages_of(func) or (0,):
             place = _depth(module, func, stage, chunk)
             parts.setdefault(TOKEN, {})[place] = LayerShare(0, place, stage, chunk), 1, value
-    found: dict[str, HeldCache] = {}
+    caches: dict[str, HeldCache] = {}
     for name, by_depth in parts.items():
         shares: list[LayerShare] = []
         start = 0
@@ -289,8 +289,8 @@ def held_caches(module: Module) -> dict[str, HeldCache]:
             start += count
         value = next(v for _, _, v in by_depth.values())
         splits = tuple(d.axes for d in value.tensor.dims)
-        found[name] = HeldCache(Layouts(layouts, splits), tuple(shares), start, value)
-    return found
+        caches[name] = HeldCache(Layouts(layouts, splits), tuple(shares), start, value)
+    return caches
 
 
 def used(cache: Value) -> tuple[Operation, int, int]:

@@ -39,10 +39,10 @@ class GroupAxes(NamedTuple):
         """The inverse of `words`. Raises ValueError for axes of which some are mirrored."""
         given = list(words)
         axes = tuple(w.removesuffix(_MIRROR) for w in given)
-        found = cls(axes, bool(given) and given[0].endswith(_MIRROR))
-        if found.words != given:
+        group = cls(axes, bool(given) and given[0].endswith(_MIRROR))
+        if group.words != given:
             raise ValueError(f"a group over {', '.join(given)}")
-        return found
+        return group
 
     def size(self, mesh: Mapping[str, int]) -> int:
         """How many ranks it joins."""

@@ -62,10 +62,10 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def _number(self, axes: Sequence[str], ranks: Ints) -> Ints:
-        found = np.zeros_like(ranks)
+        numbers = np.zeros_like(ranks)
         for axis in axes:
-            found = found * self.mesh[axis] + coordinate(self.mesh, axis, ranks)
-        return found
+            numbers = numbers * self.mesh[axis] + coordinate(self.mesh, axis, ranks)
+        return numbers
 
     def rank_of(self, places: Ints) -> Ints:
         """The ranks at these places."""
@@ -73,8 +73,8 @@ class Layouts:
         own = np.ravel_multi_index(tuple(self.places().T), sizes)
         by_place = np.empty(self.ranks, dtype=np.int64)
         by_place[own] = np.arange(self.ranks)
-        found: Ints = by_place[np.ravel_multi_index(tuple(places.T), sizes)]
-        return found
+        ranks: Ints = by_place[np.ravel_multi_index(tuple(places.T), sizes)]
+        return ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +124,11 @@ def _meet(one: Layouts, other: Layouts, ratios: Sequence[tuple[int, int]]) -> li
     """The ranks of `other` that each rank of `one` meets: along each dimension `more` of its parts
     lie in one part here, or one of them holds `fewer` parts of here."""
     places = one.places()
-    found: list[Ints] = []
+    overlaps: list[Ints] = []
     for offsets in product(*(range(more) for more, _ in ratios)):
         columns = [
             places[:, d] * more // fewer + offset
             for d, ((more, fewer), offset) in enumerate(zip(ratios, offsets, strict=True))
         ]
-        found.append(other.rank_of(np.stack(columns, axis=1)))
-    return found
+        overlaps.append(other.rank_of(np.stack(columns, axis=1)))
+    return overlaps

@@ -122,8 +122,8 @@ def joined(name: str, steps: Sequence[SizedStep], order: Sequence[tuple[int, int
     prototype, microbatch, tag = np.concatenate(columns, axis=1)
     sources, targets = stream_edges(prototypes, prototype)
     every = np.concatenate([*edges, _edges(np.stack([sources, targets]), 1)], axis=1)
-    starts, middle, found = sorted_edges(len(prototype), *every)
-    return Program(name, prototypes, prototype, microbatch, tag, starts, middle, found)
+    starts, middle, indices = sorted_edges(len(prototype), *every)
+    return Program(name, prototypes, prototype, microbatch, tag, starts, middle, indices)
 
 
 def _edges(pairs: Ints, control: int) -> Ints:
@@ -159,15 +159,15 @@ def _prototypes(program: Program, given: slice) -> tuple[list[Node], Ints]:
     marked = np.array([bool(marker_of(n.name)) for n in program.prototypes])[which]
     pairs = np.stack([which, np.where(marked, numbers, 0)], axis=1)
     used, inverse = np.unique(pairs, axis=0, return_inverse=True)
-    found: list[Node] = []
+    prototypes: list[Node] = []
     rows: list[tuple[int, int]] = used.tolist()
     for number, microbatch in rows:
         node = program.prototypes[number]
         mark = marker_of(node.name)
         names = (n.replace(mark, str(microbatch)) if mark else n for n in (node.name, node.scope))
         full, scope = (f"s{MICROBATCH[0]}/{n}" for n in names)
-        found.append(replace(node, name=full, scope=scope))
-    return found, np.asarray(inverse, dtype=np.int64).reshape(-1)
+        prototypes.append(replace(node, name=full, scope=scope))
+    return prototypes, np.asarray(inverse, dtype=np.int64).reshape(-1)
 
 
 def _streams(
@@ -191,11 +191,11 @@ def _leaves(step: StepProgram, names: Mapping[str, int]) -> Ints:
     was taken by another name, or the same."""
     program, first = step.program, len(step.heads)
     last = first + len(step)
-    found: list[tuple[int, int]] = []
+    leaves: list[tuple[int, int]] = []
     for i, name in enumerate(step.tails, last):
         made = program.edges[program.starts[i] : program.control[i]] - 1
         if len(made):
             maker = int(made.max())
             there = maker >= first
-            found.append((names[name], maker - first if there else -1 - names[step.heads[maker]]))
-    return np.array(found, dtype=np.int64).reshape(-1, 2).T
+            leaves.append((names[name], maker - first if there else -1 - names[step.heads[maker]]))
+    return np.array(leaves, dtype=np.int64).reshape(-1, 2).T

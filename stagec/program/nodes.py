@@ -185,8 +185,8 @@ class Program:
         """The axes over which its collectives go, in order of first use."""
         used, first = np.unique(self.prototype, return_index=True)
         order: list[int] = used[np.argsort(first)].tolist()
-        found = (self.prototypes[i].group for i in order)
-        return list(dict.fromkeys(axes for axes in found if axes))
+        groups = (self.prototypes[i].group for i in order)
+        return list(dict.fromkeys(axes for axes in groups if axes))
 
     @cached_property
     def counts(self) -> Ints:
@@ -211,22 +211,22 @@ class Program:
     @cached_property
     def nodes(self) -> list[Node]:
         """The nodes one by one, for a look at small programs."""
-        found = [self._node(i) for i in range(len(self))]
-        for i, node in enumerate(found):
+        nodes = [self._node(i) for i in range(len(self))]
+        for i, node in enumerate(nodes):
             targets: list[int] = self.edges[self.starts[i] : self.starts[i + 1]].tolist()
-            edges = [found[e - 1] for e in targets]
+            edges = [nodes[e - 1] for e in targets]
             data = int(self.control[i] - self.starts[i])
             node.deps, node.after = edges[:data], edges[data:]
-        return found
+        return nodes
 
     def _node(self, i: int) -> Node:
         node = self.prototypes[int(self.prototype[i])]
         mark = marker_of(node.name)
         name = node.name.replace(mark, str(self.microbatch[i])) if mark else node.name
-        found = replace(node, name=name, tag=int(self.tag[i]), id=i + 1)
+        copied = replace(node, name=name, tag=int(self.tag[i]), id=i + 1)
         if self.events is not None:
-            found.alloc, found.free = int(self.events.alloc[i]), int(self.events.free[i])
-        return found
+            copied.alloc, copied.free = int(self.events.alloc[i]), int(self.events.free[i])
+        return copied
 
 
 def item(ref: Ref, i: int) -> Ref:

@@ -119,7 +119,7 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     pods = {pod_of(module): module for module in (one, other)}
     ends = matching_ends(pods)
     meshes = {pod: pod_mesh(module) for pod, module in pods.items()}
-    (a, b), found = pods, dict[PartWay, PartCrossing]()
+    (a, b), crossings = pods, dict[PartWay, PartCrossing]()
     numbers = {a: Numbers(meshes[a], meshes[b]), b: Numbers(meshes[b], meshes[a])}
     ways = sorted(ends[a])
     tensors = [way for way in ways if ends[a][way][0].value.tensor.rank]
@@ -139,8 +139,8 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
             way.source: len(met.to) * len(got.shares),
             way.to: len(met.of) * len(sent.shares),
         }
-        found[way] = PartCrossing(met, first, count, stream, whole=way not in tensors)
-    return PartCrossings(found, {pod: each.peers for pod, each in numbers.items()})
+        crossings[way] = PartCrossing(met, first, count, stream, whole=way not in tensors)
+    return PartCrossings(crossings, {pod: each.peers for pod, each in numbers.items()})
 
 
 def matching_ends(pods: Mapping[str, Module]) -> Mapping[str, Ends]:
@@ -153,11 +153,11 @@ def matching_ends(pods: Mapping[str, Module]) -> Mapping[str, Ends]:
 
 
 def _ends_between(module: Module, pods: Mapping[str, Module]) -> dict[PartWay, list[PartEnd]]:
-    found: dict[PartWay, list[PartEnd]] = {}
+    ends: dict[PartWay, list[PartEnd]] = {}
     for end in ends_of(module):
         if end.way.source in pods and end.way.to in pods:
-            found.setdefault(end.way, []).append(end)
-    return found
+            ends.setdefault(end.way, []).append(end)
+    return ends
 
 
 def _held(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd]) -> HeldCache:
@@ -244,10 +244,10 @@ def _check_words(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
         if "words" not in end.op.attrs:
             continue
         count = evaluate(end.op.expr("words"), pods[a].env)
-        found = evaluate(other.op.expr("words"), pods[b].env)
-        if found != count:
+        size = evaluate(other.op.expr("words"), pods[b].env)
+        if size != count:
             raise error(
-                f"{way} are words of a vocabulary of {found:,} in '{b}', expected the {count:,} of "
+                f"{way} are words of a vocabulary of {size:,} in '{b}', expected the {count:,} of "
                 f"'{a}'",
                 other.op.loc,
                 remedy="choose a draft model with the tokenizer of the model that verifies",

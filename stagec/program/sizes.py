@@ -157,14 +157,14 @@ class Resizable:
             for kind, dtype, extents, flops, size, op, causal, form in self._kernels
         ]
         buckets: dict[Operation, list[int]] = {}
-        found: list[Node] = []
+        nodes: list[Node] = []
         for node, size, flops, matmul, out, kernel, dealt in self._nodes:
             if node.op is None:
-                found.append(node)
+                nodes.append(node)
                 continue
             if node.bucket and node.op not in buckets:
                 buckets[node.op] = _calls(node.op, self._ready[node.op], values)
-            found.append(
+            nodes.append(
                 Node(
                     node.kind,
                     node.name,
@@ -190,7 +190,7 @@ class Resizable:
                     dealt=(n[dealt[0]], n[dealt[1]]),
                 )
             )
-        return found
+        return nodes
 
     def _sized(self, node: Node) -> _NodePlaces:
         op, place = node.op, self._place

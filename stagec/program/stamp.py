@@ -92,9 +92,9 @@ class Frontier(NamedTuple):
     products: tuple[bool, ...]
 
     @classmethod
-    def of(cls, found: Iterable[tuple[int, bool]]) -> Frontier:
+    def of(cls, nodes: Iterable[tuple[int, bool]]) -> Frontier:
         """From a row for each."""
-        rows = list(found)
+        rows = list(nodes)
         return cls(tuple(place for place, _ in rows), tuple(product for _, product in rows))
 
 
@@ -123,9 +123,9 @@ class Template:
     def __post_init__(self) -> None:
         ordered = enumerate(self.nodes[: self.ordered])
         self.computations = [(i, bool(n.matmul)) for i, n in ordered if n.is_computation][::-1]
-        found, complete = front_of(iter(self.computations))
+        front, complete = front_of(iter(self.computations))
         if complete:
-            self.front = Frontier.of((self.outside + i, product) for i, product in found)
+            self.front = Frontier.of((self.outside + i, product) for i, product in front)
 
     def stream(self, node: Node) -> Stream:
         """The stream of a message of it."""
@@ -145,8 +145,8 @@ class Stamp(NamedTuple):
 
     def value(self, value: Value) -> Made | None:
         """A value of it, if it makes it."""
-        found = self.instance.template.made[self.part].get(value)
-        return None if found is None else Made(found[0], self.instance, found[1])
+        made = self.instance.template.made[self.part].get(value)
+        return None if made is None else Made(made[0], self.instance, made[1])
 
 
 class Inputs:
@@ -160,19 +160,19 @@ class Inputs:
     @cached_property
     def _rows(self) -> Sequence[tuple[int | None, Ints, Ints]]:
         """The origins in rows: those of one source, the placeholders, and the places of these."""
-        found: dict[int | None, list[tuple[int, int]]] = {}
+        rows: dict[int | None, list[tuple[int, int]]] = {}
         for where, (source, place) in enumerate(self.origins):
-            found.setdefault(source, []).append((where, place))
-        tables = ((s, np.array(pairs, dtype=np.int64)) for s, pairs in found.items())
+            rows.setdefault(source, []).append((where, place))
+        tables = ((s, np.array(pairs, dtype=np.int64)) for s, pairs in rows.items())
         return [(source, table[:, 0], table[:, 1]) for source, table in tables]
 
     def handles(self, sources: Sequence[Instance | None]) -> Ints:
         """What they stand for in a step that takes from these instances, whose tables are there."""
-        found = np.empty(self.template.outside, dtype=np.int64)
+        handles = np.empty(self.template.outside, dtype=np.int64)
         for source, where, places in self._rows:
             instance = None if source is None else sources[source]
-            found[where] = places if instance is None else instance.table[places]
-        return found
+            handles[where] = places if instance is None else instance.table[places]
+        return handles
 
 
 @dataclass(slots=True, eq=False)
@@ -207,10 +207,10 @@ class Instance:
         instance = self
         while place < instance.inputs.template.outside:
             source, place = instance.inputs.origins[place]
-            found = None if source is None else instance.sources[source]
-            if found is None:
+            outer = None if source is None else instance.sources[source]
+            if outer is None:
                 return place
-            instance = found
+            instance = outer
         return instance.base + place - instance.inputs.template.outside
 
     def node(self, place: int) -> Node:
@@ -238,14 +238,14 @@ T = TypeVar("T")
 def front_of(computations: Iterator[tuple[T, bool]]) -> tuple[list[tuple[T, bool]], bool]:
     """What later nodes refer to of computations that are given last one first: the last one, the
     last matrix product and the one right before that, in order; and whether all were found."""
-    found: list[tuple[T, bool]] = []
+    front: list[tuple[T, bool]] = []
     for which, product in computations:
-        after_product = bool(found) and found[-1][1]
-        if not found or product or after_product:
-            found.append((which, product))
+        after_product = bool(front) and front[-1][1]
+        if not front or product or after_product:
+            front.append((which, product))
         if after_product:
-            return found[::-1], True
-    return found[::-1], False
+            return front[::-1], True
+    return front[::-1], False
 
 
 def captured(body: Region, skip: frozenset[Operation] = frozenset()) -> tuple[Value, ...]:
@@ -322,13 +322,13 @@ def make_template(
     nodes = [*ordered, *(n for cut in bucketed for n in cut.nodes)]
     for place, node in enumerate(nodes):
         node.id = place
-    found = Template(nodes, len(ordered), outside, [], [], sent, channels)
+    template = Template(nodes, len(ordered), outside, [], [], sent, channels)
     for values in made:
-        found.made.append({v: (shape_of(r), _places(found, r)) for v, r in values.items()})
+        template.made.append({v: (shape_of(r), _places(template, r)) for v, r in values.items()})
     for cut in bucketed:
         for node, ready in zip(cut.nodes, cut.ready, strict=True):
-            found.buckets.append((node.id, None if ready is None else found.place(ready)))
-    return found
+            template.buckets.append((node.id, None if ready is None else template.place(ready)))
+    return template
 
 
 def _places(template: Template, ref: Ref) -> list[int]:

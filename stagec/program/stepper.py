@@ -226,8 +226,8 @@ class Stepper(Unroller):
                 return thing, thing.template.front
             if thing.template.computations:
                 break
-        found, _ = front_of((handle_of(t, i), product) for t, i, product in self._computations())
-        return None, Frontier.of(found)
+        nodes, _ = front_of((handle_of(t, i), product) for t, i, product in self._computations())
+        return None, Frontier.of(nodes)
 
     def _unrolled(
         self,
@@ -318,16 +318,16 @@ class _Stamps:
         self, parts: Sequence[TemplatePart], microbatches: Sequence[int]
     ) -> tuple[list[Source], Hashable]:
         """What made the things that each part takes, maker by maker; and what differs in them."""
-        found: list[Source] = []
+        sources: list[Source] = []
         for i, part in enumerate(parts):
             mine = self._of.get(microbatches[part.slot], _NOTHING)
             for maker in self.makers(part.seen):
                 before = [p.slot for p in parts[:i] if p.seen is maker] if i else ()
                 if before and (part.slot in before or maker not in mine):
-                    found.append(INSIDE)
+                    sources.append(INSIDE)
                 else:
-                    found.append(mine.get(maker) or self.latest.get(maker))
-        return found, tuple([s.origin if isinstance(s, Stamp) else s for s in found])
+                    sources.append(mine.get(maker) or self.latest.get(maker))
+        return sources, tuple([s.origin if isinstance(s, Stamp) else s for s in sources])
 
     def put(
         self, parts: Sequence[TemplatePart], microbatches: Sequence[int], instance: Instance
@@ -349,8 +349,8 @@ def _kind(action: Action, slot: int) -> _Kind:
 def receives_in(body: Region) -> frozenset[Operation]:
     """The receives of an action from other stages, which are posted before it: those that wait for
     nothing in it."""
-    found = (op for op in body.ops if op.name == "et.recv" and not op.operands)
-    return frozenset(op for op in found if not crosses_pods(op))
+    receives = (op for op in body.ops if op.name == "et.recv" and not op.operands)
+    return frozenset(op for op in receives if not crosses_pods(op))
 
 
 def _interleaved(parts: Sequence[list[Node]], bodies: Collection[Region]) -> list[Node]:

@@ -154,16 +154,16 @@ SAMPLED_0 = f"{SAMPLED}/0"
 def stepped_classes(modules: Sequence[Sequence[RankClass]], sequel: Sequel) -> list[SteppedClass]:
     """The classes of a job whose distinct steps have these classes. Raises `DiagnosticError` if a
     step is lowered to other stages than the first one."""
-    found = [(dict(c.coords), [c]) for c in modules[0]]
+    groups = [(dict(c.coords), [c]) for c in modules[0]]
     for classes in modules[1:]:
-        found = [
+        groups = [
             ({**coords, **c.coords}, [*steps, c])
-            for coords, steps in found
+            for coords, steps in groups
             for c in classes
             if all(c.coords.get(a, i) == i for a, i in coords.items())
         ]
     stages = _stages(c for classes in modules for c in classes)
-    return [_stepped(coords, steps, sequel, stages) for coords, steps in found]
+    return [_stepped(coords, steps, sequel, stages) for coords, steps in groups]
 
 
 def _stepped(

@@ -71,11 +71,11 @@ def unrolled(
             graph.loc,
             remedy="choose smaller counts, and repeat what computes",
         )
-    found = Stepper(
+    stepper = Stepper(
         env, order or Order(), channels or {}, loads, {} if templates is None else templates
     )
-    found.returned = found.region(graph.body)
-    return found
+    stepper.returned = stepper.region(graph.body)
+    return stepper
 
 
 def unroll_step(
@@ -99,13 +99,13 @@ def unroll_step(
     named = [(v, takes[v.name]) for v in graph.body.args if v.name in takes]
     ends = unrolled(graph, *given).returned
     shapes = {n: shape_of(r) for n, r in zip(leaves, ends, strict=True) if n is not None}
-    found = Stepper(*given)
-    heads = [h for v, n in named for h in found.take(v, n, shapes.get(n, NODE))]
-    ends = found.region(graph.body)
+    stepper = Stepper(*given)
+    heads = [h for v, n in named for h in stepper.take(v, n, shapes.get(n, NODE))]
+    ends = stepper.region(graph.body)
     tails = [
-        t for n, r in zip(leaves, ends, strict=True) if n is not None for t in found.leave(n, r)
+        t for n, r in zip(leaves, ends, strict=True) if n is not None for t in stepper.leave(n, r)
     ]
-    return StepProgram(found.finish(name), heads, tails, channels)
+    return StepProgram(stepper.finish(name), heads, tails, channels)
 
 
 def _count(region: Region, env: Mapping[str, int]) -> int:

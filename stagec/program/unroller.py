@@ -179,18 +179,18 @@ class Unroller:
     def _prefetch(self, early: frozenset[Operation], prefix: str, step: int) -> dict[Value, Ref]:
         """Issue what brings the parameters of the layer that is the `step`th to run now, gathers
         and copies from the host: layers early, not at the start of the step."""
-        found: dict[Value, Ref] = {}
+        refs: dict[Value, Ref] = {}
         last = self._last_computation() if early else None
         self._prefix = prefix
         for op in sorted(early, key=lambda o: o.position()):
             if step < self._count(op, "kept"):
-                found[op.result] = None  # still there from forward, for whose end all waits
+                refs[op.result] = None  # still there from forward, for whose end all waits
                 continue
             node = self._node(op)
             if isinstance(node, Node) and last is not None and last not in node.after:
                 node.after = (*node.after, last)
-            found[op.result] = self._refs[op.result] = node
-        return found
+            refs[op.result] = self._refs[op.result] = node
+        return refs
 
     def _computations(self) -> Iterator[tuple[Instance | Node, int, bool]]:
         """The computations so far, last one first: which, and whether it is a matrix product."""
@@ -201,7 +201,7 @@ class Unroller:
                 yield thing, 0, bool(thing.matmul)
 
     def _last_computation(self) -> Node | None:
-        return next((node_of(*found[:2]) for found in self._computations()), None)
+        return next((node_of(*computation[:2]) for computation in self._computations()), None)
 
     def accumulate(self, op: Operation, region: Region) -> list[Ref]:
         """Run a region for each microbatch; what it yields in the end."""
@@ -328,7 +328,7 @@ class Unroller:
         computations = self._computations()
         for _, _, product in computations:
             if product:
-                return [node_of(*found[:2]) for found in islice(computations, 1)]
+                return [node_of(*computation[:2]) for computation in islice(computations, 1)]
         return []
 
     def _collective(self, op: Operation) -> Ref:

@@ -57,26 +57,26 @@ class StageRows:
 
     def actions(self, op: Operation, stage: int) -> RankActions:
         """What a stage does, in order; () if its function or graph is not scheduled."""
-        found = accumulation_of(op)
-        return () if found is None else self._row(op, found, stage)
+        loop = accumulation_of(op)
+        return () if loop is None else self._row(op, loop, stage)
 
     def receives(self, op: Operation, stage: int) -> Mapping[int, Sequence[Action]]:
         """By the place of the first action of a step: the actions whose receives stand before it,
         in the order in which their messages are sent."""
-        found, placement = accumulation_of(op), placement_of(self._module, op)
-        if found is None or placement is None:
+        loop, placement = accumulation_of(op), placement_of(self._module, op)
+        if loop is None or placement is None:
             return {}
         sent: dict[int, Sequence[Content]] = {}
         for peer in senders(stage, placement):
-            row = self._row(op, found, peer)
-            key = peer, *self._key(op, found)
+            row = self._row(op, loop, peer)
+            key = peer, *self._key(op, loop)
             if key not in self._sent:
                 self._sent[key] = contents_sent(peer, row, placement)
             sent[peer] = self._sent[key].get(stage, ())
-        return receives_before(stage, self._row(op, found, stage), sent, placement)
+        return receives_before(stage, self._row(op, loop, stage), sent, placement)
 
-    def _row(self, op: Operation, found: Operation, stage: int) -> RankActions:
-        name, *sizes = self._key(op, found)
+    def _row(self, op: Operation, loop: Operation, stage: int) -> RankActions:
+        name, *sizes = self._key(op, loop)
         key = stage, name, *sizes
         if key not in self._known:
             schedule = schedule_of(self._module.registry, name)
@@ -84,19 +84,19 @@ class StageRows:
             self._known[key] = tuple(schedule.rank_actions(stage, *sizes))
         return self._known[key]
 
-    def _key(self, op: Operation, found: Operation) -> tuple[str, int, int, int]:
+    def _key(self, op: Operation, loop: Operation) -> tuple[str, int, int, int]:
         """The name of a schedule, and its stages, microbatches and chunks."""
         stages = self._module.env[op.text("over")]
-        return found.text("schedule"), stages, found.integer("count"), found.integer("chunks", 1)
+        return loop.text("schedule"), stages, loop.integer("count"), loop.integer("chunks", 1)
 
 
 def placement_of(module: Module, op: Operation) -> Placement | None:
     """Where the parts of the model live; None if a function or graph is not scheduled."""
-    found = accumulation_of(op)
-    if found is None:
+    loop = accumulation_of(op)
+    if loop is None:
         return None
-    schedule = schedule_of(module.registry, found.text("schedule"))
-    return schedule.placement(module.env[op.text("over")], found.integer("chunks", 1))
+    schedule = schedule_of(module.registry, loop.text("schedule"))
+    return schedule.placement(module.env[op.text("over")], loop.integer("chunks", 1))
 
 
 def joined_axis(module: Module, op: Operation) -> str:
@@ -117,14 +117,14 @@ def joined_axis(module: Module, op: Operation) -> str:
 def idle_share(module: Module, op: Operation) -> Fraction:
     """The share of the step in which a rank has no work, as the closed form of the schedule counts
     it, at unit costs; 0 if a function or graph is not scheduled."""
-    found = accumulation_of(op)
-    if found is None:
+    loop = accumulation_of(op)
+    if loop is None:
         return Fraction(0)
-    schedule = schedule_of(module.registry, found.text("schedule"))
+    schedule = schedule_of(module.registry, loop.text("schedule"))
     stages, count, chunks = (
         module.env[op.text("over")],
-        found.integer("count"),
-        found.integer("chunks", 1),
+        loop.integer("count"),
+        loop.integer("chunks", 1),
     )
     bubble = schedule.closed_form(stages, count, chunks).bubble
     if bubble is None:

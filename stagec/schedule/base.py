@@ -121,6 +121,6 @@ class Schedule(ABC):
                 remedy=f"give {self.default_chunks}, or choose the schedule 'interleaved'",
             )
 
-    def refuse(self, constraint: str, found: str, remedy: str) -> DiagnosticError:
+    def refuse(self, constraint: str, problem: str, remedy: str) -> DiagnosticError:
         """The error of sizes that break a constraint."""
-        return error(f"{self.name} needs {constraint}: {found}", remedy=remedy)
+        return error(f"{self.name} needs {constraint}: {problem}", remedy=remedy)

@@ -78,10 +78,10 @@ def _rank_messages(
 
 def contents_sent(rank: int, row: RankActions, placement: Placement) -> dict[int, list[Content]]:
     """What a rank sends to each other one, in order."""
-    found: defaultdict[int, list[Content]] = defaultdict(list)
+    contents: defaultdict[int, list[Content]] = defaultdict(list)
     for peer, content, _ in _contents("send", rank, row, placement):
-        found[peer].append(content)
-    return found
+        contents[peer].append(content)
+    return contents
 
 
 def receives_before(
@@ -90,10 +90,10 @@ def receives_before(
     """By the place of the first action of a step: the actions whose receives stand before it, in
     order. `sent` is what each of the rank's `senders` sends to it. Raises `DiagnosticError` where a
     message is sent and not received, or received and not sent."""
-    found: dict[int, list[Action]] = {}
+    receives: dict[int, list[Action]] = {}
     for position, _, action in _posted(rank, row, sent, placement):
-        found.setdefault(position, []).append(action)
-    return found
+        receives.setdefault(position, []).append(action)
+    return receives
 
 
 def senders(rank: int, placement: Placement) -> tuple[int, ...]:
@@ -115,14 +115,14 @@ def posted(
     `DiagnosticError` as `receives_before` does."""
     peers = senders(rank, placement)
     sent = {p: contents_sent(p, rows[p], placement).get(rank, []) for p in peers}
-    found: list[tuple[Message, Action]] = []
+    messages: list[tuple[Message, Action]] = []
     for position, (source, target, microbatch), action in _posted(
         rank, rows[rank], sent, placement
     ):
         peer, payload = placement[source].rank, _payload(source, target)
         message = Message("recv", payload, peer, source, target, microbatch, position)
-        found.append((message, action))
-    return found
+        messages.append((message, action))
+    return messages
 
 
 def _posted(
@@ -131,7 +131,7 @@ def _posted(
     """The receives of a rank: the place of the first action of the step that each stands before."""
     wanted = {content: place for _, content, place in _contents("recv", rank, row, placement)}
     starts = [start for start, step in _steps(row) for _ in step]
-    found: list[tuple[int, Content, int]] = []
+    messages: list[tuple[int, Content, int]] = []
     for peer, contents in sent.items():
         for content in contents:
             if content not in wanted:
@@ -139,12 +139,12 @@ def _posted(
         got = [wanted.pop(content) for content in contents]
         # of each message, the first action that needs it or a later one
         first = [*accumulate(reversed(got), min)][::-1]
-        found += zip(first, contents, got, strict=True)
+        messages += zip(first, contents, got, strict=True)
     for content in wanted:
         peer = placement[content[0]].rank
         raise _unmatched(content, peer, rank, "is received and not sent")
-    found.sort(key=itemgetter(0))
-    return [(starts[at], content, row[place]) for at, content, place in found]
+    messages.sort(key=itemgetter(0))
+    return [(starts[at], content, row[place]) for at, content, place in messages]
 
 
 def _unmatched(content: Content, sender: int, receiver: int, what: str) -> Exception:

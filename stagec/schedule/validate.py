@@ -55,10 +55,10 @@ def prove(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> No
         ) from None
 
 
-def _placement(found: object) -> Placement:
-    if not isinstance(found, Placement):
-        raise TypeError(f"placement gives {found!r}, expected a Placement")
-    return found
+def _placement(value: object) -> Placement:
+    if not isinstance(value, Placement):
+        raise TypeError(f"placement gives {value!r}, expected a Placement")
+    return value
 
 
 def _is_action(action: object) -> bool:

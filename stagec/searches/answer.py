@@ -119,20 +119,20 @@ def _found(
                 answers[-1].interrupted = True
             if answers[-1].interrupted:
                 break
-        found = as_json(answers)
+        answer_json = as_json(answers)
         first = min((a for a in answers if a.best), key=least, default=None)
         if first is None:
-            found["nearest"] = nearest(answers)
+            answer_json["nearest"] = nearest(answers)
         if first is not None and not first.interrupted:
             try:
                 if given["levers"]:
-                    found["tried"] = tried(first, run, progress)
-                found["neighbours"] = neighbours(first, run if given["neighbours"] else None)
+                    answer_json["tried"] = tried(first, run, progress)
+                answer_json["neighbours"] = neighbours(first, run if given["neighbours"] else None)
                 if given["sensitivity"]:
-                    found["sensitivity"] = sensitivity(first, run)
+                    answer_json["sensitivity"] = sensitivity(first, run)
             except KeyboardInterrupt:  # the best are told, and not kept for another time
-                found["proven"] = False
-    return found
+                answer_json["proven"] = False
+    return answer_json
 
 
 @contextmanager

@@ -113,10 +113,10 @@ class JobBounds:
         began = time.process_time()
         own = np.array([p.own for p in probes], dtype=np.float64).reshape(-1, 3)[group]
         unshared: Floats = (own * self._unshared).sum(axis=1)
-        found = self._of(every, probes, group, unshared, np.zeros(len(jobs)), keeps)
+        bounds = self._of(every, probes, group, unshared, np.zeros(len(jobs)), keeps)
         self._least, self._least_keeps = [probes[int(i)] for i in group], keeps
         self.array_seconds = time.process_time() - began
-        return found
+        return bounds
 
     def _of(
         self,
@@ -156,9 +156,9 @@ class JobBounds:
             for number in mine
             for what, n, probe in ask(number)
         }
-        found = dict(zip(asked, self._probing([*asked.values()]), strict=True))
+        probed = dict(zip(asked, self._probing([*asked.values()]), strict=True))
         for _, take, mine in steps:
-            take(mine, found)
+            take(mine, probed)
         for number in new:
             self._stage[number] += 1
         return new
@@ -201,21 +201,21 @@ class JobBounds:
         probe = stages_probe(self._jobs[number], self._sizes, self._layers)
         yield "stages", number, self._asked(probe, "stages")
 
-    def _take_state(self, numbers: Sequence[int], found: _Found) -> None:
+    def _take_state(self, numbers: Sequence[int], probed: _Found) -> None:
         for number in numbers:
-            state = found["state", number]
+            state = probed["state", number]
             self._state[number] = state
             self.refused[number] = self.refused[number] or state.refused
         self._improve({n: self._least[n] for n in numbers}, self._least_keeps)
 
-    def _take_work(self, numbers: Sequence[int], found: _Found) -> None:
-        self._work |= {n: probe for (what, n), probe in found.items() if what == "work"}
+    def _take_work(self, numbers: Sequence[int], probed: _Found) -> None:
+        self._work |= {n: probe for (what, n), probe in probed.items() if what == "work"}
         self._improve({n: self._work[n] for n in numbers}, self._keeps)
         for number in filter(self._is_another, numbers):
             self.held[number] = SAME
 
-    def _take_exchanged(self, numbers: Sequence[int], found: _Found) -> None:
-        mine = {n: found["exchanged", n] for n in numbers if ("exchanged", n) in found}
+    def _take_exchanged(self, numbers: Sequence[int], probed: _Found) -> None:
+        mine = {n: probed["exchanged", n] for n in numbers if ("exchanged", n) in probed}
         for number in (n for n in mine if self._is_piped(n)):
             # parameters that stay gathered are kept once, not of each microbatch
             stash = min(mine[number].stash, self._work[number].stash)
@@ -223,11 +223,11 @@ class JobBounds:
         self._improve(mine, self._keeps)
         for number in filter(self._is_piped, numbers):
             times = mine[number].times if number in mine else None
-            self._follow(number, times, found["tail", number].tail)
+            self._follow(number, times, probed["tail", number].tail)
 
-    def _take_stages(self, numbers: Sequence[int], found: _Found) -> None:
+    def _take_stages(self, numbers: Sequence[int], probed: _Found) -> None:
         for number in numbers:
-            held = self._held(number, found["stages", number])
+            held = self._held(number, probed["stages", number])
             self.held[number] = max(self.held[number], SLACK * held)
 
     @property
@@ -320,10 +320,10 @@ class JobBounds:
 
     @cached_property
     def _kins(self) -> Mapping[int, Sequence[int]]:
-        found: defaultdict[int, list[int]] = defaultdict(list)
+        kins: defaultdict[int, list[int]] = defaultdict(list)
         for number, kin in enumerate(self._kin_of.tolist()):
-            found[kin].append(number)
-        return found
+            kins[kin].append(number)
+        return kins
 
     @cached_property
     def _counts(self) -> Ints:

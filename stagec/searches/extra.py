@@ -27,31 +27,31 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
         question = answer.question
         about = question.machine, question.limit, question.overlap, question.measured
         open_ = [n for n in near if n not in answer.known]
-        for i, found in run([Task(jobs[n], *about) for n in open_]):
-            answer.known[open_[i]] = found
+        for i, evaluated in run([Task(jobs[n], *about) for n in open_]):
+            answer.known[open_[i]] = evaluated
     seconds = answer.question.per_group(best.what.seconds or 1.0, best.what.tokens)
     told = [_told(answer, n, change, seconds) for n, change in near.items()]
     return sorted(told, key=lambda row: (row["more"] is None, row["more"] or 0.0))
 
 
 def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, Any]:
-    found = answer.known.get(number)
+    evaluated = answer.known.get(number)
     row: dict[str, Any] = {
         "change": change,
         "strategy": strategy_of(answer.listed.jobs[number]),
         "more": None,
-        "exact": isinstance(found, Evaluated),
+        "exact": isinstance(evaluated, Evaluated),
         "note": "",
     }
-    if isinstance(found, str):
-        return {**row, "note": found}
-    if found is not None:
-        if found.seconds is None:
-            return {**row, "note": "does not fit", "memory_peak": found.peak}
-        if (most := answer.question.most_seconds) is not None and found.seconds > most:
-            return {**row, "note": "beyond the limit of its time", "memory_peak": found.peak}
-        seconds = answer.question.per_group(found.seconds, found.tokens)
-        return {**row, "more": seconds / best - 1, "memory_peak": found.peak}
+    if isinstance(evaluated, str):
+        return {**row, "note": evaluated}
+    if evaluated is not None:
+        if evaluated.seconds is None:
+            return {**row, "note": "does not fit", "memory_peak": evaluated.peak}
+        if (most := answer.question.most_seconds) is not None and evaluated.seconds > most:
+            return {**row, "note": "beyond the limit of its time", "memory_peak": evaluated.peak}
+        seconds = answer.question.per_group(evaluated.seconds, evaluated.tokens)
+        return {**row, "more": seconds / best - 1, "memory_peak": evaluated.peak}
     if answer.bounds is None:
         return row
     bounds, held = answer.bounds
@@ -67,7 +67,7 @@ def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, An
 def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
     """Of points that were left out for their memory, the one that is the least above what a rank
     may hold; None if there is none. Its bytes are a bound if it was not compiled."""
-    found: list[tuple[float, dict[str, Any]]] = []
+    distances: list[tuple[float, dict[str, Any]]] = []
     for answer in answers:
         limit, machine = answer.question.limit, answer.question.machine
         held = {n: e.peak for n, e in answer.known.items() if isinstance(e, Evaluated)}
@@ -77,8 +77,8 @@ def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
             job, room = answer.listed.jobs[n], _room(answer, n)
             if held[n] > room:
                 row = {"strategy": strategy_of(job), "memory_at_least": held[n], "room": room}
-                found.append((held[n] / room, {**row, "machine": machine.name}))
-    return min(found, key=lambda each: each[0])[1] if found else None
+                distances.append((held[n] / room, {**row, "machine": machine.name}))
+    return min(distances, key=lambda each: each[0])[1] if distances else None
 
 
 def _room(answer: Answer, number: int) -> int:
@@ -94,15 +94,15 @@ def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
     """For each figure of the machine, halved and doubled: which of the best is best then. Jobs that
     are not among them are not asked."""
     question = answer.question
-    jobs = [answer.job(found) for found in answer.best]
+    jobs = [answer.job(evaluated) for evaluated in answer.best]
     changed = list(_changed(question.machine))
     tasks = [
         Task(job, machine, None, question.overlap) for _, _, machine in changed for job in jobs
     ]
     seconds: list[float | None] = [None] * len(tasks)
-    for number, found in run(tasks):
-        if isinstance(found, Evaluated) and found.seconds is not None:
-            seconds[number] = question.per_group(found.seconds, found.tokens)
+    for number, evaluated in run(tasks):
+        if isinstance(evaluated, Evaluated) and evaluated.seconds is not None:
+            seconds[number] = question.per_group(evaluated.seconds, evaluated.tokens)
     rows: list[dict[str, Any]] = []
     for i, (figure, factor, _) in enumerate(changed):
         mine = [s or float("inf") for s in seconds[i * len(jobs) : (i + 1) * len(jobs)]]

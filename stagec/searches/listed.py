@@ -28,11 +28,11 @@ class Jobs:
 
     def __getitem__(self, number: int) -> JobOptions:
         """The options of a job."""
-        found = self._options.get(number)
-        if found is None:
+        options = self._options.get(number)
+        if options is None:
             given: Mapping[str, Any] = dict(zip(self.names, self.rows[number], strict=True))
-            found = self._options[number] = self.base.changed(**given)
-        return found
+            options = self._options[number] = self.base.changed(**given)
+        return options
 
     def has(self, options: JobOptions) -> bool:
         """Whether these are the options of one of the jobs."""

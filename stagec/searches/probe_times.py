@@ -97,14 +97,14 @@ def span_of(ran: Sequence[Ran], before: int, many: int) -> ClassSpan | None:
 def ran_of(each: ClassTimes) -> list[Ran]:
     """The nodes of a class in the order of issue."""
     first, causes = each.nodes.first, each.causes.tolist()
-    found: list[Ran] = []
+    ran: list[Ran] = []
     for at, (cause, (placed, start, end)) in enumerate(
         zip(causes, each.rows(), strict=True), first
     ):
         node = placed.node
         phase = -1 if node.phase == "optimizer" else int(node.phase != "forward")
-        found.append(Ran(at, cause, placed, phase, node.layer, start, end))
-    return found
+        ran.append(Ran(at, cause, placed, phase, node.layer, start, end))
+    return ran
 
 
 def _visits(computed: Sequence[Ran]) -> list[list[Ran]]:

@@ -140,8 +140,8 @@ def refined_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions |
     kept = ("dp", "dp_replicate", "dp_shard", "zero", "reshard_after_forward", "fsdp_prefetch")
     batch = microbatch_of(options, sizes) * data_ranks(options)
     given = {n: getattr(options, n) for n in kept}
-    found = work_probe(options, sizes)
-    return found.changed(**given, sizes=_sizes(options, batch))
+    probe_options = work_probe(options, sizes)
+    return probe_options.changed(**given, sizes=_sizes(options, batch))
 
 
 def state_probe(options: JobOptions) -> JobOptions:
@@ -199,7 +199,7 @@ def _work(asked: Asked) -> Probe:
     steps = [_ran(_step(job, asked)) for job in jobs]
     spans = [_spans(step) for step in steps]
     layer = max(0.0, _slope([s.whole for s in spans]))
-    found = Probe(
+    elapsed = Probe(
         layer,
         max(0.0, spans[0].whole - FEW[0] * layer),
         min(s.head for s in spans),
@@ -214,7 +214,7 @@ def _work(asked: Asked) -> Probe:
     times = _times(steps, asked.layers.before)
     again = layer / 2 if asked.options.recompute != "none" else 0.0
     return replace(
-        found,
+        elapsed,
         stash=stash,
         more=max(0.0, held[0] - FEW[0] * stash),
         own=(parameters, gradients, state),
@@ -318,14 +318,14 @@ def _ran(step: StepTime) -> _Classes:
 def _spans(step: _Classes) -> _Spans:
     """Seconds of a step up to the end of backward, between the layers of forward and those of
     backward, and the longest wait between two computations; the least of all classes."""
-    found = [_of_class(each) for each in step]
-    streams = {stream for s in found for stream in s.streams}
+    spans = [_of_class(each) for each in step]
+    streams = {stream for s in spans for stream in s.streams}
     return _Spans(
-        {stream: min(s.streams.get(stream, 0.0) for s in found) for stream in streams},
-        min(s.whole for s in found),
-        min(s.head for s in found),
-        max(s.cut for s in found),
-        max(s.back for s in found),
+        {stream: min(s.streams.get(stream, 0.0) for s in spans) for stream in streams},
+        min(s.whole for s in spans),
+        min(s.head for s in spans),
+        max(s.cut for s in spans),
+        max(s.back for s in spans),
     )
 
 

@@ -101,12 +101,12 @@ class Prices(Kind[tuple[float, ...]]):
     def read(self, text: str) -> tuple[float, ...]:
         """What a rank of each machine costs an hour."""
         try:
-            found = tuple(float(part) for part in text.split(","))
+            prices = tuple(float(part) for part in text.split(","))
         except ValueError:
             raise ValueError(f"expects numbers such as 2.5,6, found '{text}'") from None
-        if not all(0 < price < 1e9 for price in found):
+        if not all(0 < price < 1e9 for price in prices):
             raise ValueError(f"expects prices above 0, found '{text}'")
-        return found
+        return prices
 
 
 def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
@@ -145,7 +145,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
         layers = Layers(layers_of_part(builder, known), 0)
     prices, said = prices_of(machines, given["price"]), said_values(given, session)
     other_ranks = ranks_of_others(options)
-    found: list[Question] = []
+    questions: list[Question] = []
     ranks: Sequence[int] = given["ranks"]
     places = product(machines, ranks)
     if not serves and not given["batch"] and BATCH not in known:
@@ -159,7 +159,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     for (machine, main_ranks), (step, sizes) in product(places, steps):
         space = space_of(given, said, of_job, sizes, layers.total, main_ranks, machine)
         base = with_stack(on_machine(step, machine), space.knobs, session)
-        found.append(
+        questions.append(
             Question(
                 *(base, sizes, layers, space, machine, main_ranks),
                 given["limit"] or Limit(AT_HAND, 0),
@@ -175,7 +175,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
                 other_ranks=other_ranks,
             )
         )
-    return found
+    return questions
 
 
 def _batches(
@@ -287,12 +287,12 @@ def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]
 def _of_preset(name: str) -> dict[str, tuple[Any, ...]]:
     """The degrees of a preset, and what is next to them: half and twice as many."""
     mesh = JobBuilder(JobOptions("", preset=name)).module.mesh
-    found: dict[str, tuple[Any, ...]] = {}
+    choices: dict[str, tuple[Any, ...]] = {}
     sizes: Mapping[str, int | None] = mesh.sizes if mesh else {}
     for axis, size in sizes.items():
         if axis in KNOBS and axis not in ("dp", "dp_replicate", "dp_shard") and size:
-            found[axis] = tuple(sorted({max(1, size // 2), size, size * 2}))
-    return found
+            choices[axis] = tuple(sorted({max(1, size // 2), size, size * 2}))
+    return choices
 
 
 def space_text(space: Space) -> str:

@@ -92,11 +92,11 @@ class Question:
             return held
         return self.cost(seconds) if self.objective == "cost" else seconds
 
-    def value(self, found: Evaluated) -> float | None:
+    def value(self, point: Evaluated) -> float | None:
         """The objective of a job; None if it does not fit, or takes longer than it may."""
-        if found.seconds is None or self.is_late(found.seconds):
+        if point.seconds is None or self.is_late(point.seconds):
             return None
-        return self.objective_of(self.per_group(found.seconds, found.tokens), found.peak)
+        return self.objective_of(self.per_group(point.seconds, point.tokens), point.peak)
 
     def cost(self, seconds: float) -> float:
         """What a step costs: rank-hours, times what one costs if that is known."""
@@ -121,9 +121,9 @@ class Answer:
     bound_seconds: float = 0.0
     seconds: float = 0.0
 
-    def job(self, found: Found[Evaluated]) -> JobOptions:
+    def job(self, best: Found[Evaluated]) -> JobOptions:
         """The job of a result."""
-        return self.listed.jobs[found.number]
+        return self.listed.jobs[best.number]
 
 
 #: What is told while a search goes on: how many were evaluated, the best value, what is proven,
@@ -199,9 +199,9 @@ class _Searching:
         def evaluate(
             numbers: Sequence[int],
         ) -> Iterator[tuple[int, tuple[float, ...] | None, Evaluated]]:
-            for number, value, found in self._evaluate(numbers):
-                values = {"time": found.seconds or 0.0, "memory": float(found.peak)}
-                yield number, None if value is None else tuple(values[r] for r in names), found
+            for number, value, evaluated in self._evaluate(numbers):
+                values = {"time": evaluated.seconds or 0.0, "memory": float(evaluated.peak)}
+                yield number, None if value is None else tuple(values[r] for r in names), evaluated
 
         try:
             for tried in front.run(evaluate, self._at_a_time):
@@ -231,23 +231,23 @@ class _Searching:
     def _values(self, numbers: Iterable[int], *, few: bool = False) -> dict[int, float | None]:
         """The bounds of the objective of jobs; None for those that are left out, which are
         counted. Of a few jobs, meshes are looked at."""
-        found: dict[int, float | None] = {}
+        values: dict[int, float | None] = {}
         question, bounds, most = self._question, self._bounds, self._room({})
         if bounds is None:
-            return found
+            return values
         for n in numbers:
             seconds, held = float(bounds.seconds[n]), float(bounds.held[n])
-            found[n] = question.objective_of(seconds, held)
+            values[n] = question.objective_of(seconds, held)
             if held == SAME:
                 self._answer.listed.same += 1
-                found[n] = None
+                values[n] = None
             elif held > (self._room(mesh_axes(self._jobs[n])) if few else most):
                 self._answer.cut["too much memory by its bound"] += 1
-                found[n] = None
+                values[n] = None
             elif question.is_late(seconds):
                 self._answer.cut["beyond the limit of its time by its bound"] += 1
-                found[n] = None
-        return found
+                values[n] = None
+        return values
 
     def _room(self, mesh: Mapping[str, int | None]) -> float:
         """The most bytes that a rank of a job on this mesh may hold."""
@@ -259,9 +259,9 @@ class _Searching:
         """Better bounds of those that can have them; None for those that are left out."""
         if self._bounds is None:
             return {}
-        found = self._values(self._bounds.refine(numbers), few=True)
-        self._dropped += sum(bound is None for bound in found.values())
-        return found
+        refined = self._values(self._bounds.refine(numbers), few=True)
+        self._dropped += sum(bound is None for bound in refined.values())
+        return refined
 
     # -- exact -------------------------------------------------------------------------------------
 
@@ -273,23 +273,23 @@ class _Searching:
         self._skipped += len(none)
         yield from ((n, None, _NOTHING) for n in none)
         jobs = [n for n in numbers if n not in none]
-        for i, found in self._run([Task(self._jobs[n], *about) for n in jobs]):
+        for i, evaluated in self._run([Task(self._jobs[n], *about) for n in jobs]):
             number = jobs[i]
-            answer.known[number] = found
-            if isinstance(found, str):
-                self._refused.add(found)
-                answer.cut[f"refused by the compiler: {found[:_LONG]}"] += 1
+            answer.known[number] = evaluated
+            if isinstance(evaluated, str):
+                self._refused.add(evaluated)
+                answer.cut[f"refused by the compiler: {evaluated[:_LONG]}"] += 1
                 yield number, None, _NOTHING
-            elif found.seconds is None:
-                category = max(found.memory, key=lambda c: found.memory[c])
+            elif evaluated.seconds is None:
+                category = max(evaluated.memory, key=lambda c: evaluated.memory[c])
                 answer.cut[f"too much memory, most of it {category}"] += 1
-                yield number, None, found
-            elif question.is_late(found.seconds):
+                yield number, None, evaluated
+            elif question.is_late(evaluated.seconds):
                 answer.cut["beyond the limit of its time"] += 1
-                yield number, None, found
+                yield number, None, evaluated
             else:
                 answer.timed += 1
-                yield number, question.value(found), found
+                yield number, question.value(evaluated), evaluated
 
     def _why(self, number: int) -> str:
         """Why the compiler makes no probe of a job; empty if it does."""

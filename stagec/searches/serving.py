@@ -98,8 +98,8 @@ def steps_of_batches(
 def most_seconds(given: Mapping[str, Any], options: JobOptions) -> float | None:
     """The most seconds of a step with which it is within the limits: a further token takes one
     step, drafts not counted, the first one as many as its prompt has chunks."""
-    found = [s for s in (given["tpot"], _of_first(given["ttft"], options)) if s is not None]
-    return min(found, default=None)
+    limits = [s for s in (given["tpot"], _of_first(given["ttft"], options)) if s is not None]
+    return min(limits, default=None)
 
 
 def _of_first(ttft: float | None, options: JobOptions) -> float | None:

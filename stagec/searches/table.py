@@ -61,12 +61,12 @@ def levels_of(machine: Machine, mesh: Mapping[str, int]) -> dict[str, str]:
 
 def rows(answer: Answer, *, several: bool = False) -> list[dict[str, Any]]:
     """The best, each as plain data; of one of `several` searches."""
-    return [_row(answer, found, n, several=several) for n, found in enumerate(answer.best, 1)]
+    return [_row(answer, point, n, several=several) for n, point in enumerate(answer.best, 1)]
 
 
-def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool) -> dict[str, Any]:
-    what, machine = found.what, answer.question.machine
-    options = answer.job(found)
+def _row(answer: Answer, best: Found[Evaluated], number: int, *, several: bool) -> dict[str, Any]:
+    what, machine = best.what, answer.question.machine
+    options = answer.job(best)
     seconds = what.seconds or 0.0
     ranks = answer.question.all_ranks
     counted = answer.question.sampled(what.tokens)
@@ -79,7 +79,7 @@ def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool)
         "memory_peak": what.peak,
         "mfu": what.mfu,
         "limits": limits(what.breakdown or {}, levels_of(machine, what.mesh)),
-        "reason": _reason(answer, found, several=several),
+        "reason": _reason(answer, best, several=several),
         "tokens_per_second_per_rank": tokens,
         "head_room": None if what.room is None else what.room - what.peak,
         "ranks": ranks,
@@ -94,11 +94,11 @@ def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool)
     }
 
 
-def _reason(answer: Answer, found: Found[Evaluated], *, several: bool) -> str:
+def _reason(answer: Answer, row: Found[Evaluated], *, several: bool) -> str:
     best = answer.best[0]
-    if found is best:
+    if row is best:
         return _proof(answer, several=several)
-    mine, other = found.what, best.what
+    mine, other = row.what, best.what
     levels, best_levels = (levels_of(answer.question.machine, e.mesh) for e in (mine, other))
     why = reason(_parts(answer, mine), _parts(answer, other), levels, best_levels)
     if answer.question.objective == "memory":
@@ -125,7 +125,7 @@ def _proof(answer: Answer, *, several: bool) -> str:
 def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
     """The object that `--json` prints: of several searches the best of all, and a row for each."""
     first = answers[0]
-    found: dict[str, Any] = {
+    table: dict[str, Any] = {
         "schema": SCHEMA,
         "model": model_name(first.question.base),
         "objective": first.question.objective,
@@ -154,18 +154,18 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
     best = [row for _, row in told]
     for number, row in enumerate(best, 1):
         row["command"] = row["command"].rsplit("-", 1)[0] + f"-{number}"
-    found["best"] = best
+    table["best"] = best
     of_machines = (text for a in answers for text in cautions(a.question.machine))
     of_best = (text for row in best for text in row["cautions"])
-    found["cautions"] = list(dict.fromkeys([*of_machines, *of_best]))
+    table["cautions"] = list(dict.fromkeys([*of_machines, *of_best]))
     if len(answers) > 1:
-        found["searches"] = [_search(a) for a in answers]
+        table["searches"] = [_search(a) for a in answers]
     points = [_point(a, n, e) for a in answers for n, e in a.known.items()]
-    found["evaluations"] = [p for p in points if p is not None]
+    table["evaluations"] = [p for p in points if p is not None]
     bounds = [bound for a in answers for bound in _bounds(a)]
     bounds = bounds[:: -(-len(bounds) // _MOST_BOUNDS) or 1]
-    found["bounds"] = {"seconds": [s for s, _ in bounds], "memory": [h for _, h in bounds]}
-    return found
+    table["bounds"] = {"seconds": [s for s, _ in bounds], "memory": [h for _, h in bounds]}
+    return table
 
 
 def _bounds(answer: Answer) -> Iterator[tuple[float, int]]:
@@ -217,24 +217,24 @@ def _search(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _point(answer: Answer, number: int, found: Evaluated | str) -> dict[str, Any] | None:
+def _point(answer: Answer, number: int, evaluated: Evaluated | str) -> dict[str, Any] | None:
     """A point that was evaluated, as pages and files draw it."""
-    if isinstance(found, str):
+    if isinstance(evaluated, str):
         return None
     options = answer.listed.jobs[number]
-    levels = levels_of(answer.question.machine, found.mesh)
+    levels = levels_of(answer.question.machine, evaluated.mesh)
     return {
         "strategy": strategy_of(options),
         "command": command_of(options, number),
         "machine": answer.question.machine.given,
         "ranks": answer.question.all_ranks,
-        "step_seconds": found.seconds,
-        "memory_peak": found.peak,
-        "memory": dict(found.memory),
-        "room": found.room,
-        "mfu": found.mfu,
-        "limits": limits(found.breakdown or {}, levels),
-        "breakdown": dict(found.breakdown or {}),
+        "step_seconds": evaluated.seconds,
+        "memory_peak": evaluated.peak,
+        "memory": dict(evaluated.memory),
+        "room": evaluated.room,
+        "mfu": evaluated.mfu,
+        "limits": limits(evaluated.breakdown or {}, levels),
+        "breakdown": dict(evaluated.breakdown or {}),
         "flags": {n: _plain(getattr(options, n)) for n in _shown(answer)},
     }
 
@@ -250,7 +250,7 @@ def _plain(value: Any) -> int | str:
     return value if isinstance(value, int | str) else str(value)
 
 
-def csv_text(found: Mapping[str, Any]) -> str:
+def csv_text(answer: Mapping[str, Any]) -> str:
     """The best as comma-separated values."""
     names = [
         *("strategy", "ranks", "machine", "step_seconds", "tokens_per_second_per_rank", "mfu"),
@@ -259,24 +259,24 @@ def csv_text(found: Mapping[str, Any]) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    for row in found["best"]:
+    for row in answer["best"]:
         writer.writerow(["; ".join(row[n]) if n == "cautions" else row[n] for n in names])
     return text.getvalue()
 
 
-def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
+def print_answer(answer: Mapping[str, Any], stream: TextIO) -> None:
     """The best, why each of them is behind, what is next to it, and what was left out."""
     out = console(stream, 160)
-    best = found["best"]
-    kept = ", kept from before" if found.get("cached") else ""
+    best = answer["best"]
+    kept = ", kept from before" if answer.get("cached") else ""
     out.print(
-        f"{found['model']}: {found['points']:,} points, {found['legal']:,} legal, "
-        f"{found['evaluated']:,} evaluated, {found['seconds']:.1f} s{kept}",
+        f"{answer['model']}: {answer['points']:,} points, {answer['legal']:,} legal, "
+        f"{answer['evaluated']:,} evaluated, {answer['seconds']:.1f} s{kept}",
         markup=False,
     )
     if best:
         narrow = out.width < NARROW  # what limits a strategy stands below the table
-        out.print(_table(best, "searches" in found, found["priced"], limits=not narrow))
+        out.print(_table(best, "searches" in answer, answer["priced"], limits=not narrow))
         for number, row in enumerate(best, 1):
             why = f"{row['limits']}; " if narrow else ""
             out.print(f"[{number}] {why}{row['reason']}", markup=False)
@@ -285,18 +285,18 @@ def print_answer(found: Mapping[str, Any], stream: TextIO) -> None:
         if known := best[0].get("interval"):
             said = f"{known['measured']:,} measured ones of this stack"
             out.print(f"[1] {interval_text(known, said)}", markup=False)
-    if "searches" in found:
-        out.print(_curve(found["searches"]))
-    if "tried" in found:
-        _print_tried(found["tried"], out)
-    if found.get("neighbours"):
-        out.print(_neighbours(found["neighbours"]))
-    if found.get("sensitivity"):
-        out.print(_sensitivity(found["sensitivity"]))
-    _print_cut(found, out)
+    if "searches" in answer:
+        out.print(_curve(answer["searches"]))
+    if "tried" in answer:
+        _print_tried(answer["tried"], out)
+    if answer.get("neighbours"):
+        out.print(_neighbours(answer["neighbours"]))
+    if answer.get("sensitivity"):
+        out.print(_sensitivity(answer["sensitivity"]))
+    _print_cut(answer, out)
 
 
-def _table(found: Sequence[Mapping[str, Any]], several: bool, priced: bool, *, limits: bool) -> Any:
+def _table(rows: Sequence[Mapping[str, Any]], several: bool, priced: bool, *, limits: bool) -> Any:
     where = ("on",) if several else ()
     more = ("cost",) if priced else ()
     made = table(
@@ -305,7 +305,7 @@ def _table(found: Sequence[Mapping[str, Any]], several: bool, priced: bool, *, l
         *(["limited by"] if limits else []),
         text_columns=2,
     )
-    for number, row in enumerate(found, 1):
+    for number, row in enumerate(rows, 1):
         made.add_row(
             rf"\[{number}]",
             escape(row["strategy"]),
@@ -342,19 +342,19 @@ def _curve(searches: Sequence[Mapping[str, Any]]) -> Any:
     return made
 
 
-def _neighbours(found: Sequence[Mapping[str, Any]]) -> Any:
+def _neighbours(rows: Sequence[Mapping[str, Any]]) -> Any:
     made = table("One flag away from [1]", "change", "step", "memory", text_columns=1)
-    for row in found[:_MOST_NEAR]:
+    for row in rows[:_MOST_NEAR]:
         more = row["note"] if row["more"] is None else f"{row['note']} {row['more']:+.1%}".strip()
         held = row.get("memory_peak")
         made.add_row(row["change"], more[:_LONG], "" if held is None else bytes_text(held))
     return made
 
 
-def _print_tried(found: Mapping[str, Any], out: Any) -> None:
+def _print_tried(answer: Mapping[str, Any], out: Any) -> None:
     """What is better than the best of the space, with the commands."""
-    rows = found["better"][:_MOST_NEAR]
-    others = f"{found['count']:,} other values of flags that keep the numerics"
+    rows = answer["better"][:_MOST_NEAR]
+    others = f"{answer['count']:,} other values of flags that keep the numerics"
     if not rows:
         out.print(f"beyond the space: none of {others} makes [1] better", markup=False)
         return
@@ -369,11 +369,11 @@ def _print_tried(found: Mapping[str, Any], out: Any) -> None:
         out.print(f"[{row['name']}] {row['command']}", markup=False)
 
 
-def _sensitivity(found: Sequence[Mapping[str, Any]]) -> Any:
+def _sensitivity(rows: Sequence[Mapping[str, Any]]) -> Any:
     made = table(
         "What the place of [1] depends on", "figure", "times", "best then", "step", "step of [1]"
     )
-    for row in found:
+    for row in rows:
         made.add_row(
             row["figure"],
             f"{row['factor']:g}",
@@ -388,14 +388,14 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _print_cut(found: Mapping[str, Any], out: Any) -> None:
-    cut: Mapping[str, int] = {**found["refused"], **found["cut"]}
+def _print_cut(answer: Mapping[str, Any], out: Any) -> None:
+    cut: Mapping[str, int] = {**answer["refused"], **answer["cut"]}
     shown = sorted(((n, why) for why, n in cut.items() if n), reverse=True)
-    if found["same"]:
-        shown.append((found["same"], "the same job as another point"))
+    if answer["same"]:
+        shown.append((answer["same"], "the same job as another point"))
     if shown:
         out.print("left out:", markup=False)
     for count, why in shown[:_MOST_CUT]:
         out.print(f"  {count:,}: {why}", markup=False)
-    if not found["proven"]:
-        out.print(f"interrupted: {found['left']:,} points may still be better", markup=False)
+    if not answer["proven"]:
+        out.print(f"interrupted: {answer['left']:,} points may still be better", markup=False)

@@ -58,15 +58,15 @@ def poisson(text: str) -> list[Request]:
     count = _whole(given, "count", 1, MAX_REQUESTS)
     source = random.Random(_whole(given, "seed", 0, MAX_LENGTH, default="0"))
     lengths = _lengths(given, source)
-    found: list[Request] = []
+    made: list[Request] = []
     at = 0
     for _ in range(count):
         gap = -math.log(1.0 - source.random())
         at += round(Fraction(gap) * SECOND / rate)
         if at > MAX_TIME:
-            raise error(f"request {len(found) + 1} arrives in more than a century", remedy=_EXAMPLE)
-        found.append(Request(at, *lengths()))
-    return found
+            raise error(f"request {len(made) + 1} arrives in more than a century", remedy=_EXAMPLE)
+        made.append(Request(at, *lengths()))
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def renewal(
     source = random.Random(seed)
     draw = lengths_of(lengths, source, prompt, output)
     spoken = _drawn("--turns", conversations.turns, source) if conversations else None
-    found: list[Request] = []
+    made: list[Request] = []
     at = 0
     for number in range(count):
         if rate:
@@ -105,11 +105,11 @@ def renewal(
             if at > MAX_TIME:
                 raise error(f"request {number + 1} arrives in more than a century", remedy=_EXAMPLE)
         if conversations is None or spoken is None:
-            found.append(Request(at, *draw()))
+            made.append(Request(at, *draw()))
         else:
             said = [draw() for _ in range(spoken())]
-            found.append(_conversation(at, said, conversations, number * _BLOCKS))
-    return found
+            made.append(_conversation(at, said, conversations, number * _BLOCKS))
+    return made
 
 
 def _conversation(
@@ -155,20 +155,20 @@ def lengths_of(
 
 
 def _options(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, value = (p.strip() for p in part.partition("="))
-        if not equals or name not in _NAMES or name in found:
-            what = "given twice" if name in found else "no option of poisson"
+        if not equals or name not in _NAMES or name in options:
+            what = "given twice" if name in options else "no option of poisson"
             raise error(
                 f"'{part:.60}' is {what}",
                 remedy=did_you_mean(name, _NAMES) or f"for example {_EXAMPLE}",
             )
-        found[name] = value
-    both = "lengths" in found and ("prompt" in found or "output" in found)
-    if both or not ("lengths" in found or {"prompt", "output"} <= found.keys()):
+        options[name] = value
+    both = "lengths" in options and ("prompt" in options or "output" in options)
+    if both or not ("lengths" in options or {"prompt", "output"} <= options.keys()):
         raise error("poisson expects prompt and output, or lengths=FILE", remedy=_EXAMPLE)
-    return found
+    return options
 
 
 def _rate(given: Mapping[str, str]) -> Fraction:
@@ -183,10 +183,10 @@ def _rate(given: Mapping[str, str]) -> Fraction:
 
 
 def _whole(given: Mapping[str, str], name: str, least: int, most: int, default: str = "") -> int:
-    found = _integer(given.get(name, default))
-    if found is None or not least <= found <= most:
+    whole = _integer(given.get(name, default))
+    if whole is None or not least <= whole <= most:
         raise _wrong(name, given.get(name, default), f"a whole number from {least} to {most:,}")
-    return found
+    return whole
 
 
 def _integer(text: str) -> int | None:
@@ -246,5 +246,5 @@ def _geometric(mean: int, source: random.Random) -> int:
     return min(MAX_LENGTH, 1 + int(drawn))
 
 
-def _wrong(name: str, found: str, expected: str) -> DiagnosticError:
-    return error(f"poisson: {name} is '{found:.40}', expected {expected}", remedy=_EXAMPLE)
+def _wrong(name: str, problem: str, expected: str) -> DiagnosticError:
+    return error(f"poisson: {name} is '{problem:.40}', expected {expected}", remedy=_EXAMPLE)

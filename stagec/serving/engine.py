@@ -218,11 +218,11 @@ class Engine:
             (len(group.running), limits.sequences, "sequences"),
             (needed, needed if group.free is None else group.free, "blocks of the cache"),
         )
-        for found, bound, what in over:
-            if found > bound:
+        for used, bound, what in over:
+            if used > bound:
                 raise error(
                     f"the batching policy '{self._policy.name}' fills step {self._steps + 1} with "
-                    f"{found:,} {what}, and there is room for {bound:,}",
+                    f"{used:,} {what}, and there is room for {bound:,}",
                     remedy="let 'plan' keep to 'limits' and 'free' of its state",
                 )
         return step_of(SequenceClass(n, live.cached, int(n == live.left)) for live, n in plan.work)

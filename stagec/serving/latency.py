@@ -40,9 +40,9 @@ def latencies(served: Sequence[Served]) -> dict[str, Latencies]:
     each; `latency`, from arrival to the last token. What no request has is left out, such as `tpot`
     where all have one token."""
     several = [s for s in served if s.request.output > 1]
-    found = {
+    values_by_name = {
         "ttft": [Fraction(s.first - s.request.arrival) for s in served],
         "tpot": [Fraction(s.last - s.first, s.request.output - 1) for s in several],
         "latency": [Fraction(s.last - s.request.arrival) for s in served],
     }
-    return {name: Latencies(sorted(values)) for name, values in found.items() if values}
+    return {name: Latencies(sorted(values)) for name, values in values_by_name.items() if values}

@@ -99,33 +99,33 @@ def read_requests(path: Path) -> list[Request]:
 
 def read_lengths(path: Path) -> list[tuple[int, int]]:
     """Prompts and outputs in such a file, which need not say when. Raises as `read_requests`."""
-    found = [(r.prompt, r.output) for r in _rows(path, timed=False)]
-    if not found:
+    lengths = [(r.prompt, r.output) for r in _rows(path, timed=False)]
+    if not lengths:
         raise error(f"{path} has no requests", remedy=_REMEDY)
-    return found
+    return lengths
 
 
 def checked(requests: Iterator[Request] | Sequence[Request]) -> list[Request]:
     """The requests, if there are some and they are in order. Raises `DiagnosticError`."""
-    found: list[Request] = []
+    valid: list[Request] = []
     for request in requests:
-        if found and request.arrival < found[-1].arrival:
+        if valid and request.arrival < valid[-1].arrival:
             raise error(
-                f"request {len(found) + 1} arrives at {seconds_text(request.arrival)}, before the "
-                f"one above it at {seconds_text(found[-1].arrival)}",
+                f"request {len(valid) + 1} arrives at {seconds_text(request.arrival)}, before the "
+                f"one above it at {seconds_text(valid[-1].arrival)}",
                 request.loc,
                 remedy="sort the requests by arrival",
             )
-        found.append(request)
-        if len(found) > MAX_REQUESTS:
+        valid.append(request)
+        if len(valid) > MAX_REQUESTS:
             raise error(
                 f"there are more than {MAX_REQUESTS:,} requests",
                 request.loc,
                 remedy="give a part of them",
             )
-    if not found:
+    if not valid:
         raise error("there are no requests", remedy=_REMEDY)
-    return found
+    return valid
 
 
 def seconds_text(nanoseconds: int) -> str:
@@ -198,12 +198,12 @@ def _csv_rows(lines: Iterator[tuple[Loc, str]]) -> Iterator[_Row]:
 def _json_rows(lines: Iterator[tuple[Loc, str]]) -> Iterator[_Row]:
     for loc, line in lines:
         try:
-            found = json.loads(line, parse_float=str, parse_int=str, parse_constant=str)
+            row = json.loads(line, parse_float=str, parse_int=str, parse_constant=str)
         except (ValueError, RecursionError) as problem:
             raise error(f"the line is not JSON ({problem})", loc, remedy=_REMEDY) from None
-        if not isinstance(found, dict):
+        if not isinstance(row, dict):
             raise error("the line is not a JSON object", loc, remedy=_REMEDY)
-        yield loc, cast("dict[str, object]", found)
+        yield loc, cast("dict[str, object]", row)
 
 
 def _request(loc: Loc, row: Mapping[str, object], *, timed: bool) -> Request:
@@ -221,44 +221,44 @@ def _prefix(loc: Loc, row: Mapping[str, object]) -> tuple[int, ...]:
     if given is None:
         return ()
     items = cast("list[object]", given) if isinstance(given, list) else [None]
-    found = [_decimal(item) for item in items]
-    if any(n is None or n != n.to_integral_value() for n in found):
+    ids = [_decimal(item) for item in items]
+    if any(n is None or n != n.to_integral_value() for n in ids):
         raise error(
             f"the blocks of the prompt ({_PREFIX}) are {_shown(row[_PREFIX])}, expected a list of "
             "whole numbers",
             loc,
             remedy=f"number each block of {HASH_BLOCK} tokens, or leave {_PREFIX} out",
         )
-    return tuple(int(n) for n in found if n is not None)
+    return tuple(int(n) for n in ids if n is not None)
 
 
 def _length(loc: Loc, row: Mapping[str, object], what: str, names: Sequence[str]) -> int:
     name = next((n for n in names if n in row), None)
     if name is None:
         raise _missing(loc, f"the tokens of its {what}", names)
-    found = _decimal(row[name])
-    if found is None or found != found.to_integral_value() or not 1 <= found <= MAX_LENGTH:
+    length = _decimal(row[name])
+    if length is None or length != length.to_integral_value() or not 1 <= length <= MAX_LENGTH:
         raise error(
             f"the {what} ({name}) is {_shown(row[name])}, expected a whole number of 1 to "
             f"{MAX_LENGTH:,} tokens",
             loc,
             remedy="correct it, or leave out requests without a prompt or an answer",
         )
-    return int(found)
+    return int(length)
 
 
 def _time(loc: Loc, name: str, value: object) -> int:
     """Nanoseconds, rounded to the nearest where a file says it finer."""
     if name == _DATED and (day := _DATE.fullmatch(str(value))):
         return _day_time(loc, day, str(value))
-    found = _decimal(value)
-    if found is None or not 0 <= found * _ARRIVAL[name] <= MAX_TIME:
+    arrival = _decimal(value)
+    if arrival is None or not 0 <= arrival * _ARRIVAL[name] <= MAX_TIME:
         raise error(
             f"the arrival ({name}) is {_shown(value)}, expected a time of 0 or more",
             loc,
             remedy=_REMEDY,
         )
-    return round(found * _ARRIVAL[name])
+    return round(arrival * _ARRIVAL[name])
 
 
 def _day_time(loc: Loc, day: re.Match[str], text: str) -> int:
@@ -280,10 +280,10 @@ def _decimal(value: object) -> Decimal | None:
     if not text.isascii() or len(text) > 40 or "_" in text:
         return None
     try:
-        found = Decimal(text)
+        number = Decimal(text)
     except InvalidOperation:
         return None
-    return found if found.is_finite() and -40 <= found.adjusted() <= 40 else None
+    return number if number.is_finite() and -40 <= number.adjusted() <= 40 else None
 
 
 def _shown(value: object) -> str:

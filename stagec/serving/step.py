@@ -96,10 +96,10 @@ class Step:
     def values(self, sequence: str) -> dict[str, int]:
         """The sizes of the step, by the symbols of `stagec.passes.serving.mixed`; `sequence` is
         that of its tokens."""
-        found = {sequence: self.tokens}
+        values = {sequence: self.tokens}
         for i, each in enumerate(self.classes):
-            found |= {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
-        return found
+            values |= {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
+        return values
 
     def later(self, steps: int) -> Step:
         """The step that is so many steps later, if each adds as many tokens to the same sequences;
@@ -123,12 +123,12 @@ class Step:
         """The step in which sequences that add and sample equally many tokens are one class, of
         their mean of cached tokens, rounded up: an approximation of one kernel over all of them,
         which reads as many rows together."""
-        found: dict[tuple[int, int], list[SequenceClass]] = {}
+        classes: dict[tuple[int, int], list[SequenceClass]] = {}
         for each in self.classes:
-            found.setdefault((each.new, each.sampled), []).append(each)
+            classes.setdefault((each.new, each.sampled), []).append(each)
         return step_of(
             SequenceClass(new, -(-sum(c.count * c.cached for c in alike) // count), sampled, count)
-            for (new, sampled), alike in found.items()
+            for (new, sampled), alike in classes.items()
             if (count := sum(c.count for c in alike))
         )
 
@@ -172,18 +172,18 @@ def parse_step(text: str) -> Step:
 
 
 def _parse_class(text: str) -> SequenceClass:
-    found = _CLASS.fullmatch(text)
-    if found is None or found["kind"] not in ("decode", "prefill", "chunk", "verify"):
+    match = _CLASS.fullmatch(text)
+    if match is None or match["kind"] not in ("decode", "prefill", "chunk", "verify"):
         raise error(
             f"'{text:.60}' is not a class of sequences", remedy=f"{_EXAMPLE}; or chunk=, verify="
         )
-    kind = found["kind"]
-    if (found["cached"] is None) != (kind == "decode"):
+    kind = match["kind"]
+    if (match["cached"] is None) != (kind == "decode"):
         expected = "decode=COUNTxCONTEXT" if kind == "decode" else f"{kind}=COUNTxNEW+CACHED"
         raise error(
             f"'{text:.60}' is not a class of sequences: expected {expected}", remedy=_EXAMPLE
         )
-    numbers = [_number(text, found[name] or "0") for name in ("count", "first", "cached")]
+    numbers = [_number(text, match[name] or "0") for name in ("count", "first", "cached")]
     count, first, cached = numbers
     new, cached = (1, first) if kind == "decode" else (first, cached)
     if not count or not new:

@@ -35,12 +35,12 @@ def accepted_splits(
     needs. Along a factor that the op gathers itself, it may be a further split."""
     needed = required_splits(shape, assignment)
     busy = {a for axes in needed for a in axes}
-    found: list[Axes] = []
+    splits: list[Axes] = []
     for group, have, need in zip(shape, value.dims, needed, strict=True):
         further = have.axes[len(need) :] if have.axes[: len(need)] == need else ()
         alone = rule.gathered.issuperset(group) and busy.isdisjoint(further)
-        found.append(have.axes if alone and further else need)
-    return tuple(found)
+        splits.append(have.axes if alone and further else need)
+    return tuple(splits)
 
 
 def distribute(
@@ -141,19 +141,19 @@ def read_assignment(
     sum by which an operand is split along it; a special factor that no result shows has what its
     operand has.
     """
-    found: dict[str, Axes] = {}
+    assignment: dict[str, Axes] = {}
     for value, shape in zip(op.results, rule.results, strict=False):
         for d, group in zip(value.tensor.dims, shape, strict=True):
             if d.axes:
-                found.update(distribute(group, d.axes, sizes, facts))
-    used = {a for axes in found.values() for a in axes}
+                assignment.update(distribute(group, d.axes, sizes, facts))
+    used = {a for axes in assignment.values() for a in axes}
     used |= {a for axes in handed_on(op, rule, deferred).values() for a in axes}
     for factor, axes in _hidden(op, rule, sizes, facts, used).items():
         keep = tuple(a for a in axes if a not in used)
-        if factor not in found and keep:  # an axis splits one factor: the first that has it
-            found[factor] = keep
+        if factor not in assignment and keep:  # an axis splits one factor: the first that has it
+            assignment[factor] = keep
             used |= set(keep)
-    return found
+    return assignment
 
 
 def _hidden(

@@ -97,13 +97,13 @@ class Assumptions:
 
 def _known_sizes(module: Module) -> dict[Expr, list[Expr]]:
     """By divisor: sizes with values that are assumed to divide already."""
-    found: dict[Expr, list[Expr]] = {}
+    sizes: dict[Expr, list[Expr]] = {}
     for relation, _ in module.relations:
         size, divisor = relation.left, relation.modulus
         known = relation.symbols <= module.env.keys()
         if known and divisor is not None and relation == divisible(size, divisor):
-            found.setdefault(divisor, []).append(size)
-    return found
+            sizes.setdefault(divisor, []).append(size)
+    return sizes
 
 
 def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:

@@ -32,8 +32,8 @@ def gathers_of(region: Region) -> list[Operation]:
 
 def single_gathers_of(region: Region) -> list[Operation]:
     """The same, of one parameter each. Raises `DiagnosticError` for a call of several."""
-    found = gathers_of(region)
-    for op in found:
+    gathers = gathers_of(region)
+    for op in gathers:
         if len(op.results) > 1:
             raise error(
                 f"'{op.name}' gathers {len(op.results)} parameters in one call, but what becomes "
@@ -41,7 +41,7 @@ def single_gathers_of(region: Region) -> list[Operation]:
                 op.loc,
                 remedy="run 'coalesce-collectives' later",
             )
-    return found
+    return gathers
 
 
 def ahead_of(gather: Operation) -> int:

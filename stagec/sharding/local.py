@@ -30,20 +30,20 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
             value.type = type_
         return
     sizes = factor_sizes(op, rule)
-    found: dict[str, tuple[str, ...]] = {}
+    places: dict[str, tuple[str, ...]] = {}
     for value, shape in zip(op.operands, rule.operands, strict=True):
         for d, group in zip(value.tensor.dims, shape, strict=True):
             if d.axes:
                 for factor, axes in distribute(group, d.axes, sizes, facts).items():
-                    found.setdefault(factor, axes)
-    for factor in rule.gathered & found.keys():
-        busy = {a for f, axes in found.items() if f != factor for a in axes}
-        found[factor] = tuple(takewhile(lambda a: a not in busy, found[factor]))  # noqa: B023
+                    places.setdefault(factor, axes)
+    for factor in rule.gathered & places.keys():
+        busy = {a for f, axes in places.items() if f != factor for a in axes}
+        places[factor] = tuple(takewhile(lambda a: a not in busy, places[factor]))  # noqa: B023
     for i, value in enumerate(op.results):
-        axes = unreduced(op, rule, i, found)
+        axes = unreduced(op, rule, i, places)
         partial = Partial(rule.reduction, axes) if axes else None
         value.type = value.tensor.with_splits(
-            [split_of(g, found) for g in rule.results[i]], partial
+            [split_of(g, places) for g in rule.results[i]], partial
         )
 
 

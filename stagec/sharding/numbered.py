@@ -35,8 +35,8 @@ class RowSources:
         """The ops that filled the rows of operands that have a dimension of these factors."""
         rule = op.definition.rule(op)
         shapes = zip(op.operands, rule.operands, strict=True) if rule is not None else ()
-        found = [self.filler(v, s.index(group)) for v, s in shapes if group in s]
-        return list(dict.fromkeys(f for f in found if f is not None))
+        fillers = [self.filler(v, s.index(group)) for v, s in shapes if group in s]
+        return list(dict.fromkeys(f for f in fillers if f is not None))
 
     def filler(self, value: Value, dim: int) -> Operation | None:
         """The op that filled the rows of a dimension; None if they are not numbered."""

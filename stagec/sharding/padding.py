@@ -51,13 +51,13 @@ def padded_shard(
 
 def _uses(param: Value) -> list[tuple[Operation, int, int]]:
     """What uses a parameter or a cast of it."""
-    found: list[tuple[Operation, int, int]] = []
+    uses: list[tuple[Operation, int, int]] = []
     for op, index, depth in uses_inside(param):
         if op.has(Recasts):
-            found += [(o, i, d + depth) for o, i, d in uses_inside(op.result)]
+            uses += [(o, i, d + depth) for o, i, d in uses_inside(op.result)]
         else:
-            found.append((op, index, depth))
-    return found
+            uses.append((op, index, depth))
+    return uses
 
 
 def _rows(param: Value, uses: list[tuple[Operation, int, int]]) -> tuple[int, ...]:

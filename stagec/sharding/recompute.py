@@ -25,7 +25,7 @@ def recompute_attrs(what: RecomputeRule) -> dict[str, Attr]:
 def take_recompute(op: Operation) -> RecomputeRule:
     """What backward of a `stg.repeat` computes again: the inverse of `recompute_attrs`, which are
     removed."""
-    found = RecomputeRule(
+    rule = RecomputeRule(
         policy=op.text("recompute", "none"),
         ops=op.names("recompute_ops"),
         keep=op.names("recompute_keep"),
@@ -36,4 +36,4 @@ def take_recompute(op: Operation) -> RecomputeRule:
     )
     for name in [name for name in op.attrs if name.startswith("recompute")]:
         del op.attrs[name]
-    return found
+    return rule

@@ -19,10 +19,10 @@ def special_ops(
 ) -> list[tuple[Operation, list[int]]]:
     """Ops with a special factor of this size, and the operands that have it; also of a size that it
     is a part of beside those of the names `joined` (None: beside any)."""
-    found: list[tuple[Operation, list[int]]] = []
+    ops: list[tuple[Operation, list[int]]] = []
     for op in region.ops:
         if op.region is not None:
-            found += special_ops(op.region, name, joined)
+            ops += special_ops(op.region, name, joined)
             continue
         rule = op.definition.rule(op)
         if rule is None or not rule.special:
@@ -35,8 +35,8 @@ def special_ops(
             for i, _ in rule.occurrences(f)
         ]
         if operands:
-            found.append((op, operands))
-    return found
+            ops.append((op, operands))
+    return ops
 
 
 def is_part(name: str, size: Expr) -> bool:

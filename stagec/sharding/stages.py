@@ -140,19 +140,19 @@ def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> li
         )
     parts, whole = pipeline.parts, [op.expr("count") for op in repeats]
     if len(whole) == 1 and not pipeline.rule.layers and _divides(module, whole[0], parts):
-        found = [ModelPiece((whole[0] / parts,), frozenset()) for _ in range(parts)]
+        pieces = [ModelPiece((whole[0] / parts,), frozenset()) for _ in range(parts)]
     else:
-        found = _numbered(module, pipeline, repeats)
-    sections: list[set[int]] = [set() for _ in found]
+        pieces = _numbered(module, pipeline, repeats)
+    sections: list[set[int]] = [set() for _ in pieces]
     for number, op in enumerate(repeats):
         stack = stack_of(op)
         if number and op is stack.members[0]:
             mine = [k for k, other in enumerate(repeats) if other in stack.members]
-            held = (j for j, p in enumerate(found) if any(p.counts[k] != ZERO for k in mine))
+            held = (j for j, p in enumerate(pieces) if any(p.counts[k] != ZERO for k in mine))
             sections[next(held, 0)].add(2 * number)
     sections[0].add(0)
     sections[-1].add(2 * len(whole))
-    return [replace(p, sections=frozenset(s)) for p, s in zip(found, sections, strict=True)]
+    return [replace(p, sections=frozenset(s)) for p, s in zip(pieces, sections, strict=True)]
 
 
 def _divides(module: Module, count: Expr, parts: int) -> bool:
@@ -281,7 +281,7 @@ class PlacedPiece:
 
 def held_pieces(pipeline: StagePlan, pieces: Sequence[ModelPiece], stage: int) -> list[PlacedPiece]:
     """The pieces of a stage in the order of the model."""
-    placement, found = pipeline.placement, list[PlacedPiece]()
+    placement, placed = pipeline.placement, list[PlacedPiece]()
     for number, home in enumerate(placement.homes):
         if home.rank != stage:
             continue
@@ -295,8 +295,8 @@ def held_pieces(pipeline: StagePlan, pieces: Sequence[ModelPiece], stage: int) -
         cut_in = next(p for piece in pieces[depth:] for p in piece.positions)
         cut_out = next(p for piece in pieces[depth::-1] for p in piece.positions[::-1])
         piece = pieces[depth]
-        found.append(PlacedPiece(home, depth, copy, piece, comes_from, goes_to, cut_in, cut_out))
-    return sorted(found, key=lambda h: h.depth)
+        placed.append(PlacedPiece(home, depth, copy, piece, comes_from, goes_to, cut_in, cut_out))
+    return sorted(placed, key=lambda h: h.depth)
 
 
 def neighbour(source: int, target: int, stages: int) -> int:

@@ -67,8 +67,8 @@ class Strategy:
 
     def one(self, kind: type[S]) -> S:
         """What the statement of a kind says; the defaults if there is none."""
-        found = self.all(kind)
-        return found[0] if found else kind()
+        given = self.all(kind)
+        return given[0] if given else kind()
 
     # -- where values lie --------------------------------------------------------------------------
 
@@ -201,17 +201,17 @@ class Strategy:
 def read_strategy(module: Module) -> Strategy:
     """The module's strategy; the default one if it has none. Raises `DiagnosticError` if there are
     two."""
-    found = module.ops("stg.strategy")
-    if len(found) > 1:
+    ops = module.ops("stg.strategy")
+    if len(ops) > 1:
         raise error(
-            "the module has two strategies, expected one", found[1].loc, remedy="remove one of them"
+            "the module has two strategies, expected one", ops[1].loc, remedy="remove one of them"
         )
-    if not found or found[0].region is None:
+    if not ops or ops[0].region is None:
         return Strategy()
     records: dict[type[Record], tuple[Record, ...]] = {}
-    for op in found[0].region.ops:
+    for op in ops[0].region.ops:
         _read(op, records)
-    return Strategy(records, found[0].loc)
+    return Strategy(records, ops[0].loc)
 
 
 def _read(op: Operation, records: dict[type[Record], tuple[Record, ...]]) -> None:

@@ -145,7 +145,7 @@ class ShardedOp:
             for i, axis in enumerate(axes):
                 if axis not in used:
                     places.setdefault(axis, set()).add((offer.group, axes[:i]))
-        contested = {a for a, found in places.items() if len(found) > 1}
+        contested = {a for a, splits in places.items() if len(splits) > 1}
         return [o for o in first if contested & {u.axis for u in o.split}]
 
 
@@ -260,12 +260,12 @@ class Weighing:
             moves.append((gives, splits, want.partial_axes if want else (), ONCE if want else HALF))
         for type_, splits, partial, share in moves:
             try:
-                found = self._resharding.find(type_, splits, partial)
+                resharding = self._resharding.find(type_, splits, partial)
             except NoPlanError:
                 return Moved((), _NEVER)
             bytes_ = share * DTYPE_BYTES[type_.dtype]
-            total += self.elements(type_.elements) * bytes_ * found.cost
-            terms.append((type_.elements, bytes_, found.way))
+            total += self.elements(type_.elements) * bytes_ * resharding.cost
+            terms.append((type_.elements, bytes_, resharding.way))
         return Moved(tuple(terms), total, sum(map(len, assignment.values())))
 
 

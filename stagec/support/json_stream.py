@@ -95,18 +95,18 @@ class JsonStream:
                 return
 
     def _another(self, closing: str) -> bool:
-        found = self._peek()
-        if found not in (",", closing) or not found:
-            what = f"found {found!r}" if found else "the file ends"
+        following = self._peek()
+        if following not in (",", closing) or not following:
+            what = f"found {following!r}" if following else "the file ends"
             raise self._error(f"expects ',' or '{closing}', {what}", self._at)
         self._at += 1
-        return found == ","
+        return following == ","
 
     def _peek(self) -> str:
         """The next character that is no space; '' at the end of the file."""
         while True:
-            found = _SPACE.match(self._buffer, self._at)
-            self._at = found.end() if found else self._at
+            match = _SPACE.match(self._buffer, self._at)
+            self._at = match.end() if match else self._at
             if self._at < len(self._buffer):
                 return self._buffer[self._at]
             if not self._fill():

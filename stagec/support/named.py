@@ -22,16 +22,16 @@ T = TypeVar("T")
 def by_name(kinds: str, *groups: Iterable[N], taken: Container[str] = ()) -> dict[str, N]:
     """All of some kind by their names, in order; `kinds` is the plural. Raises `DiagnosticError`
     for a name used twice, or one that is `taken`."""
-    found: dict[str, N] = {}
+    named: dict[str, N] = {}
     for group in groups:
         for each in group:
-            if each.name in found or each.name in taken:
+            if each.name in named or each.name in taken:
                 raise error(
                     f"two {kinds} have the name '{each.name}'",
                     remedy="give the new one another name",
                 )
-            found[each.name] = each
-    return found
+            named[each.name] = each
+    return named
 
 
 def find(kind: str, name: str, known: Mapping[str, T], more: str = "") -> T:

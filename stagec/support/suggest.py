@@ -29,8 +29,8 @@ def _mistyped(word: str, names: list[str]) -> list[str]:
     """The names with the fewest slips, if these are few; first letters are seldom wrong."""
     keys = {name: (_distance(word, name), name[:1] != word[:1]) for name in names}
     best = min(keys.values(), default=(len(word), True))
-    found = [name for name in names if keys[name] == best]
-    return found if best[0] <= _allowed(word) and len(found) <= _MOST else []
+    nearest = [name for name in names if keys[name] == best]
+    return nearest if best[0] <= _allowed(word) and len(nearest) <= _MOST else []
 
 
 def _allowed(word: str) -> int:

@@ -32,10 +32,10 @@ def command(
     A test is a .stg or .test file with lines '// RUN: COMMAND' that use %stagec, %filecheck and
     %golden; it runs in its own folder. Folders named Inputs and *.golden hold no tests.
     """
-    found = suite.find(paths or (Path(),))
-    tests = [t for t in found.tests if part is None or part in t.as_posix()]
+    collected = suite.find(paths or (Path(),))
+    tests = [t for t in collected.tests if part is None or part in t.as_posix()]
     if not tests:
-        raise _nothing(found, part)
+        raise _nothing(collected, part)
     began = time.monotonic()
     outputs = Path(tempfile.mkdtemp(prefix="stagec-test-"))
     with golden.accepting() if bless else contextlib.nullcontext():
@@ -45,7 +45,7 @@ def command(
         log(f"what the tests wrote is in {outputs}")
     else:
         shutil.rmtree(outputs)
-    _remark_inputs(found, verbose)
+    _remark_inputs(collected, verbose)
     click.echo(_summary(len(results), failed, time.monotonic() - began))
     return 1 if failed else 0
 
@@ -69,13 +69,13 @@ def _summary(count: int, failed: int, seconds: float) -> str:
     return f"{tests}: {verdict} ({seconds:.1f} s)"
 
 
-def _remark_inputs(found: FoundTests, verbose: bool) -> None:
-    if verbose and found.inputs:
-        log(f"without a RUN line, so no tests: {', '.join(map(str, found.inputs))}")
+def _remark_inputs(tests: FoundTests, verbose: bool) -> None:
+    if verbose and tests.inputs:
+        log(f"without a RUN line, so no tests: {', '.join(map(str, tests.inputs))}")
 
 
-def _nothing(found: FoundTests, part: str | None) -> Exception:
-    if found.tests:
+def _nothing(tests: FoundTests, part: str | None) -> Exception:
+    if tests.tests:
         return error(f"no test has '{part}' in its path", remedy="'-v' names the tests")
     return error(
         "no tests here: no .stg or .test file has a line '// RUN: COMMAND'",

@@ -58,8 +58,8 @@ class _Scope:
         self.values: dict[str, Value] = {}
 
     def find(self, name: str) -> Value | None:
-        found = self.values.get(name)
-        return found if found is not None or self.outer is None else self.outer.find(name)
+        value = self.values.get(name)
+        return value if value is not None or self.outer is None else self.outer.find(name)
 
     def names(self) -> set[str]:
         return set(self.values) | (self.outer.names() if self.outer else set[str]())
@@ -113,9 +113,9 @@ class _Resolver:
         return [self._use(name, scope) for name in names]
 
     def _use(self, name: Name, scope: _Scope) -> Value:
-        found = scope.find(name.text)
-        if found is not None:
-            return found
+        value = scope.find(name.text)
+        if value is not None:
+            return value
         self.problems.error(
             f"use of undefined value '%{name.text}'",
             name.loc,
@@ -194,18 +194,18 @@ def _parameters(definition: OpDef, syntax: OpSyntax) -> Iterator[tuple[str, Attr
     """
     slots = [p for p in definition.params if p.positional]
     flags = {p.name for p in definition.params if p.kind == "flag"}
-    found = [(name.text, value, name.loc) for name, value in syntax.named]
+    pairs = [(name.text, value, name.loc) for name, value in syntax.named]
     if slots and slots[0].kind in OF_ALL and syntax.positional:
         values = tuple(value for value, _ in syntax.positional)
-        return iter([(slots[0].name, values, syntax.positional[0][1]), *found])
+        return iter([(slots[0].name, values, syntax.positional[0][1]), *pairs])
     for place, (value, loc) in enumerate(syntax.positional):
         bare = value.symbol_name if isinstance(value, Expr) else None
         if bare in flags:
-            found.append((bare, True, loc))
+            pairs.append((bare, True, loc))
         elif slots:
-            found.append((slots.pop(0).name, value, loc))
+            pairs.append((slots.pop(0).name, value, loc))
         elif bare is not None:
-            found.append((bare, True, loc))
+            pairs.append((bare, True, loc))
         else:
-            found.append((str(place) if definition.has(OpenParams) else str(value), value, loc))
-    return iter(sorted(found, key=lambda item: (item[2].line, item[2].col)))
+            pairs.append((str(place) if definition.has(OpenParams) else str(value), value, loc))
+    return iter(sorted(pairs, key=lambda item: (item[2].line, item[2].col)))

@@ -26,13 +26,13 @@ class SyntaxLimitError(Exception):
 
 def names_of(token: str, coords: _Sizes) -> _Names:
     """What a clause says, where it says it of names."""
-    found: _Names = []
+    names: _Names = []
     for name, number in coords:
         text = name.symbol_name if isinstance(name, Expr) else str(name)
         if text is None:
             raise SyntaxLimitError(f"'{token}' expects names, found {name}", token)
-        found.append((text, number))
-    return found
+        names.append((text, number))
+    return names
 
 
 def routed(dims: tuple[Dim, ...], token: str, coords: _Sizes) -> tuple[Dim, ...]:

@@ -121,9 +121,9 @@ def _find(op: Operation) -> Source:
     file = place.file if place is not None else ""
     inside = file.startswith(LIBRARY)
     if not inside:
-        found = _read(posixpath.normpath(posixpath.join(posixpath.dirname(file), path)), op)
-        if found is not None:
-            return found
+        source = _read(posixpath.normpath(posixpath.join(posixpath.dirname(file), path)), op)
+        if source is not None:
+            return source
     for folder in (posixpath.dirname(file.removeprefix(LIBRARY)), "") if inside else ("",):
         name = posixpath.normpath(posixpath.join(folder, path))
         with suppress(OSError):

@@ -66,15 +66,15 @@ def _folding(lines: list[str]) -> Iterator[str]:
 def _ends(lines: list[str]) -> dict[int, int]:
     """The line that opens each region -> the line that closes it. A text that is cut has no end of
     some: their lines are not folded."""
-    found: dict[int, int] = {}
+    ends: dict[int, int] = {}
     opened: list[int] = []
     for number, line in enumerate(lines):
         code = line.partition("//")[0].strip()
         if code.startswith("}") and opened:
-            found[opened.pop()] = number
+            ends[opened.pop()] = number
         if code.endswith("{"):
             opened.append(number)
-    return found
+    return ends
 
 
 def _colored(line: str) -> str:

@@ -129,12 +129,12 @@ _NAMES = {
 
 
 def _syntax_error(source: Source, token: Token, expected: Any) -> Exception:
-    found = "the end of the text" if token.type == "$END" else f"'{token}'"
+    shown_token = "the end of the text" if token.type == "$END" else f"'{token}'"
     names = sorted({_NAMES.get(str(t), str(t).lower()) for t in expected if t != "LOC"})
     shown = ", ".join(names[:7]) + (", ..." if len(names) > 7 else "")
     loc = _end_loc(source) if token.type == "$END" else _loc(source.name, token)
     remedy = "close every '{', '(' and '['" if token.type == "$END" else _SYNTAX_REMEDY
-    return error(f"syntax error: found {found}, expected {shown}", loc, remedy=remedy)
+    return error(f"syntax error: found {shown_token}, expected {shown}", loc, remedy=remedy)
 
 
 def _end_loc(source: Source) -> FileLoc:

@@ -34,9 +34,9 @@ def of_software(machine: Machine, kernels: Iterable[str]) -> Iterator[str]:
 def _of_constants(machine: Machine) -> Iterator[str]:
     """Steps of a machine whose constants no measurement gave come out shorter than those of
     machines that were measured. A roofline is an assumption that its text states."""
-    found = machine.efficiency
-    names = [n for n in _OF_STEPS if not getattr(found, n).fitted]
-    if names and found.kernels != "roofline":
+    constants = machine.efficiency
+    names = [n for n in _OF_STEPS if not getattr(constants, n).fitted]
+    if names and constants.kernels != "roofline":
         yield (
             f"{machine.name} has defaults for {', '.join(names)}, not measured values: its "
             "steps are too short compared with those of measured machines "
@@ -46,10 +46,10 @@ def _of_constants(machine: Machine) -> Iterator[str]:
 
 def _of_groups(machine: Machine, mesh: Mapping[str, int]) -> Iterator[str]:
     """Groups that cross a level although one unit of it has room for them."""
-    for found in straddling(machine, mesh):
-        name = found.level
+    for group in straddling(machine, mesh):
+        name = group.level
         yield (
-            f"groups of {found.axis} lie in blocks of {found.block} ranks, and some of them cross "
-            f"from one {name} of {found.ranks} ranks to the next, although one has room for "
-            f"them: --used-ranks {name}={found.better} puts whole blocks into each"
+            f"groups of {group.axis} lie in blocks of {group.block} ranks, and some of them cross "
+            f"from one {name} of {group.ranks} ranks to the next, although one has room for "
+            f"them: --used-ranks {name}={group.better} puts whole blocks into each"
         )

@@ -40,8 +40,8 @@ def levers(
 
 
 def _placed(issued: IssuedStep, machine: Machine) -> Iterator[tuple[str, Machine]]:
-    found = (each for job in issued.jobs for each in straddling(machine, job.mesh))
-    for each in dict.fromkeys(found):
+    groups = (each for job in issued.jobs for each in straddling(machine, job.mesh))
+    for each in dict.fromkeys(groups):
         used = {f"network.{each.level}.used": each.better}
         yield f"{each.better} ranks of each {each.level}", machine.changed(used)
 

@@ -62,7 +62,7 @@ class _Programs:
     def _numbered(self) -> list[tuple[list[int], Ints]]:
         known: dict[Hashable, int] = {}
         runs: dict[Hashable, int] = {}  # of one operation, which do the same
-        found: list[tuple[list[int], Ints]] = []
+        numbered: list[tuple[list[int], Ints]] = []
         for each, program in zip(self.classes, self.programs, strict=True):
             inner = tuple(each.inner.items())
             where = each.name if self.by_layers else inner
@@ -78,8 +78,8 @@ class _Programs:
                         self._inner.append(inner)
                 numbers.append(number)
             used, place = np.unique(numbers, return_inverse=True)
-            found.append((used.tolist(), place))
-        return found
+            numbered.append((used.tolist(), place))
+        return numbered
 
     @property
     def programs(self) -> list[Program]:
@@ -101,11 +101,11 @@ class _Programs:
 
     def samples_at(self, values: Mapping[str, int]) -> list[Node]:
         """The samples in other sizes."""
-        found: dict[int, Node] = {}
+        samples: dict[int, Node] = {}
         for inner, (numbers, nodes) in self._resizable.items():
             sized = nodes.at({**values, **dict(inner)})
-            found.update(zip(numbers, sized, strict=True))
-        return [found[i] for i in range(len(found))]
+            samples.update(zip(numbers, sized, strict=True))
+        return [samples[i] for i in range(len(samples))]
 
     @cached_property
     def _resizable(self) -> dict[Inner, tuple[list[int], Resizable]]:
@@ -133,11 +133,11 @@ class _Programs:
         """The prototypes that are like some samples."""
         if not samples:
             return set()
-        found: set[Node] = set()
+        nodes: set[Node] = set()
         for program, (used, place) in zip(self.programs, self.numbers, strict=True):
             like = zip(program.prototypes, place.tolist(), strict=True)
-            found |= {node for node, i in like if used[i] in samples}
-        return found
+            nodes |= {node for node, i in like if used[i] in samples}
+        return nodes
 
     def hosts(self, spent: HostTimes, graph: StepGraph) -> ClockedStep:
         """The times of hosts that spend so much, which are the same in all sizes."""
@@ -323,9 +323,9 @@ class StepTime:
     def parts(self, each: ClassTimes) -> dict[Part, int]:
         """Where the time of a class goes, in picoseconds that add up to the step; the largest
         first."""
-        found = {**each.parts(self.picoseconds - self.scheduler), SCHEDULER: self.scheduler}
-        found = {part: time for part, time in found.items() if time}
-        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        times = {**each.parts(self.picoseconds - self.scheduler), SCHEDULER: self.scheduler}
+        times = {part: time for part, time in times.items() if time}
+        return dict(sorted(times.items(), key=lambda item: (-item[1], item[0])))
 
 
 class IssuedStep(Protocol):
@@ -435,12 +435,12 @@ def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ..
     levels = machine.efficiency.network
     if not any(level.check for level in levels.values()):
         return ()
-    found: list[tuple[GroupAxes, int]] = []
+    checks: list[tuple[GroupAxes, int]] = []
     machine = machine.for_mesh(issued.mesh)
     for axes, members in issued.groups.members.items():
         over = spans(machine, np.sort(members[0]))
         reached = [0, *(span.size for span in over)]
         ranks = zip(over, pairwise(reached), strict=True)
         time = sum((b - a) * levels[span.level.name].check for span, (a, b) in ranks)
-        found.append((axes, picoseconds(time)))
-    return tuple(found)
+        checks.append((axes, picoseconds(time)))
+    return tuple(checks)

@@ -105,10 +105,10 @@ def stretched(start: int, work: int, busy: list[tuple[int, int]], slowdown: int)
 
 def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The same times as intervals that are sorted and apart."""
-    found: list[tuple[int, int]] = []
+    merged_spans: list[tuple[int, int]] = []
     for first, last in sorted(intervals):
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], last)
+        if merged_spans and first <= merged_spans[-1][1]:
+            merged_spans[-1] = merged_spans[-1][0], max(merged_spans[-1][1], last)
         elif last > first:
-            found.append((first, last))
-    return found
+            merged_spans.append((first, last))
+    return merged_spans

@@ -62,8 +62,8 @@ def transfer_time(
 
 def _sent(program: Program) -> Counter[int]:
     """The messages that a rank sends to the pod that decodes: how many of each size."""
-    found = Counter[int]()
+    sent = Counter[int]()
     for node, times in zip(program.prototypes, program.counts.tolist(), strict=True):
         if node.over == DECODE and crosses_pods(node.op) and times:
-            found[node.size] += times
-    return found
+            sent[node.size] += times
+    return sent

@@ -65,12 +65,12 @@ def memory_errors(source: str | None, session: Session) -> list[BytesError]:
     """All measured bytes of a source, or of all, beside ours. Raises `DiagnosticError`."""
     sources = validation_sources(source, kind="memory")
     rows = [(each.name, row) for each in sources for row in each.rows()]
-    found: list[BytesError] = []
+    errors: list[BytesError] = []
     with session.progress("planning", "steps") as counted:
         for done, (name, row) in enumerate(rows, 1):
-            found += _compared(name, row)
+            errors += _compared(name, row)
             counted(done, len(rows))
-    return found
+    return errors
 
 
 def _compared(source: str, given: SourceRow) -> Iterator[BytesError]:
@@ -105,10 +105,10 @@ def _of_moment(
         yield BytesError(source, title, moment, category, size, own, error)
 
 
-def worst_errors(found: Sequence[BytesError]) -> dict[tuple[str, str], float]:
+def worst_errors(errors: Sequence[BytesError]) -> dict[tuple[str, str], float]:
     """The error of the largest size of each moment and category."""
     worst: dict[tuple[str, str], float] = {}
-    for each in found:
+    for each in errors:
         key = each.moment, each.category
         if each.error is not None and abs(each.error) >= abs(worst.get(key, 0.0)):
             worst[key] = each.error

@@ -58,10 +58,10 @@ class Summary:
     regret: float | None
 
 
-def summaries(found: Iterable[StepError]) -> list[Summary]:
+def summaries(errors: Iterable[StepError]) -> list[Summary]:
     """The errors of each source, of rows that are judged and have a prediction."""
     groups: defaultdict[str, list[StepError]] = defaultdict(list)
-    for each in found:
+    for each in errors:
         if each.step.judged and each.predicted is not None:
             groups[each.step.source].append(each)
     return [_summary(source, rows) for source, rows in groups.items()]

@@ -131,8 +131,8 @@ class ServerSummary:
 def measured_servers(source: str | None = None) -> list[MeasuredServer]:
     """The measured servers of a source, or of all. Raises `DiagnosticError` for a source that is
     not there."""
-    found = validation_sources(source, kind="serve")
-    return [server for each in found for server in each.measured(ServeRow, partial(_server, each))]
+    known = validation_sources(source, kind="serve")
+    return [server for each in known for server in each.measured(ServeRow, partial(_server, each))]
 
 
 def _server(source: ValidationSource, row: ServeRow, judged: bool, fitted: bool) -> MeasuredServer:
@@ -160,10 +160,10 @@ def _server(source: ValidationSource, row: ServeRow, judged: bool, fitted: bool)
     )
 
 
-def server_summaries(found: Iterable[ServerError]) -> list[ServerSummary]:
+def server_summaries(errors: Iterable[ServerError]) -> list[ServerSummary]:
     """The errors by engine and machine, of rows that are judged and have a prediction."""
     groups: defaultdict[tuple[str, str], list[ServerError]] = defaultdict(list)
-    for each in found:
+    for each in errors:
         if each.server.judged and each.errors is not None:
             groups[each.server.stack, each.server.machine].append(each)
     return [_summary(*key, groups[key]) for key in sorted(groups)]

@@ -110,8 +110,8 @@ class SourceText:
     @property
     def common(self) -> Mapping[str, Any]:
         """What all rows have in common."""
-        found: Mapping[str, Any] = getattr(self, self.rows_are)
-        return found
+        common: Mapping[str, Any] = getattr(self, self.rows_are)
+        return common
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +171,11 @@ def validation_sources(name: str | None = None, *, kind: str) -> list[Validation
     for each, count in Counter(source.name for source in sources).items():
         if count > 1:
             raise error(f"two sources are called '{each}'", remedy="rename the folder of one")
-    found = {source.name: source for source in sources if source.text.rows_are == kind}
-    if name is not None and name not in found:
-        remedy = did_you_mean(name, found) or f"choose among {', '.join(found)}"
+    chosen = {source.name: source for source in sources if source.text.rows_are == kind}
+    if name is not None and name not in chosen:
+        remedy = did_you_mean(name, chosen) or f"choose among {', '.join(chosen)}"
         raise error(f"--source {name}: no such source", remedy=remedy)
-    return list(found.values()) if name is None else [found[name]]
+    return list(chosen.values()) if name is None else [chosen[name]]
 
 
 def has_sources() -> bool:

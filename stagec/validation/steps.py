@@ -154,8 +154,8 @@ def _step(source: ValidationSource, row: StepRow, judged: bool, fitted: bool) ->
 def chosen(source: str | None, *, everything: bool) -> list[MeasuredStep]:
     """The steps to predict: of one source or of all, of long sources a sample at equal distances.
     Raises `DiagnosticError`."""
-    found = measured_steps(source).values()
-    return [s for steps in found for s in (steps if everything else sample(steps))]
+    by_source = measured_steps(source).values()
+    return [s for steps in by_source for s in (steps if everything else sample(steps))]
 
 
 def sample(steps: list[MeasuredT], most: int = _SAMPLE) -> list[MeasuredT]:

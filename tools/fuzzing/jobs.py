@@ -74,10 +74,10 @@ def _mutate_folder(chance: Random, seed: bytes, __: Sequence[bytes]) -> bytes:
         return name + b"\n" + mutate_bytes(chance, data)
     changed = mutate_json(chance, data)
     if name == MANIFEST.encode() and chance.random() < 0.8:
-        found: Any = json.loads(changed or b"0")
-        if isinstance(found, dict):
+        manifest: Any = json.loads(changed or b"0")
+        if isinstance(manifest, dict):
             changed = with_checksum(
-                {k: v for k, v in cast("dict[str, Any]", found).items() if k != CHECKSUM}
+                {k: v for k, v in cast("dict[str, Any]", manifest).items() if k != CHECKSUM}
             )
     return name + b"\n" + changed
 

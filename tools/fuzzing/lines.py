@@ -128,8 +128,8 @@ def _options(command: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     if command not in COMMANDS:
         return ()
     with click.Context(cli) as context:
-        found = cli.get_command(context, command)
-    options = [p for p in (found.params if found else ()) if isinstance(p, click.Option)]
+        known = cli.get_command(context, command)
+    options = [p for p in (known.params if known else ()) if isinstance(p, click.Option)]
     return tuple(
         (name, () if option.is_flag else _values(option.type))
         for option in options
@@ -210,11 +210,11 @@ def run_words(words: Sequence[str], work: Path) -> tuple[int, str]:
 def _bug(words: Sequence[str], err: str) -> str:
     """What kind of exception ends a line, and the function that raises it: run once more, where a
     bug has a traceback."""
-    found = re.search(r"internal error: (\w+)", err)
+    match = re.search(r"internal error: (\w+)", err)
     with patch.dict(os.environ, {DEBUG: "1"}):
         _, _, again = in_process(words)
     places = re.findall(r'File ".*/(\w+\.py)", line \d+, in (\w+)', again)
-    return f"{found[1] if found else '?'} in {':'.join(places[-1]) if places else '?'}"
+    return f"{match[1] if match else '?'} in {':'.join(places[-1]) if places else '?'}"
 
 
 LINES = (Family("command-lines", _lines, mutate_line, _run_line),)

@@ -171,8 +171,8 @@ def _in_context(chance: Random, parts: list[Token], known: Lexicon, _: str) -> N
         return
     n = chance.randrange(len(solid))
     kind, token = parts[solid[n]]
-    found = known.contexts.get(_context(parts, solid, n), (token,))
-    parts[solid[n]] = kind, chance.choice(found)
+    choices = known.contexts.get(_context(parts, solid, n), (token,))
+    parts[solid[n]] = kind, chance.choice(choices)
 
 
 def _in_text(chance: Random, parts: list[Token], _: Lexicon, __: str) -> None:
@@ -186,8 +186,8 @@ def _in_text(chance: Random, parts: list[Token], _: Lexicon, __: str) -> None:
 def _number(chance: Random, parts: list[Token], _: Lexicon, __: str) -> None:
     places = [i for i, (k, _) in enumerate(parts) if k == "number"]
     if places:
-        found = ("0", "1", "2", "3", "7", "64", "1000000", "4294967296", "9223372036854775807")
-        parts[chance.choice(places)] = "number", chance.choice(found)
+        numbers = ("0", "1", "2", "3", "7", "64", "1000000", "4294967296", "9223372036854775807")
+        parts[chance.choice(places)] = "number", chance.choice(numbers)
 
 
 def _any_kind(chance: Random, parts: list[Token], known: Lexicon, _: str) -> None:

@@ -127,7 +127,7 @@ def _mutate(chance: Random, seed: bytes, seeds: Sequence[bytes]) -> bytes:
 
 def _cut(data: bytes) -> list[bytes]:
     """The records of protobuf, each behind the varint of its length."""
-    found: list[bytes] = []
+    cut: list[bytes] = []
     at = 0
     while at < len(data):
         length = shift = 0
@@ -137,9 +137,9 @@ def _cut(data: bytes) -> list[bytes]:
             shift += 7
             if byte < 0x80:
                 break
-        found.append(data[at : at + length])
+        cut.append(data[at : at + length])
         at += length
-    return found
+    return cut
 
 
 def _other_records(chance: Random, seed: bytes) -> bytes:

@@ -118,14 +118,14 @@ _WORDS = (
 
 @lru_cache(maxsize=1)
 def _pipelines() -> list[bytes]:
-    found: list[bytes] = []
+    pipelines: list[bytes] = []
     for text in texts():
         if parsed(_text(text)) is None:
             continue
         phase = re.search(rb"phase = (\w+)", text)
         name = phase[1].decode() if phase else "parsed"
-        found += [p.encode() + b"\n" + text.lstrip() for p in _PASSES.get(name, ("verify",))]
-    return found
+        pipelines += [p.encode() + b"\n" + text.lstrip() for p in _PASSES.get(name, ("verify",))]
+    return pipelines
 
 
 def _mutate_pipeline(chance: Random, seed: bytes, seeds: Sequence[bytes]) -> bytes:
@@ -165,14 +165,14 @@ _JOBS = (
 
 @lru_cache(maxsize=1)
 def _dumps() -> list[bytes]:
-    found: list[bytes] = []
+    dumps: list[bytes] = []
     with tempfile.TemporaryDirectory() as place, chdir(place):
         Path("tiny.stg").write_text(MODEL)
         for number, words in enumerate(_JOBS):
             dump = ["--dry-run", "--quiet", "--dump-dir", str(number)]
             in_process(["compile", "tiny.stg", *words.split(), *dump])
-            found += [p.read_bytes() for p in sorted(Path(str(number)).iterdir())]
-    return found
+            dumps += [p.read_bytes() for p in sorted(Path(str(number)).iterdir())]
+    return dumps
 
 
 def _run_dump(data: bytes, _: Path) -> None:

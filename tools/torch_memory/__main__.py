@@ -33,14 +33,14 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    found: dict[str, Recorded] = {}
+    rows: dict[str, Recorded] = {}
     for run in runs_of(args.source):
         if args.row in run.title:
-            found[run.title] = _recorded(run)
+            rows[run.title] = _recorded(run)
     if args.json:
-        print(json.dumps([{"row": n, **asdict(each)} for n, each in found.items()], indent=1))
+        print(json.dumps([{"row": n, **asdict(each)} for n, each in rows.items()], indent=1))
         return 0
-    return _compare(ROWS / args.source / "rows.csv", found, write=args.write)
+    return _compare(ROWS / args.source / "rows.csv", rows, write=args.write)
 
 
 def _recorded(run: TorchRun) -> Recorded:
@@ -48,14 +48,14 @@ def _recorded(run: TorchRun) -> Recorded:
     return record(run)
 
 
-def _compare(path: Path, found: Mapping[str, Recorded], *, write: bool) -> int:
+def _compare(path: Path, recorded: Mapping[str, Recorded], *, write: bool) -> int:
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         rows, fields = list(reader), list(reader.fieldnames or ())
     fields += [name for name in COLUMNS if name not in fields]
     differ = 0
     for row in rows:
-        made = found.get(row["row"])
+        made = recorded.get(row["row"])
         for moment in MOMENTS if made is not None else ():
             for name, size in getattr(made, moment).items():
                 column = f"{moment}.{name}"
@@ -69,7 +69,7 @@ def _compare(path: Path, found: Mapping[str, Recorded], *, write: bool) -> int:
             writer.writeheader()
             writer.writerows(rows)
         return 0
-    print(f"{len(found)} steps recorded, {differ} figures differ")
+    print(f"{len(recorded)} steps recorded, {differ} figures differ")
     return 1 if differ else 0
 
 

@@ -38,10 +38,10 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
-        found = templates._templated_ring_attention_backward(
+        gradients = templates._templated_ring_attention_backward(
             ctx.group, 2, _of_gradients, grad, "grad_out", q, k, v, out, lse, is_causal=True
         )
-        return (None, *found[:3])
+        return (None, *gradients[:3])
 
 
 def ring_attention(group: dist.ProcessGroup, rotation: str, *qkv: Tensor) -> Tensor:

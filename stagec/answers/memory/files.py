@@ -23,13 +23,13 @@ def snapshot(timeline: MemoryTimeline) -> bytes:
     too many events for a viewer.
     """
     trace = list(_trace(timeline))
-    found: dict[str, Any] = {
+    snapshot: dict[str, Any] = {
         "segments": [],
         "device_traces": [trace],
         "allocator_settings": {},
         "external_annotations": [],
     }
-    return pickle.dumps(found, protocol=4)
+    return pickle.dumps(snapshot, protocol=4)
 
 
 def _trace(timeline: MemoryTimeline) -> Iterator[dict[str, Any]]:

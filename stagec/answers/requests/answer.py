@@ -224,8 +224,8 @@ class RequestsAnswer(Report):
         names = ("mean", *(f"p{n}" for n in PERCENTILES))
         shown = table("Requests that were served", "", *names)
         for name, spread in self.spreads.items():
-            found = spread.as_json()
-            shown.add_row(_TITLES[name], *(seconds_text(found[n]) for n in names))
+            figures = spread.as_json()
+            shown.add_row(_TITLES[name], *(seconds_text(figures[n]) for n in names))
         out.print(shown)
         for line in self.lines():
             out.print(line, markup=False)
@@ -236,7 +236,7 @@ class RequestsAnswer(Report):
         every = f"{self.served:,} of {self.requests:,} requests"
         if self.served == self.requests:
             every = f"{self.requests:,} requests"
-        found = [
+        lines = [
             (
                 f"{every} with {self.output_tokens:,} output tokens in "
                 f"{seconds_text(self.seconds)}: {self.served / self.seconds:,.4g} requests/s, "
@@ -244,35 +244,35 @@ class RequestsAnswer(Report):
             )
         ]
         if self.kept_tokens:
-            found.append(f"Requests that are not done have {self.kept_tokens:,} tokens")
+            lines.append(f"Requests that are not done have {self.kept_tokens:,} tokens")
         if self.good is not None:
             limits = ", ".join(f"{_TITLES[n]} {seconds_text(v)}" for n, v in self.limits.items())
-            found.append(
+            lines.append(
                 f"Within {limits}: {self.good:,} of them ({self.good / max(1, self.served):.1%}), "
                 f"{self.good / self.seconds:,.4g} requests/s, "
                 f"{self.good / self.seconds / self.held_ranks:,.4g} per rank"
             )
-        found += filter(None, (self._changes(name) for name in self.pools))
+        lines += filter(None, (self._changes(name) for name in self.pools))
         if self.hourly is not None and self.cost is not None:
-            found.append(
+            lines.append(
                 f"{self.rank_seconds / 3600:,.4g} rank-hours at {self.hourly:g}: "
                 f"{self.cost:,.4g} per 10^6 tokens"
             )
         half, most, last = (SecondsSpread(self.ends).percentile(n) for n in (50, 90, 100))
         if self.load.startswith("rollout"):
-            found.append(
+            lines.append(
                 f"Half of them are done after {seconds_text(half)}, 90% after "
                 f"{seconds_text(most)}; the last ones take {1 - most / last:.1%} of the time"
             )
         if self.steps.steps:
-            found.append(
+            lines.append(
                 f"Seconds of steps are interpolated between {self.evaluations:,} exact ones; the "
                 f"error of {self.steps.steps} steps of the run is {self.steps.median:.2%} in the "
                 f"median and {self.steps.largest:.2%} at most"
             )
         else:
-            found.append(f"Seconds of {self.evaluations:,} distinct steps are exact")
-        return found
+            lines.append(f"Seconds of {self.evaluations:,} distinct steps are exact")
+        return lines
 
     def _changes(self, name: str) -> str:
         """How the replicas of a pool came and went, if they did."""
@@ -408,10 +408,10 @@ def _figures(pool: Pool, run: Simulation) -> PoolFigures:
 def _moments(pool: Pool, run: Simulation) -> list[LoadMoment]:
     width, rows = run.over_time(pool.replicas)
     blocks = pool.limits.blocks
-    found: list[LoadMoment] = []
+    moments: list[LoadMoment] = []
     for place, row in enumerate(zip(*rows, strict=True), 1):
         busy, running, waiting, pages, held, up, parked = row
         cache = None if blocks is None else pages / held / blocks
         at = min(place * width, run.end) / SECOND
-        found.append(LoadMoment(at, busy / held, running, waiting + parked, cache, held, up))
-    return found
+        moments.append(LoadMoment(at, busy / held, running, waiting + parked, cache, held, up))
+    return moments

@@ -168,7 +168,7 @@ FLEET_OPTIONS = (
 
 def failures(given: Mapping[str, Any], prefills: int, replicas: int) -> list[Failure]:
     """The replicas that fail, as the simulation numbers them. Raises `DiagnosticError`."""
-    found: list[Failure] = []
+    failures: list[Failure] = []
     for outage in given["fail"]:
         of = prefills if outage.prefills else replicas
         if outage.replica >= of:
@@ -178,8 +178,8 @@ def failures(given: Mapping[str, Any], prefills: int, replicas: int) -> list[Fai
                 remedy=f"they are numbered from 0 to {of - 1}" if of else "leave prefill: out",
             )
         place = outage.replica + (0 if outage.prefills else prefills)
-        found.append(Failure(place, outage.at, outage.seconds))
-    return found
+        failures.append(Failure(place, outage.at, outage.seconds))
+    return failures
 
 
 def scaling_of(given: Mapping[str, Any], *, prefills: bool) -> Scaling | None:

@@ -201,15 +201,15 @@ def _read(path: str, *, timed: bool) -> Axis:
 
 def _tables(source: Source) -> _Tables:
     try:
-        found = tomllib.loads(source.text)
+        tables = tomllib.loads(source.text)
     except tomllib.TOMLDecodeError as e:
         raise error(f"{source.name}: not TOML: {e}", remedy=_EXAMPLE) from None
-    if not found:
+    if not tables:
         raise error(f"{source.name}: no configurations", remedy=_EXAMPLE)
-    for name, table in found.items():
+    for name, table in tables.items():
         if not isinstance(table, dict):
             raise _wrong(source, "", name, f"expected a table of flags, found {table!r}")
-    return cast(_Tables, found)
+    return cast(_Tables, tables)
 
 
 _EXAMPLE = "write a table for each configuration: [fsdp], and below it zero = 3 and B = 1024"

@@ -21,10 +21,10 @@ def key_of(
     downwards = wanted.startswith("-")
     name = known("sort", wanted.removeprefix("-"), swept, columns)
 
-    def key(found: SweepRow) -> tuple[bool, bool, Any]:
-        if "error" in found:
+    def key(row: SweepRow) -> tuple[bool, bool, Any]:
+        if "error" in row:
             return True, False, 0
-        value = value_of(found, name, columns)
+        value = value_of(row, name, columns)
         if value is None:  # a job without tokens, for example
             return False, True, ""
         text = isinstance(value, str)  # a swept value may be a number or a text
@@ -53,17 +53,17 @@ def front(
 
     def keep(rows: Rows) -> list[SweepRow]:
         points: list[tuple[str, tuple[Any, ...], SweepRow]] = []
-        for found in rows:
-            if "error" in found or not found.get("fits", True):
+        for row in rows:
+            if "error" in row or not row.get("fits", True):
                 continue
-            values = [value_of(found, name, columns) for name in names]
+            values = [value_of(row, name, columns) for name in names]
             if any(not isinstance(value, int | float) for value in values):
                 continue
-            pod = found["configuration"].get("pod", "")
-            points.append((pod, tuple(s * v for s, v in zip(signs, values, strict=True)), found))
+            pod = row["configuration"].get("pod", "")
+            points.append((pod, tuple(s * v for s, v in zip(signs, values, strict=True)), row))
         pods = {pod for pod, _, _ in points}
         kept = {pod: unbeaten([p for of, p, _ in points if of == pod]) for pod in pods}
-        return [found for pod, point, found in points if point in kept[pod]]
+        return [row for pod, point, row in points if point in kept[pod]]
 
     return keep
 

@@ -72,20 +72,20 @@ def _summaries(case: Case, session: Session) -> Mapping[str, SweepRow]:
 
 
 def _summary(job: CompiledJob | LoweredJob, case: Case, session: Session) -> SweepRow:
-    found = job.figures()
+    figures = job.figures()
     counts: SweepRow = {
         "model": job.name,
-        "ranks": found.ranks,
-        "mesh": found.mesh,
-        "parameters": found.parameters,
-        "flops": found.flops,
-        "sent_bytes": found.sent,
-        "peak_bytes": found.peak,
-        "host_bytes": found.host,
-        "memory": found.categories,
+        "ranks": figures.ranks,
+        "mesh": figures.mesh,
+        "parameters": figures.parameters,
+        "flops": figures.flops,
+        "sent_bytes": figures.sent,
+        "peak_bytes": figures.peak,
+        "host_bytes": figures.host,
+        "memory": figures.categories,
     }
-    if found.pods:
-        each = found.pods.items()
+    if figures.pods:
+        each = figures.pods.items()
         counts["pods"] = {pod: {"mesh": f.mesh, "peak_bytes": f.peak} for pod, f in each}
     if case.machine is None:
         return counts
@@ -106,8 +106,8 @@ def _summary(job: CompiledJob | LoweredJob, case: Case, session: Session) -> Swe
 
 def fits(row: Mapping[str, Any]) -> bool | None:
     """Whether the job of a row fits: its limit, or its machine; None without any."""
-    found: bool | None = row.get("fits", row.get("fit", {}).get("fits"))
-    return found
+    fits: bool | None = row.get("fits", row.get("fit", {}).get("fits"))
+    return fits
 
 
 def notes(row: Mapping[str, Any]) -> list[str]:
@@ -115,19 +115,19 @@ def notes(row: Mapping[str, Any]) -> list[str]:
     return [*row["warnings"], *row.get("time", {}).get("cautions", ())]
 
 
-def time_row(found: TimeReport) -> SweepRow:
+def time_row(report: TimeReport) -> SweepRow:
     """The figures of a time that rows have; shares are those of the slowest class."""
-    step = found.step_seconds
-    exposed = sum(time for part, time in found.breakdown.items() if part.startswith("exposed "))
+    step = report.step_seconds
+    exposed = sum(time for part, time in report.breakdown.items() if part.startswith("exposed "))
     return {
-        "machine": found.machine,
+        "machine": report.machine,
         "step_seconds": step,
-        "tokens_per_second": found.tokens_per_second,
-        "tokens_per_second_per_rank": found.tokens_per_second_per_rank,
-        "mfu": found.mfu,
-        "hfu": found.hfu,
-        "bubble_share": found.breakdown.get("bubble", 0.0) / step,
+        "tokens_per_second": report.tokens_per_second,
+        "tokens_per_second_per_rank": report.tokens_per_second_per_rank,
+        "mfu": report.mfu,
+        "hfu": report.hfu,
+        "bubble_share": report.breakdown.get("bubble", 0.0) / step,
         "exposed_share": exposed / step,
-        "breakdown": dict(found.breakdown),
-        "cautions": list(found.cautions),
+        "breakdown": dict(report.breakdown),
+        "cautions": list(report.cautions),
     }

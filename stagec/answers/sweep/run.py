@@ -289,17 +289,17 @@ def rows_of(
                 raise
             results[number] = refused(problem)
     numbers = list(cases)
-    for done, (i, found) in enumerate(run(rows, list(cases.values())), 1):
+    for done, (i, figures) in enumerate(run(rows, list(cases.values())), 1):
         of = cases[numbers[i]]
-        results[numbers[i]] = {pod: _judged(row, of, limit) for pod, row in found.items()}
+        results[numbers[i]] = {pod: _judged(row, of, limit) for pod, row in figures.items()}
         progress(done, len(numbers))
     steps = max((each.keys() for each in results.values()), key=len)
     every_row: list[SweepRow] = []
     for number, choice in enumerate(choices):
         chosen = {axis.name: c.shown for axis, c in zip(axes, choice, strict=True)}
-        for pod, found in results[number].items():
+        for pod, figures in results[number].items():
             of_step = {"pod": pod} if len(steps) > 1 else {}
-            every_row.append({"configuration": chosen | of_step, **found})
+            every_row.append({"configuration": chosen | of_step, **figures})
     return every_row
 
 
@@ -321,13 +321,13 @@ def _command(case: Case, choices: Sequence[Choice]) -> str:
     return step_command(configured.options, configured.machine, overlap=configured.overlap)
 
 
-def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
+def _judged(row: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
     """A row that says whether it fits, if there is a limit and it is a job."""
-    if limit is None or "error" in found:
-        return found
-    pods = found.get("pods", {"": found}).values()
+    if limit is None or "error" in row:
+        return row
+    pods = row.get("pods", {"": row}).values()
     rooms = ((each["peak_bytes"], limit.room(each["mesh"], case.machine)) for each in pods)
-    return {**found, "fits": all(peak <= room for peak, room in rooms)}
+    return {**row, "fits": all(peak <= room for peak, room in rooms)}
 
 
 def _check(options: JobOptions, axes: Sequence[Axis]) -> None:

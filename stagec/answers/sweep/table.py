@@ -210,21 +210,21 @@ def csv_text(rows: Sequence[SweepRow]) -> str:
 
 def _flat(row: SweepRow) -> dict[str, object]:
     """A row without nesting: every figure, whether it fits, or why it is no job."""
-    found: dict[str, object] = {
+    cells: dict[str, object] = {
         name: _SWITCH.get(str(value), value) for name, value in row["configuration"].items()
     }
     if _ERROR in row:
-        return {**found, _ERROR: row[_ERROR]}
-    found |= {name: row[name] for name in _NUMBERS}
-    found |= {_column(name, "bytes"): size for name, size in row["memory"].items()}
+        return {**cells, _ERROR: row[_ERROR]}
+    cells |= {name: row[name] for name in _NUMBERS}
+    cells |= {_column(name, "bytes"): size for name, size in row["memory"].items()}
     time = dict(row.get("time", {}))
     parts = time.pop("breakdown", {})
-    found |= {name: value for name, value in time.items() if name not in found}
-    found |= {_column(part, "seconds"): seconds for part, seconds in parts.items()}
-    found |= {"room_bytes": row["fit"]["room"]} if "fit" in row else {}
+    cells |= {name: value for name, value in time.items() if name not in cells}
+    cells |= {_column(part, "seconds"): seconds for part, seconds in parts.items()}
+    cells |= {"room_bytes": row["fit"]["room"]} if "fit" in row else {}
     fit = fits(row)
     return (
-        found | ({} if fit is None else {"fits": _YES[fit]}) | {"cautions": "; ".join(notes(row))}
+        cells | ({} if fit is None else {"fits": _YES[fit]}) | {"cautions": "; ".join(notes(row))}
     )
 
 

@@ -70,21 +70,21 @@ def _first_ranks(timed: Timed, replays: Sequence[Replay], session: Session) -> d
     """The first rank of each class, as far as a viewer takes them."""
     from stagec.formats.timeline import ranks
 
-    found: dict[int, int] = {}
+    first_ranks: dict[int, int] = {}
     room = ranks.MOST_NODES // len(replays)
     for each in replays:
         members = timed.issued.members[each.first :]
         first = ranks.first_ranks(members, each.classes, each.span, room)
-        found |= {rank: each.first + number for rank, number in first.items()}
+        first_ranks |= {rank: each.first + number for rank, number in first.items()}
     classes = len(timed.issued.members)
-    if len(found) < classes:
+    if len(first_ranks) < classes:
         text = (
-            f"the trace has {len(found)} of {classes} rank classes, the busiest: more than "
+            f"the trace has {len(first_ranks)} of {classes} rank classes, the busiest: more than "
             f"{ranks.MOST_NODES:,} nodes are more than a viewer takes; --perfetto-ranks chooses "
             "others"
         )
         session.remark(text)
-    return found
+    return first_ranks
 
 
 def _given_ranks(timed: Timed, replays: Sequence[Replay], text: str) -> dict[int, int]:

@@ -30,12 +30,12 @@ class JoinedPods(Issued):
     @property
     def classes(self) -> list[RankClass]:
         """The classes of all pods."""
-        return [found for each in self._pods for found in each.classes]
+        return [item for each in self._pods for item in each.classes]
 
     @property
     def programs(self) -> list[Program]:
         """The program of each class."""
-        return [found for each in self._pods for found in each.programs]
+        return [item for each in self._pods for item in each.programs]
 
     @cached_property
     def members(self) -> list[Ints]:

@@ -54,7 +54,7 @@ def step_page(timed: Timed, report: TimeReport) -> str:
 
 
 def time_page(
-    found: TimeReport,
+    report: TimeReport,
     picture: Mapping[str, Any],
     commands: Sequence[str],
     title: str,
@@ -62,17 +62,17 @@ def time_page(
 ) -> str:
     """The text of the page of a job, whose machine is called `title` and has so many bytes of
     memory; `commands` give its time and its memory."""
-    mesh = " x ".join(f"{a} {n}" for a, n in found.mesh.items()) or "one device"
-    about = f"{counted(found.ranks, 'rank')}: {mesh}. "
-    about += " ".join(_left_out(picture, levers=bool(found.levers)))
-    name = f"{found.model} on {title}"
+    mesh = " x ".join(f"{a} {n}" for a, n in report.mesh.items()) or "one device"
+    about = f"{counted(report.ranks, 'rank')}: {mesh}. "
+    about += " ".join(_left_out(picture, levers=bool(report.levers)))
+    name = f"{report.model} on {title}"
     charts = [_parts(picture, name, commands[0])]
-    if found.levers:
-        charts.append(_levers(found, name, commands[0]))
+    if report.levers:
+        charts.append(_levers(report, name, commands[0]))
     body = [
-        *paragraphs([about, *found.cautions], "quiet"),
+        *paragraphs([about, *report.cautions], "quiet"),
         *map(command, commands, ("", "each buffer:")),
-        facts(_facts(found)),
+        facts(_facts(report)),
         _BODY,
         figures(charts),
         '<div class="rows"><table id="parts" aria-label="parts of the step"></table></div>',
@@ -81,7 +81,7 @@ def time_page(
             ["What the step is made of, from its start to its end, with the waits before each."],
             "quiet",
         ),
-        _path(found),
+        _path(report),
     ]
     data = {"about": [name, commands[0]], "capacity": round(capacity), "picture": picture}
     return page(name, body, _SCRIPTS, data)
@@ -118,11 +118,11 @@ def told_apart(parts: Mapping[str, float], order: Sequence[str]) -> dict[str, fl
     return {**shown, "others": sum(parts.values()) - sum(shown.values())} if own != order else shown
 
 
-def _levers(found: TimeReport, about: str, said: str) -> Bars:
+def _levers(report: TimeReport, about: str, said: str) -> Bars:
     """The step on machines that are better in one respect."""
-    rows = [("as it is", found.step_seconds, 1.0)]
+    rows = [("as it is", report.step_seconds, 1.0)]
     rows += sorted(
-        ((each.name, each.step_seconds, each.speedup) for each in found.levers),
+        ((each.name, each.step_seconds, each.speedup) for each in report.levers),
         key=lambda row: row[1],
     )
     bars = [
@@ -138,31 +138,31 @@ def _levers(found: TimeReport, about: str, said: str) -> Bars:
     )
 
 
-def _path(found: TimeReport) -> str:
+def _path(report: TimeReport) -> str:
     heads = ["class", "phase", "op", "counts as", "nodes", "time", "share of the step"]
     rows = [
         TableRow(
-            [p.cls, p.phase, p.op, p.part, p.nodes, p.seconds, p.seconds / found.step_seconds],
+            [p.cls, p.phase, p.op, p.part, p.nodes, p.seconds, p.seconds / report.step_seconds],
             [
                 *(p.cls, p.phase, p.op, p.part, f"{p.nodes:,}", seconds_text(p.seconds)),
-                f"{p.seconds / found.step_seconds:.1%}",
+                f"{p.seconds / report.step_seconds:.1%}",
             ],
         )
-        for p in found.critical_path[:_MOST_CLASSES]
+        for p in report.critical_path[:_MOST_CLASSES]
     ]
     return table(heads, rows, "path")
 
 
-def _facts(found: TimeReport) -> Iterator[tuple[str, str]]:
-    yield "step time", seconds_text(found.step_seconds)
-    if found.tokens_per_second is not None and found.tokens_per_second_per_rank is not None:
-        yield "tokens/s", f"{found.tokens_per_second:,.0f}"
-        yield "tokens/s per rank", f"{found.tokens_per_second_per_rank:,.1f}"
-    if found.mfu is not None:
-        yield "MFU", f"{found.mfu:.1%}"
-    yield f"HFU, of {count_text(round(found.peak_flops), 'FLOP/s')}", f"{found.hfu:.1%}"
-    if found.fit is not None:
-        yield f"peak memory, of {verdict_text(found.fit)}", bytes_text(found.fit.peak)
+def _facts(report: TimeReport) -> Iterator[tuple[str, str]]:
+    yield "step time", seconds_text(report.step_seconds)
+    if report.tokens_per_second is not None and report.tokens_per_second_per_rank is not None:
+        yield "tokens/s", f"{report.tokens_per_second:,.0f}"
+        yield "tokens/s per rank", f"{report.tokens_per_second_per_rank:,.1f}"
+    if report.mfu is not None:
+        yield "MFU", f"{report.mfu:.1%}"
+    yield f"HFU, of {count_text(round(report.peak_flops), 'FLOP/s')}", f"{report.hfu:.1%}"
+    if report.fit is not None:
+        yield f"peak memory, of {verdict_text(report.fit)}", bytes_text(report.fit.peak)
 
 
 def _left_out(picture: Mapping[str, Any], *, levers: bool) -> Iterator[str]:

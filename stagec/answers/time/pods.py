@@ -49,16 +49,16 @@ class PodsTime(Report):
 
     def as_json(self) -> dict[str, Any]:
         """The object of `--json`."""
-        found: dict[str, Any] = {"schema": SCHEMA}
-        found["pods"] = {pod: report.as_json() for pod, report in self.pods.items()}
-        found["handover"] = asdict(self.transfer)
-        found["serving"] = {
+        answer: dict[str, Any] = {"schema": SCHEMA}
+        answer["pods"] = {pod: report.as_json() for pod, report in self.pods.items()}
+        answer["handover"] = asdict(self.transfer)
+        answer["serving"] = {
             "mode": "disaggregated",
             "ttft_seconds": self.ttft,
             "tpot_seconds": self.tpot,
             **({"accepted": self.accepted.tokens} if self.accepted.speculates else {}),
         }
-        return found
+        return answer
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each pod."""
@@ -108,8 +108,8 @@ def turn_seconds(timed: Timed) -> Mapping[str, float]:
     return {guest: done / PICOSECONDS, main: timed.step.seconds - done / PICOSECONDS}
 
 
-def _print(found: PodsTime, out: TextIO) -> None:
-    transfer, shown = found.transfer, console(out)
+def _print(pods: PodsTime, out: TextIO) -> None:
+    transfer, shown = pods.transfer, console(out)
     shown.print(
         f"From prefill to decode: {bytes_text(transfer.bytes)} of caches and tokens in "
         f"{transfer.messages:,} messages over {transfer.level}, "
@@ -118,7 +118,7 @@ def _print(found: PodsTime, out: TextIO) -> None:
         markup=False,
     )
     shown.print(
-        f"TTFT {seconds_text(found.ttft)}, with the caches where they are decoded; TPOT "
-        f"{seconds_text(found.tpot)}",
+        f"TTFT {seconds_text(pods.ttft)}, with the caches where they are decoded; TPOT "
+        f"{seconds_text(pods.tpot)}",
         markup=False,
     )

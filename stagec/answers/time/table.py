@@ -32,39 +32,39 @@ def interval_text(interval: Mapping[str, Any] | None, measured: str) -> str:
     return f"interval: {low} to {high}, as 8 of 10 of {measured}"
 
 
-def print_time(found: TimeReport, stream: TextIO, interval: str = "") -> None:
+def print_time(report: TimeReport, stream: TextIO, interval: str = "") -> None:
     """The step, the interval that it is in, where its time goes, its critical path, and what would
     help."""
     out = console(stream)
-    mesh = " x ".join(f"{a} {n}" for a, n in found.mesh.items()) or "one device"
+    mesh = " x ".join(f"{a} {n}" for a, n in report.mesh.items()) or "one device"
     out.print(
-        f"{found.model} on {found.machine}, {counted(found.ranks, 'rank')}: {mesh}", markup=False
+        f"{report.model} on {report.machine}, {counted(report.ranks, 'rank')}: {mesh}", markup=False
     )
-    facts = [f"a step takes {seconds_text(found.step_seconds)}"]
-    if found.tokens_per_second is not None and found.tokens_per_second_per_rank is not None:
-        each = found.tokens_per_second_per_rank
-        facts.append(f"{found.tokens_per_second:,.0f} tokens/s ({each:,.1f} per rank)")
-    if found.mfu is not None:
-        facts.append(f"MFU {found.mfu:.1%}")
-    facts.append(f"HFU {found.hfu:.1%}")
-    facts.append(f"of {count_text(round(found.peak_flops), 'FLOP/s')}")
+    facts = [f"a step takes {seconds_text(report.step_seconds)}"]
+    if report.tokens_per_second is not None and report.tokens_per_second_per_rank is not None:
+        each = report.tokens_per_second_per_rank
+        facts.append(f"{report.tokens_per_second:,.0f} tokens/s ({each:,.1f} per rank)")
+    if report.mfu is not None:
+        facts.append(f"MFU {report.mfu:.1%}")
+    facts.append(f"HFU {report.hfu:.1%}")
+    facts.append(f"of {count_text(round(report.peak_flops), 'FLOP/s')}")
     out.print(", ".join(facts), markup=False)
     if interval:
         out.print(interval, markup=False)
-    if found.found["modelled"] < sum(found.found.values()):
-        counts = ", ".join(f"{count:,} {way}" for way, count in found.found.items())
+    if report.found["modelled"] < sum(report.found.values()):
+        counts = ", ".join(f"{count:,} {way}" for way, count in report.found.items())
         out.print(f"kernels and collectives: {counts}", markup=False)
-    if found.fit is not None:
-        out.print(f"memory: {fit_text(found.fit)}", markup=False)
-    if found.attention:
-        out.print(f"attention: {found.attention}", markup=False)
-    for level, used in found.used_ranks.items():
+    if report.fit is not None:
+        out.print(f"memory: {fit_text(report.fit)}", markup=False)
+    if report.attention:
+        out.print(f"attention: {report.attention}", markup=False)
+    for level, used in report.used_ranks.items():
         out.print(f"the job uses {used} ranks of each {level}", markup=False)
-    _print_breakdown(found, stream)
-    _print_path(found, stream)
-    if found.levers:
+    _print_breakdown(report, stream)
+    _print_path(report, stream)
+    if report.levers:
         rows = table("What would help", "with", "step", "faster by")
-        for lever in sorted(found.levers, key=lambda each: each.step_seconds):
+        for lever in sorted(report.levers, key=lambda each: each.step_seconds):
             gain = f"{lever.speedup - 1:.1%}"
             rows.add_row(lever.name, seconds_text(lever.step_seconds), gain)
         out.print(rows)
@@ -85,35 +85,35 @@ def accepted_text(step: float, accepted: Acceptance) -> str:
     )
 
 
-def _print_breakdown(found: TimeReport, stream: TextIO) -> None:
+def _print_breakdown(report: TimeReport, stream: TextIO) -> None:
     """Where the time of the slowest class goes, beside that of the one that waits most."""
-    others = [c for c in found.classes if c.name != found.slowest]
+    others = [c for c in report.classes if c.name != report.slowest]
     idle = max(others, key=lambda c: c.breakdown.get("bubble", 0.0), default=None)
-    titles = [found.slowest, "", *([idle.name, ""] if idle else [])]
+    titles = [report.slowest, "", *([idle.name, ""] if idle else [])]
     rows = table("Where the time goes", "part", *titles)
-    parts = dict.fromkeys([*found.breakdown, *(idle.breakdown if idle else ())])
+    parts = dict.fromkeys([*report.breakdown, *(idle.breakdown if idle else ())])
     for part in parts:
         row = [part]
-        for breakdown in (found.breakdown, *((idle.breakdown,) if idle else ())):
+        for breakdown in (report.breakdown, *((idle.breakdown,) if idle else ())):
             time = breakdown.get(part, 0.0)
-            row += [seconds_text(time), f"{time / found.step_seconds:.1%}"] if time else ["", ""]
+            row += [seconds_text(time), f"{time / report.step_seconds:.1%}"] if time else ["", ""]
         rows.add_row(*row)
     console(stream).print(rows)
-    if 2 * found.breakdown.get(LAUNCH, 0.0) > found.step_seconds:
+    if 2 * report.breakdown.get(LAUNCH, 0.0) > report.step_seconds:
         console(stream).print(
             f"Hosts hold this step up: they issue computations more slowly than devices run them "
-            f"({LAUNCH}). 'stagec machines {found.machine}' says which framework that is; a "
+            f"({LAUNCH}). 'stagec machines {report.machine}' says which framework that is; a "
             "step that is compiled or captured as a graph is nearer to what 'no launch gaps' is.",
             markup=False,
         )
 
 
-def _print_path(found: TimeReport, stream: TextIO) -> None:
+def _print_path(report: TimeReport, stream: TextIO) -> None:
     rows = table(
         "Critical path", "class", "phase", "op", "counts as", "nodes", "time", "", text_columns=4
     )
-    for link in found.critical_path[:_LINKS]:
-        share = f"{link.seconds / found.step_seconds:.1%}"
+    for link in report.critical_path[:_LINKS]:
+        share = f"{link.seconds / report.step_seconds:.1%}"
         rows.add_row(
             link.cls,
             link.phase,
@@ -123,10 +123,10 @@ def _print_path(found: TimeReport, stream: TextIO) -> None:
             seconds_text(link.seconds),
             share,
         )
-    rest = found.critical_path[_LINKS:]
+    rest = report.critical_path[_LINKS:]
     if rest:
         time = sum(link.seconds for link in rest)
         nodes = f"{sum(link.nodes for link in rest):,}"
-        share = f"{time / found.step_seconds:.1%}"
+        share = f"{time / report.step_seconds:.1%}"
         rows.add_row("others", "", "", "", nodes, seconds_text(time), share)
     console(stream).print(rows)

@@ -79,7 +79,7 @@ def time_job(
 
 
 def _plans_of(pods: Pods, looks: Mapping[str, Looks]) -> EventPlans:
-    found = {pod: looks[pod].events.needed("memory over time") for pod in pods.builders}
+    plans_by_pod = {pod: looks[pod].events.needed("memory over time") for pod in pods.builders}
     if not pods.several:
-        return next(iter(found.values()))
-    return PodsPlans({id(pods.modules[pod]): plans for pod, plans in found.items()})
+        return next(iter(plans_by_pod.values()))
+    return PodsPlans({id(pods.modules[pod]): plans for pod, plans in plans_by_pod.items()})

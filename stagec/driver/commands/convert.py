@@ -58,8 +58,8 @@ def command(source: Path, output: Path, to: str, packs: bool, quiet: bool) -> in
         from stagec.traces.folder import working_folder
 
         with working_folder(output, force=False, resume=False) as folder:
-            found = _files(traces, to, packs=packs)
-            sizes = [_write(folder / name, parts, packs=packs) for name, parts in found]
+            files = _files(traces, to, packs=packs)
+            sizes = [_write(folder / name, parts, packs=packs) for name, parts in files]
             if to in ("chakra", "json") and traces.groups is not None:
                 shutil.copyfile(traces.groups, folder / f"{traces.name}.json")
     if not quiet:

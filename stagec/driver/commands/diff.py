@@ -72,20 +72,20 @@ class DiffAnswer(Report):
     def print(self, stream: TextIO) -> None:
         from stagec.output.tables import console, table
 
-        found, out = self.comparison, console(stream, 160)
+        comparison, out = self.comparison, console(stream, 160)
         for text in self._sides():
             out.print(text, markup=False)
-        rows = _differing(found)
+        rows = _differing(comparison)
         if rows:
             shown = table("Sums that differ", *_SUMS, text_columns=3)
             for key, one, two in rows:
                 shown.add_row(*key, *(f"{value:,}" for value in _beside(one, two)))
             out.print(shown)
-        elif not found.same:
+        elif not comparison.same:
             out.print("nodes, FLOPs and bytes of each kind are the same")
-        for each in found.differences:
+        for each in comparison.differences:
             stream.write(_difference_text(each))
-        for note in found.notes:
+        for note in comparison.notes:
             out.print(note, markup=False)
         out.print(self._verdict())
 
@@ -148,25 +148,25 @@ _TITLES: Mapping[str, str] = {
 }
 
 
-def _differing(found: Comparison) -> list[tuple[Key, Sums, Sums]]:
-    return [row for row in _rows(found) if row[1] != row[2]]
+def _differing(comparison: Comparison) -> list[tuple[Key, Sums, Sums]]:
+    return [row for row in _rows(comparison) if row[1] != row[2]]
 
 
-def _rows(found: Comparison) -> list[tuple[Key, Sums, Sums]]:
+def _rows(comparison: Comparison) -> list[tuple[Key, Sums, Sums]]:
     from stagec.check.compare import Sums
 
-    one, two = found.sums
+    one, two = comparison.sums
     keys = sorted({*one, *two})
     return [(key, one.get(key, Sums()), two.get(key, Sums())) for key in keys]
 
 
-def _as_json(found: Comparison) -> dict[str, object]:
+def _as_json(comparison: Comparison) -> dict[str, object]:
     return {
         "schema": 1,
-        "same": found.same,
-        "notes": list(found.notes),
-        "ranks": found.ranks,
-        "nodes": found.nodes,
+        "same": comparison.same,
+        "notes": list(comparison.notes),
+        "ranks": comparison.ranks,
+        "nodes": comparison.nodes,
         "sums": [
             {
                 "phase": key[0],
@@ -175,7 +175,7 @@ def _as_json(found: Comparison) -> dict[str, object]:
                 "a": one._asdict(),
                 "b": two._asdict(),
             }
-            for key, one, two in _rows(found)
+            for key, one, two in _rows(comparison)
         ],
-        "differences": [asdict(each) for each in found.differences],
+        "differences": [asdict(each) for each in comparison.differences],
     }

@@ -72,19 +72,19 @@ def command(
     tables = [table for path in measured for table in read_measured(path)]
     origin = " and ".join(dict.fromkeys(path.name for path in measured))
     with progress("fitting", "kinds", quiet=quiet) as counted:
-        found = fit_tables(tables, machine, origin, counted)
+        fit = fit_tables(tables, machine, origin, counted)
     to_stdout = output == _STDOUT
     if as_json:
-        _print_json(found, machine, sys.stderr if to_stdout else sys.stdout)
+        _print_json(fit, machine, sys.stderr if to_stdout else sys.stdout)
     else:
-        _print_table(found, machine, sys.stderr if to_stdout else sys.stdout)
-    if not found.sections:
+        _print_table(fit, machine, sys.stderr if to_stdout else sys.stdout)
+    if not fit.sections:
         raise error(
             "no constants to fit: no kind has enough rows",
             remedy="measure more; the lines above say how many rows each kind needs",
         )
     if output is not None:
-        text = _text(name, found)
+        text = _text(name, fit)
         # Read as it will be: nothing is written that is no machine.
         read_machine(Path(output).stem, text, "fitted.toml" if to_stdout else output)
         write_output(text, output)
@@ -97,16 +97,16 @@ def _as_file(path: str) -> str:
     return path if is_file(path) else f"./{path}"
 
 
-def _text(base: str, found: Fit) -> str:
+def _text(base: str, fit: Fit) -> str:
     from stagec.machines.writing import quoted, with_sections
 
-    return with_sections(f"base = {quoted(base)}\n", found.sections)
+    return with_sections(f"base = {quoted(base)}\n", fit.sections)
 
 
-def _print_json(found: Fit, machine: Machine, stream: TextIO) -> None:
+def _print_json(fit: Fit, machine: Machine, stream: TextIO) -> None:
     result: dict[str, Any] = {
         "base": machine.name,
-        "parts": [_object(part) for part in found.parts],
+        "parts": [_object(part) for part in fit.parts],
     }
     stream.write(json.dumps(result, indent=1) + "\n")
     stream.flush()
@@ -132,7 +132,7 @@ def _object(part: FitPart) -> dict[str, Any]:
     }
 
 
-def _print_table(found: Fit, machine: Machine, stream: TextIO) -> None:
+def _print_table(fit: Fit, machine: Machine, stream: TextIO) -> None:
     from stagec.output.tables import console, table
 
     rows = table(
@@ -140,7 +140,7 @@ def _print_table(found: Fit, machine: Machine, stream: TextIO) -> None:
         *("kind", "", "constants", "fitted", "before", "after", "left out", "before", "after"),
         text_columns=3,
     )
-    for part in found.parts:
+    for part in fit.parts:
         cells = [_constants(part.constants)]
         for place in (0, 1):
             both = part.before[place], part.after[place]
@@ -148,7 +148,7 @@ def _print_table(found: Fit, machine: Machine, stream: TextIO) -> None:
         rows.add_row(part.kind, part.dtype or part.level, *cells)
     out = console(stream, 140)
     out.print(rows)
-    for part in found.parts:
+    for part in fit.parts:
         if part.note:
             named = " ".join(n for n in (part.kind, part.dtype or part.level) if n)
             out.print(f"{named}: {part.note}", markup=False)

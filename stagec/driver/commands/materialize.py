@@ -69,10 +69,10 @@ def command(archive: Path, output: Path, **given: Any) -> int:
 
 def _source(archive: Archive, format_: Format, given: dict[str, Any]) -> Archive:
     """The job in a format. Raises `DiagnosticError` if a cluster is to make it anew."""
-    found = archive.as_format(format_, given["machine"])
-    if given["scheduler"] is not None and found is not archive:
+    source = archive.as_format(format_, given["machine"])
+    if given["scheduler"] is not None and source is not archive:
         raise error(
             f"a cluster writes what the archive holds, '{archive.format.name}'",
             remedy="drop --format or --scheduler",
         )
-    return found
+    return source

@@ -41,27 +41,27 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
     if as_json and output not in (None, "-") and not named:
         raise error(f"{output}: JSON in a file of another name", remedy="let it end in .json")
     readings = _readings(traces, quiet)
-    found = rows(readings)
-    if not quiet or not found:
-        _summary(readings, found)
-    if not found:
+    measured = rows(readings)
+    if not quiet or not measured:
+        _summary(readings, measured)
+    if not measured:
         raise error(
             "no kernel can be identified",
             remedy="profile with record_shapes=True, and with the host",
         )
-    write_output(table_text(found, as_json=as_json or named), output)
+    write_output(table_text(measured, as_json=as_json or named), output)
 
 
 def _readings(traces: Sequence[Path], quiet: bool) -> list[Reading]:
     from stagec.time.measured.kineto import read_trace
 
     before, whole = 0, sum(path.stat().st_size for path in traces)
-    found: list[Reading] = []
+    readings: list[Reading] = []
     with progress("reading traces", "MiB", quiet=quiet) as counted:
         for path in traces:
-            found.append(read_trace(path, partial(_print_bytes, counted, before, whole)))
+            readings.append(read_trace(path, partial(_print_bytes, counted, before, whole)))
             before += path.stat().st_size
-    return found
+    return readings
 
 
 def _print_bytes(progress: Progress, before: int, whole: int, at: int) -> None:
@@ -76,25 +76,25 @@ def _summary(readings: Sequence[Reading], rows: Sequence[Row]) -> None:
     missed: dict[tuple[str, str], list[float]] = {}
     for reading in readings:
         _print_trace(reading)
-        for key, found in reading.kernels.items():
-            kinds.setdefault(key.kind, []).extend(found)
+        for key, times in reading.kernels.items():
+            kinds.setdefault(key.kind, []).extend(times)
         for calls in reading.collectives.values():
             for key, seconds in calls:
                 kinds.setdefault(key.kind, []).append(seconds)
-        for what, found in reading.missed.items():
-            missed.setdefault(what, []).extend(found)
+        for what, times in reading.missed.items():
+            missed.setdefault(what, []).extend(times)
     whole = sum(r.gpu_seconds for r in readings) or 1.0
     share = sum(map(sum, kinds.values())) / whole
     log(f"{len(rows)} rows from {share:.1%} of the GPU's time: {_kinds(kinds, whole) or 'none'}")
-    unshaped = sum(sum(found) for (_, why), found in missed.items() if why == NO_SHAPES)
+    unshaped = sum(sum(times) for (_, why), times in missed.items() if why == NO_SHAPES)
     if unshaped > _TOO_MUCH * whole:
         log(f"{unshaped / whole:.1%} are of ops without shapes: profile with record_shapes=True")
     if missed:
         log("not in the table:")
     ordered = sorted(missed.items(), key=lambda item: -sum(item[1]))
-    for (name, why), found in ordered[:_MISSED]:
-        log(f"  {_line(found, whole)}  {name:.90} ({why})")
-    if rest := [s for _, found in ordered[_MISSED:] for s in found]:
+    for (name, why), times in ordered[:_MISSED]:
+        log(f"  {_line(times, whole)}  {name:.90} ({why})")
+    if rest := [s for _, times in ordered[_MISSED:] for s in times]:
         log(f"  {_line(rest, whole)}  {len(ordered) - _MISSED} others")
 
 
@@ -112,9 +112,9 @@ def _print_trace(reading: Reading) -> None:
 
 def _kinds(kinds: dict[str, list[float]], whole: float) -> str:
     ordered = sorted(kinds.items(), key=lambda item: -sum(item[1]))
-    return ", ".join(f"{kind} {sum(found) / whole:.1%}" for kind, found in ordered)
+    return ", ".join(f"{kind} {sum(seconds) / whole:.1%}" for kind, seconds in ordered)
 
 
-def _line(found: Sequence[float], whole: float) -> str:
-    seconds = sum(found)
-    return f"{seconds * 1e3:10,.3f} ms {seconds / whole:6.1%} {len(found):7,} x"
+def _line(durations: Sequence[float], whole: float) -> str:
+    seconds = sum(durations)
+    return f"{seconds * 1e3:10,.3f} ms {seconds / whole:6.1%} {len(durations):7,} x"

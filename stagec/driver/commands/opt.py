@@ -127,13 +127,13 @@ class _Opt:
     def _pipeline(self, source: Source) -> Pipeline:
         text = self._options.pipeline
         if self._options.run_reproducer:
-            found = reproducer_pipeline(source.text)
-            if found is None:
+            pipeline = reproducer_pipeline(source.text)
+            if pipeline is None:
                 raise error(
                     f"{source.name} is not a reproducer: line 1 has no -p '...'",
                     remedy="give the passes with -p, or a file that --reproducer wrote",
                 )
-            text = found
+            text = pipeline
         self._session.remember(Source(PIPELINE, text))
         return self._loaded.pipeline(text)
 

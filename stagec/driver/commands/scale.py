@@ -116,15 +116,15 @@ def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording,
         raise report.as_error()
     manifest = _manifest(folder)
     if mesh is None:
-        found: Any = manifest.get("mesh")
-        if not isinstance(found, dict) or not all(
-            type(n) is int and n > 0 for n in cast("dict[str, object]", found).values()
+        axes: Any = manifest.get("mesh")
+        if not isinstance(axes, dict) or not all(
+            type(n) is int and n > 0 for n in cast("dict[str, object]", axes).values()
         ):
             raise error(
                 f"'{folder}' has no manifest that says its mesh",
                 remedy="give it, the axis of neighbouring ranks last: --from dp=2,tp=4",
             )
-        mesh = cast("dict[str, int]", found)
+        mesh = cast("dict[str, int]", axes)
     members = dict(groups.members) if groups is not None else dict[int, tuple[int, ...]]()
     return Recording(name, paths, members, mesh, _entries(manifest, mesh)), manifest
 
@@ -176,25 +176,25 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
     from stagec.traces.folder import MANIFEST
 
     try:
-        found: Any = json.loads((folder / MANIFEST).read_bytes())
+        manifest: Any = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("dict[str, Any]", manifest) if isinstance(manifest, dict) else {}
 
 
 def _entries(manifest: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[int, Mapping[str, Any]]:
     """What the manifest says of each rank's class."""
     from stagec.traces.recorded import coordinates
 
-    found: dict[int, Mapping[str, Any]] = {}
+    entries: dict[int, Mapping[str, Any]] = {}
     classes: Any = manifest.get("classes")
     for entry in filter(_is_object, classes if _is_list(classes) else ()):
         if not _is_object(entry.get("coords")):
             continue
         for rank in range(prod(mesh.values())):
             if entry["coords"].items() <= coordinates(mesh, rank).items():
-                found[rank] = entry
-    return found
+                entries[rank] = entry
+    return entries
 
 
 def _is_object(value: Any) -> bool:

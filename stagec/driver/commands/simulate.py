@@ -70,7 +70,7 @@ class Simulated:
 
     def as_json(self) -> dict[str, object]:
         """For programs: seconds and bytes."""
-        found: dict[str, object] = {
+        fields: dict[str, object] = {
             "job": self.name,
             "ranks": len(self.ends),
             "step_seconds": self.slowest.end / 1e9,
@@ -81,10 +81,10 @@ class Simulated:
             "rank_seconds": [self.ends[rank].end / 1e9 for rank in sorted(self.ends)],
         }
         if self.parts is not None:
-            found["computation_seconds"] = self.parts.computation / 1e9
-            found["idle_seconds"] = self.parts.idle / 1e9
+            fields["computation_seconds"] = self.parts.computation / 1e9
+            fields["idle_seconds"] = self.parts.idle / 1e9
             rows = [asdict(row) for row in self.parts.exposed]
-            found["communication"] = [
+            fields["communication"] = [
                 {
                     "collective": row["kind"],
                     "over": row["over"],
@@ -95,7 +95,7 @@ class Simulated:
                 }
                 for row in rows
             ]
-        return found
+        return fields
 
 
 @click.command("simulate")
@@ -121,13 +121,13 @@ def command(folder: Path, binary: Path, *, as_json: bool, totals: bool) -> int:
 
     If a rank does not end, this is an error, although ASTRA-sim exits with 0.
     """
-    found = simulated(folder, binary, totals=totals)
+    simulation = simulated(folder, binary, totals=totals)
     if as_json:
-        write_json(found.as_json())
+        write_json(simulation.as_json())
     else:
         from stagec.driver.commands.simulate_table import print_simulated
 
-        print_simulated(found, sys.stdout)
+        print_simulated(simulation, sys.stdout)
     return 0
 
 
@@ -198,12 +198,12 @@ def _is_range(given: object, ranks: int) -> bool:
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a job. Raises `DiagnosticError` for other text."""
     try:
-        found: object = json.loads(path.read_bytes())
+        value: object = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise _no_job(path)
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, Any]", value)
 
 
 def _no_job(path: Path) -> DiagnosticError:
@@ -337,9 +337,9 @@ def _bytes(text: str) -> float:
 def _peak_bytes(where: Path, rank: int) -> int | None:
     """The peak of a rank, exactly, from the counter that ASTRA-sim writes in MiB."""
     try:
-        found = json.loads((where / f"local_mem_trace.{rank}.json").read_bytes())
+        trace = json.loads((where / f"local_mem_trace.{rank}.json").read_bytes())
         used: list[float] = [
-            e["args"]["Memory_MB"] for e in found["traceEvents"] if e.get("ph") == "C"
+            e["args"]["Memory_MB"] for e in trace["traceEvents"] if e.get("ph") == "C"
         ]
         return round(max(used) * 2**20)
     except (OSError, ValueError, KeyError, TypeError):

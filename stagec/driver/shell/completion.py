@@ -45,8 +45,8 @@ def _stacks() -> Iterable[str]:
 def _passes() -> Iterable[str]:
     from stagec.pipeline.plugins import load_plugins
 
-    found = load_plugins(())
-    return sorted({*found.passes, *found.pipelines})
+    plugins = load_plugins(())
+    return sorted({*plugins.passes, *plugins.pipelines})
 
 
 def _complete(
@@ -60,8 +60,8 @@ def _complete(
     from click.shell_completion import CompletionItem
 
     before, comma, last = incomplete.rpartition(",")
-    found = [CompletionItem(before + comma + n) for n in names() if n.startswith(last)]
-    return [*found, CompletionItem(incomplete, type="file")] if files else found
+    items = [CompletionItem(before + comma + n) for n in names() if n.startswith(last)]
+    return [*items, CompletionItem(incomplete, type="file")] if files else items
 
 
 #: By what an option completes.

@@ -89,10 +89,10 @@ def _mistake(problem: Exception, session: Session) -> int:
         session.log(traceback.format_exc())
     from stagec.pipeline.blame import blamed
 
-    found = blamed(problem)
-    if found is None:
+    error = blamed(problem)
+    if error is None:
         return _bug(problem, session)
-    session.report(found)
+    session.report(error)
     return WRONG_INPUT
 
 

@@ -24,7 +24,7 @@ def system(
     dims: list[Dimension], peak_flops: float, memory_bytes: float, *, roofline: bool, tensors: bool
 ) -> dict[str, Any]:
     """`system.json`: one implementation a dimension, one chunk of each collective."""
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "scheduling-policy": "LIFO",
         "endpoint-delay": 10,
         "active-chunks-per-dimension": 1,
@@ -38,8 +38,8 @@ def system(
         "trace-enabled": 0,
     }
     if tensors:
-        found |= {"track-local-mem": 1, "local-mem-trace-filename": "local_mem_trace"}
-    return found
+        settings |= {"track-local-mem": 1, "local-mem-trace-filename": "local_mem_trace"}
+    return settings
 
 
 def memory(host: HostLink | None = None) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def script(name: str, ranks: int, *, rendezvous: bool) -> str:
     return text.replace("@MORE@", more)
 
 
-def text(found: Mapping[str, Any]) -> bytes:
+def text(settings: Mapping[str, Any]) -> bytes:
     """JSON for people."""
-    return (json.dumps(found, indent=1) + "\n").encode()
+    return (json.dumps(settings, indent=1) + "\n").encode()
 
 
 _SCRIPT = """\

@@ -61,17 +61,17 @@ class AstraSimFormat(ChakraFormat):
             )
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
-        found = [*super().drops(program, layout)]
-        found += ["a stream for each communicator: a rank has one collective or send at a time"]
+        losses = [*super().drops(program, layout)]
+        losses += ["a stream for each communicator: a rank has one collective or send at a time"]
         if any(node.is_copy for node in program.prototypes):
-            found.append("copies beside collectives and sends: a rank has one of them at a time")
+            losses.append("copies beside collectives and sends: a rank has one of them at a time")
         if not self.durations:
             types = sorted({k.dtype for n in program.prototypes for k in n.kernels if k.dtype})
             if len(types) > 1:
-                found.append(f"one peak for products of all types ({', '.join(types)})")
+                losses.append(f"one peak for products of all types ({', '.join(types)})")
         small = _smallest(program)
         if small is not None and small < layout.groups.ranks:
-            found.append(
+            losses.append(
                 f"collectives of fewer bytes than there are ranks, {layout.groups.ranks}, get as "
                 f"many (the smallest has {small})"
             )
@@ -84,16 +84,16 @@ class AstraSimFormat(ChakraFormat):
         ]
         if joined:
             names = ", ".join("+".join(g.axes) for g in joined)
-            found.append(
+            losses.append(
                 f"a group over several axes ({names}) is one ring, and a step of it along several "
                 "axes takes the link of the innermost"
             )
         if any(layout.other_pods.values()):
-            found.append(
+            losses.append(
                 "the level between pods: a message to another one takes the link of the innermost "
                 "dimension along which the ranks differ"
             )
-        return found
+        return losses
 
     def companions(self, job: TraceJob) -> Mapping[str, bytes]:
         machine = job.machine
@@ -165,8 +165,8 @@ def _copies(job: TraceJob) -> bool:
 
 def _smallest(program: Program) -> int | None:
     """Bytes of the smallest collective that is cut into parts: Sys::determine_chunk_size."""
-    found = (n.size for n in program.prototypes if n.is_collective and n.kind != "all_gather")
-    return min(found, default=None)
+    sizes = (n.size for n in program.prototypes if n.is_collective and n.kind != "all_gather")
+    return min(sizes, default=None)
 
 
 def _check_program(program: Program) -> None:

@@ -57,8 +57,8 @@ class Breakdown:
 
 def rank_ends(text: str) -> dict[int, RankEnd]:
     """The ranks that end, by rank."""
-    found = (RankEnd(*map(int, match.groups())) for match in _END.finditer(text))
-    return {each.rank: each for each in found}
+    ends = (RankEnd(*map(int, match.groups())) for match in _END.finditer(text))
+    return {each.rank: each for each in ends}
 
 
 def peaks(text: str) -> dict[int, str]:
@@ -70,7 +70,7 @@ def spans_of(lines: Iterable[str], rank: int) -> dict[int, Span]:
     """Start and end of each node of a rank, by node. Raises ValueError for an end without a
     start."""
     started: dict[int, int] = {}
-    found: dict[int, Span] = {}
+    spans: dict[int, Span] = {}
     mark = f"sys->id={rank},"
     for line in lines:
         if mark not in line:
@@ -84,8 +84,8 @@ def spans_of(lines: Iterable[str], rank: int) -> dict[int, Span]:
         elif node not in started:
             raise ValueError(f"node {node} of rank {rank} ends before it starts")
         else:
-            found[node] = started[node], tick
-    return found
+            spans[node] = started[node], tick
+    return spans
 
 
 def breakdown(
@@ -139,43 +139,43 @@ def _what(node: TraceNode, over: Mapping[int, str]) -> tuple[str, str]:
 
 def _union(spans: Iterable[Span]) -> list[Span]:
     """The same moments, as spans apart."""
-    found: list[Span] = []
+    merged: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def _outside(spans: Sequence[Span], end: int, start: int = 0) -> list[Span]:
     """What is between spans that are apart, from `start` to `end`."""
-    found: list[Span] = []
+    gaps: list[Span] = []
     for first, last in spans:
         if last <= start:
             continue
         if first >= end:
             break
         if first > start:
-            found.append((start, first))
+            gaps.append((start, first))
         start = last
     if start < end:
-        found.append((start, end))
-    return found
+        gaps.append((start, end))
+    return gaps
 
 
 def _common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
     """What is in both; each has spans apart, in order."""
-    found: list[Span] = []
+    common: list[Span] = []
     at = 0
     for start, end in theirs:
         while at < len(ours) and ours[at][1] <= start:
             at += 1
         here = at
         while here < len(ours) and ours[here][0] < end:
-            found.append((max(start, ours[here][0]), min(end, ours[here][1])))
+            common.append((max(start, ours[here][0]), min(end, ours[here][1])))
             here += 1
-    return found
+    return common
 
 
 def _length(spans: Iterable[Span]) -> int:

@@ -93,7 +93,7 @@ def pod_dimensions(pods: Mapping[str, Mapping[str, int]], machine: Machine) -> l
     spans = [span for pod, mesh in pods.items() for span in _spans(pod, mesh, machine, names)]
     ranks = [prod(mesh.values()) for mesh in pods.values()]
     between = names.index(level_between_pods(machine, pods.values()).name)
-    found: list[Dimension] = []
+    ordered: list[Dimension] = []
     below = 1
     for number, level in enumerate(machine.network):
         outside = [span.stride for span in spans if span.level > number]
@@ -109,9 +109,9 @@ def pod_dimensions(pods: Mapping[str, Mapping[str, int]], machine: Machine) -> l
             raise _no_grid(f"'{level.name}' is a {level.kind}, not a switch", ranks, block)
         if block > below:
             over = [*(span.axis for span in inside), *(["pods"] if number == between else [])]
-            found.append(_dimension(", ".join(over), block // below, level))
+            ordered.append(_dimension(", ".join(over), block // below, level))
         below = block
-    return found
+    return ordered
 
 
 def _spans(

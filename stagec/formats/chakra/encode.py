@@ -57,12 +57,12 @@ class TraceWriter:
     def trace_node(self, node: Node, group: str, prototype: Node) -> TraceNode:
         """A node of a prototype as consumers want it, with what profilers say of operands where
         that is asked for."""
-        found = self._trace_node(node, group)
+        record = self._trace_node(node, group)
         if self.operands is None:
-            return found
+            return record
         inputs, outputs = self.operands.sides(prototype)
-        attrs = {**self.operands.attributes(prototype), **found.attrs}  # the group or peer is last
-        return replace(found, attrs=attrs, inputs=inputs, outputs=outputs)
+        attrs = {**self.operands.attributes(prototype), **record.attrs}  # the group or peer is last
+        return replace(record, attrs=attrs, inputs=inputs, outputs=outputs)
 
     def _trace_node(self, node: Node, group: str) -> TraceNode:
         """No FLOPs or bytes are written as 1: consumers stall on 0."""
@@ -229,14 +229,14 @@ def _alike(prototypes: Sequence[Node], writer: TraceWriter) -> Ints:
 
 def _collective(node: Node) -> CollKind:
     """The kind of a collective. Raises `DiagnosticError` for one that traces do not know."""
-    found = _KINDS.get(node.kind)
-    if found is None:
+    collective = _KINDS.get(node.kind)
+    if collective is None:
         raise error(
             f"traces have no collective '{node.kind}'",
             node.op.loc if node.op is not None else UNKNOWN,
             remedy=f"the kinds are: {', '.join(_KINDS)}",
         )
-    return found
+    return collective
 
 
 def _encoded(node: TraceNode) -> bytes:
@@ -334,8 +334,8 @@ def decimal_width(numbers: Ints) -> Ints:
     return np.searchsorted(limits, numbers, side="right") + 1
 
 
-def _positions(found: Mapping[_K, list[Ints]]) -> dict[_K, Ints]:
-    return {key: np.sort(np.concatenate(ends)) for key, ends in found.items() if ends}
+def _positions(positions: Mapping[_K, list[Ints]]) -> dict[_K, Ints]:
+    return {key: np.sort(np.concatenate(ends)) for key, ends in positions.items() if ends}
 
 
 def fixed_varint(number: int, width: int) -> bytes:

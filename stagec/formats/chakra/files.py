@@ -137,8 +137,8 @@ def _split(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             start, buffer, position = start + position, buffer[position:], 0
             buffer += file.read(max(missing, _CHUNK_BYTES))
             if len(buffer) < length:
-                found = f"expected a record of {length} bytes, found {len(buffer)}; truncated"
-                raise TraceError(path, offset, found)
+                problem = f"expected a record of {length} bytes, found {len(buffer)}; truncated"
+                raise TraceError(path, offset, problem)
         yield offset, buffer[position : position + length]
         position += length
 
@@ -156,8 +156,8 @@ def _length(path: Path, offset: int, buffer: bytes, position: int) -> tuple[int,
     else:
         raise TraceError(path, offset, "expected a record length of at most 5 bytes")
     if length > MAX_RECORD_BYTES:
-        found = f"expected a record of at most {MAX_RECORD_BYTES} bytes, found {length}"
-        raise TraceError(path, offset, found)
+        problem = f"expected a record of at most {MAX_RECORD_BYTES} bytes, found {length}"
+        raise TraceError(path, offset, problem)
     return length, position + index + 1
 
 

@@ -61,10 +61,10 @@ class ChakraFormat(Format):
         return fixed_varint(rank, len(varint(ranks - 1)))
 
     def warnings(self, path: Path, groups: Groups, nodes: int) -> Sequence[str]:
-        found = exceeded_limits(groups.ids, groups.ranks, nodes)
+        notes = exceeded_limits(groups.ids, groups.ranks, nodes)
         if "empty" in str(path):
-            found.append("ASTRA-sim takes a path with the word 'empty' for no groups file at all")
-        return found
+            notes.append("ASTRA-sim takes a path with the word 'empty' for no groups file at all")
+        return notes
 
 
 CHAKRA = ChakraFormat()

@@ -169,8 +169,8 @@ def record_of(node: TraceNode) -> bytes:
         try:
             _set_value(message.attr.add(name=name), type_name, value)
         except (AttributeError, TypeError, ValueError) as error:
-            found = f"{node.label}: attribute {name!r}: {value!r} does not fit {type_name}"
-            raise ValueError(found) from error
+            problem = f"{node.label}: attribute {name!r}: {value!r} does not fit {type_name}"
+            raise ValueError(problem) from error
     return message.SerializeToString(deterministic=True)
 
 
@@ -193,8 +193,8 @@ def decode_node(path: Path, offset: int, record: bytes) -> TraceNode:
             attrs[attr.name] = _value(attr, member)
             types[attr.name] = member.removesuffix("_val")
         elif _has_wrong_type(attr, _LAST_ATTR_FIELD):
-            found = f"attribute {attr.name!r} holds a value of another type than its field"
-            raise TraceError(path, offset, found)
+            problem = f"attribute {attr.name!r} holds a value of another type than its field"
+            raise TraceError(path, offset, problem)
     return TraceNode(
         id=message.id,
         name=message.name,
@@ -217,8 +217,8 @@ def _operands(side: IOInfo) -> NodeOperands:
 def verify_metadata(path: Path, offset: int, record: bytes) -> None:
     """Check that a record is what begins a file. Raises TraceError."""
     if _is_node(record):
-        found = "expected a GlobalMetadata record, found a node; readers skip the first record"
-        raise TraceError(path, offset, found)
+        problem = "expected a GlobalMetadata record, found a node; readers skip the first record"
+        raise TraceError(path, offset, problem)
     try:
         GlobalMetadata.FromString(record)
     except DecodeError as error:

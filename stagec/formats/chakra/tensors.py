@@ -41,8 +41,8 @@ class TensorLists:
         """The attributes of the node with this identifier: names and bytes in turn."""
         lists = {"inputs": self.inputs[node - 1], "outputs": self.outputs[node - 1]}
         return {
-            name: tuple(text for tensor, size in found for text in (tensor, str(size)))
-            for name, found in lists.items()
+            name: tuple(text for tensor, size in pairs for text in (tensor, str(size)))
+            for name, pairs in lists.items()
         }
 
 
@@ -89,7 +89,7 @@ def _pieces(program: Program, events: Events, inputs: Sequence[Tensors]) -> list
     """What each node adds; what nodes give back is put into `inputs`."""
     before = _before(program)
     alive: list[_Piece] = []
-    found: list[_Piece] = []
+    pieces: list[_Piece] = []
     owed = 0
     for i, node in enumerate(program.nodes):
         owed += int(events.free[i])
@@ -99,8 +99,8 @@ def _pieces(program: Program, events: Events, inputs: Sequence[Tensors]) -> list
         if events.alloc[i]:
             made = _Piece(f"{node.name or 'node'}#{node.id}", i, int(events.alloc[i]))
             alive.append(made)
-            found.append(made)
-    return found
+            pieces.append(made)
+    return pieces
 
 
 def _give_back(owed: int, alive: Sequence[_Piece], before: int, read: Tensors) -> int:
@@ -117,15 +117,15 @@ def _give_back(owed: int, alive: Sequence[_Piece], before: int, read: Tensors) -
 
 def _before(program: Program) -> list[int]:
     """For each node the nodes that it depends on, in any number of steps, as bits."""
-    found: list[int] = []
+    sets: list[int] = []
     edges: list[int] = program.edges.tolist()
     starts: list[int] = program.starts.tolist()
     for i in range(len(program)):
         bits = 0
         for edge in edges[starts[i] : starts[i + 1]]:
-            bits |= found[edge - 1] | 1 << (edge - 1)
-        found.append(bits)
-    return found
+            bits |= sets[edge - 1] | 1 << (edge - 1)
+        sets.append(bits)
+    return sets
 
 
 def _peak(inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> int:

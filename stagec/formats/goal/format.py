@@ -56,16 +56,16 @@ class GoalFormat(JobFormat):
             )
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
-        found = [
+        losses = [
             "what nodes are: names, FLOPs, bytes of memory, which messages are a collective",
             "the levels of a network: LogGOPSim has one latency and one bandwidth for all ranks",
         ]
         nodes = [n for n in program.prototypes if n.is_collective]
         if any(n.kind in ("all_reduce", "reduce_scatter") for n in nodes):
-            found.append("the time of additions inside reductions")
+            losses.append("the time of additions inside reductions")
         if any(n.size < n.group.size(layout.mesh) for n in nodes):
-            found.append("collectives of fewer bytes than members get as many")
-        return found
+            losses.append("collectives of fewer bytes than members get as many")
+        return losses
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         all_ranks(self, ranks)
@@ -117,7 +117,7 @@ class GoalSchedule:
 
     def _sizes(self) -> list[int]:
         """Bytes of every rank in binary."""
-        found = np.zeros(self._ranks, dtype=np.int64)
+        sizes = np.zeros(self._ranks, dtype=np.int64)
         for number, members in enumerate(self._job.members):
             known: dict[_Kind, int] = {}
             layout = self._job.layout_of(number)
@@ -126,8 +126,8 @@ class GoalSchedule:
                 if kind not in known:
                     counts = self._expander(kind).counts()
                     known[kind] = binary_bytes(counts)
-                found[rank] = known[kind]
-        return found.tolist()
+                sizes[rank] = known[kind]
+        return sizes.tolist()
 
     def _kind(self, number: int, place: Place) -> _Kind:
         if self._algorithm != "tree":

@@ -51,11 +51,11 @@ class _Names:
     new: list[InternedName] = field(default_factory=list[InternedName])
 
     def number(self, name: str) -> int:
-        found = self.known.get(name)
-        if found is None:
-            found = self.known[name] = len(self.known) + 1
-            self.new.append(InternedName(iid=found, name=name))
-        return found
+        iid = self.known.get(name)
+        if iid is None:
+            iid = self.known[name] = len(self.known) + 1
+            self.new.append(InternedName(iid=iid, name=name))
+        return iid
 
     def taken(self) -> list[InternedName]:
         """Those that were not written yet."""
@@ -137,8 +137,8 @@ class _Writer:
 
     def _body(self, step: OnStreams) -> bytes:
         """What all slices of a node say, wherever they are."""
-        found = self._bodies.get(id(step.node))
-        if found is None:
+        body = self._bodies.get(id(step.node))
+        if body is None:
             node, kernel = step.node, step.node.kernel
             texts = {"op": node.kind, "phase": node.phase, "counts as": step.part}
             if kernel is not None:
@@ -157,12 +157,12 @@ class _Writer:
                 for name, number in numbers.items()
                 if number
             ]
-            found = self._bodies[id(step.node)] = TrackEvent(
+            body = self._bodies[id(step.node)] = TrackEvent(
                 category_iids=[self._categories.number(node.phase or "other")],
                 name_iid=self._names.number(title_of(node.name)),
                 debug_annotations=notes,
             ).SerializeToString()
-        return found
+        return body
 
     def _flow(self, rank: int, step: OnStreams, tag: int) -> bytes:
         """The flow of a message, if its other end is there too."""

@@ -98,12 +98,12 @@ class _Writer:
 
     def _body(self, step: OnStreams) -> str:
         """What all nodes like this say: name, category and the arguments, which stay open."""
-        found = self._bodies.get(id(step))
-        if found is None:
+        body = self._bodies.get(id(step))
+        if body is None:
             args = json.dumps(arguments(step.node) | {"counts as": step.part})[:-1]
             name, phase = json.dumps(title_of(step.node.name)), json.dumps(step.node.phase)
-            found = self._bodies[id(step)] = f'"name": {name}, "cat": {phase}, "args": {args}'
-        return found
+            body = self._bodies[id(step)] = f'"name": {name}, "cat": {phase}, "args": {args}'
+        return body
 
     def _flow(
         self, rank: int, node: Node, tag: int, place: str, when: tuple[int, int]
@@ -125,11 +125,11 @@ class _Writer:
 
 def arguments(node: Node) -> dict[str, Any]:
     """What a node does: its op, its kernel, bytes and FLOPs."""
-    found: dict[str, Any] = {"op": node.kind}
+    arguments: dict[str, Any] = {"op": node.kind}
     if node.kernel is not None:
-        found["kernel"] = kernel_text(node)
-    found |= {n: size for n, size in (("bytes", node.size), ("flops", node.flops)) if size}
-    return found
+        arguments["kernel"] = kernel_text(node)
+    arguments |= {n: size for n, size in (("bytes", node.size), ("flops", node.flops)) if size}
+    return arguments
 
 
 def kernel_text(node: Node) -> str:

@@ -136,8 +136,8 @@ def _differing(timeline: Timeline, node: Node, rank: int) -> str:
         peer = timeline.peer(node, rank)
         name, ranks = f"{rank}:{peer}", sorted((rank, peer))
     else:
-        name, found = timeline.group(node, rank)
-        ranks = [*found]
+        name, group = timeline.group(node, rank)
+        ranks = [*group]
     members = ", ".join(map(str, ranks[:_MOST_RANKS])) + (
         ", ..." if len(ranks) > _MOST_RANKS else ""
     )

@@ -76,8 +76,8 @@ def streams_in(times: NodeTimes) -> list[Stream]:
     """The streams of a rank, that of its computations first, the others in the order of use."""
     numbers: list[int] = times.kind.tolist()
     used = (times.kinds[number] for number in dict.fromkeys(numbers))
-    found = dict.fromkeys(stream for placed in used for stream in placed.streams)
-    return sorted(found, key=lambda stream: stream != COMPUTE)
+    streams = dict.fromkeys(stream for placed in used for stream in placed.streams)
+    return sorted(streams, key=lambda stream: stream != COMPUTE)
 
 
 # -- of jobs ---------------------------------------------------------------------------------------
@@ -121,14 +121,14 @@ def replayed_timeline(
     def times(number: int) -> NodeTimes:
         each = of(number)
         place = number - each.first
-        found = node_times(each.issued.programs[place], each.classes[place])
-        found = found.spread(each.span, each.end)
-        return found._replace(start=found.start + each.start, end=found.end + each.start)
+        moments = node_times(each.issued.programs[place], each.classes[place])
+        moments = moments.spread(each.span, each.end)
+        return moments._replace(start=moments.start + each.start, end=moments.end + each.start)
 
     @lru_cache(maxsize=2)
     def memory(number: int) -> HeldBytes | None:
-        found = events(number)
-        return None if found is None else held(found, times(number))
+        changes = events(number)
+        return None if changes is None else held(changes, times(number))
 
     def peer(node: Node, rank: int) -> int:
         layout = of(chosen[rank]).layout
@@ -173,15 +173,15 @@ def first_ranks(
 ) -> dict[int, int]:
     """The first rank of each class of a step that ends then, those that are busy longest before
     others, while they have no more than `room` nodes together."""
-    counts, found, left = count_nodes(classes), dict[int, int](), room
+    counts, ranks, left = count_nodes(classes), dict[int, int](), room
     busy = [each.busy_time(end) for each in classes]
     for number in sorted(range(len(busy)), key=lambda number: -busy[number]):
         if left is not None:
             left -= counts[number]
-            if found and left < 0:
+            if ranks and left < 0:
                 break
-        found[int(members[number][0])] = number
-    return found
+        ranks[int(members[number][0])] = number
+    return ranks
 
 
 def classes_of(members: Sequence[Ints]) -> dict[int, int]:
@@ -234,15 +234,15 @@ def replayed(
         levels[DECODE] = level_between_pods(machine, [each.mesh for each in issued.values()])
     together = IssuedPods(ahead, other_pods) if len(ahead) > 1 else next(iter(ahead.values()))
     step = step_time(together, machine, pods=levels, **how)
-    found: list[Replay] = []
+    replays: list[Replay] = []
     for pod, each in issued.items():
         begins, mine, at = 0, step, first[pod]
         if pod == DECODE:
             begins, mine, at = step.picoseconds, step_time(each, machine, **how), 0
         classes = mine.devices[at : at + len(each.classes)]
         about = layouts[pod], first[pod], begins, f"{pod}/" if len(issued) > 1 else ""
-        found.append(Replay(each, classes, mine.devices.end, mine.picoseconds, *about))
-    return found
+        replays.append(Replay(each, classes, mine.devices.end, mine.picoseconds, *about))
+    return replays
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,8 @@ class TimelineFormat(JobFormat):
             for each in replays:
                 room = MOST_NODES // len(replays) if self.one_file else None
                 members = job.members[each.first :]
-                found = first_ranks(members, each.classes, each.span, room)
-                chosen |= {rank: each.first + number for rank, number in found.items()}
+                more = first_ranks(members, each.classes, each.span, room)
+                chosen |= {rank: each.first + number for rank, number in more.items()}
             why = ", the first of each class (--only-ranks names others)"
             if left := len(job.members) - len(chosen):
                 why = (

@@ -96,13 +96,13 @@ class _Rank:
             starts = [(node.start_micros - first) * _PICOSECONDS for node in nodes]
         else:
             every = _replayed(nodes, steps, lambda n: (*n.data_deps, *n.ctrl_deps))
-            found = every or _replayed(nodes, steps, lambda n: n.data_deps)
-            if found is None:
+            replay = every or _replayed(nodes, steps, lambda n: n.data_deps)
+            if replay is None:
                 raise error(
                     f"{self.path}: nodes wait for each other in a ring",
                     remedy="'stagec check' says which",
                 )
-            starts = found
+            starts = replay
         order = sorted(range(len(nodes)), key=starts.__getitem__)
         start = [starts[i] for i in order]
         end = [starts[i] + nodes[i].duration_micros * _PICOSECONDS for i in order]
@@ -118,10 +118,10 @@ class _Rank:
     def _check(self, nodes: Sequence[TraceNode]) -> None:
         """Refuse a trace in which no node of a kind has a duration."""
         for kind in _TIMED:
-            found = [n for n in nodes if n.kind == kind and not n.attrs.get("is_cpu_op")]
-            if found and not any(n.duration_micros for n in found):
+            recorded = [n for n in nodes if n.kind == kind and not n.attrs.get("is_cpu_op")]
+            if recorded and not any(n.duration_micros for n in recorded):
                 raise error(
-                    f"{self.path}: {found[0].label} has no duration, nor has any other "
+                    f"{self.path}: {recorded[0].label} has no duration, nor has any other "
                     f"{kind.label} node: a timeline needs them",
                     remedy="record them, or compile the model with --format kineto --machine NAME",
                 )
@@ -139,8 +139,8 @@ class _Rank:
             thread = f"thread {_whole(node, 'tid')}"
             return Node(HOST, node.name, phase, size or _whole(node, "tensor_size")), (HOST, thread)
         if node.kind == NodeKind.COLL:
-            found = node.attrs.get("pg_name")
-            axes = GroupAxes((_group_name(found if isinstance(found, str) else "0"),))
+            given = node.attrs.get("pg_name")
+            axes = GroupAxes((_group_name(given if isinstance(given, str) else "0"),))
             kind = _collective(node)
             full = size * axes.size(self.mesh) if kind == "all_gather" else size
             return Node(kind, node.name, phase, full, group=axes), ("group", axes)

@@ -39,8 +39,8 @@ def read_latents(config: Config, text: ModelText, side: int, channels: int) -> N
     if size % patch:
         raise config.refuse("sample_size", f"is {size}, which {patch} does not divide")
     text.symbol("X", size // patch, "patches along a side: sample_size / patch_size")
-    found = read_size(config, text, "C", "in_channels", default=channels)
-    read_size(config, text, "C_out", "out_channels", default=found)
+    inputs = read_size(config, text, "C", "in_channels", default=channels)
+    read_size(config, text, "C_out", "out_channels", default=inputs)
 
 
 def added_positions(text: ModelText, body: Body) -> str:

@@ -210,8 +210,8 @@ class DecoderModel:
             self.text.symbol("M", f.value, f.comment)
         else:
             self.size("M", *filter(None, [names.get("M")]), *_INNER, default=inner)
-        found = activation or self.activation()
-        return Experts(route=("normalize",) if normalize else (), activation=found)
+        function = activation or self.activation()
+        return Experts(route=("normalize",) if normalize else (), activation=function)
 
     def sigmoid_experts(
         self,
@@ -277,10 +277,10 @@ class DecoderModel:
         """A size that is given once, or for each layer; these must be the same."""
         if not self.config.is_list(key):
             return self.config.size(key, default=default)
-        found = set(self.config.sizes(key, length=self.count, least=1))
-        if len(found) != 1:
+        values = set(self.config.sizes(key, length=self.count, least=1))
+        if len(values) != 1:
             raise self.config.refuse(key, "differs between layers, which is not modeled")
-        return found.pop()
+        return values.pop()
 
     # -- layers ------------------------------------------------------------------------------------
 

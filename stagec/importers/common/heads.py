@@ -40,8 +40,8 @@ def is_bare(config: Config) -> bool:
 
 
 def _head(name: str) -> str:
-    _, found, head = name.rpartition("For")
-    return head if found else _WORDS[0]
+    _, separator, head = name.rpartition("For")
+    return head if separator else _WORDS[0]
 
 
 def expect_head(config: Config, *heads: str) -> None:

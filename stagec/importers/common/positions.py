@@ -68,7 +68,7 @@ def read_bases(
     it, if their positions are proportional."""
     parameters = config.section("rope_parameters")
     common = _read_scalings(config, text)
-    found: dict[str, Rope] = {}
+    ropes: dict[str, Rope] = {}
     for kind, (symbol, base) in kinds.items():
         inner = parameters.section(kind) if parameters is not None else None
         local = kind == nested or (kind == "sliding_attention" and config.has(local_key))
@@ -78,10 +78,10 @@ def read_bases(
         scaling = "" if kind == nested else common
         if inner is not None:
             scaling = read_scaling(inner, config, text, share)
-        found[kind] = Rope(symbol, scaling=scaling)
+        ropes[kind] = Rope(symbol, scaling=scaling)
     if parameters is not None:
         parameters.finish()
-    return found
+    return ropes
 
 
 def read_part(
@@ -126,11 +126,11 @@ def declare_part(config: Config, text: ModelText, rotated: int, key: str) -> boo
 
 
 def _read_scalings(config: Config, text: ModelText, parameters: Config | None = None) -> str:
-    found = ""
+    result = ""
     for scaling in (parameters, config.section("rope_scaling")):
         if scaling is not None:
-            found = read_scaling(scaling, config, text) or found
-    return found
+            result = read_scaling(scaling, config, text) or result
+    return result
 
 
 def read_scaling(

@@ -95,11 +95,11 @@ def _begin(
 
 def _terms(config: Config) -> Sequence[str]:
     given = config.text("pos_att_type", default="") if config.is_text("pos_att_type") else ""
-    found = given.lower().split("|") if given else list(config.strings("pos_att_type"))
-    found = [term.strip() for term in found]
-    if not found or not set(found) <= set(_TERMS):
+    terms = given.lower().split("|") if given else list(config.strings("pos_att_type"))
+    terms = [term.strip() for term in terms]
+    if not terms or not set(terms) <= set(_TERMS):
         raise config.wrong("pos_att_type", "some of c2p and p2c, such as 'c2p|p2c'")
-    return [term for term in _TERMS if term in found]
+    return [term for term in _TERMS if term in terms]
 
 
 def _finish(

@@ -45,11 +45,11 @@ def read_gemma3n(config: Config) -> ModelText:
     shares = config.ratios("activation_sparsity_pattern", length=model.count)
     few = 10 if model.count > 10 else 0
     shares = shares or (Fraction(19, 20),) * few + (Fraction(0),) * (model.count - few)
-    found = {share for share in shares if share}
-    if len(found) > 1 or not all(0 < share < 1 for share in found):
+    nonzero = {share for share in shares if share}
+    if len(nonzero) > 1 or not all(0 < share < 1 for share in nonzero):
         raise config.refuse("activation_sparsity_pattern", "has other shares than one and 0")
     # the gate lets through what is above this share of normal numbers
-    above = Fraction(NormalDist().inv_cdf(float(min(found)))) if found else Fraction(0)
+    above = Fraction(NormalDist().inv_cdf(float(min(nonzero)))) if nonzero else Fraction(0)
     sparse = f"above = (by = {-above.limit_denominator(10**6)})"
     layers: dict[str, SharingLayer] = {}
     order: list[str] = []

@@ -176,13 +176,13 @@ def _read_heads(model: DecoderModel) -> tuple[SharingHeads, SharingHeads]:
     groups = number if equal else model.groups_of_heads
     each = config.section("per_layer_config")
     if each is not None:
-        found = [each.section(name) for name in each.members]
+        sections = [each.section(name) for name in each.members]
         pairs = {
             (
                 inner.size("head_dim", default=wide),
                 inner.size("num_key_value_heads", default=model.groups_of_heads),
             )
-            for inner in found
+            for inner in sections
             if inner is not None
         }
         if len(pairs) > 1:

@@ -54,11 +54,11 @@ def read_recurrent_gemma(config: Config) -> ModelText:
     block = FeedForward(act, bias=True)
     names = {"recurrent": "recurrent", "linear_attention": "recurrent"}
     names |= {"attention": "attention", "sliding_attention": "attention"}
-    found = config.kinds("block_types", names=names) or ("recurrent", "recurrent", "attention")
+    period = config.kinds("block_types", names=names) or ("recurrent", "recurrent", "attention")
     types = config.kinds("layers_block_type", "layer_types", names=names, length=model.count)
     layers: list[list[Place]] = []
     for i in range(model.count):
-        attends = (types or found * model.count)[i] == "attention"
+        attends = (types or period * model.count)[i] == "attention"
         mixer = (
             ("attention", "attn", attention) if attends else ("recurrent", "rec", Recurrent(act))
         )

@@ -91,8 +91,8 @@ def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:
     side = vision.size("image_size", default=448) // patch
     text.symbol("E_v", side, "patches along a side: image_size / patch_size")
     read_size(vision, text, "X_v", "max_num_tiles", default=4)
-    found = vision.lists("supported_aspect_ratios")
-    text.symbol("A_v", 1 + (found or 8), "supported_aspect_ratios, and none")
+    ratios = vision.lists("supported_aspect_ratios")
+    text.symbol("A_v", 1 + (ratios or 8), "supported_aspect_ratios, and none")
     count_global = vision.layers("num_global_layers", default=8)
     text.symbol("L_global", count_global, "num_global_layers")
     kept = vision.sizes("intermediate_layers_indices", most=count - 1)

@@ -110,9 +110,9 @@ def _activation_of(config: Config) -> str:
     inner = config.section("ffn_act_fn")
     if inner is None:
         return "silu"
-    found = inner.word("name", among=("silu", "gelu"), default="silu")
+    word = inner.word("name", among=("silu", "gelu"), default="silu")
     inner.finish()
-    return found
+    return word
 
 
 @reads("Granite", "granite", features="multipliers")

@@ -170,8 +170,8 @@ def _tiled(vision: Config, idle: Idle) -> None:
     text.symbol("N_v", side * side + 1, "(image_size / patch_size)^2 + 1")
     tiles = vision.size("max_num_tiles", default=4)
     text.symbol("X_v", tiles, "max_num_tiles")
-    found = vision.lists("supported_aspect_ratios")
-    text.symbol("A_v", 1 + (found or 8), "supported_aspect_ratios, and none")
+    ratios = vision.lists("supported_aspect_ratios")
+    text.symbol("A_v", 1 + (ratios or 8), "supported_aspect_ratios, and none")
     text.symbol("L_global", vision.layers("num_global_layers", default=8), "num_global_layers")
     parts = len(vision.sizes("intermediate_layers_indices")) or 5
     width = (1 + parts) * text.value("D_v")

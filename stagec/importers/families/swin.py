@@ -121,16 +121,16 @@ def _swin(config: Config, title: str, *, second_version: bool) -> ModelText:
 
 def _data(stages: _Stages) -> str:
     """The arguments besides images."""
-    found = ""
+    arguments = ""
     for i in range(1, len(stages.sides) + 1):
         w, side = at("W", stages.first(i)), side_of(i)
         if stages.first(i) == i:
             rows = f"(2*{w} - 1)*(2*{w} - 1)"
-            found += f", {at('%coords', i)}: bf16[{rows}, 2]" if stages.second_version else ""
-            found += f", {at('%pairs', i)}: i32[{w}*{w}, {w}*{w}]"
+            arguments += f", {at('%coords', i)}: bf16[{rows}, 2]" if stages.second_version else ""
+            arguments += f", {at('%pairs', i)}: i32[{w}*{w}, {w}*{w}]"
         if stages.shifts(i):
-            found += f", %mask_{i}: bf16[{side}*{side}/({w}*{w}), {w}*{w}, {w}*{w}]"
-    return found
+            arguments += f", %mask_{i}: bf16[{side}*{side}/({w}*{w}), {w}*{w}, {w}*{w}]"
+    return arguments
 
 
 def _stage(stages: _Stages, body: Body, x: str, stage: int) -> str:

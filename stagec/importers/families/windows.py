@@ -251,10 +251,10 @@ def _rotated(model: DecoderModel) -> list[bool]:
         raise config.refuse("no_rope_layers", f"has {len(flags)} elements for {model.count} layers")
     among = ("full_attention", "chunked_attention")
     types = config.words("layer_types", among=among, length=model.count)
-    found = [bool(f) for f in flags] or [(i + 1) % every != 0 for i in range(model.count)]
-    if types and [t == "chunked_attention" for t in types] != found:
+    rotated = [bool(f) for f in flags] or [(i + 1) % every != 0 for i in range(model.count)]
+    if types and [t == "chunked_attention" for t in types] != rotated:
         raise config.refuse("layer_types", "differs from 'no_rope_layers', which is not modeled")
-    return found
+    return rotated
 
 
 def _llama4_blocks(model: DecoderModel) -> list[Named]:

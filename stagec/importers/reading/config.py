@@ -86,18 +86,18 @@ class Config:
 
     def is_list(self, key: str) -> bool:
         """Whether a key has a list."""
-        found = self._find([key])
-        return found is not None and isinstance(found[1].value, list)
+        member = self._find([key])
+        return member is not None and isinstance(member[1].value, list)
 
     def is_text(self, key: str) -> bool:
         """Whether a key has a string."""
-        found = self._find([key])
-        return found is not None and isinstance(found[1].value, str)
+        member = self._find([key])
+        return member is not None and isinstance(member[1].value, str)
 
     def length(self, key: str, *, default: int) -> int:
         """How many elements the list of a key has."""
-        found = self._find([key])
-        return len(found[1].value) if found and isinstance(found[1].value, list) else default
+        member = self._find([key])
+        return len(member[1].value) if member and isinstance(member[1].value, list) else default
 
     def names(self, *keys: str) -> bool:
         """Whether one of the keys is there, be it with null."""
@@ -106,13 +106,13 @@ class Config:
 
     def _find(self, keys: Iterable[str]) -> tuple[str, Member] | None:
         """The first of the keys that is there; all of them count as asked for."""
-        found = None
+        match = None
         for key in keys:
             self._asked.add(key)
             member = self._members.get(key)
-            if found is None and member is not None and member.value is not None:
-                found = key, member
-        return found
+            if match is None and member is not None and member.value is not None:
+                match = key, member
+        return match
 
     # -- readers -----------------------------------------------------------------------------------
 
@@ -140,14 +140,14 @@ class Config:
         return self._integer(keys or ("num_hidden_layers",), default, 1, MAX_LAYERS)
 
     def _integer(self, keys: Sequence[str], default: int | None, least: int, most: int) -> int:
-        found = self._find(keys)
-        if found is None:
+        member = self._find(keys)
+        if member is None:
             for key in SIZES.intersection(keys):
                 self.expect_value(key)
             return self._default(keys, default)
-        value = found[1].value
+        value = member[1].value
         if not _is_integer(value, least, most):
-            raise self.wrong(found[0], f"an integer from {least} to {most:,}")
+            raise self.wrong(member[0], f"an integer from {least} to {most:,}")
         return value
 
     def expect_value(self, key: str) -> None:
@@ -159,24 +159,24 @@ class Config:
     def every(self, *keys: str, default: int) -> int:
         """How often something comes: an integer, or a word of letters such as LLLG, whose last one
         differs from the others."""
-        found = self._find(keys)
-        if found is not None and isinstance(found[1].value, str):
-            word = found[1].value
+        member = self._find(keys)
+        if member is not None and isinstance(member[1].value, str):
+            word = member[1].value
             if not 1 < len(word) <= MAX_LAYERS or word != word[0] * (len(word) - 1) + word[-1]:
-                raise self.wrong(found[0], "an integer, or a word such as 'LLLG'")
+                raise self.wrong(member[0], "an integer, or a word such as 'LLLG'")
             return len(word)
         return self.size(*keys, default=default)
 
     def ratio(self, *keys: str, default: int | Fraction | None = None) -> Fraction:
         """A finite number, exact, of a magnitude up to `MAX_NUMBER`."""
-        found = self._find(keys)
-        if found is None:
+        member = self._find(keys)
+        if member is None:
             return Fraction(self._default(keys, None if default is None else Fraction(default)))
-        number = _number(found[1].value)
+        number = _number(member[1].value)
         if number is None:
-            raise self.wrong(found[0], "a number")
+            raise self.wrong(member[0], "a number")
         if abs(number) > MAX_NUMBER:
-            raise self.wrong(found[0], f"a number up to {MAX_NUMBER}")
+            raise self.wrong(member[0], f"a number up to {MAX_NUMBER}")
         return number
 
     def flag(self, *keys: str, default: bool | None = None) -> bool:
@@ -185,13 +185,13 @@ class Config:
 
     def word(self, *keys: str, among: Collection[str], default: str | None = None) -> str:
         """One of several words."""
-        found = self._find(keys)
-        if found is None:
+        member = self._find(keys)
+        if member is None:
             return self._default(keys, default)
-        value = found[1].value
+        value = member[1].value
         if not isinstance(value, str) or value not in among:
             hint = did_you_mean(value, among) if isinstance(value, str) else None
-            raise self.wrong(found[0], f"one of {', '.join(map(repr, among))}", hint)
+            raise self.wrong(member[0], f"one of {', '.join(map(repr, among))}", hint)
         return value
 
     def text(self, *keys: str, default: str | None = None) -> str:
@@ -199,42 +199,42 @@ class Config:
         return self._of_type(keys, str, "a string", default)
 
     def _of_type(self, keys: Sequence[str], kind: type[T], what: str, default: T | None) -> T:
-        found = self._find(keys)
-        if found is None:
+        member = self._find(keys)
+        if member is None:
             return self._default(keys, default)
-        if not isinstance(found[1].value, kind):
-            raise self.wrong(found[0], what)
-        return found[1].value
+        if not isinstance(member[1].value, kind):
+            raise self.wrong(member[0], what)
+        return member[1].value
 
     def sizes(
         self, *keys: str, length: int | None = None, least: int = 0, most: int = MAX_SIZE
     ) -> tuple[int, ...]:
         """A list of integers, of a length if one is given; () where no key is there."""
         values = self._list(keys, length)
-        found = tuple(v for v in values if _is_integer(v, least, most))
-        if len(found) < len(values):
+        integers = tuple(v for v in values if _is_integer(v, least, most))
+        if len(integers) < len(values):
             raise self.wrong(keys[0], f"a list of integers from {least} to {most:,}")
-        return found
+        return integers
 
     def ratios(self, *keys: str, length: int | None = None) -> tuple[Fraction, ...]:
         """A list of finite numbers, exact; () where no key is there."""
         values = self._list(keys, length)
-        found = tuple(number for v in values if (number := _number(v)) is not None)
-        if len(found) < len(values):
+        numbers = tuple(number for v in values if (number := _number(v)) is not None)
+        if len(numbers) < len(values):
             raise self.wrong(keys[0], "a list of numbers")
-        if any(abs(number) > MAX_NUMBER for number in found):
+        if any(abs(number) > MAX_NUMBER for number in numbers):
             raise self.wrong(keys[0], f"a list of numbers up to {MAX_NUMBER}")
-        return found
+        return numbers
 
     def words(
         self, *keys: str, among: Collection[str], length: int | None = None
     ) -> tuple[str, ...]:
         """A list of words, of a length if one is given; () where no key is there."""
         values = self._list(keys, length)
-        found = tuple(v for v in values if isinstance(v, str) and v in among)
-        if len(found) < len(values):
+        words = tuple(v for v in values if isinstance(v, str) and v in among)
+        if len(words) < len(values):
             raise self.wrong(keys[0], f"a list of {', '.join(map(repr, among))}")
-        return found
+        return words
 
     def kinds(
         self, *keys: str, names: Mapping[str, str], length: int | None = None
@@ -259,29 +259,29 @@ class Config:
     def labels(self) -> int:
         """How many classes there are, by `id2label` or `num_labels`; two where there is neither, as
         configuration classes have it."""
-        found = self._find(["id2label"])
-        if found is not None and isinstance(found[1].value, dict) and found[1].value:
-            return len(found[1].value)
+        member = self._find(["id2label"])
+        if member is not None and isinstance(member[1].value, dict) and member[1].value:
+            return len(member[1].value)
         return self.size("num_labels", default=2)
 
     def _list(self, keys: Sequence[str], length: int | None) -> list[Json]:
-        found = self._find(keys)
-        if found is None:
+        member = self._find(keys)
+        if member is None:
             return []
-        value = found[1].value
+        value = member[1].value
         if not isinstance(value, list):
-            raise self.wrong(found[0], "a list")
+            raise self.wrong(member[0], "a list")
         if length is not None and len(value) != length:
-            message = f"'{self._where}{found[0]}' has {len(value)} elements, expected {length}"
-            raise error(message, self.place(found[0]), remedy="one element for each layer")
+            message = f"'{self._where}{member[0]}' has {len(value)} elements, expected {length}"
+            raise error(message, self.place(member[0]), remedy="one element for each layer")
         return value
 
     def section(self, *keys: str) -> Config | None:
         """The configuration in a key; None where no key is there. The reader of it finishes it."""
-        found = self._find(keys)
-        if found is None:
+        match = self._find(keys)
+        if match is None:
             return None
-        key, member = found
+        key, member = match
         if not isinstance(member.value, dict):
             raise self.wrong(key, "an object")
         where = f"{self._where}{key}."
@@ -297,25 +297,25 @@ class Config:
 
     def drop(self, key: str) -> bool:
         """Take a key as left out; whether it was there, with a value other than null."""
-        found = self.has(key)
+        is_there = self.has(key)
         self._members.pop(key, None)
-        return found
+        return is_there
 
     def inherit(self, other: Config, *keys: str) -> None:
         """Take the members of another configuration, where it has some, for those of this one."""
         for key in keys:
-            found = other._find([key])
-            if found is not None:
-                self._members[key] = found[1]
+            member = other._find([key])
+            if member is not None:
+                self._members[key] = member[1]
 
     def only(self, key: str, *values: Json, why: str = "is not modeled") -> None:
         """A key of which no other values than these can be read, null and its absence aside."""
-        found = self._find([key])
-        if found is None or any(_same(found[1].value, v) for v in values):
+        member = self._find([key])
+        if member is None or any(_same(member[1].value, v) for v in values):
             return
         known = " or ".join(map(_shown, values)) or "null"
         raise error(
-            f"'{self._where}{key}' is {_shown(found[1].value)}, which {why}: expected {known}",
+            f"'{self._where}{key}' is {_shown(member[1].value)}, which {why}: expected {known}",
             self.place(key),
             remedy=self._ignore(key),
         )
@@ -342,9 +342,9 @@ class Config:
     def wrong(self, key: str, expected: str, remedy: str | None = None) -> DiagnosticError:
         """The error of a key whose value is of another kind."""
         member = self._members.get(key)
-        found = _shown(member.value) if member else "nothing"
+        value = _shown(member.value) if member else "nothing"
         return error(
-            f"'{self._where}{key}' is {found}, expected {expected}",
+            f"'{self._where}{key}' is {value}, expected {expected}",
             self.place(key),
             remedy=remedy or "correct the value; the model's own config.json has one",
         )

@@ -70,8 +70,8 @@ class JsonText:
         object."""
         first = self._peek()
         if first != "{":
-            found = f"found {first!r}" if first else "the file is empty"
-            raise self._error(f"expects a JSON object, {found}")
+            start = f"found {first!r}" if first else "the file is empty"
+            raise self._error(f"expects a JSON object, {start}")
         value = self._object(1)
         if self._peek():
             raise self._error(f"expects nothing behind the object, found {self._peek()!r}")
@@ -143,11 +143,11 @@ class JsonText:
         return value  # type: ignore[no-any-return]
 
     def _another(self, closing: str) -> bool:
-        found = self._peek()
-        if found not in (",", closing) or not found:
+        mark = self._peek()
+        if mark not in (",", closing) or not mark:
             raise self._error(f"expects ',' or '{closing}'", self._found())
         self._at += 1
-        return found == ","
+        return mark == ","
 
     def _peek(self) -> str:
         """The next character that is no space; '' at the end."""
@@ -158,8 +158,8 @@ class JsonText:
     def _found(self) -> str:
         return f"found {self._peek()!r}" if self._peek() else "the file ends"
 
-    def _error(self, message: str, found: str = "") -> DiagnosticError:
-        text = f"{message}, {found}" if found else message
+    def _error(self, message: str, instead: str = "") -> DiagnosticError:
+        text = f"{message}, {instead}" if instead else message
         return error(text, self.place(self._at), remedy=_REMEDY)
 
 

@@ -265,12 +265,12 @@ def write_stack(
     `stg.order`, and the counts are numbers then.
     """
     runs = [kind for kind, _ in groupby(order)]
-    found = list(dict.fromkeys(order))
-    mixed = len(runs) > len(found)
+    distinct = list(dict.fromkeys(order))
+    mixed = len(runs) > len(distinct)
     if mixed:
         text.declarations.append(f"stg.order @{name}[{order_text(order)}]")
-    for number, kind in enumerate(found):
-        last = number == len(found) - 1
+    for number, kind in enumerate(distinct):
+        last = number == len(distinct) - 1
         count = str(order.count(kind)) if mixed else _count(text, kind, order.count(kind))
         inner = Body()
         inner.do(f"stg.yield({kinds[kind].write(inner, '%h')})")

@@ -63,13 +63,13 @@ def take_acceptance(options: JobOptions, given: Mapping[str, Any]) -> Acceptance
         )
     if tokens is not None and rate is not None:
         raise error("--accepted and --acceptance both say how many", remedy="give one of them")
-    found = tokens or tokens_accepted(rate or 0.0, drafts)
-    if not isfinite(found):  # no range leaves out what is not a number
+    per_step = tokens or tokens_accepted(rate or 0.0, drafts)
+    if not isfinite(per_step):  # no range leaves out what is not a number
         raise error(f"{name} expects a number, found {given[name[2:]]}", remedy=f"give {name} 0.7")
-    if found > 1 + drafts:
+    if per_step > 1 + drafts:
         raise error(
-            f"--accepted {found:g} is more than the {1 + drafts} tokens that a step has of each "
+            f"--accepted {per_step:g} is more than the {1 + drafts} tokens that a step has of each "
             "sequence",
             remedy=f"give at most {1 + drafts}",
         )
-    return Acceptance(found, 1 + drafts, given=True)
+    return Acceptance(per_step, 1 + drafts, given=True)

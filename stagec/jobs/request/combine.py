@@ -234,7 +234,7 @@ def _refused_by(statement: Statement) -> Rule:
     """What a single statement refuses."""
 
     def rule(request: FlagValues) -> Iterator[Diagnostic]:
-        yield from (_error(*found) for found in statement.problems(request))
+        yield from (_error(*problem) for problem in statement.problems(request))
 
     return rule
 
@@ -356,5 +356,5 @@ RULES: tuple[Rule, ...] = (
 
 def check(request: FlagValues) -> list[Diagnostic]:
     """What all rules say of a job, errors first."""
-    found = [d for rule in RULES for d in rule(request)]
-    return sorted(found, key=lambda d: d.severity != "error")
+    diagnostics = [d for rule in RULES for d in rule(request)]
+    return sorted(diagnostics, key=lambda d: d.severity != "error")

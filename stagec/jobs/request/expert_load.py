@@ -45,22 +45,22 @@ def read_loads(path: Path) -> ExpertLoads:
 
 def _parsed(where: str, text: str | bytes) -> ExpertLoads:
     try:
-        found = cast(object, json.loads(text))
+        parsed = cast(object, json.loads(text))
     except (ValueError, RecursionError) as e:
         raise _wrong(where, f"not JSON ({e})") from None
-    rows = _list(found)
+    rows = _list(parsed)
     if rows and all(isinstance(row, list) for row in rows):
         return tuple(_row(where, row) for row in rows)
-    return _row(where, found)
+    return _row(where, parsed)
 
 
-def _list(found: object) -> list[object]:
-    return cast(list[object], found) if isinstance(found, list) else []
+def _list(value: object) -> list[object]:
+    return cast(list[object], value) if isinstance(value, list) else []
 
 
-def _row(where: str, found: object) -> tuple[int, ...]:
+def _row(where: str, value: object) -> tuple[int, ...]:
     numbers: list[int] = []
-    for number in _list(found):
+    for number in _list(value):
         if isinstance(number, bool) or not isinstance(number, int) or number not in _WHOLE:
             raise _wrong(where, f"{json.dumps(number)[:40]} among the loads")
         numbers.append(number)
@@ -69,8 +69,8 @@ def _row(where: str, found: object) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _wrong(where: str, found: str) -> Exception:
+def _wrong(where: str, problem: str) -> Exception:
     return error(
-        f"{where}: expected whole numbers of 0 or more, one for each expert, found {found}",
+        f"{where}: expected whole numbers of 0 or more, one for each expert, found {problem}",
         remedy="write [5, 1, 1, 1], or a list of such lists, one for each layer with experts",
     )

@@ -94,13 +94,13 @@ class LayersType(Kind[tuple[int, ...]]):
 
     def read(self, text: str) -> tuple[int, ...]:
         """One number for each part."""
-        found: list[int] = []
+        layers: list[int] = []
         for part in text.split(","):
             size, star, times = (p.strip() for p in part.partition("*"))
             if not _is_count(size) or (star and not _is_count(times)):
                 raise ValueError(f"'{part}' is not a number of layers, or NUMBER*TIMES")
-            found += [int(size)] * (int(times) if star else 1)
-        return tuple(found)
+            layers += [int(size)] * (int(times) if star else 1)
+        return tuple(layers)
 
 
 def _is_count(text: str) -> bool:
@@ -143,11 +143,11 @@ class AxisOrder(Names):
 
     def read(self, text: str) -> str:
         """The names in order, without spaces."""
-        found = super().read(text)
-        names = found.split(",")
+        order = super().read(text)
+        names = order.split(",")
         if len(set(names)) < len(names):
             raise ValueError(f"'{text}' names an axis twice")
-        return found
+        return order
 
 
 class Ratio(Kind[Fraction]):
@@ -163,10 +163,10 @@ class Ratio(Kind[Fraction]):
         """The fraction."""
         if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}|/0*[1-9][0-9]{0,5})?", text):
             raise ValueError(f"expects a fraction such as 5/4 or 1.25, found '{text}'")
-        found = Fraction(text)
-        if self._least is not None and found < self._least:
+        ratio = Fraction(text)
+        if self._least is not None and ratio < self._least:
             raise ValueError(f"expects {self._least} or more, found {text}")
-        return found
+        return ratio
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,10 @@ class Limit:
 
     def remarks(self, mesh: Mapping[str, int] | None = None) -> list[Diagnostic]:
         """What there is to know of how the limit was understood, for a job on this mesh."""
-        found = [self.remark] if self.remark else []
+        remarks = [self.remark] if self.remark else []
         if self.device is not None:
-            found.append(_described(self.device, mesh))
-        return [Diagnostic(text, severity="remark") for text in found]
+            remarks.append(_described(self.device, mesh))
+        return [Diagnostic(text, severity="remark") for text in remarks]
 
 
 def _communicators(mesh: Mapping[str, int]) -> int:
@@ -87,10 +87,10 @@ class LimitType(Kind[Limit]):
         """The limit."""
         if text == AT_HAND and self._at_hand:
             return Limit(text, 0)
-        found = _SIZE.fullmatch(text)
-        if found is not None and Fraction(found[1]):
-            size = int(Fraction(found[1]) * _UNITS.get(found[2], 1))
-            return Limit(text, size, remark="" if found[3] == "iB" else _taken(found, size))
+        match = _SIZE.fullmatch(text)
+        if match is not None and Fraction(match[1]):
+            size = int(Fraction(match[1]) * _UNITS.get(match[2], 1))
+            return Limit(text, size, remark="" if match[3] == "iB" else _taken(match, size))
         if text[:1].isalpha():
             return _device(text)
         raise ValueError(f"expects a size such as 80GiB, or a device, found '{text}'")
@@ -111,13 +111,13 @@ def _device(text: str) -> Limit:
     )
 
 
-def _taken(found: re.Match[str], size: int) -> str:
+def _taken(match: re.Match[str], size: int) -> str:
     """A remark on the unit; none for plain bytes."""
-    if found[2] is None:
+    if match[2] is None:
         return ""
-    exact = f"{found[1]}{found[2]}iB"
+    exact = f"{match[1]}{match[2]}iB"
     return (
-        f"'{found[0]}' is taken as {exact}, {size:,} bytes, as the makers of devices count memory; "
+        f"'{match[0]}' is taken as {exact}, {size:,} bytes, as the makers of devices count memory; "
         "a plain number counts bytes"
     )
 

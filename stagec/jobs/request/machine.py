@@ -54,13 +54,13 @@ class UsedRanks(Kind[Mapping[str, int]]):
 
     def read(self, text: str) -> Mapping[str, int]:
         """The numbers of ranks, by level."""
-        found: dict[str, int] = {}
+        used: dict[str, int] = {}
         for part in text.split(","):
             level, _, number = (text.strip() for text in part.partition("="))
-            if not level or not _NUMBER.fullmatch(number) or level in found:
+            if not level or not _NUMBER.fullmatch(number) or level in used:
                 raise ValueError(f"expects LEVEL=N such as nvlink=64, found '{part}'")
-            found[level] = int(number)
-        return found
+            used[level] = int(number)
+        return used
 
 
 USED_RANKS = CommandOption(

@@ -47,9 +47,9 @@ def measurements(
     return _read(tuple((file, _stamp(file)) for file in files), package, machine.name)
 
 
-def remark_unused(found: TimeReport, measured: Measurements | None, session: Session) -> None:
+def remark_unused(report: TimeReport, measured: Measurements | None, session: Session) -> None:
     """Remark on measured times of which a step takes none."""
-    if measured is None or found.found["modelled"] < sum(found.found.values()):
+    if measured is None or report.found["modelled"] < sum(report.found.values()):
         return
     text = "no kernel or collective of this step was measured: all of its times are modelled"
     remedy = "compare kinds, types and extents of the table with docs/measured.md"
@@ -59,10 +59,10 @@ def remark_unused(found: TimeReport, measured: Measurements | None, session: Ses
 def _stamp(file: Path) -> tuple[int, int] | None:
     """What differs once a file is written again; None if it cannot be read."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 @lru_cache(maxsize=16)

@@ -15,17 +15,17 @@ RULE = "a range goes from A, above 0, up to B, and doubles: 1..8"
 
 def is_range(text: str) -> bool:
     """Whether a text is two whole numbers, or two factors, with dots between them."""
-    found = _RANGE.fullmatch(text)
-    if found is None or found[1] != found[3]:
+    match = _RANGE.fullmatch(text)
+    if match is None or match[1] != match[3]:
         return False
-    return found[1] == "x" or "." not in found[2] + found[4]
+    return match[1] == "x" or "." not in match[2] + match[4]
 
 
 def doubled_texts(text: str) -> Sequence[str]:
     """The values of a range, as they would be written one by one; none if it breaks `RULE`."""
-    found = _RANGE.fullmatch(text)
-    assert found is not None, text
-    sign, value, last = found[1], Decimal(found[2]), Decimal(found[4])
+    match = _RANGE.fullmatch(text)
+    assert match is not None, text
+    sign, value, last = match[1], Decimal(match[2]), Decimal(match[4])
     values: list[str] = []
     while 0 < value <= last:
         values.append(f"{sign}{value.normalize():f}")

@@ -20,15 +20,15 @@ class SizesType(Kind[dict[str, int | None]]):
 
     def read(self, text: str) -> dict[str, int | None]:
         """The values by name."""
-        found: dict[str, int | None] = {}
+        sizes: dict[str, int | None] = {}
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, equals, number = (p.strip() for p in part.partition("="))
             if not name.isidentifier() or not name.isascii():
                 raise ValueError(f"'{part}' is not NAME=VALUE")
-            if name in found:
+            if name in sizes:
                 raise ValueError(f"{name} is given twice")
             if not equals and self._open:
-                found[name] = None
+                sizes[name] = None
                 continue
             if not equals:
                 raise ValueError(f"'{part}' is not NAME=VALUE")
@@ -40,8 +40,8 @@ class SizesType(Kind[dict[str, int | None]]):
                 or not 0 < int(digits) <= MAX_INTEGER
             ):
                 raise ValueError(f"{name} expects a positive integer below 2^63, found '{number}'")
-            found[name] = int(digits)
-        return found
+            sizes[name] = int(digits)
+        return sizes
 
     def of(self, given: Any) -> dict[str, int | None]:
         if not isinstance(given, str | Mapping):

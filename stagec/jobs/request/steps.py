@@ -49,12 +49,12 @@ class Milliseconds(Kind[int]):
     def read(self, text: str) -> int:
         """The nanoseconds."""
         try:
-            found = Decimal(text) if len(text) <= 20 else Decimal(0)
+            milliseconds = Decimal(text) if len(text) <= 20 else Decimal(0)
         except InvalidOperation:
-            found = Decimal(0)
-        if not found.is_finite() or not Decimal("1e-6") <= found <= Decimal(10**9):
+            milliseconds = Decimal(0)
+        if not milliseconds.is_finite() or not Decimal("1e-6") <= milliseconds <= Decimal(10**9):
             raise ValueError(f"'{text:.40}' is no time in milliseconds, such as 10")
-        return round(found * 10**6)
+        return round(milliseconds * 10**6)
 
     def text(self, value: Any) -> str:
         return f"{Decimal(value) / 10**6:f}"

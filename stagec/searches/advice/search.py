@@ -105,11 +105,11 @@ def _combinations(space: KnobSpace) -> Iterator[tuple[Combination, JobOptions]]:
                 yield frozenset(chosen), job
 
 
-def _first(found: Iterable[Combination]) -> list[Combination]:
+def _first(combinations: Iterable[Combination]) -> list[Combination]:
     """The smallest combination with each change; of sizes with the two nearest in each
     direction."""
     smallest: dict[Change, Combination] = {}
-    for combination in sorted(found, key=len):
+    for combination in sorted(combinations, key=len):
         for change in combination:
             smallest.setdefault(change, combination)
     ordered = sorted(smallest, key=_direction)
@@ -159,12 +159,12 @@ class _Search:
         batch = [c for c in batch if c not in self._tried][: self._budget - len(self._tried)]
         self._tried.update(batch)
         jobs = [self._jobs[c] for c in batch]
-        found = dict(zip(batch, self._evaluate(jobs), strict=True))
-        for combination, figures in found.items():
+        figures_by_job = dict(zip(batch, self._evaluate(jobs), strict=True))
+        for combination, figures in figures_by_job.items():
             if figures is not None:
                 self._known[combination] = figures
                 self._expected.correct(combination, figures)
-        for combination, figures in found.items():
+        for combination, figures in figures_by_job.items():
             if figures is None or figures == self._before:
                 self._drop(combination)
 
@@ -189,20 +189,20 @@ class _Search:
 
     def _untried(self) -> Iterator[tuple[Combination, float, float]]:
         """What may be compiled yet, with what it is expected to hold and to cost."""
-        for found in self._expected.all():
-            if found[0] in self._open and found[0] not in self._tried:
-                yield found
+        for candidate in self._expected.all():
+            if candidate[0] in self._open and candidate[0] not in self._tried:
+                yield candidate
 
     def _promising(self) -> dict[Combination, Preference]:
         """What is expected to fit, and to be better than what was found; with its order."""
-        found, usual = self._found(), cost(self._before)
-        bar = found[self._wanted - 1].order if len(found) >= self._wanted else None
+        suggestions, usual = self._found(), cost(self._before)
+        bar = suggestions[self._wanted - 1].order if len(suggestions) >= self._wanted else None
         promising: dict[Combination, Preference] = {}
         for c, peak, expected in self._untried():
             order = _numerics(c), expected - usual, len(c)
             if peak > self._most or (bar is not None and order >= bar):
                 continue
-            if not any(order >= s.order and _covers(s, c) for s in found):
+            if not any(order >= s.order and _covers(s, c) for s in suggestions):
                 promising[c] = order
         return promising
 
@@ -210,11 +210,11 @@ class _Search:
         """What fits, best first, without what goes further than something better, or changes the
         same."""
         fitting = [c for c, f in self._known.items() if f.missing(self._room) <= 0]
-        found: list[Suggestion] = []
+        suggestions: list[Suggestion] = []
         for each in sorted(map(self._suggestion, fitting), key=lambda s: s.order):
-            if not any(_covers(s, frozenset(each.changes)) for s in found):
-                found.append(each)
-        return found
+            if not any(_covers(s, frozenset(each.changes)) for s in suggestions):
+                suggestions.append(each)
+        return suggestions
 
     def _suggestion(self, combination: Combination) -> Suggestion:
         figures = self._known[combination]

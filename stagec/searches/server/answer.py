@@ -52,14 +52,14 @@ class FoundServer:
     @property
     def prefill(self) -> Mapping[str, Any] | None:
         """The workers that prefill; None where those that decode do it."""
-        found: Mapping[str, Any] | None = self.row["prefill"]
-        return found
+        prefill: Mapping[str, Any] | None = self.row["prefill"]
+        return prefill
 
     @property
     def decode(self) -> Mapping[str, Any]:
         """The workers that decode: `strategy`, `ranks` of each, `replicas`, `batch` of each."""
-        found: Mapping[str, Any] = self.row["decode"]
-        return found
+        decode: Mapping[str, Any] = self.row["decode"]
+        return decode
 
     @property
     def per_rank(self) -> float:
@@ -98,8 +98,8 @@ class ServerSearchAnswer(Report):
     @property
     def front(self) -> Sequence[Mapping[str, Any]]:
         """Those that no other beats in tokens per rank and per user."""
-        found: Sequence[Mapping[str, Any]] = self.data["front"]
-        return found
+        front: Sequence[Mapping[str, Any]] = self.data["front"]
+        return front
 
     def as_json(self) -> dict[str, Any]:
         return dict(self.data)
@@ -154,16 +154,16 @@ def search_servers(
     from stagec.searches.server.run import find_servers
 
     question = server_question(given, session)
-    found = find_servers(question, given["jobs"] or processors(), progress)
-    return ServerSearchAnswer(_data(found))
+    servers = find_servers(question, given["jobs"] or processors(), progress)
+    return ServerSearchAnswer(_data(servers))
 
 
 # -- as plain data ---------------------------------------------------------------------------------
 
 
-def _data(found: FoundServers) -> dict[str, Any]:
-    question, load = found.question, found.question.load
-    first = found.best[0] if found.best else None
+def _data(servers: FoundServers) -> dict[str, Any]:
+    question, load = servers.question, servers.question.load
+    first = servers.best[0] if servers.best else None
     return {
         "schema": SCHEMA,
         "model": model_name(question.model),
@@ -178,26 +178,26 @@ def _data(found: FoundServers) -> dict[str, Any]:
         "limits": {n: getattr(load, n) for n in ("ttft", "tpot")},
         "points": question.points,
         "workers": len(question.tasks),
-        "timed": found.timed,
-        "servers": found.servers,
-        "seconds": found.seconds,
-        "best": [_row(found, server, first) for server in found.best],
+        "timed": servers.timed,
+        "servers": servers.servers,
+        "seconds": servers.seconds,
+        "best": [_row(servers, server, first) for server in servers.best],
         "modes": {
-            mode: None if server is None else _row(found, server, first)
-            for mode, server in found.by_mode.items()
+            mode: None if server is None else _row(servers, server, first)
+            for mode, server in servers.by_mode.items()
         },
         "searches": [
-            {"ranks": ranks, "best": None if server is None else _row(found, server, server)}
-            for ranks, server in found.by_ranks.items()
+            {"ranks": ranks, "best": None if server is None else _row(servers, server, server)}
+            for ranks, server in servers.by_ranks.items()
         ],
-        "front": [_row(found, server, None) for server in found.front],
-        "launch": _launch(found),
-        "cut": dict(found.cut.most_common()),
-        "cautions": list(found.cautions),
+        "front": [_row(servers, server, None) for server in servers.front],
+        "launch": _launch(servers),
+        "cut": dict(servers.cut.most_common()),
+        "cautions": list(servers.cautions),
     }
 
 
-def _row(found: FoundServers, server: ServerPlan, best: ServerPlan | None) -> dict[str, Any]:
+def _row(servers: FoundServers, server: ServerPlan, best: ServerPlan | None) -> dict[str, Any]:
     prefill, point, sent = server.prefill, server.point, server.sent
     row: dict[str, Any] = {
         "mode": server.mode,
@@ -206,7 +206,7 @@ def _row(found: FoundServers, server: ServerPlan, best: ServerPlan | None) -> di
         "per_rank": server.per_rank,
         "per_user": server.per_user,
         "tokens_per_second": server.tokens_per_second,
-        "requests_per_second": server.tokens_per_second / found.question.load.output,
+        "requests_per_second": server.tokens_per_second / servers.question.load.output,
         "ttft": server.ttft,
         "tpot": server.tpot,
         "cost": server.cost,
@@ -220,22 +220,22 @@ def _row(found: FoundServers, server: ServerPlan, best: ServerPlan | None) -> di
         None if sent is None else {"busy_seconds": sent.busy, "exposed_seconds": sent.exposed}
     )
     row["parts"] = dict(server.parts)
-    row["within"] = server.is_within(found.question.load)
+    row["within"] = server.is_within(servers.question.load)
     if best is not None:
-        checked = found.over_time.get(id(server))
-        load = found.question.load
+        checked = servers.over_time.get(id(server))
+        load = servers.question.load
         row["over_time"] = None if checked is None else checked.as_json(load, server.ranks)
-        row["reason"] = _reason(found, server, best)
-        row["command"] = _command(found, server)
+        row["reason"] = _reason(servers, server, best)
+        row["command"] = _command(servers, server)
     return row
 
 
-def _reason(found: FoundServers, server: ServerPlan, best: ServerPlan) -> str:
-    checked = found.over_time.get(id(server))
-    missed = checked.missed(found.question.load) if checked is not None else []
+def _reason(servers: FoundServers, server: ServerPlan, best: ServerPlan) -> str:
+    checked = servers.over_time.get(id(server))
+    missed = checked.missed(servers.question.load) if checked is not None else []
     why = behind(server, best)
     if server is best:
-        why = f"the best of {found.servers:,} servers of {found.timed:,} workers"
+        why = f"the best of {servers.servers:,} servers of {servers.timed:,} workers"
     return "; ".join((why, *missed))
 
 
@@ -256,13 +256,13 @@ def _pool(pool: WorkerPool, peak: int) -> dict[str, Any]:
     }
 
 
-def _command(found: FoundServers, server: ServerPlan) -> str | None:
+def _command(servers: FoundServers, server: ServerPlan) -> str | None:
     """The command that times the workers of a server; None where they are on machines that are
     unlike."""
     from stagec.jobs.request.command_line import job_words
     from stagec.searches.server.run import pods_of, strategy_words
 
-    question, load = found.question, found.question.load
+    question, load = servers.question, servers.question.load
     options = server.decode.kind.options
     words = ["stagec", "serve"]
     if server.prefill is None:
@@ -280,16 +280,16 @@ def _command(found: FoundServers, server: ServerPlan) -> str | None:
     return shlex.join([*words, *more, "--machine", server.decode.kind.machine.given])
 
 
-def _launch(found: FoundServers) -> dict[str, Any] | None:
+def _launch(servers: FoundServers) -> dict[str, Any] | None:
     """The files that start the best server with the engine that was asked for."""
     from stagec.searches.server.launch import ENGINES
 
-    run = found.question.run
-    if run is None or not found.best:
+    run = servers.question.run
+    if run is None or not servers.best:
         return None
-    server = found.best[0]
-    about = f"{model_name(found.question.model)}, {server.mode}, {server.ranks} ranks"
-    files = ENGINES[run.engine].files(about, launched(found.question, server))
+    server = servers.best[0]
+    about = f"{model_name(servers.question.model)}, {server.mode}, {server.ranks} ranks"
+    files = ENGINES[run.engine].files(about, launched(servers.question, server))
     return {"engine": run.engine, "files": files}
 
 

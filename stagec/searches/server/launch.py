@@ -130,10 +130,10 @@ class ScriptedEngine(LaunchEngine):
     where there are several."""
 
     def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
-        found = {f"{w.role}.sh": self.server(about, w) for w in workers}
+        files = {f"{w.role}.sh": self.server(about, w) for w in workers}
         if len(workers) > 1 or workers[0].workers > 1:
-            found["router.sh"] = self.router(about, workers)
-        return found
+            files["router.sh"] = self.router(about, workers)
+        return files
 
     @abstractmethod
     def server(self, about: str, worker: LaunchedWorker) -> str:
@@ -259,19 +259,19 @@ class TensorRTLLM(LaunchEngine):
         return ""
 
     def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
-        found: dict[str, str] = {}
+        files: dict[str, str] = {}
         for worker in workers:
             several = len(workers) > 1
-            found[f"{worker.role}.yaml"] = f"# {about}\n" + _yaml(self._config(worker, several))
+            files[f"{worker.role}.yaml"] = f"# {about}\n" + _yaml(self._config(worker, several))
             words = ["trtllm-serve", '"$MODEL"', "--host", "0.0.0.0", "--port", str(_PORT)]
             _, more = _precision(worker.options, "fp8")
             script = _script(about, [*words, "--config", f"{worker.role}.yaml"], more)
-            found[f"{worker.role}.sh"] = script
+            files[f"{worker.role}.sh"] = script
         if len(workers) > 1:
-            found["disaggregated.yaml"] = f"# {about}\n" + _yaml(self._joined(*workers))
+            files["disaggregated.yaml"] = f"# {about}\n" + _yaml(self._joined(*workers))
             words = ["trtllm-serve disaggregated", "-c", "disaggregated.yaml"]
-            found["router.sh"] = _script(about, words)
-        return found
+            files["router.sh"] = _script(about, words)
+        return files
 
     def _config(self, worker: LaunchedWorker, several: bool) -> dict[str, Any]:
         layout = worker.layout
@@ -280,15 +280,15 @@ class TensorRTLLM(LaunchEngine):
             caches["dtype"] = "fp8"
         if worker.options.page > 1:
             caches["tokens_per_block"] = worker.options.page
-        found: dict[str, Any] = {
+        config: dict[str, Any] = {
             "backend": "pytorch",
             "tensor_parallel_size": layout.ranks,
             "pipeline_parallel_size": layout.pp,
         }
         if layout.ep > 1 or layout.moe_tp != layout.ranks:
-            found["moe_expert_parallel_size"] = layout.ep
-            found["moe_tensor_parallel_size"] = layout.moe_tp
-        found |= {
+            config["moe_expert_parallel_size"] = layout.ep
+            config["moe_tensor_parallel_size"] = layout.moe_tp
+        config |= {
             "enable_attention_dp": layout.dp > 1,
             "max_batch_size": worker.sequences,
             "max_num_tokens": worker.tokens,
@@ -297,14 +297,14 @@ class TensorRTLLM(LaunchEngine):
             "kv_cache_config": caches,
         }
         if worker.role != PREFILL:
-            found["cuda_graph_config"] = {
+            config["cuda_graph_config"] = {
                 "enable_padding": True,
                 "max_batch_size": worker.sequences,
             }
         if several:
-            found["disable_overlap_scheduler"] = worker.role == PREFILL
-            found["cache_transceiver_config"] = {"backend": "DEFAULT"}
-        return found
+            config["disable_overlap_scheduler"] = worker.role == PREFILL
+            config["cache_transceiver_config"] = {"backend": "DEFAULT"}
+        return config
 
     def _joined(self, prefill: LaunchedWorker, decode: LaunchedWorker) -> dict[str, Any]:
         def pool(worker: LaunchedWorker) -> dict[str, Any]:

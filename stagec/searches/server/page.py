@@ -13,10 +13,10 @@ _HEADS = ("server", "tokens/s per rank", "tokens/s per user", "TTFT", "TPOT", "w
 _FIGURES = ("per_rank", "per_user", "ttft", "tpot")
 
 
-def front_plot(found: Mapping[str, Any], said: str) -> Plot:
+def front_plot(answer: Mapping[str, Any], said: str) -> Plot:
     """The servers that no other beats, and which of them are within the limits of time; `said` is
     the command of the search."""
-    several = len(found["places"]) > 1
+    several = len(answer["places"]) > 1
     points = [
         PlotPoint(
             row["per_user"],
@@ -25,12 +25,12 @@ def front_plot(found: Mapping[str, Any], said: str) -> Plot:
             server_text(row, several=several),
             row["within"],
         )
-        for row in found["front"]
+        for row in answer["front"]
     ]
     front = [(p.x, p.y) for p in points]
     return Plot(
         title="Tokens per second per rank over tokens per second per user",
-        about=f"{found['model']}: {', '.join(found['places'])}",
+        about=f"{answer['model']}: {', '.join(answer['places'])}",
         command=said,
         points=points,
         x=PlotAxis("tokens per second per user", lambda v: f"{v:,.3g}"),
@@ -41,27 +41,27 @@ def front_plot(found: Mapping[str, Any], said: str) -> Plot:
     )
 
 
-def server_page(title: str, found: Mapping[str, Any], said: str) -> str:
+def server_page(title: str, answer: Mapping[str, Any], said: str) -> str:
     """The front as a picture, and a row for each of the best; `said` is the command."""
-    several = len(found["places"]) > 1
+    several = len(answer["places"]) > 1
     rows = [
         TableRow(
             [name, *(row[each] for each in _FIGURES), row["reason"]],
             [name, *figures_of(row), row["reason"]],
             f"row{n}",
         )
-        for n, row in enumerate(found["best"])
+        for n, row in enumerate(answer["best"])
         for name in [server_text(row, several=several)]
     ]
     body = [
         command(said),
-        figures([front_plot(found, said)]),
+        figures([front_plot(answer, said)]),
         "<h2>The best</h2>",
         table(_HEADS, rows),
     ]
     checked = [
         TableRow([name, *texts], [name, *texts])
-        for row in found["best"]
+        for row in answer["best"]
         if row["over_time"] is not None
         for name in [server_text(row, several=several)]
         for texts in [over_time_figures(row["over_time"])]
@@ -69,4 +69,4 @@ def server_page(title: str, found: Mapping[str, Any], said: str) -> str:
     if checked:
         heads = ("server", *OVER_TIME_HEADS)
         body += ["<h2>In a closed loop over time</h2>", table(heads, checked)]
-    return page(title, [*body, *paragraphs(found["cautions"])])
+    return page(title, [*body, *paragraphs(answer["cautions"])])

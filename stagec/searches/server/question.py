@@ -170,12 +170,12 @@ def _with_tasks(
             for ranks in doubled(1, most):
                 space = space_of(given, said, of_job, sizes, layers.total, ranks, machine)
                 flags = with_stack(base, space.knobs, session).changed(ranks=ranks)
-                found = listed(space, flags.changed(step="decode=1x1"), sizes, layers.total)
-                points += found.points
-                refused += found.refused
-                every = (found.jobs[n] for n in range(len(found.jobs)))
+                listing = listed(space, flags.changed(step="decode=1x1"), sizes, layers.total)
+                points += listing.points
+                refused += listing.refused
+                every = (listing.jobs[n] for n in range(len(listing.jobs)))
                 single = [job for job in every if not _is_copied(job)]
-                refused[_COPIES] += len(found.jobs) - len(single)
+                refused[_COPIES] += len(listing.jobs) - len(single)
                 lacks = [_lacks(question, job) for job in single]
                 refused.update(filter(None, lacks))
                 jobs = [job for job, why in zip(single, lacks, strict=True) if not why]

@@ -164,12 +164,12 @@ def _verified(
         return {}
     limit = question.tasks[0].limit  # one for all
     tasks = [VerifyTask(s, _job_of(question, s), question.load, limit) for s in servers]
-    found: dict[int, ServerOverTime] = {}
+    verified: dict[int, ServerOverTime] = {}
     with crew(over_time, min(processes, len(tasks))) as run:
         for number, each in run(tasks):
-            found[id(servers[number])] = each
-            tell(f"{len(found):,} of {len(tasks):,} servers verified over time")
-    return found
+            verified[id(servers[number])] = each
+            tell(f"{len(verified):,} of {len(tasks):,} servers verified over time")
+    return verified
 
 
 def _place(
@@ -254,7 +254,7 @@ def launched(question: ServerQuestion, server: ServerPlan) -> list[LaunchedWorke
     """The workers of a server as an engine starts them."""
     load, point = question.load, server.point
     roles = [SERVER] if server.prefill is None else [PREFILL, DECODE]
-    found: list[LaunchedWorker] = []
+    workers: list[LaunchedWorker] = []
     for role, pool in zip(roles, server.pools, strict=True):
         options, worker = pool.kind.options, pool.kind.worker
         each = pool.step.sequences // worker.groups
@@ -265,5 +265,5 @@ def launched(question: ServerQuestion, server: ServerPlan) -> list[LaunchedWorke
         more = point.work.prompts * worker.stages if point is not None else 0
         layout = layout_of(options, experts=question.experts)
         about = each + more, tokens, load.prompt + load.output, options
-        found.append(LaunchedWorker(role, pool.workers, layout, *about))
-    return found
+        workers.append(LaunchedWorker(role, pool.workers, layout, *about))
+    return workers

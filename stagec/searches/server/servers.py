@@ -250,11 +250,11 @@ def estimated(machine: Machine, worker: Worker, step: StepPoint, layers: int) ->
 
 def front(servers: Iterable[ServerPlan]) -> list[ServerPlan]:
     """Those that no other beats in tokens per rank and per user, the fastest for users first."""
-    found: list[ServerPlan] = []
+    plans: list[ServerPlan] = []
     for each in sorted(servers, key=lambda s: (-s.per_user, -s.per_rank, s.ttft)):
-        if not found or each.per_rank > found[-1].per_rank * (1 + 1e-9):
-            found.append(each)
-    return found
+        if not plans or each.per_rank > plans[-1].per_rank * (1 + 1e-9):
+            plans.append(each)
+    return plans
 
 
 def behind(mine: ServerPlan, best: ServerPlan) -> str:

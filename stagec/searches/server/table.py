@@ -15,49 +15,49 @@ from stagec.support.words import counted
 _MOST_CUT = 10
 
 
-def print_servers(found: Mapping[str, Any], stream: TextIO) -> None:
+def print_servers(answer: Mapping[str, Any], stream: TextIO) -> None:
     """Print the best servers, the front, and what was left out."""
     out = console(stream, 160)
     out.print(
-        f"{found['model']}, {', '.join(found['places'])}: "
-        f"{counted(format(found['workers'], ','), 'worker')}, "
-        f"{found['timed']:,} fit, "
-        f"{counted(format(found['servers'], ','), 'server')} of prompts of "
-        f"{found['prompt']:,} tokens, "
-        f"{found['output']:,} tokens come out; {found['seconds']:.1f} s",
+        f"{answer['model']}, {', '.join(answer['places'])}: "
+        f"{counted(format(answer['workers'], ','), 'worker')}, "
+        f"{answer['timed']:,} fit, "
+        f"{counted(format(answer['servers'], ','), 'server')} of prompts of "
+        f"{answer['prompt']:,} tokens, "
+        f"{answer['output']:,} tokens come out; {answer['seconds']:.1f} s",
         markup=False,
     )
-    if found["best"]:
-        _print_best(found, out)
-    if len(found["searches"]) > 1:
-        out.print(_ranks_table(found))
-    if found["front"]:
-        out.print(_front_table(found))
-    shown = list(found["cut"].items())[:_MOST_CUT]
+    if answer["best"]:
+        _print_best(answer, out)
+    if len(answer["searches"]) > 1:
+        out.print(_ranks_table(answer))
+    if answer["front"]:
+        out.print(_front_table(answer))
+    shown = list(answer["cut"].items())[:_MOST_CUT]
     if shown:
         out.print("left out:", markup=False)
     for why, count in shown:
         out.print(f"  {count:,}: {why}", markup=False)
-    for name, text in launch_files(found).items():
+    for name, text in launch_files(answer).items():
         out.print(f"--- {name}", markup=False)
         out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def launch_files(found: Mapping[str, Any]) -> Mapping[str, str]:
+def launch_files(answer: Mapping[str, Any]) -> Mapping[str, str]:
     """The launch files by their names, if there are some."""
-    launch: Mapping[str, Any] | None = found["launch"]
+    launch: Mapping[str, Any] | None = answer["launch"]
     files: Mapping[str, str] = {} if launch is None else launch["files"]
     return files
 
 
-def _print_best(found: Mapping[str, Any], out: Any) -> None:
-    best, several = found["best"], len(found["places"]) > 1
-    out.print(_best_table(found))
+def _print_best(answer: Mapping[str, Any], out: Any) -> None:
+    best, several = answer["best"], len(answer["places"]) > 1
+    out.print(_best_table(answer))
     for number, row in enumerate(best, 1):
         out.print(f"[{number}] {row['reason']}", markup=False)
     if any(row["over_time"] for row in best):
         out.print(_over_time_table(best))
-    for mode, row in found["modes"].items():
+    for mode, row in answer["modes"].items():
         out.print(f"{mode}: {_mode(row, best, several=several)}", markup=False)
     for number, row in enumerate(best, 1):
         if row["command"]:
@@ -74,8 +74,8 @@ def _mode(
     return f"{more}, {server_text(row, several=several)}"
 
 
-def _best_table(found: Mapping[str, Any]) -> Any:
-    priced, several = found["priced"], len(found["places"]) > 1
+def _best_table(answer: Mapping[str, Any]) -> Any:
+    priced, several = answer["priced"], len(answer["places"]) > 1
     made = table(
         "Best servers",
         *("", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
@@ -83,7 +83,7 @@ def _best_table(found: Mapping[str, Any]) -> Any:
         *("memory", "idle"),
         text_columns=2,
     )
-    for number, row in enumerate(found["best"], 1):
+    for number, row in enumerate(answer["best"], 1):
         peaks = [row[p]["memory_peak"] for p in ("prefill", "decode") if row[p] is not None]
         made.add_row(
             rf"\[{number}]",
@@ -147,10 +147,10 @@ def server_text(row: Mapping[str, Any], *, several: bool) -> str:
     return " + ".join(texts)
 
 
-def _ranks_table(found: Mapping[str, Any]) -> Any:
-    several = len(found["places"]) > 1
+def _ranks_table(answer: Mapping[str, Any]) -> Any:
+    several = len(answer["places"]) > 1
     made = table("By ranks", "ranks", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT")
-    for each in found["searches"]:
+    for each in answer["searches"]:
         row = each["best"]
         if row is None:
             made.add_row(str(each["ranks"]), "nothing fits", *[""] * 4)
@@ -163,14 +163,14 @@ def _ranks_table(found: Mapping[str, Any]) -> Any:
     return made
 
 
-def _front_table(found: Mapping[str, Any]) -> Any:
-    several = len(found["places"]) > 1
+def _front_table(answer: Mapping[str, Any]) -> Any:
+    several = len(answer["places"]) > 1
     made = table(
         "Tokens/s per rank against tokens/s per user",
         *("server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
         text_columns=1,
     )
-    for row in found["front"]:
+    for row in answer["front"]:
         made.add_row(
             escape(server_text(row, several=several)),
             *figures_of(row),

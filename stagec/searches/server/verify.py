@@ -67,15 +67,15 @@ class ServerOverTime:
 
     def missed(self, load: ServerLoad) -> list[str]:
         """The limits that half of the requests miss, in words."""
-        found: list[str] = []
+        missed: list[str] = []
         for name, spread in (("ttft", self.ttft), ("tpot", self.tpot)):
             limit = getattr(load, name)
             if limit is None or spread is None:
                 continue
             if (half := spread.percentile(50)) > limit * (1 + _TOLERANCE):
                 texts = seconds_text(half), seconds_text(limit)
-                found.append(f"{name.upper()} over time {' > '.join(texts)} (p50)")
-        return found
+                missed.append(f"{name.upper()} over time {' > '.join(texts)} (p50)")
+        return missed
 
     def as_json(self, load: ServerLoad, ranks: int) -> dict[str, Any]:
         """Its figures; `missed` are the limits that it does not keep."""

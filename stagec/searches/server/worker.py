@@ -187,9 +187,9 @@ class _Timing:
         return limit is not None and point.seconds > limit
 
     def _is_late(self, point: MixedPoint) -> bool:
-        load, found = self.task.load, point.steady
-        slow = load.tpot is not None and found.tpot > load.tpot
-        return slow or (load.ttft is not None and found.ttft > load.ttft)
+        load, steady = self.task.load, point.steady
+        slow = load.tpot is not None and steady.tpot > load.tpot
+        return slow or (load.ttft is not None and steady.ttft > load.ttft)
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -228,10 +228,10 @@ class _Timing:
         while each <= most:
             batch = each * self._groups
             asked = self._options.changed(serve=PREFILL, batch=batch, **step)
-            found = self._step(asked, batch * self._stages, sends=batch)
-            if found is None:
+            prefill_point = self._step(asked, batch * self._stages, sends=batch)
+            if prefill_point is None:
                 return
-            yield found
+            yield prefill_point
             each *= 2
 
     def _step(
@@ -270,12 +270,12 @@ def _filled(parts: Mapping[str, float], seconds: float, stages: int) -> Mapping[
     are stages that wait. The scheduler is there once."""
     if stages == 1:
         return parts
-    found = {
+    filled = {
         name: each if name == SCHEDULER else stages * each
         for name, each in parts.items()
         if name != BUBBLE
     }
-    return {**found, "stages that wait": max(0.0, seconds - sum(found.values()))}
+    return {**filled, "stages that wait": max(0.0, seconds - sum(filled.values()))}
 
 
 def _climbed(
@@ -284,23 +284,23 @@ def _climbed(
     """Points at batches that double while there are some, or at those that are `wanted`; then, to
     within a part of a doubling, at the largest batch that there is, and the largest that is not
     late."""
-    found: dict[int, P] = {}
+    points: dict[int, P] = {}
     for each in wanted or [1 << power for power in range(_MOST.bit_length())]:
         point = at(each)
         if point is not None:
-            found[each] = point
+            points[each] = point
         elif wanted is None:
             break
-    if wanted is None and found:
-        last = max(found)
+    if wanted is None and points:
+        last = max(points)
         if last < _MOST:
-            _between(last, 2 * last, at, lambda p: False, found)
-        if is_late(found[max(found)]):
-            for low, high in pairwise(sorted(found)):
-                if is_late(found[high]) and not is_late(found[low]):
-                    _between(low, high, at, is_late, found)
+            _between(last, 2 * last, at, lambda p: False, points)
+        if is_late(points[max(points)]):
+            for low, high in pairwise(sorted(points)):
+                if is_late(points[high]) and not is_late(points[low]):
+                    _between(low, high, at, is_late, points)
                     break
-    yield from (found[each] for each in sorted(found))
+    yield from (points[each] for each in sorted(points))
 
 
 def _between(
@@ -308,16 +308,16 @@ def _between(
     high: int,
     at: Callable[[int], P | None],
     is_late: Callable[[P], bool],
-    found: dict[int, P],
+    points: dict[int, P],
 ) -> None:
     """Look between two batches, of which the first one is possible, for the largest one that is."""
     for _ in range(_HALVINGS):
         middle = (low + high) // 2
         if middle == low:
             return
-        point = found.get(middle) or at(middle)
+        point = points.get(middle) or at(middle)
         if point is not None:
-            found[middle] = point
+            points[middle] = point
         if point is None or is_late(point):
             high = middle
         else:

@@ -113,11 +113,11 @@ class ClassNodes:
         that of computations comes last."""
         kinds: list[int] = self.prototype.tolist()
         last = {kind: place for place, kind in enumerate(kinds)}
-        found: dict[Stream, int] = {}
+        ends: dict[Stream, int] = {}
         for i, place in last.items():
             for stream in self.prototypes[i].streams:
-                found[stream] = max(place, found.get(stream, 0))
-        return [found[stream] for stream in sorted(found, key=lambda stream: stream == COMPUTE)]
+                ends[stream] = max(place, ends.get(stream, 0))
+        return [ends[stream] for stream in sorted(ends, key=lambda stream: stream == COMPUTE)]
 
 
 class Beside(NamedTuple):
@@ -236,12 +236,12 @@ def step_graph(
 
     def placed(node: Node, joins: int) -> OnStreams:
         run = node.op or node, node.by, node.kernel is None, joins
-        found = runs.get(run)
-        if found is None:
+        on_streams = runs.get(run)
+        if on_streams is None:
             beside = overlap or joins == CALL
             streams = streams_of(node, overlap=beside, one_stream=one_stream)
-            found = runs[run] = OnStreams.on(node, streams, meets(node))
-        return OnStreams(node, *found[1:])
+            on_streams = runs[run] = OnStreams.on(node, streams, meets(node))
+        return OnStreams(node, *on_streams[1:])
 
     classes: list[ClassNodes] = []
     first = shift = 0

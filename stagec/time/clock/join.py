@@ -18,7 +18,7 @@ def issues_of(
 ) -> list[ClassIssue]:
     """What classes with these programs issue."""
     coords = [each.coords for each in classes]
-    found: list[ClassIssue] = []
+    issues: list[ClassIssue] = []
     for each, program in zip(classes, programs, strict=True):
         groups = {g: tuple(members(each.coords, coords, g, mesh)) for g in each.groups}
         sources = {
@@ -28,8 +28,8 @@ def issues_of(
             ]
             for c in each.channels
         }
-        found.append(ClassIssue(each.name, program, sources, groups))
-    return found
+        issues.append(ClassIssue(each.name, program, sources, groups))
+    return issues
 
 
 def senders(mine: Coords, classes: Sequence[Coords], over: str, by: int, size: int) -> list[int]:
@@ -42,12 +42,12 @@ def members(
     mine: Coords, classes: Sequence[Coords], group: GroupAxes, mesh: Mapping[str, int]
 ) -> list[int]:
     """The classes that a collective of a class at these coordinates joins."""
-    found = [i for i, other in enumerate(classes) if _alike(mine, other, group.axes)]
+    alike = [i for i, other in enumerate(classes) if _alike(mine, other, group.axes)]
     if not group.mirrored or group.axes[0] not in mine:
-        return found
+        return alike
     (axis,) = group.axes
     pair = {mine[axis], mesh[axis] - 1 - mine[axis]}
-    return [i for i in found if classes[i].get(axis, mine[axis]) in pair]
+    return [i for i in alike if classes[i].get(axis, mine[axis]) in pair]
 
 
 def _alike(one: Coords, other: Coords, but: Sequence[str] = ()) -> bool:

@@ -222,20 +222,20 @@ class ClassTimes:
         times, launches = (c.astype(end.dtype) * nodes.computed for c in self.costs[:2])
         call = nodes.joins[of[nodes.computing]] == CALL
         at, since, until = self._waits
-        found: Counter[Part] = Counter()
-        self._add(found, np.arange(len(times)), times)
-        self._add(found, of[nodes.computing[call]], (end - start)[call])
-        self._add(found, np.where(at >= 0, of[at], -1), until - since)
-        found[LAUNCH] += int(launches.sum())
-        found[INTERFERENCE] += int((end - start)[~call].sum() - times.sum() - launches.sum())
-        found[BUBBLE] += step - self.end
-        return {part: time for part, time in found.items() if time}
+        totals: Counter[Part] = Counter()
+        self._add(totals, np.arange(len(times)), times)
+        self._add(totals, of[nodes.computing[call]], (end - start)[call])
+        self._add(totals, np.where(at >= 0, of[at], -1), until - since)
+        totals[LAUNCH] += int(launches.sum())
+        totals[INTERFERENCE] += int((end - start)[~call].sum() - times.sum() - launches.sum())
+        totals[BUBBLE] += step - self.end
+        return {part: time for part, time in totals.items() if time}
 
-    def _add(self, found: Counter[Part], prototypes: Ints | Indices, times: Ints) -> None:
+    def _add(self, parts: Counter[Part], prototypes: Ints | Indices, times: Ints) -> None:
         """Count times of some prototypes, of which -1 is a bubble."""
         names, numbers = self.nodes.parts
         for number, name in enumerate(names):
-            found[name] += int(times[numbers[prototypes] == number].sum())
+            parts[name] += int(times[numbers[prototypes] == number].sum())
 
     @property
     def waits(self) -> list[Wait]:

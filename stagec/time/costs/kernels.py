@@ -59,8 +59,8 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
     for i, kernel in enumerate(kernels):
         together[kernel.kind, kernel.dtype, kernel.form].append(i)
     result = np.zeros(len(kernels))
-    for (kind, dtype, _), found in together.items():
-        result[found] = _seconds(machine, kind, dtype, [kernels[i] for i in found])
+    for (kind, dtype, _), indices in together.items():
+        result[indices] = _seconds(machine, kind, dtype, [kernels[i] for i in indices])
     return result
 
 
@@ -161,8 +161,8 @@ def matmul_seconds(
     summed = size + 8 * batch * m * n * parts
     whole = _tiled(machine, dtype, tiles, k, size, more).min(axis=-1)
     split = _tiled(machine, dtype, tiles * parts, k / parts, summed, more).min(axis=-1)
-    found: Floats = np.minimum(whole, split + c.reduction) + c.start
-    return found
+    seconds: Floats = np.minimum(whole, split + c.reduction) + c.start
+    return seconds
 
 
 def _expanding(
@@ -174,8 +174,8 @@ def _expanding(
         return np.zeros(1)
     weights = np.maximum(size - 2 * batch * m * (n + k), 0)
     a_second = rate * machine.compute.processors.value * machine.compute.clock.value
-    found: Floats = 2 * weights * np.ceil(m / _EXPANDED) / a_second
-    return found
+    seconds: Floats = 2 * weights * np.ceil(m / _EXPANDED) / a_second
+    return seconds
 
 
 def _tiled(
@@ -194,8 +194,8 @@ def _tiled(
     move = _moving(machine, size)
     longer = np.maximum(compute, move)
     shorter = np.minimum(compute, move)
-    found: Floats = longer + (1 - c.overlap) * shorter * (shorter / np.maximum(longer, _NONE))
-    return found
+    seconds: Floats = longer + (1 - c.overlap) * shorter * (shorter / np.maximum(longer, _NONE))
+    return seconds
 
 
 def attention_seconds(
@@ -289,21 +289,21 @@ def memory_seconds(machine: Machine, size: Numbers) -> Floats:
     """
     c = machine.efficiency.memory
     bandwidth = machine.memory.bandwidth.value * c.bandwidth
-    found: Floats = c.start + np.asarray(size, dtype=float) / bandwidth
-    return found
+    seconds: Floats = c.start + np.asarray(size, dtype=float) / bandwidth
+    return seconds
 
 
 def peak(machine: Machine, dtype: str) -> float:
     """FLOP/s of dense products by the type of their operands. Raises `DiagnosticError` for a type
     that the machine does not compute."""
     rates = {**machine.compute.vector, **machine.compute.matrix}
-    found = {str(name): figure.value for name, figure in rates.items()}
-    if dtype not in found:
+    peaks = {str(name): figure.value for name, figure in rates.items()}
+    if dtype not in peaks:
         raise error(
-            f"machine '{machine.name}' computes no products of {dtype}, but of {', '.join(found)}",
+            f"machine '{machine.name}' computes no products of {dtype}, but of {', '.join(peaks)}",
             remedy=f"give compute.matrix.{dtype} in its text, or choose another type",
         )
-    return found[dtype]
+    return peaks[dtype]
 
 
 def _roofline(machine: Machine, kind: str, dtype: str, flops: Floats, size: Floats) -> Floats:
@@ -311,11 +311,11 @@ def _roofline(machine: Machine, kind: str, dtype: str, flops: Floats, size: Floa
     Patterson, "Roofline", CACM 52(4), 2009)."""
     vector = "f32" if "f32" in machine.compute.vector else dtype
     rate = peak(machine, vector if kind == "memory" else dtype)
-    found: Floats = np.maximum(flops / rate, size / machine.memory.bandwidth.value)
-    return found
+    seconds: Floats = np.maximum(flops / rate, size / machine.memory.bandwidth.value)
+    return seconds
 
 
 def _hidden(a: Floats, b: Floats, overlap: float) -> Floats:
     """The time of two that hide each other: the longer one, and what is not hidden of the other."""
-    found: Floats = np.maximum(a, b) + (1 - overlap) * np.minimum(a, b)
-    return found
+    seconds: Floats = np.maximum(a, b) + (1 - overlap) * np.minimum(a, b)
+    return seconds

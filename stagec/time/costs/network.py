@@ -93,11 +93,11 @@ def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
     """
     inside = ranks if bool(np.all(np.diff(ranks) > 0)) else np.unique(ranks)
     members = np.ones(len(inside), dtype=np.int64)
-    found: list[Span] = []
+    spans: list[Span] = []
     below, places = 1, 1
     for level in machine.network:
         if len(inside) == 1:
-            return tuple(found)
+            return tuple(spans)
         unit = inside * below // level.unit if level.unit is not None else np.zeros_like(inside)
         first = np.flatnonzero(np.diff(unit, prepend=-1))
         held = np.diff(first, append=len(unit))
@@ -106,14 +106,14 @@ def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
         if units > 1:
             length = level.ranks // places if level.ranks is not None else len(inside)
             share = _share(level, inside[: int(np.diff(first, append=len(unit))[0])], length)
-            found.append(
+            spans.append(
                 Span(level, units, int(members.min()), len(inside), int(size.max()), share)
             )
         inside, members, below = unit[first], size, level.unit or below
         places = level.ranks or places
     if len(inside) > 1:
         raise _too_many(machine, int(ranks.max()))
-    return tuple(found)
+    return tuple(spans)
 
 
 def _too_many(machine: Machine, rank: int) -> Exception:
@@ -397,8 +397,8 @@ SINGLE: dict[str, Cost] = {
 
 
 def _least(times: Iterable[Floats]) -> Floats:
-    found = list(times)
-    return found[0] if len(found) == 1 else np.minimum.reduce(found)
+    seconds = list(times)
+    return seconds[0] if len(seconds) == 1 else np.minimum.reduce(seconds)
 
 
 @overload

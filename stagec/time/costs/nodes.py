@@ -72,9 +72,9 @@ class Measurements:
 
     def of(self, device: Machine) -> Measurements:
         """The same, of a device."""
-        found = copy(self)
-        found.device = device
-        return found
+        copied = copy(self)
+        copied.device = device
+        return copied
 
     def collective(
         self, kind: str, size: int, over: Sequence[Span], machine: Machine
@@ -290,10 +290,10 @@ def _ratio(after: Floats, before: Floats) -> Floats:
 def picoseconds(seconds: float) -> int:
     """Seconds as whole picoseconds, of which clocks count. Raises `DiagnosticError` for a cost that
     no float holds."""
-    found = seconds * PICOSECONDS
-    if not isfinite(found):
+    number = seconds * PICOSECONDS
+    if not isfinite(number):
         raise error(
             "a kernel or a message of the step takes longer than any number of seconds",
             remedy="look for a figure of the machine that is too small or too large",
         )
-    return round(found)
+    return round(number)

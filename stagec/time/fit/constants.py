@@ -120,12 +120,12 @@ class _State:
     rates: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     levels: list[str] = field(default_factory=list[str])
 
-    def take(self, kind: str, found: Mapping[str, float], dtype: str = "bf16") -> None:
+    def take(self, kind: str, constants: Mapping[str, float], dtype: str = "bf16") -> None:
         """Constants of a kind, as its text has them."""
-        new = rounded({n: v for n, v in found.items() if n != "rate"})
+        new = rounded({n: v for n, v in constants.items() if n != "rate"})
         self.values.setdefault(kind, {}).update(new)
-        if "rate" in found:
-            self.rates.setdefault(kind, {})[dtype] = new["rate"] = found["rate"]
+        if "rate" in constants:
+            self.rates.setdefault(kind, {})[dtype] = new["rate"] = constants["rate"]
         self.machine = with_constants(self.machine, kind, new, dtype)
 
 
@@ -170,10 +170,10 @@ def _steps(tables: Sequence[Table]) -> Iterator[Callable[[_State], None]]:
 
 def _by_type(tables: Sequence[Table]) -> list[list[Table]]:
     """Tables of each type, that with most rows first."""
-    found: dict[str, list[Table]] = {}
+    grouped: dict[str, list[Table]] = {}
     for table in tables:
-        found.setdefault(table.dtype, []).append(table)
-    return sorted(found.values(), key=lambda some: (-_count(some), some[0].dtype))
+        grouped.setdefault(table.dtype, []).append(table)
+    return sorted(grouped.values(), key=lambda some: (-_count(some), some[0].dtype))
 
 
 def _count(tables: Sequence[Table]) -> int:
@@ -222,16 +222,16 @@ def _fit_memory(state: _State, tables: Sequence[Table]) -> None:
     if group.note or _too_few(group, BOUNDS["memory"]):
         return
     some, constants = rows.of(group.fitted), state.machine.efficiency.memory
-    found = {"bandwidth": constants.bandwidth, "start": constants.start}
+    fits = {"bandwidth": constants.bandwidth, "start": constants.start}
     if (some.measured > LONG).sum() < EACH / 2:
         group.constants = ("start",)
         group.note = f"the start alone: too few rows last {LONG * 1e6:g} us and more"
-        found = fit(state.machine, some, {"start": BOUNDS["memory"]["start"]}, None, found)
-        state.take("memory", found)
+        fits = fit(state.machine, some, {"start": BOUNDS["memory"]["start"]}, None, fits)
+        state.take("memory", fits)
         return
     for _ in range(5):
-        found = fit_memory(state.machine, some, found["start"])
-    state.take("memory", found)
+        fits = fit_memory(state.machine, some, fits["start"])
+    state.take("memory", fits)
 
 
 def _kernels(state: _State, tables: Sequence[Table], rows: Rows) -> _Group:
@@ -283,7 +283,7 @@ def _too_few(group: _Group, bounds: Bounds) -> bool:
 
 
 def _fit_levels(state: _State, tables: Sequence[Table]) -> None:
-    found: dict[str, list[CollectiveRows]] = {}
+    rows_by_level: dict[str, list[CollectiveRows]] = {}
     for table in tables:
         for ranks in map(int, np.unique(table.extents[:, 0])):
             rows = table.extents[:, 0] == ranks
@@ -297,10 +297,10 @@ def _fit_levels(state: _State, tables: Sequence[Table]) -> None:
             fitted = _alternating(np.argsort(size, kind="stable"))
             over = spans(state.machine, np.arange(ranks))
             case = CollectiveRows(table.kind, over, size.astype(float), table.seconds[rows], fitted)
-            found.setdefault(over[-1].level.name, []).append(case)
+            rows_by_level.setdefault(over[-1].level.name, []).append(case)
     for level in state.machine.network:
-        if level.name in found:
-            _fit_level(state, level.name, found[level.name])
+        if level.name in rows_by_level:
+            _fit_level(state, level.name, rows_by_level[level.name])
 
 
 def _not_joined(machine: Machine, ranks: int) -> str:
@@ -337,16 +337,16 @@ def _fit_level(state: _State, level: str, cases: Sequence[CollectiveRows]) -> No
     kinds = {kind for g, many in enough.items() if many for kind in _KINDS[g]}
     used = [c for c in cases if c.kind in kinds]
     first = state.machine.efficiency.network[level]
-    found = rounded_network(fit_network.fit(state.machine, level, used, first, chosen))
-    new = {group: getattr(found, group) for group, many in enough.items() if many}
+    network = rounded_network(fit_network.fit(state.machine, level, used, first, chosen))
+    new = {group: getattr(network, group) for group, many in enough.items() if many}
     state.machine = with_level(state.machine, level, first.model_copy(update=new))
     state.levels.append(level)
 
 
 def _errors_of(cases: Sequence[CollectiveRows]) -> Callable[[Machine], Floats]:
     def errors(machine: Machine) -> Floats:
-        found: list[Floats] = [fit_network.errors_of(machine, c) for c in cases]
-        return np.concatenate(found)
+        errors: list[Floats] = [fit_network.errors_of(machine, c) for c in cases]
+        return np.concatenate(errors)
 
     return errors
 
@@ -365,14 +365,14 @@ def _part(group: _Group, base: Machine, machine: Machine) -> FitPart:
 def _judged(group: _Group, machine: Machine) -> tuple[Errors | None, Errors | None]:
     if group.errors is None:
         return None, None
-    found = np.abs(np.expm1(group.errors(machine)))
-    return _errors(found[group.fitted]), _errors(found[~group.fitted])
+    error = np.abs(np.expm1(group.errors(machine)))
+    return _errors(error[group.fitted]), _errors(error[~group.fitted])
 
 
-def _errors(found: Floats) -> Errors | None:
-    if not len(found):
+def _errors(errors: Floats) -> Errors | None:
+    if not len(errors):
         return None
-    return Errors(float(np.median(found)), float(np.quantile(found, 0.9)))
+    return Errors(float(np.median(errors)), float(np.quantile(errors, 0.9)))
 
 
 def _sections(
@@ -385,8 +385,8 @@ def _sections(
         yield f"efficiency.{kind}", kernel_section(kind, values, rates, record)
     for level in state.levels:
         record = _record(f"network.{level}", state, parts, base, origin)
-        found = state.machine.efficiency.network[level].model_copy(update={"fitted": record})
-        yield f"efficiency.network.{level}", network_section(level, found)
+        network = state.machine.efficiency.network[level].model_copy(update={"fitted": record})
+        yield f"efficiency.network.{level}", network_section(level, network)
 
 
 def _record(title: str, state: _State, parts: Sequence[FitPart], base: str, origin: str) -> str:

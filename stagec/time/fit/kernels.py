@@ -75,8 +75,8 @@ class Rows:
 
     def errors(self, machine: Machine, values: Values) -> Floats:
         """Logarithms of modelled over measured seconds."""
-        found: Floats = np.log(self.model(machine, values, self.extents)) - np.log(self.measured)
-        return found
+        errors: Floats = np.log(self.model(machine, values, self.extents)) - np.log(self.measured)
+        return errors
 
 
 def product_rows(tables: Sequence[Table]) -> Rows:
@@ -120,8 +120,8 @@ def attention_rows(tables: Sequence[Table]) -> Rows:
 def moved(extents: Extents) -> Floats:
     """Elements of queries, keys, values and results."""
     b, h, g, q, t, qk, v = extents.T[:7].astype(float)
-    found: Floats = b * (q * h + t * g) * (qk + v)
-    return found
+    numbers: Floats = b * (q * h + t * g) * (qk + v)
+    return numbers
 
 
 def memory_rows(tables: Sequence[Table]) -> Rows:
@@ -175,9 +175,9 @@ def fit(
 
     def loss(point: Floats) -> float:
         outside = np.abs(point - np.clip(point, 0, 1)).sum()
-        found = np.abs(sample.errors(machine, values(point)))
+        errors = np.abs(sample.errors(machine, values(point)))
         pull = _PULL * ((point - starts[1]) ** 2).sum() if first is not None else 0.0
-        return float(np.minimum(found, 1).mean() + outside + pull)
+        return float(np.minimum(errors, 1).mean() + outside + pull)
 
     def search(point: Floats) -> Floats:
         for _ in range(3):
@@ -193,5 +193,5 @@ def fit_memory(machine: Machine, rows: Rows, start: float = 2e-6) -> dict[str, f
     """Constants of kernels bound by memory: the bandwidth of long ones with a given start, then the
     start of all. Kernels between short and long ones find part of their data in a cache."""
     bandwidth, begin = ({n: BOUNDS["memory"][n]} for n in ("bandwidth", "start"))
-    found = fit(machine, rows.of(rows.measured > LONG), bandwidth, {"start": start})
-    return fit(machine, rows, begin, found)
+    fitted = fit(machine, rows.of(rows.measured > LONG), bandwidth, {"start": start})
+    return fit(machine, rows, begin, fitted)

@@ -65,12 +65,12 @@ class Constants:
         """The coordinates of the constants themselves; all protocols copy alike."""
 
         def three(group: dict[str, Protocol]) -> list[float]:
-            found = [v for p in group.values() for v in (p.start * 1e6, p.hops, p.share)]
-            return [*found, next(iter(group.values())).copy_]
+            numbers = [v for p in group.values() for v in (p.start * 1e6, p.hops, p.share)]
+            return [*numbers, next(iter(group.values())).copy_]
 
         cast = self.like.multicast
-        found = [*three(self.like.protocols), cast.start * 1e6, cast.share, *three(self.like.pairs)]
-        values = np.maximum(np.array(found), _LEAST)
+        flat = [*three(self.like.protocols), cast.start * 1e6, cast.share, *three(self.like.pairs)]
+        values = np.maximum(np.array(flat), _LEAST)
         shares = self._shares()
         values[shares] = np.minimum(values[shares], _MOST)
         values[shares] /= 1 - values[shares]
@@ -105,10 +105,10 @@ class Constants:
         return np.array([n.endswith(".share") for n in self.names])
 
 
-def with_level(machine: Machine, level: str, found: NetworkEfficiency) -> Machine:
+def with_level(machine: Machine, level: str, efficiency: NetworkEfficiency) -> Machine:
     """The machine with these constants of a level."""
     old = machine.efficiency
-    network = {**old.network, level: found}
+    network = {**old.network, level: efficiency}
     return machine.model_copy(update={"efficiency": old.model_copy(update={"network": network})})
 
 
@@ -116,8 +116,8 @@ def errors_of(machine: Machine, case: CollectiveRows, chosen: Mask | None = None
     """Logarithms of modelled over measured seconds, of all rows of a case or of some."""
     rows = slice(None) if chosen is None else chosen
     time = collective_seconds(machine, case.kind, case.size[rows], case.over)
-    found: Floats = np.log(time / case.seconds[rows])
-    return found
+    errors: Floats = np.log(time / case.seconds[rows])
+    return errors
 
 
 def errors(machine: Machine, cases: Sequence[CollectiveRows], *, fitted: bool) -> Floats:
@@ -178,7 +178,7 @@ def fit(
         result: Floats = errors(tried, cases, fitted=True) * weights
         return result if chosen is None else np.append(result, _PULL * (some - start[free]))
 
-    found = min((least_squares(weighted, s[free]) for s in starts), key=lambda pair: pair[0])
+    best = min((least_squares(weighted, s[free]) for s in starts), key=lambda pair: pair[0])
     point = start.copy()
-    point[free] = found[1]
+    point[free] = best[1]
     return constants.at(point, free)

@@ -60,13 +60,13 @@ def read_tables(machine: str, folder: Path | None = None) -> list[Table]:
 
 
 def _installed() -> Path:
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
         raise error(
             "the tables of aiconfigurator are not installed",
             remedy="pip install 'stagec[kernels]'",
         )
-    return Path(found.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0])
 
 
 def _read(place: Path, pattern: str, read: Reader) -> Iterator[Table]:
@@ -120,8 +120,8 @@ def _plain(c: Columns, dtype: str) -> NDArray[np.bool_]:
     Triton stand in where libraries have none, for a head of 192 or 512 elements."""
     windows = c.get("window_size", np.zeros_like(c["isl"]))
     library = np.char.find(c["kernel_source"].astype(str), "triton") < 0
-    found: NDArray[np.bool_] = (windows == 0) & (c["kv_cache_dtype"] == c[dtype]) & library
-    return found
+    plain: NDArray[np.bool_] = (windows == 0) & (c["kv_cache_dtype"] == c[dtype]) & library
+    return plain
 
 
 def _context(c: Columns) -> Iterator[tuple[Any, ...]]:

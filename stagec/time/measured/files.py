@@ -222,21 +222,21 @@ def _check_of_kind(kind: str, dtype: str, op: str, causal: bool) -> None:
 
 
 def _whole(value: Any, names: tuple[str, ...]) -> list[int]:
-    found: list[Any] = []
+    parts: list[Any] = []
     if isinstance(value, str) and _EXTENTS.fullmatch(value):
-        found = [int(part) for part in value.split("x")]
+        parts = [int(part) for part in value.split("x")]
     else:
-        found = [value] if type(value) is int else list(listed(value))
-    if len(found) != len(names) or not all(type(n) is int and 0 < n < _LARGEST for n in found):
+        parts = [value] if type(value) is int else list(listed(value))
+    if len(parts) != len(names) or not all(type(n) is int and 0 < n < _LARGEST for n in parts):
         raise ValueError(f"extents: expects {'x'.join(names)} as numbers, found {value!r:.60}")
-    return [int(n) for n in found]
+    return [int(n) for n in parts]
 
 
 def _time(value: Any) -> float:
     try:
-        found = float(value) if isinstance(value, (str, int, float)) else math.nan
+        seconds = float(value) if isinstance(value, (str, int, float)) else math.nan
     except (ValueError, OverflowError):
-        found = math.nan
-    if isinstance(value, bool) or not _SHORTEST <= found < _LONGEST:
+        seconds = math.nan
+    if isinstance(value, bool) or not _SHORTEST <= seconds < _LONGEST:
         raise ValueError(f"microseconds: expects a time such as 738, found {value!r:.40}")
-    return found
+    return seconds

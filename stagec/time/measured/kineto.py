@@ -334,8 +334,8 @@ def _launches(c: _Columns) -> list[int]:
         return [-1] * len(wanted)
     order = np.argsort(known, kind="stable")
     place = np.clip(np.searchsorted(known, wanted, sorter=order, side="right") - 1, 0, None)
-    found = order[place]
-    result: list[int] = np.where((known[found] == wanted) & (wanted > 0), found, -1).tolist()
+    rows = order[place]
+    result: list[int] = np.where((known[rows] == wanted) & (wanted > 0), rows, -1).tolist()
     return result
 
 

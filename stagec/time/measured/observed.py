@@ -21,11 +21,11 @@ def rows(readings: Sequence[Reading]) -> list[Row]:
     """The rows of a table: what each is of, the median of its seconds and how many there were."""
     together: dict[Key, list[float]] = defaultdict(list)
     for reading in readings:
-        for key, found in reading.kernels.items():
-            together[key] += found
+        for key, times in reading.kernels.items():
+            together[key] += times
     for key, seconds in _collectives(readings):
         together[key].append(seconds)
-    medians = [(key, float(np.median(found)), len(found)) for key, found in together.items()]
+    medians = [(key, float(np.median(times)), len(times)) for key, times in together.items()]
     return [row for row in medians if row[1] > 0]
 
 
@@ -36,13 +36,13 @@ def _collectives(readings: Sequence[Reading]) -> Iterator[tuple[Key, float]]:
     for number, reading in enumerate(readings):
         # several traces of one rank are of several times
         rank = reading.rank if reading.rank is not None else -1 - number
-        for group, found in reading.collectives.items():
-            calls[seen[rank], group].append(found)
+        for group, some in reading.collectives.items():
+            calls[seen[rank], group].append(some)
         seen[rank] += 1
     for of_ranks in calls.values():
-        alike = len({tuple(key for key, _ in found) for found in of_ranks}) == 1
+        alike = len({tuple(key for key, _ in some) for some in of_ranks}) == 1
         if alike:
             for same in zip(*of_ranks, strict=True):
                 yield same[0][0], min(seconds for _, seconds in same)
         else:
-            yield from (call for found in of_ranks for call in found)
+            yield from (call for some in of_ranks for call in some)

@@ -51,7 +51,7 @@ def consensus(tables: Iterable[Table]) -> list[Table]:
     together: dict[tuple[str, str, bool, str], list[Table]] = defaultdict(list)
     for table in tables:
         together[table.kind, table.dtype, table.causal, table.op].append(table)
-    return [_median(found) for found in together.values()]
+    return [_median(some) for some in together.values()]
 
 
 def _median(tables: Sequence[Table]) -> Table:
@@ -102,9 +102,9 @@ class Measured:
                 if key in self._grids:
                     together[key].append(i)
                     break
-        for key, found in together.items():
-            rows = np.array([_extents(kernels[i]) for i in found], dtype=np.int64)
-            seconds[found], ways[found] = self._grids[key].seconds(rows)
+        for key, indices in together.items():
+            rows = np.array([_extents(kernels[i]) for i in indices], dtype=np.int64)
+            seconds[indices], ways[indices] = self._grids[key].seconds(rows)
         return seconds, ways
 
 
@@ -184,10 +184,10 @@ class _Grid:
 
     def _points(self, places: Places) -> NDArray[np.int64]:
         """One number for each point, from its place on each axis."""
-        found = np.zeros(places.shape[1], dtype=np.int64)
+        points = np.zeros(places.shape[1], dtype=np.int64)
         for place, values in zip(places, self._values, strict=True):
-            found = found * len(values) + place
-        return found
+            points = points * len(values) + place
+        return points
 
     def _at(self, points: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Logarithms of seconds at points, and whether they are known."""

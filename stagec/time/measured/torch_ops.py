@@ -61,8 +61,8 @@ class Recorded:
 
     def value(self, i: int) -> str:
         """The text of an argument that is no tensor; '' if it is not recorded."""
-        found = _item(self.values, i)
-        return found if isinstance(found, str) else ""
+        item = _item(self.values, i)
+        return item if isinstance(item, str) else ""
 
     def tensor(self, i: int) -> Tensor:
         """An argument. Raises `ValueError` if it is no tensor whose shape is recorded."""
@@ -114,10 +114,10 @@ def row_of(op: Recorded) -> Key | str | None:
     if find is None:
         return _triton(op)
     try:
-        found = find(op)
+        row = find(op)
     except ValueError as problem:
         return str(problem)
-    return found if all(n > 0 for n in found.extents) else "it has no elements"
+    return row if all(n > 0 for n in row.extents) else "it has no elements"
 
 
 def row_of_collective(name: str, nelems: tuple[Any, Any], dtype: Any, ranks: Any) -> Key | str:
