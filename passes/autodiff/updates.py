@@ -110,15 +110,6 @@ class Optimizer:
         self._module, self._strategy, self._assumptions = module, strategy, assumptions
         rule = strategy.optimizer
         self.kind, self.form, self.loc = rule.kind, rule.form, rule.loc
-        kinds: Mapping[str, Callable[[Builder, TrainedTensor], Updated]] = {
-            "adamw": self._adamw if self.form in ("fused", "in_backward") else self._adam_kernels,
-            "adam8bit": self._adam8bit,
-            "adafactor": self._adafactor,
-            "muon": self._muon,
-            "lion": self._lion,
-            "sgd": self._sgd,
-        }
-        self._update = kinds[self.kind]
 
     @property
     def by_slices(self) -> bool:
@@ -127,7 +118,15 @@ class Optimizer:
 
     def update(self, b: Builder, tensor: TrainedTensor) -> Updated:
         """Build the update of a tensor."""
-        return self._update(b, tensor)
+        kinds: Mapping[str, Callable[[Builder, TrainedTensor], Updated]] = {
+            "adamw": self._adamw if self.form in ("fused", "in_backward") else self._adam_kernels,
+            "adam8bit": self._adam8bit,
+            "adafactor": self._adafactor,
+            "muon": self._muon,
+            "lion": self._lion,
+            "sgd": self._sgd,
+        }
+        return kinds[self.kind](b, tensor)
 
     # -- state -------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ expressions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -95,12 +95,17 @@ def lower_to_trace(module: Module) -> None:
         work = work_of(op)
         return attributes(op.name, work, op.results, forms.of_op(op, work.kernel))
 
-    costs = Alike(said)
+    costs, facts = Alike(said), module.facts
+
+    def part(op: Operation, factor: str, steps: Expr) -> tuple[_Attrs, _Attrs]:
+        return shared_out(op, costs(op), factor, steps, facts)
+
+    parts = Alike(part)
     for func in staged or [module.main]:
-        _lower(module, func, costs)
+        _lower(module, func, costs, parts)
 
 
-def _lower(module: Module, func: Operation, costs: _Costs) -> None:
+def _lower(module: Module, func: Operation, costs: Alike[_Attrs], parts: _Parts) -> None:
     mesh = module.mesh
     attrs: dict[str, RawAttr] = {n: func.attrs[n] for n in ("over", "stages") if n in func.attrs}
     axes = [a for a in (mesh.axes if mesh else ()) if a != attrs.get("over")]
@@ -113,7 +118,8 @@ def _lower(module: Module, func: Operation, costs: _Costs) -> None:
         attrs |= _served(func)
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
-    _Lowering(module, costs).function(func.body, graph.make_region())
+    graph.origin = func
+    _Lowering(module, costs, parts).function(func.body, graph.make_region())
     module.root.body.ops.remove(func)  # whole: nodes know which op they come from, and its operands
 
 
@@ -129,14 +135,15 @@ def _served(func: Operation) -> dict[str, RawAttr]:
 _ACTIVATIONS = ("forward", "backward", "recompute")
 
 
-#: What a node says of a computation.
-_Costs = Callable[[Operation], dict[str, RawAttr]]
+_Attrs = dict[str, RawAttr]
+#: What nodes say of one of the steps that a computation works in, and of the others together.
+_Parts = Alike[tuple[_Attrs, _Attrs]]
 
 
 class _Lowering:
-    def __init__(self, module: Module, costs: _Costs) -> None:
-        self._costs = costs
-        self._registry, self._facts = module.registry, module.facts
+    def __init__(self, module: Module, costs: Alike[_Attrs], parts: _Parts) -> None:
+        self._costs, self._parts = costs, parts
+        self._registry = module.registry
         strategy = read_strategy(module)
         self._blocking = frozenset(strategy.blocking)
         self._sums_in_steps = strategy.one(TpOutputsRule).policy == "in_steps"
@@ -268,17 +275,17 @@ class _Lowering:
         return True
 
     def _computation(self, op: Operation, b: Builder) -> Value:
-        attrs = self._costs(op)
         rule = op.definition.rule(op)
         if rule is not None and (gathers := own_gathers(op, rule)):
-            return self._in_steps(op, rule, gathers, attrs, b)
+            return self._in_steps(op, rule, gathers, b)
         gather = gathered_for(op, _ACTIVATIONS) if self._gathers_in_steps else None
         if rule is not None and gather is not None and self._runs_beside(gather[1]):
-            return self._beside_gather(op, rule, gather, attrs, b)
+            return self._beside_gather(op, rule, gather, b)
         sums = sum_of(op) if self._sums_in_steps else None
         if rule is not None and sums is not None and self._runs_beside(sums):
-            return self._before_sum(op, rule, sums, attrs, b)
-        return b.value("et.comp", self._deps(op.operands), attrs, hint=op.results[0].name)
+            return self._before_sum(op, rule, sums, b)
+        attrs, name = self._costs(op), op.results[0].name
+        return b.value("et.comp", self._deps(op.operands), attrs, hint=name)
 
     def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
         """Several computations as one node, at the place of the first."""
@@ -296,7 +303,6 @@ class _Lowering:
         op: Operation,
         rule: Rule,
         gathers: Sequence[OwnGather],
-        attrs: dict[str, RawAttr],
         b: Builder,
     ) -> Value:
         """An op that gathers an operand over n ranks itself works in n steps. The first n-1
@@ -306,9 +312,8 @@ class _Lowering:
         *names, early, late = names_of_nodes(op, gathers)
         arrived = [self._own_gather(op, g, n, b) for g, n in zip(gathers, names, strict=True)]
         ((factor,), *_) = (rule.operands[g.operand][g.dim] for g in gathers)
-        last, first = shared_out(op, attrs, factor, steps, self._facts)
-        first["out"] = ZERO
-        begun = b.value("et.comp", deps, first, hint=early)
+        last, first = self._parts(op, factor, steps)
+        begun = b.value("et.comp", deps, {**first, "out": ZERO}, hint=early)
         return b.value("et.comp", [begun, *arrived], last, hint=late)
 
     def _beside_gather(
@@ -316,34 +321,29 @@ class _Lowering:
         op: Operation,
         rule: Rule,
         gather: tuple[int, Operation],
-        attrs: dict[str, RawAttr],
         b: Builder,
     ) -> Value:
         """A product of what is gathered over n ranks works in n steps along the dimension that is
         gathered: all but the last beside the gather, on the parts that are there."""
         slot, gathers = gather
         (along, *_) = rule.operands[slot][operand_dim(gathers, 0)]
-        last, first = shared_out(op, attrs, along, axis_size(gathers.names("over")), self._facts)
-        first["out"] = ZERO
+        last, first = self._parts(op, along, axis_size(gathers.names("over")))
         others = [v for i, v in enumerate(op.operands) if i != slot]
         name = op.results[0].name
         there = self._deps([*gathers.operands, *others])
-        begun = b.value("et.comp", there, first, hint=f"{name}_first")
+        begun = b.value("et.comp", there, {**first, "out": ZERO}, hint=f"{name}_first")
         return b.value("et.comp", [begun, *self._deps([op.operands[slot]])], last, hint=name)
 
-    def _before_sum(
-        self, op: Operation, rule: Rule, sums: Operation, attrs: dict[str, RawAttr], b: Builder
-    ) -> Value:
+    def _before_sum(self, op: Operation, rule: Rule, sums: Operation, b: Builder) -> Value:
         """A product that is added up over n ranks works in n steps, along the dimension that a
         reduce_scatter splits, else along that of the tokens. The sum runs beside all but the
         first."""
         steps, shape = axis_size(sums.names("over")), rule.results[0]
         scatters = isinstance(sums.definition, ReduceScatter)
         along = shape[operand_dim(sums, 0) if scatters else min(1, len(shape) - 1)][0]
-        first, rest = shared_out(op, attrs, along, steps, self._facts)
-        first["out"] = ZERO
-        name = op.results[0].name
-        begun = b.value("et.comp", self._deps(op.operands), first, hint=f"{name}_first")
+        first, rest = self._parts(op, along, steps)
+        name, deps = op.results[0].name, self._deps(op.operands)
+        begun = b.value("et.comp", deps, {**first, "out": ZERO}, hint=f"{name}_first")
         done = b.value("et.comp", [begun], rest, hint=name)
         self._begun[done] = begun
         return done

@@ -40,23 +40,19 @@ def reduces(op: Operation) -> bool:
 
 def sum_of(op: Operation) -> Operation | None:
     """What adds up the result of a product over ranks, if nothing else uses it."""
-    kernel = work_of(op).kernel
     users = [user for result in op.results for user, _ in result.uses]
     users = [user for user in users if not user.has(EndsLifetime)]
-    if kernel is None or kernel.kind != "matmul" or len(users) != 1:
+    if len(users) != 1 or not reduces(users[0]) or len(users[0].operands) != 1:
         return None
-    return users[0] if reduces(users[0]) and len(users[0].operands) == 1 else None
+    return users[0] if _is_product(op) else None
 
 
 def gathered_for(op: Operation, kinds: Collection[str]) -> tuple[int, Operation] | None:
     """Which operand of a product, and by which op, is gathered over ranks in one of these phases,
     if no product before it takes what is gathered."""
-    kernel = work_of(op).kernel
-    if kernel is None or kernel.kind != "matmul":
-        return None
     for slot, value in enumerate(op.operands):
         gather = value.producer
-        if gather is None or not isinstance(gather.definition, AllGather):
+        if gather is None or not isinstance(gather.definition, AllGather) or not _is_product(op):
             continue
         alone = len(gather.operands) == 1 and gather.parent is op.parent
         if alone and gather.phase in kinds and not is_parameter(gather.operands[0]):

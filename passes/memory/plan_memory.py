@@ -96,7 +96,7 @@ class _Plan:
         # What lifetimes depend on is noted: of sizes that answer alike, the plan is kept.
         noted = module.decisions
         seen = self._env if noted is None else Watched(self._env, noted)
-        self._planner = Planner(lifetimes(self._body, seen))
+        self._planner = Planner(lifetimes(self._body, seen, known=(self._roots, self._sets)))
         module.notes[self._body] = self._planner
         counts = (op.expr("count") for op in self._body.walk() if op.has(Repeats))
         axes = module.mesh.axes if module.mesh else ()

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from stagec.api import (
     Attr,
     Builder,
+    Expr,
     Operation,
     Region,
     Registry,
@@ -30,6 +32,14 @@ from stagec.sharding.stages import PlacedPiece
 def chunk_name(name: str, chunk: int) -> str:
     """The name of the part of a stacked value that a chunk holds."""
     return f"{name}_c{chunk}"
+
+
+@lru_cache(1 << 12)
+def _cut(type_: TensorType, dim: int, size: Expr) -> TensorType:
+    """A type with another size of a dimension."""
+    dims = list(type_.dims)
+    dims[dim] = replace(dims[dim], size=size)
+    return replace(type_, dims=tuple(dims))
 
 
 class StageValues:
@@ -256,9 +266,7 @@ class StageValues:
         type_, counts = original.type, self.sections.layers.get(original)
         if counts is None or not isinstance(type_, TensorType):
             return type_
-        dims = list(type_.dims)
-        dims[counts.dim] = replace(dims[counts.dim], size=holding.piece.counts[counts.repeat])
-        return replace(type_, dims=tuple(dims))
+        return _cut(type_, counts.dim, holding.piece.counts[counts.repeat])
 
     # -- at the end --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from weakref import finalize
 
 from stagec.analysis.figures import FigureFormulas, Figures
 from stagec.analysis.memory_moments import MemoryMoments
@@ -136,6 +137,16 @@ class Family:
         return len(self._compiles)
 
 
+def _forget_origins(module: Module) -> None:
+    """Let go of what a lowered module was made from: figures and times need its programs alone."""
+    for graph in module.graphs:
+        for op in graph.body.walk():
+            op.origin = None
+        if graph.origin is not None:
+            graph.origin.take_apart()
+            graph.origin = None
+
+
 class Compiled:
     """One compile of a family, by a pipeline that ends with a lowered module: what it decided, and
     its figures as expressions; `model_flops` and `tokens` of a step of all ranks are None where
@@ -154,9 +165,11 @@ class Compiled:
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
         self._module, self._plans, self.tokens = module, watch.plans, watch.tokens
+        finalize(module, module.root.take_apart)  # whoever holds programs holds the module
         flops = None if watch.flops is None else step_flops(watch.flops, module.graphs)
         self.model_flops = flops
         self._issued: list[Issued] = []
+        _forget_origins(module)
 
     @cached_property
     def _formulas(self) -> FigureFormulas:

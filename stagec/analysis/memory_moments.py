@@ -49,23 +49,31 @@ class FunctionMoments:
     def __init__(self, planner: Planner, works: Sequence[Operation]) -> None:
         kinds = {b: (b.size, b.category) for b in planner.buffers if on_device(b)}
         numbers = {kind: i for i, kind in enumerate(dict.fromkeys(kinds.values()))}
-        self._slots = {b: numbers[kind] for b, kind in kinds.items()}
+        slots = {b: numbers[kind] for b, kind in kinds.items()}
         self._sizes = [size for size, _ in numbers]
         self.categories = [category for _, category in numbers]
-        self.outside = self._moments(planner.run(None))
-        self.around = self._counts(planner.around())
+        count = _Counts(slots, len(numbers))
+        self.outside = count.moments(planner.run(None))
+        self.around = count.of(planner.around())
         runs = {work: planner.run(work) for work in map(work_of, works)}
-        self.works: Mapping[ActionInState, Ints] = {w: self._moments(r) for w, r in runs.items()}
+        self.works: Mapping[ActionInState, Ints] = {w: count.moments(r) for w, r in runs.items()}
         states = {MicrobatchState(), *(before | frozenset(done) for done, before in runs)}
-        self.held = {state: self._counts(planner.held(state)) for state in states}
+        self.held = {state: count.of(planner.held(state)) for state in states}
 
     def bytes_of(self, values: Env) -> list[int]:
         """The bytes of a buffer of each kind."""
         sizes = {size: evaluate(size, values) for size in dict.fromkeys(self._sizes)}
         return [sizes[size] for size in self._sizes]
 
-    def _counts(self, buffers: Iterable[Buffer]) -> Ints:
-        counts = [0] * len(self._sizes)
+
+class _Counts:
+    """Counts buffers by the number of their kind, of which there are so many."""
+
+    def __init__(self, slots: Mapping[Buffer, int], kinds: int) -> None:
+        self._slots, self._kinds = slots, kinds
+
+    def of(self, buffers: Iterable[Buffer]) -> Ints:
+        counts = [0] * self._kinds
         self._add(counts, buffers, 1)
         return np.array(counts, dtype=np.int64)
 
@@ -75,10 +83,10 @@ class FunctionMoments:
             if slot is not None:
                 counts[slot] += sign
 
-    def _moments(self, run: MemoryRun) -> Ints:
+    def moments(self, run: MemoryRun) -> Ints:
         """How many buffers of each kind live at each moment of a run that may be the worst, beside
         what was there at its start, in order."""
-        live = [0] * len(self._sizes)
+        live = [0] * self._kinds
         rows: dict[tuple[int, ...], None] = {}
         for step, ends in run:
             self._add(live, step.made, 1)

@@ -12,18 +12,18 @@ Found = TypeVar("Found")
 
 class Alike(Generic[Found]):
     """A function of operations without a region that reads their definition, attributes and types
-    and nothing else, as the costs of `OpDef` do: called once for operations of one module that have
-    the same."""
+    and nothing else, as the costs of `OpDef` do, and what else it is given: called once for
+    operations of one module that have the same."""
 
-    def __init__(self, of: Callable[[Operation], Found]) -> None:
+    def __init__(self, of: Callable[..., Found]) -> None:
         self._of = of
         self._known: dict[Hashable, Found] = {}
 
-    def __call__(self, op: Operation) -> Found:
+    def __call__(self, op: Operation, *given: Hashable) -> Found:
         """What the function finds of an operation."""
         operands = tuple([v.type for v in op.operands])
         results = tuple([v.type for v in op.results])
-        key = op.definition, operands, results, tuple(op.attrs.items())
+        key = op.definition, operands, results, tuple(op.attrs.items()), given
         if key not in self._known:
-            self._known[key] = self._of(op)
+            self._known[key] = self._of(op, *given)
         return self._known[key]

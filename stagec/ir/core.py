@@ -304,9 +304,10 @@ class Operation:
         op: Operation | None = self
         while op is not None:
             own = op.attrs.get("phase")
-            if isinstance(own, str) and own in PHASES:
+            if own is not None and isinstance(own, str) and own in PHASES:
                 return own
-            op = op.parent.owner if op.parent else None
+            parent = op.parent
+            op = None if parent is None else parent.owner
         return "forward"
 
     def flag(self, name: str) -> bool:
@@ -370,6 +371,15 @@ class Operation:
         if self.parent:
             self.parent.ops.remove(self)
             self.parent = None
+        self.take_apart()
+
+    def take_apart(self) -> None:
+        """Take all below it out of each other, so that their memory comes back without a look for
+        garbage. Who holds an operation still has what is its own: attributes, and where it was."""
+        for op in [self, *(self.region.walk() if self.region else ())]:
+            op.results, op._operands = [], []
+            if op.region is not None:
+                op.region.args, op.region.ops, op.region = [], [], None
 
     def position(self) -> int:
         """Its index in its region."""

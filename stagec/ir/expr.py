@@ -13,6 +13,7 @@ expressions are built from tokens, operator by operator.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -223,7 +224,11 @@ def total(terms: Iterable[Expr]) -> Expr:
 
 @_remembered
 def _total(terms: tuple[Expr, ...]) -> Expr:
-    return Expr(_distribute_terms(sympy.Add(*(t.node for t in terms)))) if terms else ZERO
+    if not terms:
+        return ZERO
+    counts = Counter(terms)  # of many buffers few sizes are different
+    nodes = (t.node if count == 1 else count * t.node for t, count in counts.items())
+    return Expr(_distribute_terms(sympy.Add(*nodes)))
 
 
 def maximum(values: Iterable[Expr]) -> Expr:
@@ -251,6 +256,7 @@ def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
     return Expr(node) if node.free_symbols else const(int(function_of(node)({})))
 
 
+@_remembered
 def expand(value: Expr) -> Expr:
     """Products multiplied out: the normal form in which equal polynomials are the same."""
     return Expr(sympy.expand(value.node))
@@ -258,7 +264,7 @@ def expand(value: Expr) -> Expr:
 
 def same(left: Expr, right: Expr) -> bool:
     """Whether both are equal for all values of their symbols."""
-    return left is right or sympy.expand(left.node - right.node) == 0
+    return left is right or expand(left - right) is ZERO
 
 
 def _apply(function: str, arguments: tuple[Any, ...]) -> Expr:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
-from functools import cache, cached_property
+from functools import cached_property
 from math import prod
 
 from stagec.ir.core import Operation
@@ -16,6 +16,7 @@ from stagec.ir.decisions import plain
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.types import Load
+from stagec.support.remembered import remembered
 
 
 def planned_env(module: Module) -> dict[str, int | Fraction]:
@@ -37,9 +38,6 @@ class Loads:
             for op in statements
             if op.definition.declares == "expert_loads"
         }
-        self._parts = cache(self._parts_of_layer)
-        self._used = cache(self._used_of_layer)
-        self._fullest = cache(self._fullest_of_layer)
 
     def __bool__(self) -> bool:
         """Whether ranks differ."""
@@ -81,7 +79,8 @@ class Loads:
             loads |= zip(load.names, (most, most, Fraction(1)), strict=True)
         return loads
 
-    def _parts_of_layer(self, load: Load, layer: int) -> tuple[Fraction, ...]:
+    @remembered
+    def _parts(self, load: Load, layer: int) -> tuple[Fraction, ...]:
         """The load of each part of the experts over the mean one, in whole rows."""
         dealt = self._dealt(load, layer)
         if dealt is None:
@@ -89,7 +88,8 @@ class Loads:
         total = self._total(load)
         return tuple(Fraction(rows * self._count(load), total) for _, rows in dealt)
 
-    def _used_of_layer(self, load: Load, layer: int) -> tuple[Fraction, ...]:
+    @remembered
+    def _used(self, load: Load, layer: int) -> tuple[Fraction, ...]:
         """The share of the experts of each part that get rows: whole ones, as their loads say, or
         even ones in a layer without loads."""
         dealt, parts = self._dealt(load, layer), self._count(load)
@@ -115,7 +115,8 @@ class Loads:
         """The rows of all parts."""
         return evaluate(self._rows[load].expr("even") * self._count(load), self._env)
 
-    def _fullest_of_layer(self, load: Load, layer: int) -> Fraction:
+    @remembered
+    def _fullest(self, load: Load, layer: int) -> Fraction:
         return max(self._parts(load, layer))
 
 

@@ -41,7 +41,7 @@ class Mesh:
         return ask(UnitAxes(self.axes), self.sizes)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Module:
     """The unit of compilation."""
 

@@ -6,10 +6,12 @@ immutable.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any, TypeVar
 
 from stagec.ir.expr import ZERO, Expr, call, const, product, substitute, symbol
 
@@ -47,6 +49,7 @@ CACHED = frozenset({"cache", "recurrent"})
 PARAMETERS = frozenset({"param", "frozen"})
 #: The roles of what a rank holds of the model: parameters, and what blocks of small ones share.
 WEIGHTS = PARAMETERS | {"scale"}
+Made = TypeVar("Made")
 # A module has few distinct shapes, each many times.
 _remembered = lru_cache(maxsize=1 << 14)
 
@@ -110,12 +113,12 @@ class Routed:
     spread: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Dim:
     """One dimension: its global size, and the axes that split it, major first.
 
     `size` is that under even load; `load` says that it differs between ranks, `routed` that a
-    router deals its rows.
+    router deals its rows. Equal ones are one object.
     """
 
     size: Expr
@@ -123,6 +126,19 @@ class Dim:
     open: bool = False
     load: Load | None = None
     routed: Routed | None = None
+
+    def __new__(
+        cls,
+        size: Expr,
+        split: tuple[AxisUse, ...] = (),
+        open: bool = False,
+        load: Load | None = None,
+        routed: Routed | None = None,
+    ) -> Dim:
+        return _once(cls, (size, split, open, load, routed))
+
+    def __reduce__(self) -> tuple[type[Dim], tuple[Any, ...]]:
+        return Dim, (self.size, self.split, self.open, self.load, self.routed)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -143,6 +159,23 @@ class Dim:
                 f"{atom}@({', '.join(map(str, self.split))})" if many else f"{atom}@{self.split[0]}"
             )
         return text + "?" if self.open else text
+
+
+def _once(cls: type[Made], given: tuple[Any, ...], key: tuple[Any, ...] | None = None) -> Made:
+    """The object of a class with these fields, which is known by the `key`: the one that there is,
+    or a new one."""
+    known: dict[tuple[Any, ...], Made] = _made[cls]
+    found = known.get(key or given)
+    if found is None:
+        found = object.__new__(cls)
+        for each, value in zip(fields(cls), given, strict=True):  # type: ignore[arg-type]
+            object.__setattr__(found, each.name, value)
+        known[key or given] = found
+    return found
+
+
+#: All dimensions and types of tensors, by their fields.
+_made: defaultdict[type, dict[tuple[Any, ...], Any]] = defaultdict(dict)
 
 
 def axis_size(axes: Iterable[str]) -> Expr:
@@ -197,6 +230,16 @@ def _local_shape(dims: tuple[Dim, ...], fullest: bool = False) -> tuple[Expr, ..
     )
 
 
+@_remembered
+def _local_elements(dims: tuple[Dim, ...]) -> Expr:
+    return product(_local_shape(dims))
+
+
+@_remembered
+def _local_bytes(dims: tuple[Dim, ...], dtype: str) -> Expr:
+    return bytes_of(_local_elements(dims), dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Partial:
     """The value is a part: `kind` (sum or max) over `axes` would give the whole."""
@@ -208,13 +251,14 @@ class Partial:
         return f"{self.kind}({', '.join(self.axes)})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class TensorType:
     """A tensor in global view. `placed` distinguishes `replicated` from `not placed yet`.
 
     `role` and `part` stand on arguments and results of functions only. A part is what one chunk of
     a pipeline stage holds of a value of the whole step: its name, and the number of the chunk.
-    `share` is how much of it is in `memory`; the rest is on the device.
+    `share` is how much of it is in `memory`; the rest is on the device. Equal types are one object,
+    so that comparing and hashing them costs nothing.
     """
 
     dtype: str
@@ -226,6 +270,26 @@ class TensorType:
     role: str = ""
     part: tuple[str, int] | None = None
     share: Fraction = WHOLE
+
+    def __new__(
+        cls,
+        dtype: str,
+        dims: tuple[Dim, ...] = (),
+        partial: Partial | None = None,
+        placed: bool = False,
+        memory: str = DEVICE,
+        stage: tuple[str, int] | None = None,
+        role: str = "",
+        part: tuple[str, int] | None = None,
+        share: Fraction = WHOLE,
+    ) -> TensorType:
+        most = dtype, dims, partial, placed, memory, stage, role, part
+        if share is WHOLE or share == WHOLE:  # of most, and fractions take long to hash
+            return _once(cls, (*most, WHOLE), most)
+        return _once(cls, (*most, share))
+
+    def __reduce__(self) -> tuple[type[TensorType], tuple[Any, ...]]:
+        return TensorType, tuple(getattr(self, each.name) for each in fields(self))
 
     @property
     def shape(self) -> tuple[Expr, ...]:
@@ -250,17 +314,17 @@ class TensorType:
     @property
     def local_elements(self) -> Expr:
         """Elements on one rank."""
-        return product(self.local_shape)
+        return _local_elements(self.dims)
 
     @property
     def local_bytes(self) -> Expr:
         """Bytes on one rank."""
-        return bytes_of(self.local_elements, self.dtype)
+        return _local_bytes(self.dims, self.dtype)
 
     def bytes_in(self, space: str) -> Expr:
         """Bytes on one rank that are in a memory: of a share those of whole bytes, rounded up."""
         size, share = self.local_bytes, self.share
-        if share == WHOLE:
+        if share is WHOLE:
             return size if space == self.memory else ZERO
         away = call("ceildiv", [size * share.numerator, const(share.denominator)])
         if space == self.memory:
@@ -270,7 +334,7 @@ class TensorType:
     @property
     def memories(self) -> tuple[str, ...]:
         """The memories that it is in."""
-        return (self.memory,) if self.share == WHOLE else (self.memory, DEVICE)
+        return (self.memory,) if self.share is WHOLE else (self.memory, DEVICE)
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -330,7 +394,7 @@ class TensorType:
         return self._with(dims, self.partial, self.placed)
 
     def _with(self, dims: tuple[Dim, ...], partial: Partial | None, placed: bool) -> TensorType:
-        if self.share != WHOLE:
+        if self.share is not WHOLE:
             return replace(self, dims=dims, partial=partial, placed=placed, role="", part=None)
         return TensorType(self.dtype, dims, partial, placed, self.memory, self.stage)
 
@@ -351,7 +415,7 @@ class TensorType:
         if self.part:
             clauses.append(f"part({self.part[0]}={self.part[1]})")
         if self.memory != DEVICE:
-            share = f", {self.share}" if self.share != WHOLE else ""
+            share = f", {self.share}" if self.share is not WHOLE else ""
             clauses.append(f"mem({self.memory}{share})")
         if self.stage:
             clauses.append(f"on({self.stage[0]}={self.stage[1]})")

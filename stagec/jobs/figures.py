@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,8 +26,6 @@ _structures: dict[Hashable, Compiles] = {}
 #: How many compiles of them are kept, and of how many nodes: a compile takes 4 to 10 MB, a node
 #: about 100 bytes.
 _MOST_KEPT, _MOST_NODES = 64, 1_000_000
-#: What was dropped since garbage was looked for: compiles, and their nodes.
-_dropped = [0, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,7 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
     if _structures:
         next(reversed(_structures.values())).forget()
     while _is_full():
-        _drop()
+        _structures.pop(next(iter(_structures)))
     _structures[key] = compiles
     return compiles
 
@@ -117,18 +114,6 @@ def _is_full() -> bool:
     kept = _structures.values()
     compiles = sum(max(1, len(each)) for each in kept)
     return compiles >= _MOST_KEPT or sum(each.nodes for each in kept) > _MOST_NODES
-
-
-def _drop() -> None:
-    """Drop the structure that was not asked for the longest. Operations refer to each other, so
-    memory comes back when garbage is looked for: once for many structures, for that takes as long
-    as there are objects."""
-    dropped = _structures.pop(next(iter(_structures)))
-    _dropped[0] += max(1, len(dropped))
-    _dropped[1] += dropped.nodes
-    if 2 * _dropped[0] > _MOST_KEPT or 2 * _dropped[1] > _MOST_NODES:
-        _dropped[:] = 0, 0
-        gc.collect()
 
 
 def compiled_of(builder: JobBuilder) -> Compiled:

@@ -62,6 +62,12 @@ def needless(flag: Flag, options: JobOptions, sizes: Mapping[str, int]) -> bool:
     return lacking(FlagValues(_Flags(options), _Axes(options), sizes), flag) is not None
 
 
+def idle(options: JobOptions, sizes: Mapping[str, int]) -> frozenset[str]:
+    """What `compile` says of flags that change nothing in a job."""
+    found = without_effect(FlagValues(_Flags(options), _Axes(options), sizes))
+    return frozenset(each.message for each in found)
+
+
 def _refusal(check: Callable[[], None]) -> Diagnostic | None:
     try:
         check()

@@ -62,11 +62,13 @@ MOST_RUNS = 343
 MOST_ALONE = 7
 
 
-def lifetimes(body: Region, env: Env, *, whole: bool = False) -> Lifetimes:
+def lifetimes(
+    body: Region, env: Env, *, whole: bool = False, known: tuple[Roots, Sets] | None = None
+) -> Lifetimes:
     """Run a function once. Sizes that are not in `env` stay open: a repeat is then taken to be
-    long. With `whole` every iteration runs by itself; raises `UnboundError` if their number is
-    open, and `DiagnosticError` if there are too many."""
-    runner = _Runner(body, env, whole=whole)
+    long. `known` is what `_sorted` finds. With `whole` every iteration runs by itself; raises
+    `UnboundError` if their number is open, and `DiagnosticError` if there are too many."""
+    runner = _Runner(body, env, whole, *(known or _sorted(body)))
     runner.run(body)
     return runner.found
 
@@ -84,11 +86,10 @@ class _Known:
 
 
 class _Runner:
-    def __init__(self, body: Region, env: Env, *, whole: bool = False) -> None:
+    def __init__(self, body: Region, env: Env, whole: bool, roots: Roots, sets: Sets) -> None:
         self.found = Lifetimes()
         self._env, self._whole = env, whole
-        self._roots = Roots()
-        self._sets: Sets = classify(body, self._roots)
+        self._roots, self._sets = roots, sets
         self._patterns = patterns(body)
         self._most_ahead = most_ahead(body.walk())
         self._orders: dict[Expr, tuple[IterationRun, ...]] = {}
@@ -490,6 +491,12 @@ class _Runner:
         for result, value in zip(op.results, op.body.terminator.operands, strict=True):
             self._refs[result] = self._refs[value]
         self._part = None
+
+
+def _sorted(body: Region) -> tuple[Roots, Sets]:
+    """Whose buffers the values of a function are in, and which of them last."""
+    roots = Roots()
+    return roots, classify(body, roots)
 
 
 def _is_backward(step: Operation | LayerStack) -> bool:

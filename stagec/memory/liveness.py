@@ -66,6 +66,9 @@ class Roots:
         self._known: dict[Value, Value] = {}
 
     def __call__(self, value: Value) -> Value:
+        root = self._known.get(value)
+        if root is not None:
+            return root
         path: list[Value] = []
         while value not in self._known:
             path.append(value)
@@ -73,9 +76,9 @@ class Roots:
             if source is None:
                 break
             value = source
-        root = self._known.get(value, value)
-        self._known.update(dict.fromkeys(path, root))
-        return root
+        found = self._known.get(value, value)
+        self._known.update(dict.fromkeys(path, found))
+        return found
 
 
 def root(value: Value) -> Value:
@@ -208,8 +211,9 @@ def last_users(region: Region, roots: Roots) -> dict[Value, Operation]:
         for value in op.results:
             users[roots(value)] = op
         for value in op.reads():
-            if value.region is region or roots(value).region is region:
-                users[roots(value)] = op
+            root = roots(value)
+            if value.region is region or root.region is region:
+                users[root] = op
     return users
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from stagec.ir.core import Operation
 from stagec.memory.buffers import Buffer, Lifetimes, RunOp
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of
+from stagec.support.remembered import remembered
 
 #: What has been done of a microbatch: kinds and chunks of the actions, such as ("forward", 0).
 ActionRegion = tuple[str, int]
@@ -164,8 +164,6 @@ class Planner:
             for part in buffer.last:
                 self._used.setdefault(part, []).append(buffer)
         self._left = [b for b in lives.buffers if b.part is not None and b.last.keys() != {b.part}]
-        self.held = cache(self._held)
-        self.run = cache(self._run)
 
     @property
     def buffers(self) -> Sequence[Buffer]:
@@ -177,7 +175,8 @@ class Planner:
         """Kinds and chunks of the actions."""
         return frozenset(r for r in self._parts if r is not None)
 
-    def _held(self, state: MicrobatchState) -> frozenset[Buffer]:
+    @remembered
+    def held(self, state: MicrobatchState) -> frozenset[Buffer]:
         """What a microbatch in this state holds."""
         done = {self._parts[r] for r in state}
         return frozenset(b for b in self._left if b.part in done and not b.last.keys() <= done)
@@ -202,7 +201,8 @@ class Planner:
                     ending.setdefault(last[part], []).append(buffer)
         return ending
 
-    def _run(self, work: ActionInState | None) -> MemoryRun:
+    @remembered
+    def run(self, work: ActionInState | None) -> MemoryRun:
         """The steps of a work, or of all outside of actions, each with what ends after it."""
         runs, before = work or ((), MicrobatchState())
         parts = [self._parts[r] for r in runs] if work else [None]

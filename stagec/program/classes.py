@@ -6,7 +6,7 @@ sizes depend on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -127,11 +127,12 @@ def rank_classes(module: Module) -> list[RankClass]:
     channels, loads, rows = _channels(graphs), Loads(module), StageRows(module)
     classes: list[RankClass] = []
     for graph in graphs:
-        indices = index_axes(module, graph)
-        _check_known(module, graph, {**known, **{index_name(a): 0 for a in indices}})
+        used = _symbols_in(graph)
+        indices = _index_axes(module, used)
+        _check_known(module, graph, used, {**known, **{index_name(a): 0 for a in indices}})
         shared: dict[tuple[int, ...], Templates] = {}
         apart = bool(loads) or any(map(crosses_pods, graph.body.walk()))
-        for coords in class_coordinates(module, graph):
+        for coords in _coordinates(module, graph, indices):
             given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
             inner = {index_name(a): i for a, i in coords.items() if a in indices}
             if isinstance(env, Watched):
@@ -145,8 +146,14 @@ def rank_classes(module: Module) -> list[RankClass]:
 
 def class_coordinates(module: Module, graph: Operation) -> Iterator[dict[str, int]]:
     """The coordinates that distinguish the classes of one graph; those of open axes do not."""
+    yield from _coordinates(module, graph, index_axes(module, graph))
+
+
+def _coordinates(
+    module: Module, graph: Operation, indices: Sequence[str]
+) -> Iterator[dict[str, int]]:
     env, axis, stages = module.env, graph.text("over"), stages_of(graph)
-    indices = [a for a in index_axes(module, graph) if a != axis and a in env]
+    indices = [a for a in indices if a != axis and a in env]
     names = ([axis] if stages else []) + indices
     values = ([stages] if stages else []) + [range(env[a]) for a in indices]
     for choice in product(*values):
@@ -155,10 +162,23 @@ def class_coordinates(module: Module, graph: Operation) -> Iterator[dict[str, in
 
 def index_axes(module: Module, graph: Operation) -> list[str]:
     """The axes whose coordinate a size of the graph depends on."""
-    used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
+    return _index_axes(module, _symbols_in(graph))
+
+
+def _index_axes(module: Module, used: Set[str]) -> list[str]:
     told_apart = Loads(module).axes(used)
     axes = module.mesh.axes if module.mesh else ()
     return [a for a in axes if index_name(a) in used or a in told_apart]
+
+
+def _symbols_in(graph: Operation) -> set[str]:
+    """The symbols of all sizes of a graph."""
+    used: set[str] = set()
+    for op in graph.body.walk():
+        for value in op.attrs.values():
+            if isinstance(value, Expr | tuple):
+                used |= _symbols(value)
+    return used
 
 
 def _symbols(value: Attr) -> frozenset[str]:
@@ -167,8 +187,7 @@ def _symbols(value: Attr) -> frozenset[str]:
     return value.symbols if isinstance(value, Expr) else frozenset()
 
 
-def _check_known(module: Module, graph: Operation, env: Mapping[str, int]) -> None:
-    used = {s for op in graph.body.walk() for v in op.attrs.values() for s in _symbols(v)}
+def _check_known(module: Module, graph: Operation, used: Set[str], env: Mapping[str, int]) -> None:
     missing = sorted(used - env.keys())
     if missing:
         raise module.no_value(missing, graph.loc)

@@ -39,6 +39,7 @@ from stagec.program.stamp import (
 from stagec.program.unroller import Unroller, handle_of
 from stagec.schedule.action import Action, Kind, RankActions, steps
 from stagec.schedule.attached import regions_of
+from stagec.support.remembered import remembered
 
 #: Templates by what they are known by: classes that run a graph with the same sizes share them.
 Templates = dict[Hashable, Template]
@@ -307,9 +308,9 @@ class _Stamps:
         self.known: dict[Hashable, Inputs] = {}
         self.owner = {value: seen for seen in regions for value in seen.results}
         self._of: dict[int, dict[Seen, Stamp]] = {}
-        self.makers = cache(self._makers_of)
 
-    def _makers_of(self, seen: Seen) -> tuple[Seen, ...]:
+    @remembered
+    def makers(self, seen: Seen) -> tuple[Seen, ...]:
         """The regions that make what a region takes."""
         return tuple(dict.fromkeys(self.owner[v] for v in seen.captured if v in self.owner))
 

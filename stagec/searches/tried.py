@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from stagec.ir_spec.strategy.axes import DATA_AXES
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.statement import Flag
+from stagec.jobs.legal import idle
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import OF_ONE_MESH
 from stagec.jobs.request.options import JobOptions
@@ -88,8 +89,10 @@ def _values(answer: Answer, flag: Flag) -> Iterable[Any]:
     match flag.name:
         case "schedule":
             return [name for name in SCHEDULES if name != job.schedule]
-        case "dp_replicate" | "dp_shard":
-            return doubled(2, answer.question.ranks // 2) if job.dp > 1 else ()
+        case "dp_replicate":
+            return doubled(2, job.dp)
+        case "dp_shard":  # over all of them it is plain data parallelism
+            return doubled(2, job.dp // 2)
         case MESH_ORDER.name:
             return _swapped([*mesh_axes(job)])
         case name if name == MICROBATCH:
@@ -105,7 +108,8 @@ def _swapped(axes: Sequence[str]) -> Iterator[str]:
 
 
 def _trial(answer: Answer, values: Mapping[str, Any]) -> _Trial | None:
-    """The best job with these values; None if the rules refuse it, or if the space has it."""
+    """The best job with these values; None if the rules refuse it, if they have no effect in it, or
+    if the space has it."""
     question, job = answer.question, _best(answer)
     base = question.base.changed(ranks=question.ranks)
     names = {*question.space.knobs, *values} - {*DATA_AXES, MICROBATCH}
@@ -117,7 +121,8 @@ def _trial(answer: Answer, values: Mapping[str, Any]) -> _Trial | None:
     jobs = listed(space, base, question.sizes, question.layers.total).jobs
     if not len(jobs) or answer.listed.jobs.has(jobs[0]):
         return None
-    return _Trial(values, jobs[0])
+    without_effect = idle(jobs[0], question.sizes) - idle(job, question.sizes)
+    return None if without_effect else _Trial(values, jobs[0])
 
 
 def _best(answer: Answer) -> JobOptions:

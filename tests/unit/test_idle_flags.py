@@ -8,6 +8,7 @@ import pytest
 
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.jobs.builder import JobBuilder
+from stagec.jobs.legal import idle
 from stagec.jobs.request.flags import OF_ONE_MESH
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
@@ -80,3 +81,21 @@ QUICK = [(LLAMA, "stages"), (MIXTRAL, "sequence")]
 )
 def test_a_flag_that_changes_nothing_is_said_to(model: str, job: str) -> None:
     assert silent(model, JOBS[job]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "without"),
+    [
+        ({"zero": 2, "ddp_bucket": 1 << 20}, {"zero": 1, "ddp_bucket": 1 << 20}),
+        ({"fuse_caches": True}, {"fuse_caches": True, "serve": "decode"}),
+        ({"fuse_caches": True}, {"fuse_products": True}),
+        ({"pp": 2, "tp": 2, "sp": True, "scatter_gather": True}, {"pp": 2, "tp": 2, "sp": True}),
+    ],
+)
+def test_what_is_idle_is_known_without_a_compile(
+    given: dict[str, Any], without: dict[str, Any]
+) -> None:
+    """So that a search does not try it."""
+    job = JobOptions(LLAMA).changed(dp=2)
+    assert idle(job.changed(**given), {})
+    assert not idle(job.changed(**without), {})

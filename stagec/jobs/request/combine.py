@@ -297,6 +297,8 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
         if not FLAGS[name].is_default(request[name]):
             reason = "with --zero 2 and 3, which reduce layer by layer"
             yield _warning(f"{flag(name)} has no effect {reason}")
+    if request["fuse_caches"] and not request.flags.get("serve"):
+        yield _warning("--fuse-caches has no effect without --serve: training has no caches")
     if request[MESH_ORDER.name] and in_usual_order(request.axes):
         yield _warning("--mesh-order has no effect: the axes of the mesh have this order without")
     if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():

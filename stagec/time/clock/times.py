@@ -129,7 +129,8 @@ class ClockedStep(Sequence["ClassTimes"]):
 
     @cached_property
     def _classes(self) -> list[ClassTimes]:
-        return [ClassTimes(self, nodes) for nodes in self.graph.classes]
+        ends, classes = self.ends, self.graph.classes
+        return [ClassTimes(self.ran, self.costs, n, ends[n.number]) for n in classes]
 
 
 class Wait(NamedTuple):
@@ -153,10 +154,9 @@ class ClassTimes:
     """When the nodes of a class run: one rank of it, which stands for all. Nodes are known by their
     numbers in the graph."""
 
-    def __init__(self, step: ClockedStep, nodes: ClassNodes) -> None:
-        self.step, self.nodes = step, nodes
+    def __init__(self, ran: _Ran, costs: NodeCosts, nodes: ClassNodes, end: int) -> None:
+        self._ran, self._all, self.nodes, self.end = ran, costs, nodes, end
         self.number, self.name = nodes.number, nodes.name
-        self.end = step.ends[nodes.number]
 
     def __len__(self) -> int:
         return len(self.nodes.prototype)
@@ -164,19 +164,19 @@ class ClassTimes:
     @property
     def start(self) -> Ints:
         """When its nodes start, in picoseconds."""
-        return self.step.ran.start[self.nodes.own]
+        return self._ran.start[self.nodes.own]
 
     @property
     def ends(self) -> Ints:
         """When they end."""
-        return self.step.ran.end[self.nodes.own]
+        return self._ran.end[self.nodes.own]
 
     @cached_property
     def costs(self) -> NodeCosts:
         """What its prototypes cost."""
         shift = self.nodes.shift
         prototypes = slice(shift, shift + len(self.nodes.prototypes))
-        return NodeCosts(*(column[prototypes] for column in self.step.costs))
+        return NodeCosts(*(column[prototypes] for column in self._all))
 
     @property
     def launch(self) -> Ints:
@@ -191,7 +191,7 @@ class ClassTimes:
     @property
     def causes(self) -> Indices:
         """The node of the graph that each waited for last, or -1."""
-        return self.step.ran.cause[self.nodes.own]
+        return self._ran.cause[self.nodes.own]
 
     def rows(self) -> Iterator[RanNode]:
         """Its nodes, each from when it would have started that takes what it costs to its end."""

@@ -1,0 +1,30 @@
+"""Methods that remember their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+Self = TypeVar("Self")
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+def remembered(
+    method: Callable[Concatenate[Self, Given], Answer],
+) -> Callable[Concatenate[Self, Given], Answer]:
+    """A method that keeps its answers in its object. With `functools.cache` on a bound
+    method the object would refer to itself, so that its memory would not come back before garbage
+    is looked for."""
+    where = f"_{method.__name__}_answers"
+
+    @wraps(method)
+    def answer(self: Self, /, *given: Given.args, **named: Given.kwargs) -> Answer:
+        known: dict[Any, Answer] = vars(self).setdefault(where, {})
+        key = given, *named.items()
+        if key not in known:
+            known[key] = method(self, *given, **named)
+        return known[key]
+
+    return answer
