@@ -69,7 +69,7 @@ class EmbeddingBag(_Bags):
         elif "bags" in op.attrs:
             bags, lookups = op.integers("bags"), rows.shape[-1].value
             if min(bags) < 1:
-                yield "expects bags of one lookup or more"
+                yield "expects bags of at least one lookup"
             if lookups is not None and lookups != sum(bags):
                 yield f"expects {sum(bags)} lookups, the sum of 'bags', found {lookups}"
 

@@ -168,7 +168,7 @@ def _graph_problems(nodes: Sequence[TraceNode]) -> Iterator[NodeProblem]:
         yield NodeProblem(None, "no-nodes", message, "give an idle rank one node of minimal work")
     elif all(node.data_deps or node.ctrl_deps for node in nodes):
         message = "expected a node without dependencies to start with, found none"
-        yield NodeProblem(None, "no-start", message, "drop the dependencies of the first node")
+        yield NodeProblem(None, "no-start", message, "remove the dependencies of the first node")
 
 
 def _cycle_problem(
@@ -184,7 +184,7 @@ def _cycle_problem(
     path = " waits for ".join(nodes[i].label for i in [*cycle, index])
     message = f"expected dependencies without a cycle, found {path}"
     return NodeProblem(
-        nodes[index].id, "dependency-cycle", message, "drop one of these dependencies"
+        nodes[index].id, "dependency-cycle", message, "remove one of these dependencies"
     )
 
 

@@ -187,7 +187,7 @@ def test_a_format_that_there_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("formats", "told"),
     [
-        ("(3,)", "brings 3 as a format"),
+        ("(3,)", "registers 3 as a format"),
         ("(Format(),)", "as a format"),
         ("(type('A', (Format,), {'name': 'chakra', 'suffix': 'x'})(),)", "two formats have"),
         ("(type('A', (Format,), {'name': 'a', 'suffix': '../x'})(),)", "as a format"),
@@ -318,7 +318,7 @@ def test_several_formats_have_a_folder_each(tmp_path: Path) -> None:
     assert "the format 'astra-sim' needs a machine" in stagec(*refused).err
     assert not (tmp_path / "neither").exists()
     over = stagec(*both[:-1], tmp_path / "one")
-    assert "holds a job already" in over.err
+    assert "has the files of a job" in over.err
 
 
 @pytest.mark.parametrize(

@@ -177,15 +177,18 @@ def _analysed(model: str, prefill: str, decode: str, prompt: int) -> dict[str, A
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--prefill", "tp=2"), "expects --prompt"),
-        (("--prompt", "16", "--prefill", "tq=2"), "no flag 'tq' of a strategy"),
-        (("--prompt", "16", "--prefill", "sp,foo"), "no flag 'foo' of a strategy"),
+        (("--prefill", "tp=2"), "needs --prompt"),
+        (("--prompt", "16", "--prefill", "tq=2"), "'tq' is not a flag of a strategy"),
+        (("--prompt", "16", "--prefill", "sp,foo"), "'foo' is not a flag of a strategy"),
         (("--prompt", "16", "--prefill", "tp=x"), "--prefill 'tp=x'"),
         (
             ("--prompt", "16", "--prefill", "microbatches=2", "--decode", "microbatches=3"),
             "2 micro",
         ),
-        (("--prompt", "16", "--prefill", "dp=4,tp=4", "--decode", "microbatches=4"), "has 3 on a"),
+        (
+            ("--prompt", "16", "--prefill", "dp=4,tp=4", "--decode", "microbatches=4"),
+            "has 3 elements per rank",
+        ),
         (("--prompt", "16", "--prefill", "tp=3"), "in the pod 'prefill'"),
         (("--prompt", "16", "--limit", "200KB"), "does not fit 200KB"),
         (("--prompt", "15", "--prefill", "tp=2,dp=3", "--decode", "tp=2,dp=2"), "3 parts, and 2"),
@@ -253,7 +256,7 @@ def test_times_and_memory_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--steps", "3"), "--steps writes steps of one server"),
+        (("--steps", "3"), "--steps compiles steps of one server"),
         (("--name", "manifest"), "'manifest' is not a valid name"),
     ],
 )

@@ -609,6 +609,23 @@ def test_reasons_add_up() -> None:
     assert limits(best, {}) == "computation 80%, bubble 20%"
 
 
+def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
+    """Rows name the file, and each file has its price."""
+    prices = {}
+    for base, price in (("h100-sxm", 2.5), ("b200", 6.0)):
+        file = tmp_path / base / "mine.toml"
+        file.parent.mkdir()
+        file.write_text(f'base = "{base}"\n')
+        prices[str(file)] = price
+    words = ("search", "llama3-8b", "--set", "L=2", "--batch", "2", "--ranks", "2", "--tp", "1")
+    words += ("--pp", "1", "--cp", "1", "--json", "--machine", ",".join(prices))
+    data = json.loads(stagec(*words, "--price", ",".join(map(str, prices.values()))).out)
+    assert [row["machine"] for row in data["searches"]] == [*prices]
+    for row in (*data["best"], *(each["best"] for each in data["searches"])):
+        hours = row["step_seconds"] * row["ranks"] / 3600
+        assert row["cost"] == pytest.approx(hours * prices[row["machine"]])
+
+
 def test_a_space_as_text(tmp_path: Path) -> None:
     """What --print-space prints can be given as --space, and is the same space."""
     printed = stagec(*SMALL, "--print-space").out
@@ -619,22 +636,22 @@ def test_a_space_as_text(tmp_path: Path) -> None:
     file.write_text('stg.space @s {\n  stg.vary[tpp, "1,2"]\n}\n')
     wrong = stagec(*SMALL[:9], "--space", file)
     assert wrong.code == 1
-    assert f"{file}:2:3: error: no flag 'tpp' to vary" in wrong.err
+    assert f"{file}:2:3: error: 'tpp' is not a flag that can vary" in wrong.err
     assert "did you mean 'tp'" in wrong.err
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (("--set", "B=16", "--machine", "h100-sxm"), "a search needs the number of ranks"),
-        (("--set", "B=16", "--ranks", "8"), "a search needs a machine"),
+        (("--set", "B=16", "--machine", "h100-sxm"), "the number of ranks is not given"),
+        (("--set", "B=16", "--ranks", "8"), "no machine is given"),
         (
             (
                 *("--set", "B=16", "--ranks", "8", "--machine", "h100-sxm"),
                 *("--microbatches", "1..1000000", "--fsdp-prefetch", "1..64", "--tp", "1..1000000"),
                 *("--pp", "1..1000000", "--recompute-every", "1..1000000"),
             ),
-            "points: to list them takes about",
+            "points, which take about",
         ),
         (
             (*("--set", "B=16", "--ranks", "8"), *("--machine", "h100-sxm", "--schedule", "1fb1")),
@@ -651,15 +668,15 @@ def test_bad_questions(more: tuple[str, ...], told: str) -> None:
 def test_what_rules_refuse_is_told_with_its_numbers() -> None:
     """One line for a rule; where a number is the same in all its messages, it is known."""
     messages = {
-        "1f1b has 1 chunk per rank, 4 given": 2,
-        "1f1b has 1 chunk per rank, 8 given": 3,
-        "32 layers do not fill 64 parts (64 stages of 1)": 1,
+        "1f1b has 1 chunk per rank, found 4": 2,
+        "1f1b has 1 chunk per rank, found 8": 3,
+        "32 layers are too few for 64 parts (64 stages of 1)": 1,
         "no experts": 5,
     }
     parts = {f"{n:,} rows over 8 ranks": 1 for n in (12, 9, 1000, 30)}
     assert told_as_one(messages | parts) == {
-        "1f1b has 1 chunk per rank, 4 or 8 given": 5,
-        "32 layers do not fill 64 parts (64 stages of 1)": 1,
+        "1f1b has 1 chunk per rank, found 4 or 8": 5,
+        "32 layers are too few for 64 parts (64 stages of 1)": 1,
         "no experts": 5,
         "9 to 1,000 rows over 8 ranks": 4,
     }
@@ -679,14 +696,14 @@ def test_an_empty_space_is_told() -> None:
     """Nothing is legal: three ranks over two tensor-parallel ones."""
     found = stagec(*SMALL, "--tp", "3", "--ranks", "8")
     assert found.code == 1
-    assert "no strategy of this space is left" in found.err
+    assert "no strategy of the space can be compiled within the limits" in found.err
 
 
 def test_what_does_not_fit_is_told_with_what_is_nearest() -> None:
     words = (*SMALL, "--tp", "2", "--pp", "1", "--zero", "3", "--limit", "1GiB")
     found = stagec(*words)
     assert found.code == 1
-    assert "error: no strategy of this space fits: '--dp 4 --tp 2 --sp --zero 3" in found.err
+    assert "error: no strategy of the space fits: '--dp 4 --tp 2 --sp --zero 3" in found.err
     near = json.loads(stagec(*words, "--json").out)["nearest"]
     assert near["memory_at_least"] > near["room"] == 2**30
 
@@ -843,8 +860,8 @@ def test_job_file_gives_what_flags_would(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('strategy_file = "s.stg"', "has 'strategy_file', and a search varies flags"),
-        ('mesh = "dp=16"', "has 'mesh', and a search varies flags"),
+        ('strategy_file = "s.stg"', "has 'strategy_file', but a search varies flags"),
+        ('mesh = "dp=16"', "has 'mesh', but a search varies flags"),
     ],
 )
 def test_job_file_that_flags_cannot_say(tmp_path: Path, line: str, message: str) -> None:

@@ -194,6 +194,22 @@ def test_pools_may_be_on_machines_that_are_unlike() -> None:
         assert row["cost"] == pytest.approx(hourly / 3600 / row["tokens_per_second"] * 1e6)
 
 
+def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
+    prices = {}
+    for base, price in (("h100-sxm", 2.0), ("h200", 3.0)):
+        file = tmp_path / base / "mine.toml"
+        file.parent.mkdir()
+        file.write_text(f'base = "{base}"\n')
+        prices[str(file)] = price
+    data = found(machine=[*prices], price=tuple(prices.values()), tp=1, top=50)
+    pools = [row[p] for row in data["best"] for p in ("prefill", "decode") if row[p] is not None]
+    assert {pool["machine"] for pool in pools} == {*prices}
+    for row in data["best"]:
+        mine = [row[p] for p in ("prefill", "decode") if row[p] is not None]
+        hourly = sum(p["ranks"] * p["replicas"] * prices[p["machine"]] for p in mine)
+        assert row["cost"] == pytest.approx(hourly / 3600 / row["tokens_per_second"] * 1e6)
+
+
 @pytest.mark.long
 def test_stacks_and_formats_of_weights_are_searched() -> None:
     about = {"stack": "vllm,sglang", "weight_dtype": ("bf16", "fp8"), "batch": (4,), "tp": 1}
@@ -272,7 +288,7 @@ def test_a_limit_of_memory_holds_over_time() -> None:
 @LONG
 def test_why_a_server_does_not_run_over_time_is_said() -> None:
     rows = found(ranks=2, pp=2, tp=1, batch=(4,), verify=1)["best"]
-    assert rows[0]["over_time"]["refused"] == "requests over time have no pipeline stages yet"
+    assert rows[0]["over_time"]["refused"] == "requests over time do not support --pp yet"
 
 
 # -- launch files ----------------------------------------------------------------------------------
@@ -384,20 +400,29 @@ def test_launch_files_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "a search needs a machine"),
-        (("--machine", "h100-sxm", "--tpot", "1us"), "no server is within the limits"),
-        (("--machine", "h100-sxm", "--objective", "time"), "--objective time is about one step"),
-        (("--machine", "h100-sxm", "--step", "decode=1x1"), "--step is not for --serve server"),
-        (("--machine", "h100-sxm", "--no-levers"), "--no-levers is not for --serve server"),
+        ((), "no machine is given"),
+        (("--machine", "h100-sxm", "--tpot", "1us"), "no server meets the limits"),
+        (
+            ("--machine", "h100-sxm", "--objective", "time"),
+            "--objective time is an objective of one step",
+        ),
+        (
+            ("--machine", "h100-sxm", "--step", "decode=1x1"),
+            "--step cannot be used with --serve server",
+        ),
+        (
+            ("--machine", "h100-sxm", "--no-levers"),
+            "--no-levers cannot be used with --serve server",
+        ),
         (("--machine", "h100-sxm", "--emit-run", "tgi"), "'tgi' is not one of vllm"),
         (
             ("--machine", "h100-sxm", "--emit-run", "vllm", "--speculative", "2"),
-            "--emit-run writes no drafts",
+            "--emit-run does not support drafts",
         ),
-        (("--machine", "h100-sxm", "--accepted", "2"), "about the drafts of a step of decode"),
-        (("--machine", "h100-sxm", "--part", "encoder=e: dp=1"), "has no encoder"),
+        (("--machine", "h100-sxm", "--accepted", "2"), "needs drafts, which this step"),
+        (("--machine", "h100-sxm", "--part", "encoder=e: dp=1"), "have no encoder"),
         (("--machine", "h100-sxm", "--emit-run", "vllm="), "expects a folder"),
-        (("--machine", "h100-sxm", "--price", "1,2"), "--price has 2 prices"),
+        (("--machine", "h100-sxm", "--price", "1,2"), "--price gives 2 prices"),
         (("--machine", "h100-sxm", "--stack", "vlm"), "no stack 'vlm'"),
     ],
 )

@@ -112,9 +112,9 @@ def _device(text: str) -> Limit:
 
 
 def _taken(match: re.Match[str], size: int) -> str:
-    """A remark on the unit; none for plain bytes."""
+    """A remark on the unit; none for plain bytes, if they are a megabyte or more."""
     if match[2] is None:
-        return ""
+        return f"'{match[0]}' is taken as bytes: write {match[0]}GiB" if size < 1 << 20 else ""
     exact = f"{match[1]}{match[2]}iB"
     return (
         f"'{match[0]}' is taken as {exact}, {size:,} bytes, as the makers of devices count memory; "

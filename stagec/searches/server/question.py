@@ -33,14 +33,14 @@ from stagec.support.diagnostics import error
 
 #: Options of other searches, which a server has not.
 _OTHERS = {
-    "step": "steps follow from --prompt, --output-tokens and --chunk",
-    "draft": "--speculative K alone has the drafts of the model's own modules",
-    "part": "a step that prefills and decodes has no encoder",
-    "pareto": "the front of tokens/s per rank and per user is part of the answer",
+    "step": "the steps follow from --prompt, --output-tokens and --chunk",
+    "draft": "give --speculative K, which uses the draft modules of the model",
+    "part": "steps with prefill and decode have no encoder",
+    "pareto": "the answer has the Pareto front of tokens/s per rank and per user",
     "seed_from": "a preset is one step",
     "exhaustive": "all workers are evaluated",
     "neighbours": "all workers are evaluated",
-    "sensitivity": "it is about one step",
+    "sensitivity": "it is for one step",
     "scheduler": "workers are timed on this machine; --jobs says by how many processes",
 }
 #: Servers that run over time where nothing says how many.
@@ -54,8 +54,8 @@ _COPIES = "copies of a smaller worker"
 class ServerQuestion:
     """Servers of a model on each of `ranks`: workers are `tasks`, of which the rules left out those
     that are `refused`, by their message. `layers` are those of the model, which may have `experts`;
-    `prices` the cost per rank and hour of each machine; `run` is the engine whose launch files are
-    wanted. So many of the best are `verified` over time."""
+    `run` is the engine whose launch files are wanted. So many of the best are `verified` over
+    time."""
 
     model: JobOptions
     load: ServerLoad
@@ -64,7 +64,6 @@ class ServerQuestion:
     tasks: Sequence[WorkerTask]
     objective: str
     wanted: int
-    prices: Mapping[str, float | None]
     points: int
     experts: bool = False
     run: EngineRun | None = None
@@ -93,7 +92,7 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
     load = ServerLoad(given["prompt"], given["output_tokens"], *about)
     if drafts:
         session.remark(
-            "drafts need steps that only decode, so other ranks prefill in all of these servers"
+            "steps with drafts only decode, so all these servers have separate ranks for prefill"
         )
     question = ServerQuestion(
         plain,
@@ -103,7 +102,6 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
         [],
         given["objective"] or OBJECTIVES[0],
         given["top"],
-        prices_of(machines, given["price"]),
         0,
         EXPERTS in known,
         given["emit_run"],
@@ -117,21 +115,22 @@ def _check(given: Mapping[str, Any]) -> None:
     for name, why in _OTHERS.items():
         if given[name]:
             raise error(
-                f"--{name.replace('_', '-')} is not for --serve {SERVER}: {why}",
+                f"--{name.replace('_', '-')} cannot be used with --serve {SERVER}: {why}",
                 remedy="leave it out",
             )
     if not given["levers"]:
         raise error(
-            f"--no-levers is not for --serve {SERVER}: it tries none", remedy="leave it out"
+            f"--no-levers cannot be used with --serve {SERVER}, which tries no levers",
+            remedy="leave it out",
         )
     if given["speculative"] and given["emit_run"] is not None:
         raise error(
-            "--emit-run writes no drafts",
-            remedy="leave out --emit-run, or --speculative",
+            "--emit-run does not support drafts",
+            remedy="leave out --emit-run or --speculative",
         )
     needed = {
-        "machine": ("a search needs a machine", "add --machine h100-sxm, for example"),
-        "ranks": ("a search needs the number of ranks", "add --ranks 8, for example"),
+        "machine": ("no machine is given", "add --machine h100-sxm, for example"),
+        "ranks": ("the number of ranks is not given", "add --ranks 8, for example"),
         "prompt": (
             f"--serve {SERVER} needs --prompt, the tokens of a request",
             "add --prompt 2048, for example",
@@ -142,7 +141,8 @@ def _check(given: Mapping[str, Any]) -> None:
             raise error(what, remedy=remedy)
     if given["objective"] not in (None, *OBJECTIVES):
         raise error(
-            f"--objective {given['objective']} is about one step",
+            f"--objective {given['objective']} is an objective of one step, not of --serve "
+            f"{SERVER}",
             remedy=f"give {' or '.join(OBJECTIVES)}",
         )
 
@@ -164,7 +164,7 @@ def _with_tasks(
     refused, points = Counter[str](), 0
     limit = given["limit"] or Limit(AT_HAND, 0)
     most = max(question.ranks)
-    for machine in machines:
+    for machine, price in zip(machines, prices_of(machines, given["price"]), strict=True):
         for stack in _stacks(given["stack"]):
             base = on_machine(question.model.changed(stack=stack), machine)
             for ranks in doubled(1, most):
@@ -179,7 +179,7 @@ def _with_tasks(
                 lacks = [_lacks(question, job) for job in single]
                 refused.update(filter(None, lacks))
                 jobs = [job for job, why in zip(single, lacks, strict=True) if not why]
-                about = limit, question.load, budgets, given["batch"]
+                about = limit, question.load, budgets, given["batch"], price
                 tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in jobs)
     return replace(question, tasks=tasks, refused=+refused, points=points)
 
