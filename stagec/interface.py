@@ -193,7 +193,7 @@ class Job:
         `route` and `max_batch`. Raises `DiagnosticError`, `OSError`."""
         load = {"requests": requests, "rate": rate, "concurrency": concurrency}
         if all(value is None for value in (*load.values(), batch_of)):
-            raise error("nothing says when requests arrive", remedy="give rate=4, for example")
+            raise error("no arrivals of requests are given", remedy="give rate=4, for example")
         drawn = {"batch_of": batch_of, "lengths": lengths, "count": count, "seed": seed}
         server = {"replicas": replicas, "output_tokens": output_tokens, "ttft": ttft, "tpot": tpot}
         asked_for = {**load, **drawn, **server, **how}
@@ -208,7 +208,7 @@ class Job:
         with asked(depth=5) as session, seldom_collected():
             if question not in QUESTIONS:
                 names = ", ".join(QUESTIONS)
-                raise error(f"no question '{question}' of a job", remedy=f"ask for one of: {names}")
+                raise error(f"unknown question '{question}'", remedy=f"ask for one of: {names}")
             asks = question_of(question)
             given, _ = values_of(asks.options, how)
             on = None if machine is None else _machine(machine, session)
@@ -222,8 +222,8 @@ class Job:
         with asked() as session, seldom_collected():
             if not isinstance(how.get("machine"), str | Path | None):
                 raise error(
-                    "machine: a compile takes the name or the file of one",
-                    remedy='give "h100-sxm", which manifests can name',
+                    "machine: 'compile' takes a name or a file, found a Machine",
+                    remedy='give a name such as "h100-sxm", which manifests record',
                 )
             given, _ = values_of(COMPILE, {"output": folder, **how, "quiet": True})
             return compile_job(
@@ -280,7 +280,10 @@ def time_step(
     one step. Raises `DiagnosticError`."""
     answer = job(model, strategy, **flags).time(machine, overlap=overlap, levers=levers)
     if not isinstance(answer, StepAnswer):
-        raise error("time_step: the job has two steps", remedy="use stagec.job(...).time(machine)")
+        raise error(
+            "time_step: the job has two steps, expected one",
+            remedy="use stagec.job(...).time(machine)",
+        )
     return answer
 
 
@@ -373,7 +376,8 @@ def _sweep(
     with asked(depth=5) as session:
         if not isinstance(cast("object", over), Mapping):
             raise error(
-                f"over: expects a dictionary, found {over!r:.60}", remedy='as in {"tp": [1, 2]}'
+                f"over: expected a dictionary, found {over!r:.60}",
+                remedy='write over={"tp": [1, 2]}',
             )
         axes = [axis_of(name, values) for name, values in over.items()]
         on = None if machine is None else _machine(machine, session)

@@ -147,7 +147,7 @@ class FlashAttention(_Flash):
             return None
         if not op.flag("causal"):
             raise error(
-                "attention without a causal mask sees tokens that are not there yet",
+                "attention without a causal mask reads later tokens, which do not exist yet",
                 op.loc,
                 remedy="serve a causal model",
             )

@@ -77,11 +77,11 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
         yield f"expects q and kv, or q, k and v{rest}"
     elif packed and op.operands[before].tensor.shape[1] != 2:
         kv = op.operands[before].type
-        yield f"dimension 1 of kv holds keys and values, so it must be 2: {kv}"
+        yield f"dimension 1 of kv holds keys and values, expected a size of 2: {kv}"
     if "ring" in op.attrs and (whole := [p.name for p in WHOLE if p.name in op.attrs]):
         yield (
-            f"passes keys and values round a ring, which takes no {' and no '.join(whole)}: "
-            "expected stg.gather or stg.exchange"
+            f"is ring attention, which does not support {' or '.join(whole)}: expected stg.gather "
+            "or stg.exchange"
         )
     yield from misfits_of_mask(op)
     if found in (1, 2):

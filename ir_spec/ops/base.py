@@ -48,7 +48,7 @@ def dimension(op: Operation, x: Value, default: int, most: int) -> int:
     dim = op.integer("dim", default)
     if not 0 <= dim < most:
         raise error(
-            f"'{op.name}' works along dimension {dim}, which %{x.name} does not have: {x.type}",
+            f"'{op.name}' works along dimension {dim}, but %{x.name} is {x.type}",
             op.loc,
             remedy=f"choose dim from 0 to {most - 1}",
         )

@@ -103,7 +103,7 @@ class CausalConv(_Conv):
         if len(op.operands) > 3 + (b == "bz" or op.flag("state")):
             yield f"expects x, w and a bias, found {len(op.operands)} operands"
         elif op.operands[0].tensor.rank < len(c) + 2:
-            yield f"expects x with batch, sequence and the channels of w: {op.operands[0].type}"
+            yield f"expects x as [batch, sequence, channels of w], found {op.operands[0].type}"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """The last K inputs are kept, in the element type of the inputs."""

@@ -55,12 +55,12 @@ class Movement(OpDef):
             return [self.move(op, i, v.tensor) for i, v in enumerate(op.operands)]
         except ValueError as e:
             raise error(
-                f"'{op.name}' {e}", op.loc, remedy="give it an operand that is placed so"
+                f"'{op.name}' {e}", op.loc, remedy="give it an operand with this placement"
             ) from None
 
     def verify(self, op: Operation) -> Iterator[str]:
         if len(op.results) != len(op.operands):
-            yield f"moves {len(op.operands)} values, so it has as many results"
+            yield f"expects one result for each of its {len(op.operands)} values"
             return
         for i, (value, result) in enumerate(zip(op.operands, op.results, strict=True)):
             try:
@@ -112,9 +112,7 @@ def operand_dim(op: Operation, index: int) -> int:
     value = op.attrs["dim"]
     items = value if isinstance(value, tuple) else (value,)
     if len(items) not in (1, len(op.operands)):
-        raise ValueError(
-            f"moves {len(op.operands)} values, but 'dim' gives {len(items)} dimensions"
-        )
+        raise ValueError(f"moves {len(op.operands)} values, but 'dim' has {len(items)} dimensions")
     item = items[index if len(items) > 1 else 0]
     return _in_range(op, index, int(item.value or 0) if isinstance(item, Expr) else 0)
 
@@ -122,7 +120,7 @@ def operand_dim(op: Operation, index: int) -> int:
 def _in_range(op: Operation, index: int, dim: int) -> int:
     value = op.operands[index]
     if not 0 <= dim < value.tensor.rank:
-        raise ValueError(f"moves dimension {dim}, which %{value.name} does not have: {value.type}")
+        raise ValueError(f"moves dimension {dim}, but %{value.name} is {value.type}")
     return dim
 
 
@@ -177,9 +175,9 @@ class CopyIn(OpDef):
 
     def verify(self, op: Operation) -> Iterator[str]:
         if ("sizes" in op.attrs) != ("dim" in op.attrs):
-            yield "states 'dim' and 'sizes' of what is filled up, or neither"
+            yield "expects 'dim' and 'sizes' together, for dimensions that are padded"
         elif "sizes" in op.attrs and len(op.exprs("sizes")) != len(op.operands):
-            yield f"copies {len(op.operands)} values, so it has as many 'sizes'"
+            yield f"expects one of 'sizes' for each of its {len(op.operands)} values"
 
     def _copied(self, op: Operation, index: int, whole: TensorType) -> TensorType:
         if "sizes" in op.attrs:
@@ -390,7 +388,8 @@ def _moves(op: Operation, index: int) -> list[tuple[tuple[str, ...], int, int]]:
         return [(over, _in_range(op, index, sources[0]), _in_range(op, index, dims[0]))]
     if len(op.operands) > 1 or not len(sources) == len(dims) == len(over):
         raise ValueError(
-            "gives 'from' and 'dim' once, for each operand, or for each axis of one operand"
+            "has 'from' and 'dim' of another length, expected one for each operand, or for each "
+            "axis of one operand"
         )
     moves = [
         (tuple(axis for axis, _, _ in axes), _in_range(op, index, s), _in_range(op, index, d))

@@ -371,7 +371,7 @@ class Cast(Elementwise):
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.text("to") not in FLOATS | {"i8"}:
-            yield f"casts to a floating-point type or i8, found {op.text('to')}"
+            yield f"casts only to floating-point types and i8, found {op.text('to')}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         to = op.operands[0].tensor.dtype
@@ -424,9 +424,9 @@ class Quantize(Cast):
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.text("to") not in QUANTIZED:
-            yield f"casts to {' or '.join(sorted(QUANTIZED))}, found {op.text('to')}"
+            yield f"casts only to {' or '.join(sorted(QUANTIZED))}, found {op.text('to')}"
         if op.flag("hadamard") and op.text("to") != HADAMARD:
-            yield f"'hadamard' is about casts to {HADAMARD}, found {op.text('to')}"
+            yield f"'hadamard' needs a cast to {HADAMARD}, found {op.text('to')}"
 
 
 def _summed(value: Value) -> Iterator[tuple[int, ...]]:

@@ -44,7 +44,7 @@ class Max(OpDef):
     def verify(self, op: Operation) -> Iterator[str]:
         yield from whole_dimensions(op)
         if not self.rule(op).contracted(0):
-            yield f"expects a rule that leaves a dimension out, found '{op.text('spec')}'"
+            yield f"expects a rule that reduces a dimension, found '{op.text('spec')}'"
         if "to" in op.attrs and op.text("to") not in FLOATS:
             yield f"'to' expects a floating-point type, found {op.text('to')}"
 
@@ -140,9 +140,9 @@ class ArgMax(OpDef):
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         if any(g is not None for g in grads):
             raise error(
-                f"the maximum that '{op.name}' gives has no gradient",
+                f"'{op.name}' has no gradient for its maximum",
                 op.loc,
-                remedy='take stg.max["...v->..."] for a maximum on the path to the loss',
+                remedy='use stg.max["...v->..."] for a maximum on the path to the loss',
             )
         return [None]
 

@@ -41,7 +41,7 @@ class _Opened(OpDef):
 
     def infer(self, op: Operation) -> list[Type]:
         raise error(
-            f"'{op.name}' has not been opened", op.loc, remedy="run the pass 'inline' before"
+            f"'{op.name}' has not been inlined", op.loc, remedy="run the pass 'inline' first"
         )
 
 

@@ -54,7 +54,7 @@ class Gated(OpDef):
     def verify(self, op: Operation) -> Iterator[str]:
         shape = op.operands[0].tensor.shape
         if len(shape) < 2 or shape[1] != 2:
-            yield f"dimension 1 holds gate and up, so it must be 2: {op.operands[0].type}"
+            yield f"dimension 1 holds gate and up, expected a size of 2: {op.operands[0].type}"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n.values()) / n["z"] * (self.curve(op).cost + 1 + self.more(op))

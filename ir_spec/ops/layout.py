@@ -63,7 +63,7 @@ class Reshape(OpDef):
             yield "expects one size for each of 'factors'"
         (left,), (right,) = parse_rule(op.text("spec"))
         if [f for g in left for f in g] != [f for g in right for f in g]:
-            yield f"keeps the order of the factors, found '{op.text('spec')}'"
+            yield f"expects the factors in the same order, found '{op.text('spec')}'"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         _, (right,) = parse_rule(op.text("spec"))
@@ -100,7 +100,7 @@ class Permute(OpDef):
         yield from whole_dimensions(op)
         rule = self.rule(op)
         if rule.contracted(0):
-            yield f"keeps all dimensions, found '{op.text('spec')}'; stg.sum and stg.max reduce"
+            yield f"expects all dimensions kept, found '{op.text('spec')}'; see stg.sum and stg.max"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, grads, {"spec": backwards(op)}, by="stg.permute")
@@ -138,16 +138,16 @@ class Unbind(OpDef):
         packed, count = text[:d] + "z" + text[d:], op.integer("count")
         if not 0 < count <= MAX_RESULTS:
             raise error(
-                f"'{op.name}' gives 1 to {MAX_RESULTS:,} parts, found count = {count}",
+                f"'{op.name}' has 1 to {MAX_RESULTS:,} parts, found count = {count}",
                 op.loc,
-                remedy="count is the size of the dimension",
+                remedy="give the size of the dimension as count",
             )
         return make_rule(f"{packed}->" + ",".join([text] * count), whole="z", linear=[0])
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.shape[op.integer("dim")] != op.integer("count"):
             found = op.operands[0].type
-            yield f"dimension {op.integer('dim')} must be {op.integer('count')}: {found}"
+            yield f"expects {op.integer('count')} as dimension {op.integer('dim')}, found {found}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, all_present(op, grads), by="stg.pack")
@@ -196,9 +196,9 @@ def all_present(op: Operation, grads: Sequence[Value | None]) -> list[Value]:
     for result, grad in zip(op.results, grads, strict=True):
         if grad is None:
             raise error(
-                f"'{op.name}' has no gradient for %{result.name}: it does not influence the loss",
+                f"'{op.name}' has no gradient, because %{result.name} does not influence the loss",
                 op.loc,
-                remedy=f"use all results of {op.name}, or make the operand without that part",
+                remedy=f"use all results of {op.name}, or remove that part from its operand",
             )
     return [g for g in grads if g is not None]
 
@@ -266,7 +266,7 @@ class Copy(OpDef):
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.memory == op.text("to"):
-            yield f"copies to the {op.text('to')}, where %{op.operands[0].name} is already"
+            yield f"copies to {op.text('to')} memory, but %{op.operands[0].name} is already there"
         share = op.expr("share") if "share" in op.attrs else None
         if share is not None and (op.text("to") != "host" or not 0 < fraction(share) < 1):
             yield f"expects 'share' between 0 and 1 of a copy to the host, found {share}"

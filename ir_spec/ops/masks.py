@@ -57,7 +57,7 @@ def misfits_of_mask(op: Operation) -> Iterator[str]:
     if len(given) > 1:
         yield f"expects one of {', '.join(_CHOICES)}, found {' and '.join(given)}"
     if "prefix" in op.attrs and not op.flag("causal"):
-        yield "expects 'causal' with 'prefix': without it every query sees all keys"
+        yield "expects 'causal' with 'prefix', since without a mask every query sees all keys"
     for name in given:
         for value in _numbers(op, name) if name != "selected" else ():
             if value.value is not None and value.value < 1:
@@ -75,8 +75,8 @@ def misfits_of_documents(op: Operation, rows: Expr, columns: Expr) -> Iterator[s
         found = f"{columns} keys" if same(total(lengths), rows) else f"{total(lengths)} in all"
         rest = expand(rows - total(lengths[:-1]))
         yield (
-            f"expects documents that are the {rows} queries and keys, found {found}: "
-            f"expected {rest} as the last one"
+            f"expects documents for the {rows} queries and keys, found {found}: expected {rest} "
+            "as the last dimension"
         )
 
 

@@ -192,7 +192,7 @@ class Dispatch(OpDef):
     def verify(self, op: Operation) -> Iterator[str]:
         count = op.expr("count")
         if "load_from" in op.attrs and count.symbol_name is None:
-            yield f"expects a name for the number of experts that have loads, found {count}"
+            yield f"expects a symbol for the number of experts with loads, found {count}"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") if len(op.operands) == 3 else const(0)

@@ -77,9 +77,9 @@ class RowOp(OpDef):
         """Its operands, if it computes its statistics itself. Raises `DiagnosticError`."""
         if self.given(op):
             raise error(
-                f"'{op.name}' has no gradient if it is given its statistics",
+                f"'{op.name}' has no gradient when its statistics are operands",
                 op.loc,
-                remedy="leave them out: it computes them itself",
+                remedy="leave the statistics out: the op computes them itself",
             )
         return op.operands
 
@@ -168,16 +168,17 @@ class WithVectors(RowOp):
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.flag("zero_centered") and not self.vectors(op):
-            yield "has no scale that could be zero-centered"
+            yield "expects a scale with 'zero_centered'"
 
     def rule(self, op: Operation) -> Rule:
         least = len(self.sides(op)[0])
         if len(op.operands) not in (least, least + self.sums):
             raise error(
                 f"'{op.name}' expects {least} operands with affine = {op.text('affine')}, or "
-                f"{self.sums} statistics of its rows more, found {len(op.operands)}",
+                f"{self.sums} more for the statistics of rows, found {len(op.operands)}",
                 op.loc,
-                remedy="give the vectors that 'affine' states: full, scale or none",
+                remedy="give the vectors of 'affine': weight and bias for full, weight for "
+                "scale, nothing for none",
             )
         return super().rule(op)
 
@@ -397,7 +398,7 @@ class Softmax(RowOp):
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
         if op.flag("causal") and self.given(op):
-            yield "computes its statistics itself if it is causal"
+            yield "takes no statistics if it is causal: it computes them itself"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         if not op.flag("causal"):

@@ -46,10 +46,10 @@ class PodOp(OpDef):
             if op.integer(name, 1) < 1:
                 yield f"'{name}' expects a positive integer, found {op.integer(name)}"
         if op.integer("ways") % max(1, op.integer("turns", 1)):
-            yield f"expects ways that are a multiple of 'turns', found {op.integer('ways')}"
+            yield f"expects 'ways' to be a multiple of 'turns', found {op.integer('ways')}"
         type_, dim = end_type(op), op.integer("dim", 0)
         if ("rows" in op.attrs) != ("dim" in op.attrs) or not 0 <= dim < max(1, type_.rank):
-            yield f"'rows' and 'dim' stand together, a dimension of {type_}"
+            yield f"expects 'rows' and 'dim' together, and 'dim' to be a dimension of {type_}"
 
 
 def message_bytes(op: Operation) -> Expr:

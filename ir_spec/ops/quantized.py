@@ -128,12 +128,12 @@ class ScaledEinsum(OpDef):
     def verify(self, op: Operation) -> Iterator[str]:
         shapes, results = parse_rule(op.text("spec"))
         if not 3 <= len(shapes) <= 4 or len(results) != 1:
-            yield "expects the rule of a product with scales, and zero points where there are any"
+            yield "expects the rule of a product with scales and, if they are operands, zero points"
             return
         have = {f for group in shapes[1] for f in group}
         for shape in shapes[2:]:
             if lost := sorted({f for group in shape for f in group} - have):
-                yield f"factor '{lost[0]}' of the scales is not one of the weight"
+                yield f"factor '{lost[0]}' of the scales is not a factor of the weight"
         for dtype, known in (
             (op.operands[0].tensor.dtype, FLOATS | {"i8"}),
             (op.text("to", "f32"), FLOATS),

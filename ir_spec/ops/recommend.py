@@ -69,7 +69,7 @@ class EmbeddingBag(_Bags):
         elif "bags" in op.attrs:
             bags, found = op.integers("bags"), rows.shape[-1].value
             if min(bags) < 1:
-                yield "expects bags of one lookup or more"
+                yield "expects bags of at least one lookup"
             if found is not None and found != sum(bags):
                 yield f"expects {sum(bags)} lookups, the sum of 'bags', found {found}"
 

@@ -69,10 +69,10 @@ class RotaryEmbedding(OpDef):
         elif len(op.operands) == 2:
             axes = op.operands[1].tensor.shape[1].value
             if axes != len(op.exprs("sections")):
-                yield f"expects 'sections' of {axes} axes, as the positions have"
+                yield f"expects 'sections' for {axes} axes, as many as the positions have"
         scaled = [p.name for p in SCALING[1:] if p.name in op.attrs]
         if scaled and "scaling" not in op.attrs:
-            yield f"has {', '.join(scaled)}, expected 'scaling' too"
+            yield f"expects 'scaling' with {', '.join(scaled)}"
         else:
             yield from wrong_lists(op)
 

@@ -82,10 +82,10 @@ def wrong_lists(op: Operation) -> Iterator[str]:
     given_factors = [name for name in ("short", "long") if name in op.attrs]
     if op.text("scaling") != "longrope":
         if given_factors:
-            yield f"has {' and '.join(given_factors)}, expected 'scaling = longrope' too"
+            yield f"expects 'scaling = longrope' with {' and '.join(given_factors)}"
         return
     if len(given_factors) < 2:
-        yield "expects 'short' and 'long', a number for each pair"
+        yield "expects 'short' and 'long', each with a number for each pair"
         return
     rotated = op.attrs.get("first", op.attrs.get("last", op.operands[0].tensor.shape[-1]))
     pairs = (rotated / const(2)).value if isinstance(rotated, Expr) else None

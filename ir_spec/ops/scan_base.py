@@ -234,7 +234,7 @@ class Scan(ScanOp):
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.flag("state") and len(op.operands) == len(self.inputs):
-            yield f"expects with 'state' the one before the first token, behind {self.inputs[-1]}"
+            yield f"expects with 'state' the state before the first token, after {self.inputs[-1]}"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """The state behind the tokens before is kept, in fp32."""

@@ -252,7 +252,7 @@ class Cut(OpDef):
     def verify(self, op: Operation) -> Iterator[str]:
         whole, total = op.operands[0].tensor.shape[_joint(op)], sum(self._sizes(op), ZERO)
         if not same(whole, total):
-            yield f"expects parts that make up {whole}, found {total}"
+            yield f"expects parts that add up to {whole}, found {total}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, all_present(op, grads), by="stg.concat")

@@ -53,9 +53,9 @@ class CarryStates(OpDef):
     def verify(self, op: Operation) -> Iterator[str]:
         (states, keeps), _ = parse_rule(op.text("spec"))
         if any(("z",) not in shape for shape in (states, keeps)):
-            yield f"goes from part to part along 'z', found '{op.text('spec')}'"
+            yield f"expects a rule along 'z', found '{op.text('spec')}'"
         elif op.results[0].tensor.shape != op.operands[0].tensor.shape:
-            yield f"a step keeps the shape of a state, found '{op.text('spec')}'"
+            yield f"expects a rule that keeps the shape of the state, found '{op.text('spec')}'"
         elif op.flag("state") and op.flag("reverse"):
             yield "expects 'state' or 'reverse', found both"
 

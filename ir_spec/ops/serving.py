@@ -72,7 +72,7 @@ class Append(OpDef):
         cache, new = (v.tensor for v in op.operands)
         d = op.integer("dim", 1)
         if not 0 <= d < cache.rank:
-            yield f"works along dimension {d}, which {cache} does not have"
+            yield f"works along dimension {d}, but the cache is {cache}"
         if cache.dtype != new.dtype:
             yield f"expects rows of {cache.dtype}, as the cache has, found {new}"
 

@@ -59,7 +59,7 @@ class ModuleOp(Declaration):
     def verify(self, op: Operation) -> Iterator[str]:
         named = op.names("sequences")
         if len(set(named)) < len(named):
-            yield "'sequences' names a dimension twice"
+            yield "'sequences' has a dimension twice"
 
 
 class SizesDeclaration(Declaration):
@@ -97,7 +97,7 @@ class AssumeOp(Declaration):
         relations = op.attrs.get("relations")
         for relation in relations if isinstance(relations, tuple) else ():
             if isinstance(relation, Relation) and not relation.symbols and not _holds(relation):
-                yield f"{relation} is never true"
+                yield f"{relation} can never hold"
 
 
 def _holds(relation: Relation) -> bool:
@@ -320,11 +320,11 @@ class RepeatOp(RegionOp):
             dims = value.tensor.dims
             if dims and dims[0].split:
                 yield (
-                    f"%{value.name} is sliced along {count}, which must be whole: {value.type}; "
-                    "an iteration needs its slice on every rank"
+                    f"%{value.name} is sliced along {count}, but that dimension is split: "
+                    f"{value.type}; each rank needs the slice of an iteration"
                 )
             if not dims or dims[0].size != count:
-                yield f"%{value.name} is sliced, its first dimension must be {count}: {value.type}"
+                yield f"%{value.name} is sliced, expected {count} as first dimension: {value.type}"
         for arg, value in zip(op.body.args[:carry], op.body.terminator.operands, strict=False):
             if arg.tensor.shape != value.tensor.shape or arg.tensor.dtype != value.tensor.dtype:
                 yield f"%{arg.name} is carried as {arg.type}, but %{value.name} is {value.type}"
@@ -385,7 +385,7 @@ def microbatch(op: Operation, type_: TensorType) -> TensorType:
         raise error(
             f"'{op.name}' expects at least one microbatch, found {count}",
             op.loc,
-            remedy="count is the number of microbatches, 1 for all at once",
+            remedy="count is the number of microbatches, 1 for a single one",
         )
     dims = tuple(replace(d, size=_divide(d.size, name, count)) for d in type_.dims)
     return replace(type_.inner, dims=dims)

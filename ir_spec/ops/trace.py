@@ -125,12 +125,12 @@ class ArenaOp(Declaration):
         for buffer in starts:
             low, high = _span(buffer)
             if high > end or buffer.integer("last") < buffer.integer("first"):
-                yield f"buffer '{buffer.text('of')}' ends before it starts, or behind the arena"
+                yield f"buffer '{buffer.text('of')}' ends before it starts, or beyond the arena"
             live = [b for b in live if b.integer("last") > buffer.integer("first")]
             for other in live:
                 if low < _span(other)[1] and _span(other)[0] < high:
                     names = f"'{buffer.text('of')}' and '{other.text('of')}'"
-                    yield f"buffers {names} live together and overlap"
+                    yield f"buffers {names} overlap while both are allocated"
             live.append(buffer)
 
 
@@ -270,10 +270,10 @@ class CollOp(NodeOp):
         if "bucket" not in op.attrs:
             return
         if op.integer("bucket") < 1:
-            yield f"expects buckets of at least one byte, found {op.integer('bucket')}"
+            yield f"expects 'bucket' of at least one byte, found {op.integer('bucket')}"
         if len(op.exprs("parts")) != len(op.operands):
             found = len(op.exprs("parts"))
-            yield f"has {len(op.operands)} operands, so 'parts' has as many sizes, found {found}"
+            yield f"expects {len(op.operands)} sizes in 'parts', one per operand, found {found}"
 
 
 class MessageOp(NodeOp):

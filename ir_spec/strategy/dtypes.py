@@ -150,14 +150,14 @@ class DtypesOp(Statement):
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
         if op.attrs.get("fp8") in BLOCKS and op.attrs.get("scaling") == "current":
-            yield "with blocks scales what is cast where it is cast: leave out 'scaling'"
+            yield "expects no 'scaling' with this 'fp8', whose scales are computed for each block"
         if "scaling" in op.attrs and "fp8" not in op.attrs:
-            yield "'scaling' is about products of 8 bits, expects 'fp8' beside it"
+            yield "expects 'fp8' beside 'scaling', which is for products of 8 bits"
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         if request["compute_dtype"] != PARAM and request["zero"] < 3:
             flag = f"--compute-dtype {request['compute_dtype']}"
-            message = f"{flag} is about what ZeRO-3 gathers, found --zero {request['zero']}"
+            message = f"{flag} needs --zero 3, found --zero {request['zero']}"
             yield message, "choose --zero 3, or leave it out"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:

@@ -47,7 +47,7 @@ class ExpertLoadOp(Statement):
         yield from super().verify(op)
         loads = op.integers("loads")
         if any(n < 0 for n in loads) or not any(loads):
-            yield "expects loads of 0 or more, and not only 0"
+            yield "expects loads of 0 or more, at least one of them above 0"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         loads = request["expert_load"]

@@ -68,4 +68,4 @@ class FreezeOp(Statement):
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
         if not all(name.strip(" !") for name in op.text("names").split(",")):
-            yield f'expects names with commas between them, found "{op.text("names")}"'
+            yield f'expects names separated by commas, found "{op.text("names")}"'

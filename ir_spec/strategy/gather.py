@@ -55,7 +55,7 @@ class GatherOp(Statement):
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
         if op.flag("regather") and "of" in op.attrs:
-            yield "'regather' is about operands of ops, but 'of' names values"
+            yield "'regather' needs operands of ops, but 'of' names values"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "cp" in request.axes and request.cp_mode == "all-gather":
@@ -67,5 +67,5 @@ class GatherOp(Statement):
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         inputs, mode = request["cp_inputs"], request["cp_mode"]
         if inputs != "regather" and mode != "all-gather":
-            message = f"--cp-inputs {inputs} is for --cp-mode all-gather, found --cp-mode {mode}"
+            message = f"--cp-inputs {inputs} needs --cp-mode all-gather, found --cp-mode {mode}"
             yield message, "choose --cp-mode all-gather, or leave --cp-inputs out"

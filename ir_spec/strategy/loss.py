@@ -80,6 +80,6 @@ class LossOp(Statement):
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
         if "chunks" in op.attrs and op.text("form", "fused") not in IN_CHUNKS:
-            yield f"'chunks' is about forms in parts: {', '.join(IN_CHUNKS)}"
+            yield f"'chunks' needs a form in parts: {', '.join(IN_CHUNKS)}"
         if op.text("logits") == "gathered" and op.text("form") == "linear":
-            yield "'linear' has no whole logits that could be gathered"
+            yield "'linear' never has whole logits, so they cannot be gathered"

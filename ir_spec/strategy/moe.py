@@ -109,8 +109,8 @@ class MoeOp(Statement):
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         if request["moe_sort"] and (how := request["moe_dispatch"]) != "all-to-all":
-            what = f"--moe-sort is about all-to-alls, but --moe-dispatch is {how}"
-            yield what, "leave out --moe-sort: rows are in the order of their experts"
+            what = f"--moe-sort needs an all-to-all, found --moe-dispatch {how}"
+            yield what, "leave out --moe-sort, or choose another --moe-dispatch"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         said = self.flag_values(request)

@@ -92,13 +92,13 @@ class OptimizerOp(Statement):
         kind, form = op.text("kind"), op.text("form", "fused")
         clip = op.expr("clip") if "clip" in op.attrs else const(1)
         if form == "foreach" and kind not in BY_KERNELS:
-            yield f"'foreach' is a form of {' and '.join(BY_KERNELS)}, found {kind}"
+            yield f"'foreach' needs {' or '.join(BY_KERNELS)}, found {kind}"
         if form == "in_backward" and (clip.symbols or fraction(clip) != 0):
             yield (
-                "with 'in_backward' no norm of all gradients is known: expects 'clip = 0' beside it"
+                "expects 'clip = 0' with 'in_backward', which never has the norm of all gradients"
             )
         if op.flag("momentum") and kind != "sgd":
-            yield f"'momentum' is about sgd, found {kind}"
+            yield f"'momentum' needs sgd, found {kind}"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         clip = 0 if request["optimizer_form"] == "in-backward" else 1

@@ -100,16 +100,16 @@ class RecomputeOp(Statement):
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
         if ("policy" in op.attrs) == ("ops" in op.attrs):
-            yield "expects a policy or a list of ops, and not both"
+            yield "expects either a policy or a list of ops"
         if "keep" in op.attrs and op.text("policy") != "full":
-            yield "'keep' names what 'full' does not compute again"
+            yield "'keep' needs the policy 'full', from which it takes ops out"
         if "products" in op.attrs and "keep" not in op.attrs:
-            yield "'products' says which of those that are kept are computed again: name 'keep'"
+            yield "'products' needs 'keep', which names the products that are kept"
         if "layers" in op.attrs and "every" in op.attrs:
-            yield "'layers' and 'every' both say in which blocks"
+            yield "'layers' and 'every' cannot be used together"
         for name in ("layers", "every"):
             if name in op.attrs and op.text("policy") == "none":
-                yield f"nothing is computed again, so '{name}' says nothing"
+                yield f"'{name}' has no effect, since nothing is recomputed"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if request["recompute"] != "none":
@@ -124,13 +124,12 @@ class RecomputeOp(Statement):
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         if request["recompute_keep"] and request["recompute"] not in ("none", "full"):
-            message = f"--recompute-keep is about --recompute full, found {request['recompute']}"
+            message = f"--recompute-keep needs --recompute full, found {request['recompute']}"
             yield message, "choose --recompute full"
         unnamed = [n for n in _names(request) if not _NAME.fullmatch(n)]
         if unnamed:
             message = (
-                f"--recompute {request['recompute']}: '{unnamed[0]}' is neither a policy nor the "
-                "name of an op"
+                f"--recompute {request['recompute']}: '{unnamed[0]}' is neither a policy nor an op"
             )
             policies = ", ".join(RECOMPUTE)
             yield message, f"choose {policies}, or ops of the model, such as silu,multiply"

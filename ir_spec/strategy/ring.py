@@ -57,7 +57,7 @@ class RingOp(Statement):
         mode, order = request["cp_mode"], request["cp_order"]
         if mode != "ring" and order != "zigzag":
             message = (
-                f"--cp-order {order} is for --cp-mode ring: --cp-mode {mode} leaves the sequence "
-                "in its order"
+                f"--cp-order {order} needs --cp-mode ring, found --cp-mode {mode}, which keeps "
+                "the order of the sequence"
             )
             yield message, "leave --cp-order out"

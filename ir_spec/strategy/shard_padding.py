@@ -61,5 +61,5 @@ class ShardPaddingOp(Statement):
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         rule = request["shard_padding"]
         if not request["zero"] and rule != "none":
-            message = f"--shard-padding {rule} is about shards of ZeRO, found --zero 0"
+            message = f"--shard-padding {rule} needs parameters that ZeRO shards, found --zero 0"
             yield message, "choose --zero 1, 2 or 3, or leave it out"

@@ -92,9 +92,9 @@ class ShardParamsOp(Statement):
         stage = op.integer("zero")
         for name in ("reshard", "prefetch"):
             if name in op.attrs and stage < 3:
-                yield f"'{name}' says nothing at stage {stage}: no parameter is sharded"
+                yield f"'{name}' has no effect at stage {stage}, which shards no parameters"
         if op.flag("overlap") and stage != 1:
-            yield f"'overlap' is of stage 1, found stage {stage}"
+            yield f"'overlap' needs stage 1, found stage {stage}"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         over = request.over(*SHARDING)
@@ -103,13 +103,10 @@ class ShardParamsOp(Statement):
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         if request["overlap_param_gather"] and request["zero"] != 1:
-            message = f"--overlap-param-gather is for --zero 1, found --zero {request['zero']}"
+            message = f"--overlap-param-gather needs --zero 1, found --zero {request['zero']}"
             yield message, "choose --zero 1, or leave it out"
         for flag in self.flags[1:3]:
             value = request[flag.name]
             if request["zero"] < 3 and not flag.is_default(value):
-                message = (
-                    f"{flag.option} {value} needs parameters that are sharded: --zero 3, found "
-                    f"--zero {request['zero']}"
-                )
+                message = f"{flag.option} {value} needs --zero 3, found --zero {request['zero']}"
                 yield message, "choose --zero 3, or leave it out"

@@ -81,7 +81,7 @@ class ShardUnitsOp(Statement):
         for flag in self.flags:
             if request["zero"] < 3 and not flag.is_default(request[flag.name]):
                 message = (
-                    f"{flag.option} {request[flag.name]} is about units of ZeRO-3, found --zero "
+                    f"{flag.option} {request[flag.name]} needs --zero 3, found --zero "
                     f"{request['zero']}"
                 )
                 yield message, "choose --zero 3, or leave it out"

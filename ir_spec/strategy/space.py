@@ -27,7 +27,7 @@ class SpaceOp(Declaration):
             if each.name == VaryOp.name:
                 flag = each.text("flag")
                 if flag in seen:
-                    yield f"varies '{flag}' twice; write all of its values in one stg.vary"
+                    yield f"varies '{flag}' twice, expected one stg.vary with all its values"
                 seen.add(flag)
 
 

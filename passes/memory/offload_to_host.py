@@ -92,9 +92,9 @@ class OffloadToHost(Pass):
 
 _NOTHING = {
     "activations": "no repeated layer keeps a value for backward",
-    "gradients": "no gradient is complete before the update, or sums over microbatches hold them",
-    "optimizer": "there is no optimizer state",
-    "parameters": "there are no parameters",
+    "gradients": "no gradient is complete before the update, or sums over microbatches keep them",
+    "optimizer": "the step has no optimizer state",
+    "parameters": "the step has no parameters",
 }
 
 

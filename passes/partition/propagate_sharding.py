@@ -154,9 +154,9 @@ def _check_parts(value: Value, pin: TensorType) -> None:
     each rank."""
     op, has = value.producer, value.tensor.partial
     rest = [a for a in pin.partial_axes if a not in value.tensor.partial_axes]
-    what = f"whole, not in parts over {', '.join(rest)}"
+    what = f"whole, not unreduced over {', '.join(rest)}"
     if has and pin.partial and has.kind != pin.partial.kind:
-        what = f"in parts of a {has.kind}"
+        what = f"unreduced by {has.kind}"
     elif not rest:
         return
     message = f"'{op.name if op else ''}' gives %{value.name} {what}: {pin}"

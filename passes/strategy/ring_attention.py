@@ -152,4 +152,4 @@ def _another_sequence(op: Operation) -> Iterator[str]:
     """What is wrong with cross attention: its queries do not stand where its keys do."""
     rows, keys = key_rows(op, 0)
     if rows.size != keys.size:
-        yield f"is cross attention, of {rows.size} queries to {keys.size} keys, which no ring takes"
+        yield f"is cross attention of {rows.size} queries to {keys.size} keys: expected as many"

@@ -205,13 +205,16 @@ def analyze(
 def _check(builder: JobBuilder, limit: Limit | None, machine: Machine | None) -> None:
     """Refuse what is about serving where there is none, and a limit that is not given."""
     if limit is not None and builder.serving is None:
-        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
+        raise error(
+            "--limit for one job without --serve is an option of 'stagec memory'",
+            remedy="run 'stagec memory', or add --sweep",
+        )
     if limit is not None and limit.text == AT_HAND and machine is None:
-        raise error("--limit machine is about the --machine", remedy="add --machine h100")
+        raise error("--limit machine needs --machine", remedy="add --machine h100")
     if machine is not None and builder.serving is None:
         raise error(
-            "--machine is about the ops of one step of serving",
-            remedy="leave it out, or run 'stagec time'",
+            "'stagec analyze' takes --machine only for a step of serving",
+            remedy="add --serve decode, or run 'stagec time' for the time of a training step",
         )
 
 

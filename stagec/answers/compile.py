@@ -222,21 +222,21 @@ def _refuse_steps(given: Mapping[str, Any]) -> None:
     for name in ("steps", "requests"):
         if given[name]:
             raise error(
-                f"--{name} writes steps of one server, and the job has several pods",
-                remedy="leave it out: a job of pods is one step of each",
+                f"--{name} compiles steps of one server, but the job has several pods",
+                remedy="leave it out: a job of several pods compiles one step of each",
             )
 
 
 def _check_outputs(output: Path | None, archive: Path | None, given: Mapping[str, Any]) -> None:
     if output is not None and archive is not None:
         raise error(
-            "--output and --archive are two places",
-            remedy="give a folder, -o DIR, or --archive FILE",
+            "--output and --archive cannot be used together",
+            remedy="give -o DIR to write a folder, or --archive FILE to write one file",
         )
     if (output or archive) is None and not given["dry_run"]:
         raise error(
-            "a compile needs a folder for the traces",
-            remedy="give -o DIR (or --archive FILE, or --dry-run)",
+            "no output is given for the traces",
+            remedy="give -o DIR, --archive FILE, or --dry-run to write nothing",
         )
     if archive is not None:
         check_archive_options(given)
@@ -247,14 +247,16 @@ def check_archive_options(given: Mapping[str, Any]) -> None:
     path: Path = given["archive"]
     if given["only_ranks"] is not None or given["resume"] or given["scheduler"] is not None:
         raise error(
-            "an archive holds all ranks and is written at once",
-            remedy="leave out --only-ranks, --resume and --scheduler; stagec materialize has them",
+            "--archive cannot be used with --only-ranks, --resume or --scheduler: an archive has "
+            "all ranks and is written in one run",
+            remedy="leave these options out, and give them to 'stagec materialize'",
         )
     if path.is_dir():
         raise error(f"'{path}' is a folder, expected a file", remedy="choose another --archive")
     if path.exists() and not given["force"]:
         raise error(
-            f"'{path}' is there already", remedy="choose another --archive, or give --force"
+            f"'{path}' already exists",
+            remedy="choose another --archive, or add --force to replace the file",
         )
 
 
@@ -272,13 +274,16 @@ def _durations(given: Mapping[str, Any], session: Session) -> Durations | None:
     if given["machine"] is not None:
         if machine is not None:
             raise error(
-                "--machine and --peak-tflops both say how fast a device is",
-                remedy="give a machine, or two rates",
+                "--machine and --peak-tflops cannot be used together: both give the speed of a "
+                "device",
+                remedy="give --machine, or --peak-tflops and --memory-gbps",
             )
         machine = machine_of(given["machine"], session, given["used_ranks"])
     if machine is None:
         if given["measured"] or given["kernels_from"]:
-            raise error("measured times need a machine", remedy="add --machine h100-sxm")
+            raise error(
+                "--measured and --kernels-from need --machine", remedy="add --machine h100-sxm"
+            )
         return None
     from stagec.time.costs.durations import Durations
 

@@ -56,7 +56,10 @@ def compile_steps(
     steps = _asked(options, given, session, modules, durations).steps()
     formats = formats_asked(given["format"], builder.module.registry, given)
     if given["memory_events"] or given["tensor_names"]:
-        raise error("memory events are those of one step", remedy="write one step, without --steps")
+        raise error(
+            "--memory-events and --tensor-names cannot be used with several steps",
+            remedy="leave out --steps and --requests to write one step",
+        )
     folder: Path | None = given["output"]
     if folder is not None and not given["dry_run"]:
         check_targets(formats, folder, given)

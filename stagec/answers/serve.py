@@ -150,7 +150,7 @@ def _served(
         rows = list(_rows(steps, machine, aside, prefill, *asking, two_pods=two_pods))
     if not rows:
         raise error(
-            "no batch fits the machine",
+            "no batch fits into the memory of the machine",
             remedy="split the model over more ranks, or give a shorter --prompt",
         )
     return ServeAnswer(
@@ -173,24 +173,27 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
     if options.preset and options.serve is not None:
         name = options.preset
         raise error(
-            f"--preset {name} is one step of {options.serve}: 'stagec time' has it",
-            remedy=f"write its strategy into a file, 'stagec presets {name} > {name}.stg', and "
-            "give model and file",
+            f"--preset {name} is one step of {options.serve}, which 'stagec serve' does not take",
+            remedy="run 'stagec time' for this step, or write the strategy to a file, 'stagec "
+            f"presets {name} > {name}.stg', and give MODEL and the file",
         )
     if options.serve not in (None, DISAGGREGATED):
         raise error(
-            f"--serve {options.serve} is one step: 'stagec time' has it",
-            remedy="leave it out, or give --serve disaggregated",
+            f"--serve {options.serve} is one step, which 'stagec serve' does not take",
+            remedy="run 'stagec time' for this step; or leave --serve out, or give --serve "
+            "disaggregated",
         )
     if options.batch is not None:
-        raise error("'stagec serve' goes over batches", remedy="give --batches 1,8,64")
+        raise error(
+            "'stagec serve' takes --batches in place of --batch", remedy="give --batches 1,8,64"
+        )
     if options.prompt is None:
-        raise error("expected --prompt: the tokens of each request", remedy="give --prompt 2048")
+        raise error("--prompt is missing: the tokens of each request", remedy="give --prompt 2048")
     if options.part and options.chunk is not None and options.serve == DISAGGREGATED:
         raise error(
-            "--chunk hands caches over with the last chunk, and the first one makes those of an "
-            "encoder",
-            remedy="leave --chunk out, or --serve disaggregated",
+            "--chunk cannot be used with --serve disaggregated and --part: the last chunk "
+            "transfers caches, but the encoder runs with the first",
+            remedy="leave out --chunk, or --serve disaggregated",
         )
     if options.draft is not None:
         options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
@@ -288,7 +291,7 @@ def at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found:
             return look(options.changed(batch=batch))
         except DiagnosticError as raised:
             problem = problem or raised
-    raise problem or error("the strategy has no ranks")
+    raise problem or error("the strategy has no ranks to serve with")
 
 
 def _prefill(
@@ -361,7 +364,10 @@ def _rows(
             continue
         found, fit = True, report.fit
         if fit is None:
-            raise error("a server needs the memory of a step", remedy="leave --pipeline out")
+            raise error(
+                "'stagec serve' needs the memory of a step, which this --pipeline does not plan",
+                remedy="leave --pipeline out",
+            )
         if not fit.fits and not wanted:
             return
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
@@ -410,7 +416,7 @@ class _Mixing:
         if work is None:
             raise error(
                 f"a step of {self.rule.tokens:,} tokens has no room for prompts beside {each:,} "
-                "sequences that decode",
+                "decoding sequences",
                 remedy="give smaller --batches, or more --step-tokens",
             )
         step = step_of(

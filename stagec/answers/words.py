@@ -28,7 +28,7 @@ def asked(depth: int = 4) -> Generator[Session]:
                 problem.add_note(session.rendered(diagnostic))
             raise
     except NotAnIntegerError as problem:
-        raise error(str(problem), remedy="choose sizes that divide") from None
+        raise error(str(problem), remedy="choose sizes that divide each other") from None
     except OSError as problem:
         raise error(f"{problem.filename}: {problem.strerror}", remedy="check the path") from None
     finally:

@@ -1,7 +1,7 @@
 """What must hold of the program of one rank, whatever its peers do: ids, dependencies, order.
 
 A program is analysed once, however many ranks share it; groups and peers are numbered by first
-occurrence ("slots"), so that ranks which differ in nothing else have the same program.
+occurrence "slots", so that ranks which differ in nothing else have the same program.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _graph_problems(nodes: Sequence[TraceNode]) -> Iterator[NodeProblem]:
         yield NodeProblem(None, "no-nodes", message, "give an idle rank one node of minimal work")
     elif all(node.data_deps or node.ctrl_deps for node in nodes):
         message = "expected a node without dependencies to start with, found none"
-        yield NodeProblem(None, "no-start", message, "drop the dependencies of the first node")
+        yield NodeProblem(None, "no-start", message, "remove the dependencies of the first node")
 
 
 def _cycle_problem(
@@ -184,7 +184,7 @@ def _cycle_problem(
     path = " waits for ".join(nodes[i].label for i in [*cycle, index])
     message = f"expected dependencies without a cycle, found {path}"
     return NodeProblem(
-        nodes[index].id, "dependency-cycle", message, "drop one of these dependencies"
+        nodes[index].id, "dependency-cycle", message, "remove one of these dependencies"
     )
 
 

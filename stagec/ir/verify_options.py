@@ -75,7 +75,7 @@ def _misfits(op: Operation) -> Iterator[str]:
     if given not in (0, results):
         yield f"has {counted(given, 'operand')}, expected one for each result, or none"
     if op.region is not None and op.region.args:
-        yield "takes operands, and no arguments of its region"
+        yield "takes operands, but its region takes no arguments"
 
 
 def _check_statics(op: Operation, options: Options, problems: DiagnosticList) -> None:

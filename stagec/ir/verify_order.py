@@ -88,8 +88,8 @@ def _wrong(stack: LayerStack, order: LayerOrder) -> Iterator[tuple[Operation, st
     if missing := [k for k in order.counts if k not in {op.symbol for op in stack.members}]:
         yield (
             first,
-            f"is a kind of {name}, but no repeat beside it is @{missing[0]}",
-            "write all kinds of a stack in one region, one behind the other",
+            f"is a kind of layers of {name}, but the region has no stg.repeat @{missing[0]}",
+            "write all kinds of layers of a stack in one region, one after the other",
         )
     for before, op in zip(stack.members, stack.members[1:], strict=False):
         if op.integer("carry", 1) != stack.carried:
@@ -105,8 +105,8 @@ def _wrong(stack: LayerStack, order: LayerOrder) -> Iterator[tuple[Operation, st
             elif others := _others(made, op):
                 yield (
                     before,
-                    f"hands %{made.name} on to @{op.symbol}, but '{others[0].name}' uses it too",
-                    "use what the last repeat of the stack yields: the layers run interleaved",
+                    f"passes %{made.name} on to @{op.symbol}, but '{others[0].name}' uses it too",
+                    "use the result of the last repeat of the stack: the layers are interleaved",
                 )
         for mine, other in zip(first.body.args, op.body.args[: stack.carried], strict=False):
             if not _alike(mine.type, other.type):

@@ -54,11 +54,11 @@ def _misplaced(owner: Operation, holds: Holds | None, op: Operation) -> str | No
         return f"put it directly into {' or '.join(parents)}" if parents else "it stands in no op"
     if holds is not None:
         fits = parents is not None if holds.only else not op.results and not op.has(Terminates)
-        return None if fits else f"'{owner.name}' holds {holds.what}, and nothing else"
+        return None if fits else f"'{owner.name}' may contain only {holds.what}"
     same = op.has(Lowered) == owner.has(Lowered)
     if same or isinstance(owner.definition, UnregisteredOp):
         return None
-    return "a graph holds the ops of nodes (et.) and nothing else"
+    return "a graph may contain only ops of nodes (et.)"
 
 
 def _check_end(owner: Operation, region: Region, problems: DiagnosticList) -> None:

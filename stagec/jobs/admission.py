@@ -68,10 +68,11 @@ def cache_room(
     if max(taken) > room:
         needed, left, over = map(bytes_text, (max(taken), room, max(taken) - room))
         raise error(
-            f"weights and the activations of a step of {largest.tokens:,} tokens take {needed} "
-            f"per rank, and {machine.name} has {left}: the server does not fit, by {over}",
-            remedy="split the model over more ranks (--tp, --pp, --ep), store fewer bits "
-            "(--weight-dtype fp8), or give --cache-blocks all, which asks for no room",
+            f"weights and the activations of a step of {largest.tokens:,} tokens need {needed} "
+            f"per rank, but {machine.name} has {left}: {over} are missing",
+            remedy="split the model over more ranks (--tp, --pp, --ep), store weights in fewer "
+            "bits (--weight-dtype fp8), or add --cache-blocks all, which ignores the memory of the "
+            "machine",
         )
     ranks = prod(mesh.values())
     one = step_of([SequenceClass(1, tokens - 1, 1, ranks)])

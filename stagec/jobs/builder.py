@@ -97,7 +97,8 @@ class JobBuilder:
         if entry is None and not is_file_name(self.options.model):
             raise error(
                 f"no model '{self.options.model}' in the library, and no file of that name",
-                remedy=did_you_mean(self.options.model, models) or "'stagec models' lists them",
+                remedy=did_you_mean(self.options.model, models)
+                or "'stagec models' lists the models",
             )
         source = self.session.remember(model_source(entry)) if entry else self._read_model()
         module = parse_module(source, self.loaded.registry)
@@ -144,9 +145,10 @@ class JobBuilder:
             return
         if self.serving is None:
             raise error(
-                "copies of experts are about a step of serving: they would be trained apart",
+                "redundant experts need a step of serving: training would give each copy weights "
+                "of its own",
                 rule.loc,
-                remedy="add --serve, or leave them out",
+                remedy="add --serve, or leave out stg.redundant_experts (--redundant-experts)",
             )
         if experts is not None:
             module.set_values({EXPERTS: experts + rule.count})
@@ -266,8 +268,9 @@ class JobBuilder:
         if given:
             names = ", ".join(FLAGS[n].option for n in given)
             raise error(
-                f"{names} and a strategy text both say how to parallelize",
-                remedy="write it into the text ('--print-strategy' shows how flags are written)",
+                f"{names} cannot be used with a strategy text: both say how to parallelize",
+                remedy="write these flags into the text; '--print-strategy' shows the statements "
+                "of flags",
             )
 
     def _parse(self, text: str, name: str) -> Operation:
@@ -375,7 +378,10 @@ class JobBuilder:
         trains = _trains(self.module)
         if not trains:
             self.session.report(
-                Diagnostic("no argument is a 'param': compiling forward only", severity="remark")
+                Diagnostic(
+                    "the model has no 'param': only the forward pass is compiled",
+                    severity="remark",
+                )
             )
         return TRAIN if trains else FORWARD
 
@@ -387,8 +393,9 @@ class JobBuilder:
             return f"{self.serving.passes},+after(to-serving):{cut}"
         if not _trains(self.module):
             raise error(
-                "--part is about a step of training or of serving: no argument is a 'param'",
-                remedy="leave it out, or add --serve prefill",
+                "--part needs a step of training or of serving, but the model has no 'param' to "
+                "train",
+                remedy="leave --part out, or add --serve prefill",
             )
         return f"{TRAIN},+after(infer-shapes):{cut},+after(add-optimizer):run-ahead"
 

@@ -77,8 +77,8 @@ def _check_names(
             raise error(
                 f"--print-after: no pass or pipeline '{name}'",
                 remedy=did_you_mean(name, known)
-                or ("give --print-after once for each" if "," in name else None)
-                or "'stagec passes' lists them",
+                or ("give --print-after once for each pass" if "," in name else None)
+                or "'stagec passes' lists the passes",
             )
         if name not in run:
             session.log(f"warning: --print-after {name}: the pipeline does not run it")

@@ -115,7 +115,8 @@ def _check_batch(
     if batch % (ranks * count):
         raise error(
             f"B = {batch} does not divide over {count} microbatches of {ranks} data-parallel ranks",
-            remedy="choose fewer of them",
+            remedy="choose fewer microbatches or ranks, or a --batch that is a multiple of "
+            f"{count * ranks}",
         )
 
 

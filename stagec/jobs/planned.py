@@ -31,8 +31,8 @@ class Planned(Hooks, Generic[Found]):
         """What was found. Raises `DiagnosticError` if the pass was not run."""
         if self.found is None:
             raise error(
-                f"{option} needs the pass '{self._after[0]}', which was not run",
-                remedy=f"put {self._after[0]} before lower-to-trace in --pipeline",
+                f"{option} needs the pass '{self._after[0]}', which is not in the pipeline",
+                remedy=f"put '{self._after[0]}' before 'lower-to-trace' in --pipeline",
             )
         return self.found
 

@@ -60,7 +60,7 @@ def options_of(pod: str, options: JobOptions) -> JobOptions:
     if pod == DECODE or not options.part:
         return options_of_pod(pod, options)
     if taken := [part.name for part in options.part if part.name in PODS]:
-        raise error(f"the part '{taken[0]}' has the name of another pod", remedy="rename it")
+        raise error(f"the part '{taken[0]}' has the same name as another pod", remedy="rename it")
     strategy = {} if pod == PREFILL else {PREFILL: None}
     step = options_of_pod(PREFILL, options.changed(**strategy))
     alike = {"rest": PREFILL, "part": options.part, "dump_dir": options.dump_dir}
@@ -74,18 +74,18 @@ def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
     """
     if options.prompt is None:
         raise error(
-            "--serve disaggregated expects --prompt: the tokens of each sequence that are handed "
-            "over",
+            "--serve disaggregated needs --prompt: the tokens whose caches are transferred",
             remedy="give --prompt 4096",
         )
     if options.chunk is not None:
         raise error(
-            "--chunk is one step of several, and caches are transferred after the last one",
-            remedy="give the last one: --prompt with its tokens, --context with those before it",
+            "--serve disaggregated cannot be used with this --chunk: caches are transferred after "
+            "the last chunk of a prompt",
+            remedy="give the tokens of the last chunk in --prompt, those before it in --context",
         )
     if options.pipeline is not None or options.strategy is not None or options.preset:
         raise error(
-            "--serve disaggregated has a strategy for each pod",
+            "--serve disaggregated takes no strategy text: each pod has a strategy of its own",
             remedy="give flags: --prefill 'tp=4' --decode 'dp=8,tp=2'",
         )
     past = options.context or 0
@@ -104,13 +104,13 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
     give, of all else what the job says where they say nothing. Raises `DiagnosticError`."""
     if options.pipeline is not None or options.strategy is not None or options.preset:
         raise error(
-            "--part gives each part a strategy of its own, and is about flags",
+            "--part takes no strategy text: each part has a strategy of its own",
             remedy="give flags: --tp 8 --part 'encoder=e: tp=2,dp=4'",
         )
     if options.serve == MIXED:
         raise error(
-            "--part: a mixed step has tokens of many prompts at once, and no encoder",
-            remedy="give --serve prefill, a step in which the encoder runs",
+            "--part cannot be used with --serve mixed, whose steps have no encoder",
+            remedy="give --serve prefill, a step with the encoder",
         )
     dumps = options.dump_dir and options.dump_dir / name
     found = options.changed(keep=name, dump_dir=dumps)
@@ -126,12 +126,12 @@ def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOpti
     if options.serve == DISAGGREGATED or options.part:
         other = "--part" if options.part else "--serve disaggregated"
         raise error(
-            f"--draft and {other} both make pods",
-            remedy="leave one out: a step of decode has the pods that draft and verify",
+            f"--draft and {other} cannot be used together: both add pods",
+            remedy="leave one of them out",
         )
     if options.pipeline is not None or options.strategy is not None or options.preset:
         raise error(
-            "--draft gives each pod a strategy of its own, and is about flags",
+            "--draft takes no strategy text: each model has a strategy of its own",
             remedy="give flags: --tp 8 --draft 'llama3-8b: tp=2'",
         )
     found = options.changed(keep=pod, dump_dir=options.dump_dir and options.dump_dir / pod)
@@ -155,14 +155,15 @@ def _on_its_ranks(found: JobOptions, draft: DraftText) -> JobOptions:
         if said[name] not in (getattr(found, name), 1 if name == "tp" else None):
             shown = " x ".join(f"{a} {n}" for a, n in axes.items()) or "one device"
             raise error(
-                f"--draft '{draft}': {name.replace('_', '-')}={said[name]} is about ranks of its "
-                f"own, and those of its model are {shown}",
-                remedy="leave it out, or give tp=1: all of it on each rank; or leave on=model out",
+                f"--draft '{draft}': {name.replace('_', '-')}={said[name]} differs from the ranks "
+                f"of the model, {shown}, on which the draft model runs",
+                remedy="leave it out, give tp=1 (a copy on each rank), or leave out on=model",
             )
     if "pp" in axes:
         raise error(
-            f"--draft '{draft}': the ranks of its model are stages of a pipeline",
-            remedy="leave --pp out, or on=model: the draft model gets ranks of its own",
+            f"--draft '{draft}': a draft model on the ranks of the model does not support "
+            "pipeline stages",
+            remedy="leave out --pp, or on=model, which gives the draft model ranks of its own",
         )
     if said.pop("tp", 0) == 1:
         axes.pop("tp", None)
@@ -195,7 +196,7 @@ def _said(option: str, text: str) -> tuple[JobOptions, dict[str, Any]]:
     """The flags that an option gives a pod, and the values of those that it names."""
     given = read_flags(option, text)
     if given.part:
-        raise error("--part stands in a part", remedy="give each part a --part of its own")
+        raise error("--part inside of a --part", remedy="give each part its own --part")
     named = given.explicit | {n for n in _OF_MESH if getattr(given, n) is not None}
     return given, {n: getattr(given, n) for n in named}
 
@@ -215,8 +216,8 @@ def read_flags(option: str, text: str) -> JobOptions:
 def _no_flag(option: str, text: str, name: str) -> DiagnosticError:
     options = {f.option.removeprefix("--") for f in FLAGS.values()}
     return error(
-        f"{option} '{text}': no flag '{name}' of a strategy",
-        remedy=did_you_mean(name, options) or "as in 'tp=4,sp'",
+        f"{option} '{text}': '{name}' is not a flag of a strategy",
+        remedy=did_you_mean(name, options) or "write flags without dashes, as in 'tp=4,sp'",
     )
 
 
@@ -238,5 +239,7 @@ def _values(option: str, text: str) -> dict[str, str | bool]:
             values[last] = f"{before},{part}" if before else part
     for name in (name for name, value in values.items() if value is False):
         flag = name.replace("_", "-")
-        raise error(f"{option} '{text}': --{flag} expects a value", remedy="as in 'tp=4,sp'")
+        raise error(
+            f"{option} '{text}': --{flag} expects a value", remedy="write it as in 'tp=4,sp'"
+        )
     return values

@@ -122,9 +122,9 @@ class StepsAsked:
         replicas = self.groups // self.coupled
         if len(requests) < replicas:
             raise error(
-                f"{len(requests)} requests are dealt to {replicas} replicas of the server, of "
-                "which some get none",
-                remedy=f"serve them with at most {len(requests)} replicas: --dp",
+                f"{len(requests)} requests are fewer than the {replicas} replicas of the server, "
+                "so some would get none",
+                remedy=f"use at most {len(requests)} replicas (--dp), or more requests",
             )
         limits, room = self._limits(requests)
         found = [self._run(requests[r::replicas], policy, limits) for r in range(replicas)]
@@ -209,8 +209,9 @@ class StepsAsked:
         for name in names:
             if getattr(self.options, name) is not None:
                 raise error(
-                    f"--{name} and --requests both give the sequences of a step",
-                    remedy="leave out one",
+                    f"--{name} and --requests cannot be used together: both give the sequences of "
+                    "a step",
+                    remedy="leave one of them out",
                 )
 
     def _check_positions(self, requests: Sequence[Request]) -> None:
@@ -220,10 +221,10 @@ class StepsAsked:
         for number, request in enumerate(requests, 1):
             if request.prompt > self.positions:
                 raise error(
-                    f"request {number} has a prompt of {request.prompt:,} tokens, and the model "
+                    f"request {number} has a prompt of {request.prompt:,} tokens, but the model "
                     f"has {self.positions:,} positions",
                     request.loc,
-                    remedy="leave it out, or serve a model of more positions",
+                    remedy="remove the request, or serve a model with more positions",
                 )
         most = max(requests, key=lambda r: r.prompt + r.output)
         if most.prompt + most.output - 1 > self.positions:
@@ -240,7 +241,7 @@ class StepsAsked:
         decodes is cut into as many parts, which follow each other."""
         for name in ("cache_blocks",):
             if self.given[name] is not None:
-                raise error("--cache-blocks is for --requests", remedy="leave it out")
+                raise error("--cache-blocks needs --requests", remedy="leave it out")
         first, count = self._first(), self.given["steps"]
         parts = [first]
         if self.depth > 1 and all(c.kind in ("decode", "verify") for c in first.classes):
@@ -269,14 +270,17 @@ class StepsAsked:
         if options.serve == "decode":
             if options.context is None:
                 raise error(
-                    "--serve decode expects --context: the tokens that are cached",
+                    "--serve decode needs --context: the cached tokens of each sequence",
                     remedy="give --context 4096",
                 )
             new = 1 + (options.speculative or 0)
             return step_of([SequenceClass(new, context, new, count)])
         new = options.chunk or options.prompt or self.longest
         if not new:
-            raise error("--serve prefill expects --prompt", remedy="give --prompt 2048")
+            raise error(
+                "--serve prefill needs --prompt: the tokens of each sequence",
+                remedy="give --prompt 2048",
+            )
         return step_of([SequenceClass(new, context, 1, count)])
 
 
@@ -302,7 +306,7 @@ def _parts(step: Step, depth: int) -> list[Step]:
     if any(c.count % depth for c in step.classes):
         raise error(
             f"the sequences of the step, {step}, do not divide over {depth} pipeline stages",
-            remedy=f"give a multiple of {depth} of each class",
+            remedy=f"give each class a multiple of {depth} sequences",
         )
     classes = [SequenceClass(c.new, c.cached, c.sampled, c.count // depth) for c in step.classes]
     return [step_of(classes)] * depth

@@ -57,7 +57,7 @@ def stack_source(name: str, session: Session, loc: Loc = UNKNOWN) -> Source:
     known, short = stacks(), name.partition("@")[0]
     if short not in known:
         raise error(
-            f"no stack '{short}', and no file of that name",
+            f"no stack '{short}', neither in the library nor as a file",
             loc,
             remedy=did_you_mean(short, known) or f"choose among {', '.join(known)}, or a file",
         )
@@ -93,7 +93,11 @@ def _chain(name: str, session: Session, registry: Registry) -> list[Operation]:
         source = stack_source(name, session, loc)
         if source.name in seen:
             ring = " extends ".join(f"@{op.symbol}" for op in [*found, found[0]])
-            raise error(f"stacks extend each other: {ring}", loc, remedy="leave one 'extends' out")
+            raise error(
+                f"stacks extend each other in a cycle: {ring}",
+                loc,
+                remedy="remove 'extends' from one of them",
+            )
         op = _parsed(source, registry)
         _check_version(op, name, loc)
         seen.append(source.name)
@@ -123,9 +127,9 @@ def _mistakes(op: Operation, before: Collection[str]) -> Iterator[tuple[str, str
     if not isinstance(op.definition, Statement):
         yield "is not a statement of a strategy", "'stagec ops' lists those that are"
     elif op.definition.repeats:
-        yield "says where values are, which no stack does", "put it into a strategy"
+        yield "sets the placement of values, which a stack cannot do", "move it to a strategy"
     elif op.name in before:
-        yield "stands twice in the stack, expected one", "remove one of them"
+        yield "occurs twice in the stack, expected once", "remove one of them"
     yield from ((message, "'stagec ops' describes it") for message in op.definition.verify(op))
 
 
@@ -134,9 +138,11 @@ def _check_version(op: Operation, name: str, loc: Loc) -> None:
     version = op.text("version")
     if at and not name.endswith(SUFFIX) and wanted != version:
         raise error(
-            f"no version '{wanted}' of the stack '{stack_name(op)}'",
+            f"stack '{stack_name(op)}' has no version '{wanted}'",
             loc,
-            remedy=f"its version is {version}" if version else "it has no versions",
+            remedy=f"its version is {version}"
+            if version
+            else "leave out the version: this stack has none",
         )
 
 

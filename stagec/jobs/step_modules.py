@@ -33,7 +33,8 @@ class StepModules:
             options = options.changed(microbatches=1)
         elif options.pp > 1 and options.microbatches != 1:
             raise error(
-                "steps that follow each other are the microbatches of a pipeline",
+                "--microbatches cannot be used with several steps of a pipeline: each step is a "
+                "microbatch",
                 remedy="leave out --microbatches",
             )
         self._options, self._session = options, session

@@ -34,7 +34,7 @@ def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> li
             raise not_patched(each)
     if given.get("archive") is not None and len(found) > 1:
         raise error(
-            "an archive holds one format", remedy="name one format, or write folders: -o DIR"
+            "--archive writes one format", remedy="name one format, or write folders with -o DIR"
         )
     return found
 
@@ -50,7 +50,7 @@ def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, A
 
     if len(formats) > 1 and (output / MANIFEST).exists():
         raise error(
-            f"'{output}' holds a job already, and several formats have a folder each in it",
+            f"'{output}' has the files of a job, but several formats need a folder each in it",
             remedy="choose another -o",
         )
     for each in formats:
@@ -132,5 +132,5 @@ def check_name(name: str) -> None:
     if not plain or name.startswith(".") or name == "manifest":
         raise error(
             f"'{name}' is not a valid name for the files of a job",
-            remedy="use letters, digits, '-', '_' and '.', not 'manifest': --name llama",
+            remedy="use letters, digits, '-', '_' and '.', and not 'manifest', as in --name llama",
         )

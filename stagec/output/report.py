@@ -45,7 +45,7 @@ class Report(ABC):
 
     def plot(self) -> str:
         """What `--html FILE.svg` writes. Raises `DiagnosticError` where there is no plot."""
-        raise error("this answer has no plot", remedy="write a page: --html FILE.html")
+        raise error("this answer has no plot, only a page", remedy="give --html FILE.html")
 
     def as_csv(self) -> str:
         """What `--format csv` prints: by default the rows, with names as `to_pandas` has them and
@@ -72,7 +72,9 @@ class Report(ABC):
         try:
             pandas: Any = import_module("pandas")
         except ImportError:
-            raise error("pandas is not installed", remedy="pip install pandas") from None
+            raise error(
+                "pandas is not installed", remedy="install it: pip install pandas"
+            ) from None
         return pandas.json_normalize(self.rows())
 
     def __str__(self) -> str:

@@ -28,8 +28,8 @@ def pdf(svg: str) -> bytes:
         cairo: Any = import_module("cairosvg")
     except (ImportError, OSError):  # without the package, or without the library that it loads
         raise error(
-            "a PDF needs CairoSVG and the cairo library",
-            remedy="pip install 'stagec[pdf]', or write FILE.svg",
+            "a PDF needs the package CairoSVG and the library cairo",
+            remedy="install them: pip install 'stagec[pdf]', or write FILE.svg",
         ) from None
     drawn: bytes = cairo.svg2pdf(bytestring=svg.encode())
     return drawn

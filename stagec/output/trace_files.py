@@ -20,11 +20,11 @@ def check_is_trace(path: Path) -> None:
         raise error(f"'{path}' is a folder, expected the trace of a rank", remedy=f"give {first}")
     if not path.exists():
         raise error(
-            f"there is no file or folder '{path}', expected a trace",
-            remedy="give what stagec compile wrote, or a trace of another tool",
+            f"no file or folder '{path}', expected a trace",
+            remedy="give an output of 'stagec compile', or a trace of another tool",
         )
     if is_archive(path):
         raise error(
             f"'{path}' is an archive, expected the trace of a rank",
-            remedy=f"write its traces: stagec materialize {path} -o DIR --only-ranks 0",
+            remedy=f"write its traces first: stagec materialize {path} -o DIR --only-ranks 0",
         )

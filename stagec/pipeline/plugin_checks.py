@@ -53,12 +53,15 @@ def _place(part: object) -> Loc:
 
 def _pass(given: object) -> Iterator[_Found]:
     if not isinstance(given, type) or not issubclass(given, Pass):
-        yield f"{given!r} is no class of a pass", "bring classes: passes=(MyPass,)"
+        yield f"{given!r} is not a class of a pass", "bring classes: passes=(MyPass,)"
         return
     if not given.name:
         yield f"it has a pass without a name: {given.__name__}", 'add name = "my-pass" to the class'
     elif not _PASS_NAME.fullmatch(given.name):
-        yield f"'{given.name}' is no name of a pass", "use letters, digits and '-': my-pass"
+        yield (
+            f"'{given.name}' is not a valid name of a pass",
+            "use letters, digits and '-': my-pass",
+        )
     fields = [n for n, kind in _annotations(given).items() if "ClassVar" not in str(kind)]
     if fields and "__dataclass_fields__" not in vars(given):
         message = f"pass '{given.name}' has options ({', '.join(fields)}) and is no dataclass"
@@ -75,10 +78,10 @@ def _op(given: object) -> Iterator[_Found]:
         yield message, f"bring {given.__name__}()"
         return
     if not isinstance(given, OpDef):
-        yield f"{given!r} is no op", "bring instances of subclasses of OpDef: ops=(MyOp(),)"
+        yield f"{given!r} is not an op", "bring instances of subclasses of OpDef: ops=(MyOp(),)"
         return
     if not _OP_NAME.fullmatch(str(given.name)):
-        yield f"{given.name!r} is no name of an op", "write it as dialect.op: my.relu6"
+        yield f"{given.name!r} is not a valid name of an op", "write it as dialect.op: my.relu6"
     for what in ("operands", "results", "params", "traits", "element_types"):
         if not isinstance(getattr(given, what), tuple):
             message = f"the {what} of op '{given.name}' are no tuple"

@@ -67,6 +67,6 @@ def _check(options: JobOptions, path: str) -> None:
         if getattr(options, name) != getattr(default, name):
             what = "strategy_file" if name == "strategy" else name
             raise error(
-                f"{path} has '{what}', and a search varies flags",
-                remedy="write the job with the flags of [strategy]",
+                f"{path} has '{what}', but a search varies flags",
+                remedy="write the job with flags in [strategy]",
             )

@@ -89,7 +89,7 @@ class Pareto(Kind[tuple[str, ...]]):
             if name not in PARETO:
                 raise ValueError(f"'{name}' is not one of {', '.join(PARETO)}")
         if len(set(names) - {"ranks"}) < 2:
-            raise ValueError("expects time and memory, and ranks if these vary")
+            raise ValueError("expects time and memory, and ranks only if these vary")
         return names
 
 
@@ -113,9 +113,9 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     """What is asked. Raises `DiagnosticError`."""
     given, of_job = with_job(given, session)
     if given["objective"] == GOODPUT:
-        raise error(f"--objective {GOODPUT} is about servers", remedy="add --serve server")
+        raise error(f"--objective {GOODPUT} needs --serve server", remedy="add --serve server")
     if not given["machine"]:
-        raise error("a search needs a machine", remedy="add --machine h100-sxm, for example")
+        raise error("no machine is given", remedy="add --machine h100-sxm, for example")
     used = given["used_ranks"]
     asked: Sequence[str | Machine] = given["machine"]
     machines = [
@@ -124,10 +124,10 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     if not given["ranks"]:
         batch = "" if given["batch"] or BATCH in given["sizes"] else " --batch 1024"
         remedy = f"add --ranks 512{batch}, for example"
-        raise error("a search needs the number of ranks", remedy=remedy)
+        raise error("the number of ranks is not given", remedy=remedy)
     model, set_sizes = given["model"], dict(given["sizes"])
     if given["batch"] and BATCH in set_sizes:
-        raise error("--batch and --set B both give the batch", remedy="give one of them")
+        raise error("--batch and --set B cannot be used together", remedy="give one of them")
     if given["seed_from"]:
         preset = find_preset(JobOptions("", preset=given["seed_from"]))
         model, set_sizes = model or preset.model, {**preset.values, **set_sizes}
@@ -151,8 +151,8 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     if not serves and not given["batch"] and BATCH not in known:
         given = {**given, "batch": (max(ranks),)}
         session.remark(
-            f"no --batch: a step has {max(ranks):,} sequences, as many as ranks; the best strategy "
-            "depends on the batch"
+            f"--batch is not given: a step has {max(ranks):,} sequences, one per rank; the best "
+            "strategy depends on the batch"
         )
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
     objective = given["objective"] or ("tokens-per-rank" if serves else "time")
@@ -196,8 +196,8 @@ def prices_of(
         return dict.fromkeys(names)
     if len(prices) not in (1, len(names)):
         raise error(
-            f"--price has {len(prices)} prices, but there are {len(names)} machines",
-            remedy="give one for each machine",
+            f"--price gives {len(prices)} prices for {len(names)} machines",
+            remedy="give one price for each machine",
         )
     return dict(zip(names, prices if len(prices) > 1 else prices * len(names), strict=True))
 
@@ -244,7 +244,7 @@ def space_of(
         knobs.pop(MICROBATCH, None)
         if MICROBATCH in said:
             raise error(
-                "--microbatches and --microbatch-size both give the microbatches",
+                "--microbatches and --microbatch-size cannot be used together",
                 remedy="give one of them",
             )
     job = {n: tuple(dict.fromkeys((*knobs.get(n, ()), *own))) for n, own in of_job.items()}
@@ -255,9 +255,10 @@ def space_of(
         schedule_of(load_plugins(()).registry, name)
     if space.count > _MOST_POINTS:
         raise error(
-            f"the space has {space.count:,} points: to list them takes about "
-            f"{_long(space.count * _EACH)}",
-            remedy=f"vary less, up to {_MOST_POINTS:,} points; --print-space prints what varies",
+            f"the space has {space.count:,} points, which take about {_long(space.count * _EACH)} "
+            "to list",
+            remedy=f"vary fewer flags or values, up to {_MOST_POINTS:,} points; --print-space "
+            "prints the space",
         )
     return space
 
@@ -269,7 +270,7 @@ def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]
     held = [o for o in (op, *(op.region.ops if op.region else ())) if o.name == "stg.space"]
     if not held:
         raise error(
-            f"{name} has no 'stg.space'",
+            f"{name} has no 'stg.space', expected one",
             op.loc,
             remedy=_FORM,
         )
@@ -277,7 +278,7 @@ def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]
         flag = each.text("flag")
         if flag not in KNOBS:
             remedy = did_you_mean(flag, KNOBS) or "'stagec search --help' lists the flags"
-            raise error(f"no flag '{flag}' to vary", each.loc, remedy=remedy)
+            raise error(f"'{flag}' is not a flag that can vary", each.loc, remedy=remedy)
         try:
             yield flag, Values(KNOBS[flag]).read(each.text("values"))
         except ValueError as problem:

@@ -71,11 +71,13 @@ def step_options(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, modes in _LIMITS.items():
         if given[name] is not None and given["serve"] not in modes:
             raise error(
-                f"--{name} is about steps of {' and '.join(modes)}",
+                f"--{name} needs --serve {' or '.join(modes)}",
                 remedy=f"leave it out, or add --serve {modes[0]}",
             )
     for name in (each.name for each in ACCEPTANCE if given[each.name] is not None):
-        raise error(f"--{name} is about servers", remedy=f"leave it out, or add --serve {SERVER}")
+        raise error(
+            f"--{name} needs --serve {SERVER}", remedy=f"leave it out, or add --serve {SERVER}"
+        )
     return {n: given[n] for n in ("serve", *_STEP, *CACHES) if given[n] is not None}
 
 

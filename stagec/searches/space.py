@@ -60,7 +60,9 @@ class Values(Kind[tuple[Any, ...]]):
             if self._flag.kind == "int" and is_range(part):
                 values += self._range(part)
             elif not part and self._flag.kind not in _WITH_COMMAS:
-                raise ValueError(f"'{text}' has an empty value; expected 1,2,4 or 1..8")
+                raise ValueError(
+                    f"'{text}' has an empty value, expected values such as 1,2,4 or 1..8"
+                )
             else:
                 values.append(type_of(self._flag).read(part))
         if len(values) > _MOST_VALUES:

@@ -127,9 +127,9 @@ def untrue_parts(
         if partial is None:
             continue
         if rest:
-            yield f"gives %{value.name} whole, not in parts over {', '.join(rest)}: {value.type}"
+            yield f"gives %{value.name} whole, not unreduced over {', '.join(rest)}: {value.type}"
         elif partial.kind != rule.reduction:
-            yield f"gives %{value.name} in parts of a {rule.reduction}: {value.type}"
+            yield f"gives %{value.name} unreduced by {rule.reduction}: {value.type}"
 
 
 def read_assignment(

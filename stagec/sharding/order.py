@@ -51,7 +51,7 @@ def _cut(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
     for value, shape in values:
         for d, group in zip(value.tensor.dims, shape, strict=False):
             if len(group) > 1 and set(_ordered(d, order)) & set(d.axes):
-                yield f"cuts {d.size}, {_parts(d, order)}"
+                yield f"splits {d.size}, {_parts(d, order)}"
                 return
     for own in own_gathers(op, rule):
         d = op.operands[own.operand].tensor.dims[own.dim]

@@ -35,7 +35,7 @@ def note(message: str, loc: Loc = UNKNOWN) -> Diagnostic:
 
 
 _TOO_MANY = Diagnostic(
-    f"there are more errors than the first {_MAX_ERRORS}", remedy="correct these first"
+    f"more than {_MAX_ERRORS} errors; the others are not shown", remedy="correct these first"
 )
 
 

@@ -27,7 +27,7 @@ def decoded(name: str, data: bytes, most: int = MAX_BYTES) -> Source:
         raise _too_long(name, most)
     if b"\0" in data:
         where = _place(name, data, data.index(b"\0"))
-        raise error("a NUL byte: this is not a text", where, remedy="give a text file")
+        raise error("a NUL byte: the file is not text", where, remedy="give a text file")
     try:
         return Source(name, data.decode("utf-8-sig").replace("\r\n", "\n"))
     except UnicodeDecodeError as e:

@@ -76,8 +76,8 @@ def _remark_inputs(found: FoundTests, verbose: bool) -> None:
 
 def _nothing(found: FoundTests, part: str | None) -> Exception:
     if found.tests:
-        return error(f"no test has '{part}' in its path", remedy="'-v' names the tests")
+        return error(f"no test has '{part}' in its path", remedy="'-v' lists the tests")
     return error(
-        "no tests here: no .stg or .test file has a line '// RUN: COMMAND'",
-        remedy="begin a test with '// RUN: %stagec opt %s -p PASSES | %filecheck %s'",
+        "no tests found: no .stg or .test file has a line '// RUN: COMMAND'",
+        remedy="start a test with '// RUN: %stagec opt %s -p PASSES | %filecheck %s'",
     )

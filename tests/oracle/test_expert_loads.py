@@ -260,7 +260,7 @@ def refused(loads: str, folder: Path, *options: str, model: str = MIXTRAL) -> st
         ("[[1, 1], 3]", "[1, 1] among the loads"),
         ("[" * 100_000, "not JSON"),
         ("[1, 1, 1]", "3 loads are given, expected one for each of the E = 8 experts"),
-        ("[0, 0, 0, 0, 0, 0, 0, 0]", "not only 0"),
+        ("[0, 0, 0, 0, 0, 0, 0, 0]", "at least one of them above 0"),
         (json.dumps([[1] * 8] * 3), "layer 2 of 2 layers with experts"),
     ],
 )

@@ -316,18 +316,26 @@ def test_latents_are_gathered_instead_of_activations() -> None:
 @pytest.mark.parametrize(
     ("options", "message", "remedy"),
     [
-        (["--ep", "4"], "--ep 4 has to divide --dp 1", "--ep among 1"),
-        (["--dp", "8", "--ep", "3"], "--ep 3 has to divide --dp 8", "--ep among 1, 2, 4"),
-        (["--dp", "16", "--ep", "16"], "E = 8 does not divide over --ep 16", "--ep among 2, 4, 8"),
-        (["--tp", "4", "--etp", "2"], "split over all of tp = 4, or not", "choose --etp 1"),
-        (["--mesh", "ep=2,tp=4", "--etp", "1"], "would send them several times", "add --sp"),
+        (["--ep", "4"], "--ep 4 does not divide --dp 1", "--ep among 1"),
+        (["--dp", "8", "--ep", "3"], "--ep 3 does not divide --dp 8", "--ep among 1, 2, 4"),
+        (
+            ["--dp", "16", "--ep", "16"],
+            "E = 8 experts do not divide over --ep 16",
+            "--ep among 2, 4, 8",
+        ),
+        (["--tp", "4", "--etp", "2"], "is neither 1 nor the 4 ranks of tp", "choose --etp 1"),
+        (
+            ["--mesh", "ep=2,tp=4", "--etp", "1"],
+            "would send the same tokens several times",
+            "add --sp",
+        ),
         (["--tp", "4", "--etp", "1"], "each rank would have all experts", "--ep 4, or leave"),
         (
             ["--dp", "4", "--tp", "4", "--etp", "1", "--sp", "--ep", "2"],
             "a multiple of --tp 4",
             "--ep among 4, 8",
         ),
-        (["--dp-shard", "4", "--ep", "8"], "--ep 8 has to divide --dp-shard 4", "among 1, 2, 4"),
+        (["--dp-shard", "4", "--ep", "8"], "--ep 8 does not divide --dp-shard 4", "among 1, 2, 4"),
         (
             ["--cp", "2", "--cp-mode", "all-gather", "--set", "S=6,E=8"],
             "S*T = 12 does not divide over E*cp = 16",
@@ -340,7 +348,7 @@ def test_latents_are_gathered_instead_of_activations() -> None:
         ),
         (
             ["--dp", "16", "--tp", "2", "--sp", "--etp", "1", "--ep", "32"],
-            "E = 8 does not divide over --ep 32",
+            "E = 8 experts do not divide over --ep 32",
             "--ep among 2, 4, 8",
         ),
     ],

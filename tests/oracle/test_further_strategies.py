@@ -192,11 +192,11 @@ def test_selective_recompute_stashes_34sbh() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--cp", "2", "--cp-mode", "ulysses", "--cp-order", "plain"], "is for --cp-mode ring"),
+        (["--cp", "2", "--cp-mode", "ulysses", "--cp-order", "plain"], "needs --cp-mode ring"),
         (["--cp", "3"], "S = 8192 does not divide over cp = 3"),
         (["--cp", "3", "--set", "S=8193"], "S = 8193 does not divide over 2*cp = 6"),
-        (["--dp", "2", "--dp-shard", "2"], "both give"),
-        (["--mesh", "dp=2", "--cp", "2", "--cp-mode", "ulysses"], "both give the mesh"),
+        (["--dp", "2", "--dp-shard", "2"], "cannot be used with"),
+        (["--mesh", "dp=2", "--cp", "2", "--cp-mode", "ulysses"], "cannot be used together"),
         (["--cp", "8", "--tp", "2", "--cp-mode", "ulysses"], "G = 8 does not divide"),
     ],
 )

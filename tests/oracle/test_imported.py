@@ -174,16 +174,16 @@ def test_a_step_equals_that_on_one_device(
 _GATHER = "--cp-mode all-gather"
 #: Families, options that make no sense for them, what is said, and what would.
 REFUSED: Sequence[tuple[Sequence[str], dict[str, Any], str, str]] = (
-    (("t5", "mt5"), {"cp": 2}, "which takes no bias", _GATHER),
-    (("bart", "whisper"), {"cp": 2}, "is cross attention, of T queries to S keys", _GATHER),
-    (("deepseek_v32", "glm_moe_dsa"), {"cp": 2}, "which takes no selected", _GATHER),
+    (("t5", "mt5"), {"cp": 2}, "does not support bias", _GATHER),
+    (("bart", "whisper"), {"cp": 2}, "is cross attention of T queries to S keys", _GATHER),
+    (("deepseek_v32", "glm_moe_dsa"), {"cp": 2}, "does not support selected", _GATHER),
     (JOINT[::2], {"cp": 2}, "no op can pass its part of X", _GATHER),
     (SQUARES, {"cp": 2}, "zigzag is an order of X", "--cp-order plain"),
     (ONE_HEAD, {"cp": 2, "cp_mode": "ulysses"}, "does not divide over tp*cp", _GATHER),
     (SCANNED, {"cp": 2}, "goes through S in its order", "--cp-order plain"),
     (CONVOLVED, {"cp": 2}, "moves S, whose parts", "--cp-order plain"),
-    (UNSPLIT, {"cp": 2}, "no sequence to split", "--tp"),
-    (UNSPLIT, {"tp": 2, "sp": True}, "no sequence to split", "--tp"),
+    (UNSPLIT, {"cp": 2}, "no sequence dimension to split", "--tp"),
+    (UNSPLIT, {"tp": 2, "sp": True}, "no sequence dimension to split", "--tp"),
     (("llama", "vit", "mamba"), {"dp": 2, "ep": 2}, "has no experts", "leave it out"),
     (PAIRED, {"microbatches": 2}, "is of pairs along B", "--microbatches 1"),
     (("mamba2", "rwkv7"), {"cp": 8, "cp_mode": "ulysses"}, "does not divide", "choose cp among"),

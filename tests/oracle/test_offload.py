@@ -208,8 +208,8 @@ HEAD = "stg.module @m {\n  stg.symbols[B]\n  stg.func @f (%x: f32[B], %h: f32[B 
     [
         ("%y = stg.gelu(%h)", "'stg.gelu' works on the device, but %h is in host memory"),
         ("%y = stg.add(%x, %h)", "'stg.add' works on the device, but %h is in host memory"),
-        ("%y = stg.copy[to = host](%h)", "copies to the host, where %h is already"),
-        ("%y = stg.copy[to = device](%x)", "copies to the device, where %x is already"),
+        ("%y = stg.copy[to = host](%h)", "copies to host memory, but %h is already there"),
+        ("%y = stg.copy[to = device](%x)", "copies to device memory, but %x is already there"),
     ],
 )
 def test_only_copies_cross(body: str, message: str) -> None:

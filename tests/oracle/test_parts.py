@@ -178,7 +178,7 @@ def test_a_pod_that_waits_for_nothing_that_comes_is_found() -> None:
         ("encoder=nothing", {}, "no value '%nothing'"),
         ("encoder=r1", {}, "made inside of layers"),
         ("encoder=mel", {}, "an argument"),
-        ("encoder=e: part=x=y", {}, "--part stands in a part"),
+        ("encoder=e: part=x=y", {}, "--part inside of a --part"),
     ],
 )
 def test_parts_that_do_not_fit_are_told(

@@ -208,7 +208,7 @@ def test_recall_takes_one_or_the_other(attr: str, taken: int) -> None:
         (["--recompute-layers", "2"], "no effect without --recompute"),
         (
             ["--recompute", "full", "--recompute-layers", "2", "--recompute-every", "2"],
-            "both say in which blocks",
+            "cannot be used together",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_presets_hold_the_published_number_of_experts(preset: str, mine: int) ->
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("mixtral-8x7b",), "--redundant-experts is about a step of serving"),
+        (("mixtral-8x7b",), "--redundant-experts needs a step of serving"),
         (("llama3-8b", "--serve", "decode", "--context", "9"), "the model has no experts"),
         (("mixtral-8x7b", "--serve", "decode", "--context", "9"), "9 of E = 17 experts are copies"),
     ],
@@ -115,7 +115,7 @@ def test_a_text_of_training_cannot_have_copies(tmp_path: Path) -> None:
     file.write_text("stg.strategy @s {\n  stg.redundant_experts[count = 1]\n}\n")
     ran = stagec("analyze", "mixtral-8x7b", str(file))
     assert ran.code == 1
-    assert "s.stg:2:3: error: copies of experts are about a step of serving" in ran.err
+    assert "s.stg:2:3: error: redundant experts need a step of serving" in ran.err
 
 
 @LONG

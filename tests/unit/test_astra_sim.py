@@ -153,7 +153,7 @@ def test_pods_that_are_no_grid_are_refused(tmp_path: Path) -> None:
     words = (*PODS, "--prefill", "tp=2", "--decode", "tp=4")
     done = stagec(*words, *FORMAT, "-o", tmp_path / "job")
     assert done.code == 1
-    assert "pods of 2 and 4 ranks are no grid" in done.err
+    assert "pods of 2 and 4 ranks do not form a grid" in done.err
     assert "'decode/tp' has 4 ranks over nvlink, in blocks of 2" in done.err
     assert not (tmp_path / "job").exists()
 
@@ -346,10 +346,10 @@ def test_ranks_that_do_not_end_are_an_error(
     monkeypatch.setenv("STUB", "stuck")
     done = stagec("simulate", folder, "--astra-sim", binary)
     assert done.code == 1
-    assert "error: 1 of 2 ranks do not end in ASTRA-sim, which exits with 0" in done.err
+    assert "error: ASTRA-sim exits with 0 before 1 of 2 ranks end" in done.err
     monkeypatch.setenv("STUB", "bad")
     done = stagec("simulate", folder, "--astra-sim", binary)
-    assert "exits with 1: [critical] For rank 0 ET node 3" in done.err
+    assert "ranks end: [critical] For rank 0 ET node 3" in done.err
 
 
 def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
@@ -357,9 +357,9 @@ def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     empty = stagec("simulate", tmp_path, "--astra-sim", binary)
     assert "has no readable 'stagec.json'" in empty.err
     no = stagec("simulate", folder, "--astra-sim", tmp_path / "none")
-    assert "is not a program" in no.err
+    assert "is not an executable program" in no.err
     other = stagec("simulate", folder, "--astra-sim", "/bin/true")
-    assert (other.code, "prints nothing and exits with 0: it is not ASTRA-sim" in other.err) == (
+    assert (other.code, "is not ASTRA-sim: it prints nothing and exits with 0" in other.err) == (
         1,
         True,
     )

@@ -160,7 +160,7 @@ JOBS: dict[str, tuple[list[str], str]] = {
         "<mesh of the command line>:1:1: error: no value for dp\n  stg.mesh @pod[dp, tp = 2]",
     ),
     "pipeline": (["--pp", "2", "--schedule", "1f2b"], "no schedule"),
-    "context": (["--cp-mode", "ulysses", "--cp-order", "plain"], "is for --cp-mode ring"),
+    "context": (["--cp-mode", "ulysses", "--cp-order", "plain"], "needs --cp-mode ring"),
     "experts": (["--ep", "2"], "no experts"),
     "too many layers": (["--set", "L=9000000000000000000"], ""),
 }
@@ -390,7 +390,9 @@ def test_a_plot_takes_several_configurations(command: str, tmp_path: Path) -> No
     words = ["--machine", "h100-sxm"] if command == "time" else []
     told = stagec(command, "llama3-8b", "--set", "L=1", *words, "--html", tmp_path / "x.svg")
     assert told.code == 1
-    assert told.err.startswith("error: --html FILE.svg is a plot, of many configurations")
+    assert told.err.startswith(
+        "error: --html FILE.svg is a plot of many configurations, and needs --sweep"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -404,7 +406,7 @@ def test_a_page_is_named_as_one(command: str, suffix: str, tmp_path: Path) -> No
     named = (suffix, command) in ((".HTML", command), (".svg", "memory"))
     assert told.code == 1
     assert (
-        f"'{file}' is named as something else\n  help: name it {tmp_path}/x.html" in told.err
+        f"'{file}' does not end in .html\n  help: give --html {tmp_path}/x.html" in told.err
     ) != named
 
 

@@ -65,19 +65,19 @@ def test_the_mesh_of_a_text_is_compared(tmp_path: Path) -> None:
     path.write_text(TEXT.format(axes="dp = 4, tp = 4"))
     ran = stagec("analyze", LLAMA, path, "--ranks", "32")
     assert ran.code == 1
-    assert "--ranks 32, but the mesh is dp 4 x tp 4: 16 ranks" in ran.err
+    assert "--ranks 32 differs from the mesh dp 4 x tp 4, which has 16 ranks" in ran.err
     assert "choose dp = 8 or tp = 8" in ran.err
 
 
 REFUSED = {
-    "no size for dp": (
+    "axis 'dp' gets no size": (
         ["--ranks", "100", "--tp", "8"],
-        "--ranks 100 does not divide by tp 8 = 8",
+        "--ranks 100 is not a multiple of tp 8 = 8",
         "choose --ranks among 96, 104 or --tp among 4, 5, 10",
     ),
     "too few ranks": (
         ["--ranks", "2", "--tp", "16"],
-        "does not divide by tp 16",
+        "is not a multiple of tp 16",
         "--tp among 1, 2",
     ),
     "two axes too many": (
@@ -87,21 +87,29 @@ REFUSED = {
     ),
     "another product": (
         ["--ranks", "64", "--tp", "8", "--dp", "4"],
-        "but the mesh is dp 4 x tp 8: 32 ranks",
+        "differs from the mesh dp 4 x tp 8, which has 32 ranks",
         "choose dp = 8 or tp = 16",
     ),
     "a mesh of another product": (
         ["--ranks", "48", "--mesh", "dp=4,tp=8"],
-        "but the mesh is dp 4 x tp 8: 32 ranks",
+        "differs from the mesh dp 4 x tp 8, which has 32 ranks",
         "choose dp = 6 or tp = 12",
     ),
     "a mesh with two open axes": (
         ["--ranks", "48", "--mesh", "dp,tp"],
-        "--ranks 48 gives the size of one axis, but dp and tp are open",
-        "give all of them but one a size",
+        "--ranks 48 gives the size of one axis, but dp and tp have no size",
+        "give sizes to all of them but one",
     ),
-    "two data axes": (["--dp", "2", "--dp-shard", "2"], "both give the data-parallel", "R*N ranks"),
-    "two meshes": (["--mesh", "dp=2", "--tp", "2"], "--mesh and --tp both", "in one of them"),
+    "two data axes": (
+        ["--dp", "2", "--dp-shard", "2"],
+        "cannot be used with --dp-replicate",
+        "R*N ranks",
+    ),
+    "two meshes": (
+        ["--mesh", "dp=2", "--tp", "2"],
+        "--mesh and --tp cannot be used together",
+        "give all axes in --mesh",
+    ),
     "too many for the heads": (
         ["--tp", "64"],
         "H = 32 does not divide over tp = 64",
@@ -114,17 +122,17 @@ REFUSED = {
     ),
     "kept without shards": (
         ["--dp", "2", "--zero", "1", "--reshard-after-forward", "last"],
-        "--reshard-after-forward last needs parameters that are sharded",
+        "--reshard-after-forward last needs --zero 3, found --zero 1",
         "choose --zero 3",
     ),
     "prefetch without shards": (
         ["--dp", "2", "--fsdp-prefetch", "2"],
-        "--fsdp-prefetch 2 needs parameters that are sharded: --zero 3, found --zero 0",
+        "--fsdp-prefetch 2 needs --zero 3, found --zero 0",
         "choose --zero 3",
     ),
     "neither a policy nor an op": (
         ["--recompute", "ops=silu"],
-        "--recompute ops=silu: 'ops=silu' is neither a policy nor the name of an op",
+        "--recompute ops=silu: 'ops=silu' is neither a policy nor an op",
         "choose none, selective, full, full_replay, or ops of the model",
     ),
     "chunks of a zigzag": (
@@ -180,7 +188,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (["--dp", "2", "--zero", "3", "--ddp-bucket", "9"], "--ddp-bucket has no effect"),
         (["--dp", "2", "--zero", "2", "--ddp-copies"], "--ddp-copies has no effect with --zero 2"),
         (["--tp", "2", "--ddp-bucket", "9"], "--ddp-bucket has no effect without --dp"),
-        (["--cp", "2"], "every rank of cp has the whole optimizer state"),
+        (["--cp", "2"], "each rank of cp has the whole optimizer state"),
         (["--recompute", "selective"], "'stg.recompute' changes nothing"),
     ],
 )

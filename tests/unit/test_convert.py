@@ -196,11 +196,11 @@ def test_traces_without_times(nodes: Sequence[TraceNode], told: str, tmp_path: P
 def test_what_is_refused(job: Path, tmp_path: Path) -> None:
     one = job / "llama3-8b.0.et"
     done = stagec("convert", one, "-o", one, "--to", "json")
-    assert (done.code, "is there already" in done.err) == (1, True)
+    assert (done.code, "already exists" in done.err) == (1, True)
     done = stagec("convert", job, "-o", job, "--to", "json")
     assert (done.code, "is not empty" in done.err) == (1, True)
     done = stagec("convert", tmp_path / "none", "-o", tmp_path / "x", "--to", "json")
-    assert (done.code, "there is no file or folder" in done.err) == (1, True)
+    assert (done.code, "no file or folder '" in done.err) == (1, True)
     broken = tmp_path / "broken.0.et"
     broken.write_bytes(one.read_bytes()[:-9])
     for to in ("json", "chakra", "chrome"):

@@ -198,7 +198,7 @@ def test_what_is_no_trace(content: bytes, job: Path, tmp_path: Path) -> None:
     ran = stagec("diff", path, job)
     assert (ran.code, "error: " in ran.err, ran.out) == (1, True, ""), ran.err
     ran = stagec("diff", tmp_path / "none", job)
-    assert (ran.code, "there is no file or folder" in ran.err) == (1, True)
+    assert (ran.code, "no file or folder '" in ran.err) == (1, True)
     ran = stagec("diff", job, tmp_path)
     assert ran.code == 1
 

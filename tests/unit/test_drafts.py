@@ -177,12 +177,12 @@ def test_key_value_heads_are_replicated_in_both_models_alike() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ((*STEP, *draft()), "--draft expects --speculative"),
-        ((*STEP, "--speculative", "0", *draft()), "--draft expects --speculative"),
+        ((*STEP, *draft()), "--draft needs --speculative"),
+        ((*STEP, "--speculative", "0", *draft()), "--draft needs --speculative"),
         ((*TARGET, "--context", "0", "--speculative", "2", *draft()), "--context 0 caches none"),
-        (("llama3-8b", *draft()), "--draft is about a step of serving"),
-        (("llama3-8b", "--serve", "prefill", "--prompt", "4", *draft()), "for --serve decode"),
-        ((*STEP, "--speculative", "2", *draft("tpp=2")), "no flag 'tpp' of a strategy"),
+        (("llama3-8b", *draft()), "--draft needs a step of serving"),
+        (("llama3-8b", "--serve", "prefill", "--prompt", "4", *draft()), "needs --serve decode"),
+        ((*STEP, "--speculative", "2", *draft("tpp=2")), "'tpp' is not a flag of a strategy"),
         ((*STEP, "--speculative", "2", *draft("tp=3")), "in the pod 'draft'"),
         ((*STEP, "--speculative", "2", "--draft", "llama3-8x"), "did you mean 'llama3-8b'?"),
         ((*STEP, "--speculative", "2", *draft(sizes=f"{TINY},V=65")), "V is given twice"),
@@ -196,16 +196,25 @@ def test_key_value_heads_are_replicated_in_both_models_alike() -> None:
             (*STEP, "--speculative", "2", "--microbatches", "2", *draft("microbatches=4")),
             "microbatches=4",
         ),
-        ((*STEP, "--speculative", "2", "--pipeline", "serve", *draft()), "is about flags"),
+        ((*STEP, "--speculative", "2", "--pipeline", "serve", *draft()), "takes no strategy text"),
         (
             ("llama3-8b", "--serve", "disaggregated", "--prompt", "8", *draft()),
-            "--draft and --serve disaggregated both make pods",
+            "--draft and --serve disaggregated cannot be used together",
         ),
         ((*STEP, "--speculative", "2", *draft("on=rank0")), "expects on=model"),
-        ((*STEP, "--speculative", "2", "--tp", "4", *draft("tp=2,on=model")), "model are tp 4"),
-        ((*STEP, "--speculative", "2", *draft("dp=2,on=model")), "model are one device"),
-        ((*STEP, "--speculative", "2", "--tp", "2", *draft("ranks=4,on=model")), "are tp 2"),
-        ((*STEP, "--speculative", "2", "--pp", "2", *draft("on=model")), "stages of a pipeline"),
+        (
+            (*STEP, "--speculative", "2", "--tp", "4", *draft("tp=2,on=model")),
+            "ranks of the model, tp 4",
+        ),
+        ((*STEP, "--speculative", "2", *draft("dp=2,on=model")), "ranks of the model, one device"),
+        (
+            (*STEP, "--speculative", "2", "--tp", "2", *draft("ranks=4,on=model")),
+            "ranks of the model, tp 2",
+        ),
+        (
+            (*STEP, "--speculative", "2", "--pp", "2", *draft("on=model")),
+            "does not support pipeline stages",
+        ),
         (
             (*STEP, "--speculative", "2", "--microbatches", "2", *draft("on=model")),
             "waits for all sequences of a step",
@@ -287,10 +296,13 @@ def test_a_server_gives_what_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--accepted", "2"), "about the drafts of a step of decode"),
+        (("--accepted", "2"), "needs drafts, which this step"),
         (("--speculative", "2", "--accepted", "4"), "more than the 3 tokens"),
-        (("--speculative", "2", "--accepted", "2", "--acceptance", "0.5"), "both say how many"),
-        (("--speculative", "2", "--accepted", "2", "--sweep", "tp=1,2"), "sweeps do not have"),
+        (
+            ("--speculative", "2", "--accepted", "2", "--acceptance", "0.5"),
+            "cannot be used together",
+        ),
+        (("--speculative", "2", "--accepted", "2", "--sweep", "tp=1,2"), "which has no TPOT"),
         (("--speculative", "2", "--acceptance", "1.5"), "--acceptance"),
         (("--speculative", "2", "--acceptance", "nan"), "--acceptance expects a number, found nan"),
         (("--speculative", "2", "--accepted", "inf"), "--accepted expects a number, found inf"),

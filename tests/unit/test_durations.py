@@ -123,7 +123,10 @@ def test_the_manifest_says_which_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--machine", "h100", "--peak-tflops", "1", "--memory-gbps", "1"], "both say how fast"),
+        (
+            ["--machine", "h100", "--peak-tflops", "1", "--memory-gbps", "1"],
+            "cannot be used together: both give the speed",
+        ),
         (["--machine", "h1000"], "no machine 'h1000'"),
         (["--machine", "none.toml"], "none.toml"),
     ],

@@ -393,7 +393,7 @@ def test_errors_are_by_engine_and_machine() -> None:
 def test_validate_refuses_what_does_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     found = stagec("validate", "--serve", "--time")
     assert found.code == 1
-    assert "--time, --memory, --serve ask for different rows" in found.err
+    assert "--time, --memory, --serve cannot be used together" in found.err
     with pytest.raises(DiagnosticError, match="no such source"):
         measured_servers("nothing")
     few = min(measured_servers(), key=lambda server: server.batch)

@@ -318,7 +318,7 @@ def test_several_formats_have_a_folder_each(tmp_path: Path) -> None:
     assert "the format 'astra-sim' needs a machine" in stagec(*refused).err
     assert not (tmp_path / "neither").exists()
     over = stagec(*both[:-1], tmp_path / "one")
-    assert "holds a job already" in over.err
+    assert "has the files of a job" in over.err
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_two_forms_are_an_error() -> None:
     assert stagec(*JOB, "--json", "--format", "json").code == 0
     ran = stagec(*JOB, "--json", "--format", "csv")
     assert ran.code == 1
-    assert "error: --json and --format csv are two forms of the answer" in ran.err
+    assert "error: --json and --format csv cannot be used together" in ran.err
 
 
 def test_lines_stay_lines_in_markdown() -> None:
@@ -72,6 +72,6 @@ def test_a_pdf_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "cairosvg", None)
     ran = stagec(*SWEEP, "--html", tmp_path / "plot.pdf")
     assert ran.code == 1
-    assert "error: a PDF needs CairoSVG" in ran.err
-    assert "help: pip install 'stagec[pdf]', or write FILE.svg" in ran.err
+    assert "error: a PDF needs the package CairoSVG" in ran.err
+    assert "help: install them: pip install 'stagec[pdf]', or write FILE.svg" in ran.err
     assert not (tmp_path / "plot.pdf").exists()

@@ -177,9 +177,9 @@ def _analysed(model: str, prefill: str, decode: str, prompt: int) -> dict[str, A
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--prefill", "tp=2"), "expects --prompt"),
-        (("--prompt", "16", "--prefill", "tq=2"), "no flag 'tq' of a strategy"),
-        (("--prompt", "16", "--prefill", "sp,foo"), "no flag 'foo' of a strategy"),
+        (("--prefill", "tp=2"), "needs --prompt"),
+        (("--prompt", "16", "--prefill", "tq=2"), "'tq' is not a flag of a strategy"),
+        (("--prompt", "16", "--prefill", "sp,foo"), "'foo' is not a flag of a strategy"),
         (("--prompt", "16", "--prefill", "tp=x"), "--prefill 'tp=x'"),
         (
             ("--prompt", "16", "--prefill", "microbatches=2", "--decode", "microbatches=3"),
@@ -253,7 +253,7 @@ def test_times_and_memory_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--steps", "3"), "--steps writes steps of one server"),
+        (("--steps", "3"), "--steps compiles steps of one server"),
         (("--name", "manifest"), "'manifest' is not a valid name"),
     ],
 )

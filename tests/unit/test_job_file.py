@@ -108,16 +108,16 @@ def test_python_takes_and_gives_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model = ", "job.toml: not TOML"),
-        ("[[[[", "job.toml: not TOML"),
-        ('model = "llama3-8b"\n[strategy]\ntpp = 2\n', "job.toml:3:1: error: there is no 'tpp'"),
+        ("model = ", "job.toml is not valid TOML"),
+        ("[[[[", "job.toml is not valid TOML"),
+        ('model = "llama3-8b"\n[strategy]\ntpp = 2\n', "job.toml:3:1: error: unknown key 'tpp'"),
         ('model = "llama3-8b"\n[strategy]\ntpp = 2\n', "did you mean 'tp'"),
         (
             'model = "llama3-8b"\n[strategy]\ndp = 2\nfsdp-prefetch = "x"\n',
             "job.toml:4:1: error: fsdp_prefetch: 'x' is not a valid integer",
         ),
-        ("colour = 1\n", "job.toml:1:1: error: there is no 'colour' in a job"),
-        ("[colours]\nred = 1\n", "there is no 'colours' in a job"),
+        ("colour = 1\n", "job.toml:1:1: error: unknown key 'colour' in a job"),
+        ("[colours]\nred = 1\n", "unknown key 'colours' in a job"),
         ('model = "llama3-8b"\n[strategy]\ntp = "many"\n', "tp: 'many' is not a valid integer"),
         ('model = "llama3-8b"\nmachine = 3\n', "expected a table with name and used_ranks"),
         ('model = "llama3-8b"\n[sizes]\nL = -1\n', "error"),

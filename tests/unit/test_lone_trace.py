@@ -112,7 +112,7 @@ def test_what_is_no_trace_is_told(job: Path, tmp_path: Path) -> None:
     for path, told in (
         (job, "give one of its traces: "),
         (archive, "stagec materialize"),
-        (tmp_path / "nothing", "there is no file or folder"),
+        (tmp_path / "nothing", "no file or folder '"),
     ):
         done = stagec("show", path)
         assert (done.code, told in done.err) == (1, True), done.err

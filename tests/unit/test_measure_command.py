@@ -106,7 +106,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "no number": (events({**KERNEL, "args": {"correlation": {}}}), "'correlation': expects a"),
     "no text": (events({**KERNEL, "name": None}), "'name': expects a text"),
     "no thread": (events({**KERNEL, "cat": "cpu_op", "tid": []}), "expects 'pid' and 'tid'"),
-    "unmatched": (events(KERNEL), "no kernel can be identified"),
+    "unmatched": (events(KERNEL), "the profile has no kernels that can be identified"),
     "gzip of nothing": (gzip.compress(b""), "the file is empty"),
     "no gzip": (b"\x1f\x8b oops", "broken gzip"),
 }
@@ -137,7 +137,7 @@ def test_json_in_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
     path = a_trace().write(tmp_path / "trace.json")
     found = stagec("measure", path, "--json", "-o", tmp_path / "table.csv")
     assert found.code == 1
-    assert "let it end in .json" in found.err
+    assert "give -o NAME.json" in found.err
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 64])

@@ -120,7 +120,7 @@ def test_names_of_files_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--compare", "--tp 2"], "--compare is about a page"),
+        (["--compare", "--tp 2"], "--compare needs --html"),
         (["--html", "p.html", "--compare", "--tp x"], "'--tp x': Invalid value for '--tp'"),
         (["--html", "p.html", "--compare", "--limit 3"], "No such option"),
         (["--html", "p.html", "--compare", "'"], "No closing quotation"),
@@ -137,7 +137,7 @@ def test_an_error_of_a_compared_job_says_of_which(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     ran = stagec("memory", *JOB, "--html", page, "--compare", "--tp 3")
     assert ran.code == 1
-    assert "the next message is about the job of --compare '--tp 3'" in ran.err
+    assert "the next message comes from the job of --compare '--tp 3'" in ran.err
     assert not page.exists()
 
 
@@ -156,7 +156,7 @@ def test_the_page_is_written_though_nobody_reads_the_table(
 def test_one_rate_alone(tmp_path: Path) -> None:
     ran = stagec("memory", *JOB, "--html", tmp_path / "page.html", "--peak-tflops", "1")
     assert ran.code == 1
-    assert "durations need both" in ran.err
+    assert "need each other" in ran.err
 
 
 def test_a_page_of_many_classes_has_fewer_columns_of_each() -> None:

@@ -80,15 +80,18 @@ def test_a_dimension_that_an_op_needs_whole_may_be_pinned_split() -> None:
     [
         (
             "%b = stg.sharding_constraint(%a) : f32[8, 8 | sum(x)]",
-            "'stg.sharding_constraint' gives %b whole, not in parts",
+            "'stg.sharding_constraint' gives %b whole, not unreduced",
         ),
-        ("%b = stg.gelu(%a) : f32[8, 8 | sum(x)]", "'stg.gelu' gives %b whole, not in parts"),
+        ("%b = stg.gelu(%a) : f32[8, 8 | sum(x)]", "'stg.gelu' gives %b whole, not unreduced"),
         (
             '%b = stg.einsum["ab,bc->ac"](%a, %a2) : f32[8, 8 | sum(x)]',
-            "'stg.einsum' gives %b whole, not in parts",
+            "'stg.einsum' gives %b whole, not unreduced",
         ),
-        ("%b = stg.add(%a, %p) : f32[8, 8 | sum(x)]", "'stg.add' gives %b whole, not in parts"),
-        ('%b = stg.max["ab->a"](%s) : f32[8 | sum(x)]', "'stg.max' gives %b in parts of a max"),
+        ("%b = stg.add(%a, %p) : f32[8, 8 | sum(x)]", "'stg.add' gives %b whole, not unreduced"),
+        (
+            '%b = stg.max["ab->a"](%s) : f32[8 | sum(x)]',
+            "'stg.max' gives %b unreduced by max",
+        ),
     ],
 )
 def test_a_whole_value_is_not_taken_for_parts_of_a_sum(body: str, message: str) -> None:
@@ -108,7 +111,7 @@ def test_parts_in_a_text_are_verified() -> None:
         "    %b = stg.sharding_constraint(%a) : f32[8 | sum(x)]\n"
         "    %c = stg.all_reduce[over = x](%b) : f32[8 | rep]\n    stg.return(%c)\n  }\n}\n"
     )
-    with pytest.raises(DiagnosticError, match="gives %b whole, not in parts over x"):
+    with pytest.raises(DiagnosticError, match="gives %b whole, not unreduced over x"):
         compiled(text, "verify")
 
 

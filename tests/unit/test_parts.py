@@ -122,8 +122,11 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("analyze", "--limit", "h100"), "--limit of one job is for 'stagec memory'"),
-        (("analyze", "--machine", "h100-sxm"), "--machine is about the ops of one step"),
+        (
+            ("analyze", "--limit", "h100"),
+            "--limit for one job without --serve is an option of 'stagec memory'",
+        ),
+        (("analyze", "--machine", "h100-sxm"), "takes --machine only for a step of serving"),
         (("compile", "--serve", "mixed", "--steps", "2", "--dry-run"), "steps of one server"),
         (("analyze", "--preset", "llama3-405b-8k"), "a strategy of its own"),
         (("analyze", "--serve", "mixed", "--step", "decode=4x8"), "no encoder"),
@@ -182,7 +185,7 @@ def test_parts_do_not_vary() -> None:
     """Sweeps are of a job on one mesh; a search takes parts as they are given."""
     ran = stagec("analyze", path("whisper"), "--sweep", "part=encoder=e")
     assert ran.code == 2
-    assert "no flag 'part' to sweep" in ran.err
+    assert "'part' is neither a flag nor a symbol" in ran.err
     where = ("--ranks", "8", "--machine", "h100-sxm", "--batch", "8")
     ran = stagec("search", path("whisper"), "--part", "encoder=e: tp=1..2", *where)
     assert ran.code == 1

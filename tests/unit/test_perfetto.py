@@ -193,7 +193,7 @@ def test_ranks_are_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "message"),
-    [("8", "there is no rank 8"), ("x", "'x' is not a range of ranks")],
+    [("8", "the job has no rank 8"), ("x", "'x' is not a range of ranks")],
 )
 def test_wrong_ranks(tmp_path: Path, ranks: str, message: str) -> None:
     file = tmp_path / "step.pftrace"
@@ -205,7 +205,7 @@ def test_wrong_ranks(tmp_path: Path, ranks: str, message: str) -> None:
 def test_ranks_without_a_trace() -> None:
     ran = stagec(*COMMAND, "--perfetto-ranks", "0")
     assert ran.code == 1
-    assert "--perfetto-ranks is about a trace" in ran.err
+    assert "--perfetto-ranks needs --perfetto" in ran.err
 
 
 def test_big_jobs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

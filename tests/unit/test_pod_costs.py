@@ -132,7 +132,7 @@ def test_what_would_make_pods_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     ("stage", "says"),
     [
         ("x/0", "choose prefill/0, decode/0"),
-        ("decode/1", "--stage decode/1: there is no such stage"),
+        ("decode/1", "--stage decode/1: the job has no such stage"),
         ("decode/", "is not a valid integer"),
     ],
 )

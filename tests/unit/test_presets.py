@@ -98,7 +98,7 @@ def test_a_preset_is_its_model_text_and_step() -> None:
     ("words", "told"),
     [
         (("serve", "--prompt", "64", "--machine", "h800"), "is one step of decode"),
-        (("time", "--sweep", "preset=deepseek-v3", "--machine", "h800"), "both name a published"),
+        (("time", "--sweep", "preset=deepseek-v3", "--machine", "h800"), "cannot be used together"),
     ],
 )
 def test_where_a_preset_does_not_fit(words: Sequence[str], told: str) -> None:

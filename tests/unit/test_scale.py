@@ -124,7 +124,7 @@ def test_traces_without_a_manifest(tmp_path: Path) -> None:
     assert stagec("convert", small, "--to", "json", "-o", tmp_path / "text").code == 0
     asked = ("scale", tmp_path / "text", "--to", "dp=4,tp=2", "-o", tmp_path / "out")
     done = stagec(*asked)
-    assert (done.code, "has no manifest that says its mesh" in done.err) == (1, True)
+    assert (done.code, "has no manifest with the mesh" in done.err) == (1, True)
     done = stagec(*asked, "--from", "dp=2,tp=2", "--only-ranks", "3,5")
     assert done.code == 0, done.err
     for rank in (3, 5):

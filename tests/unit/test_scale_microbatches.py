@@ -196,9 +196,9 @@ def test_what_is_asked_makes_sense(tmp_path: Path) -> None:
     small = tmp_path / "small"
     assert compiled(small, "llama3-8b", ("--pp", "2"), 3)
     for words, told in (
-        ((), "nothing says which axes grow"),
+        ((), "neither --to nor --microbatches is given, so nothing would be scaled"),
         (("--microbatches", "2"), "2 microbatches are less than the 3 of the traces"),
-        (("--to", "pp=2", "--schedule", "1f1b"), "--schedule is for more microbatches"),
+        (("--to", "pp=2", "--schedule", "1f1b"), "--schedule needs --microbatches"),
         (("--microbatches", "6", "--schedule", "dualpipe"), "dualpipe"),
     ):
         done = stagec("scale", small, *words, "-o", tmp_path / "out")

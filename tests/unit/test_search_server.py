@@ -272,7 +272,7 @@ def test_a_limit_of_memory_holds_over_time() -> None:
 @LONG
 def test_why_a_server_does_not_run_over_time_is_said() -> None:
     rows = found(ranks=2, pp=2, tp=1, batch=(4,), verify=1)["best"]
-    assert rows[0]["over_time"]["refused"] == "requests over time have no pipeline stages yet"
+    assert rows[0]["over_time"]["refused"] == "requests over time do not support --pp yet"
 
 
 # -- launch files ----------------------------------------------------------------------------------
@@ -384,20 +384,29 @@ def test_launch_files_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "a search needs a machine"),
-        (("--machine", "h100-sxm", "--tpot", "1us"), "no server is within the limits"),
-        (("--machine", "h100-sxm", "--objective", "time"), "--objective time is about one step"),
-        (("--machine", "h100-sxm", "--step", "decode=1x1"), "--step is not for --serve server"),
-        (("--machine", "h100-sxm", "--no-levers"), "--no-levers is not for --serve server"),
+        ((), "no machine is given"),
+        (("--machine", "h100-sxm", "--tpot", "1us"), "no server meets the limits"),
+        (
+            ("--machine", "h100-sxm", "--objective", "time"),
+            "--objective time is an objective of one step",
+        ),
+        (
+            ("--machine", "h100-sxm", "--step", "decode=1x1"),
+            "--step cannot be used with --serve server",
+        ),
+        (
+            ("--machine", "h100-sxm", "--no-levers"),
+            "--no-levers cannot be used with --serve server",
+        ),
         (("--machine", "h100-sxm", "--emit-run", "tgi"), "'tgi' is not one of vllm"),
         (
             ("--machine", "h100-sxm", "--emit-run", "vllm", "--speculative", "2"),
-            "--emit-run writes no drafts",
+            "--emit-run does not support drafts",
         ),
-        (("--machine", "h100-sxm", "--accepted", "2"), "about the drafts of a step of decode"),
-        (("--machine", "h100-sxm", "--part", "encoder=e: dp=1"), "has no encoder"),
+        (("--machine", "h100-sxm", "--accepted", "2"), "needs drafts, which this step"),
+        (("--machine", "h100-sxm", "--part", "encoder=e: dp=1"), "have no encoder"),
         (("--machine", "h100-sxm", "--emit-run", "vllm="), "expects a folder"),
-        (("--machine", "h100-sxm", "--price", "1,2"), "--price has 2 prices"),
+        (("--machine", "h100-sxm", "--price", "1,2"), "--price gives 2 prices"),
         (("--machine", "h100-sxm", "--stack", "vlm"), "no stack 'vlm'"),
     ],
 )

@@ -154,12 +154,12 @@ def test_a_preset_gives_its_step() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--tpot", "30ms"), "--tpot is about steps of decode and mixed"),
-        (("--serve", "prefill", "--prompt", "8", "--tpot", "30ms"), "about steps of decode"),
-        (("--serve", "decode", "--context", "8", "--ttft", "1s"), "about steps of prefill"),
-        (("--serve", "decode"), "expects --context"),
-        (("--context", "8"), "--context is about a step of serving"),
-        (("--serve", "mixed"), "expects --batch and --context"),
+        (("--tpot", "30ms"), "--tpot needs --serve decode or mixed"),
+        (("--serve", "prefill", "--prompt", "8", "--tpot", "30ms"), "needs --serve decode"),
+        (("--serve", "decode", "--context", "8", "--ttft", "1s"), "needs --serve prefill"),
+        (("--serve", "decode"), "needs --context"),
+        (("--context", "8"), "--context needs a step of serving"),
+        (("--serve", "mixed"), "needs --batch and --context"),
         (("--serve", "decode", "--context", "8", "--batch", "1", "--set", "B=2"), "give one"),
     ],
 )

@@ -243,19 +243,22 @@ def test_an_encoder_runs_with_the_first_chunk() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--serve", "disaggregated", "--draft", "llama3-8b"), "both make pods"),
+        (
+            ("--serve", "disaggregated", "--draft", "llama3-8b"),
+            "cannot be used together: both add pods",
+        ),
         (
             ("--serve", "disaggregated", "--part", "encoder=e", "--chunk", "4"),
-            "the first one makes those of an encoder",
+            "the encoder runs with the first",
         ),
-        (("--draft", "llama3-8b"), "expects --speculative"),
+        (("--draft", "llama3-8b"), "needs --speculative"),
         (("--serve", "decode"), "is one step"),
-        (("--batch", "4"), "goes over batches"),
+        (("--batch", "4"), "takes --batches"),
         (("--tpot", "30"), "expects a time such as 30ms"),
         (("--batches", "0"), "expects batches such as"),
         (("--batches", "9" * 5000), "expects batches such as"),
         (("--tp", "3"), ""),
-        (("--set", "D=65536,F=229376"), "no batch fits the machine"),
+        (("--set", "D=65536,F=229376"), "no batch fits into the memory of the machine"),
     ],
 )
 def test_what_is_wrong_is_told(words: tuple[str, ...], says: str) -> None:

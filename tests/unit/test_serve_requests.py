@@ -102,35 +102,65 @@ def test_files_that_are_wrong(case: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 REFUSED: dict[tuple[str, ...], str] = {
-    ("--rate", "1", "--concurrency", "2", *LENGTHS): "--rate and --concurrency both say when",
-    ("--replicas", "2", "--prompt", "64"): "--replicas is about requests over time",
+    (
+        "--rate",
+        "1",
+        "--concurrency",
+        "2",
+        *LENGTHS,
+    ): "--rate and --concurrency cannot be used together",
+    ("--replicas", "2", "--prompt", "64"): "--replicas needs requests over time",
     ("--rate", "1"): "expected the tokens of each prompt",
     ("--rate", "1", "--lengths", "prompt=long"): "--lengths: prompt is 'long', expected a number",
     ("--rate", "1", "--turns", "0", *LENGTHS): "--turns is '0', expected a number of 1 to",
     ("--rate", "1", "--lengths", "prompts=3"): "says neither prompt=... nor output=...",
     ("--rate", "1", "--lengths", "prompt=lognormal:0:1"): "expected lognormal:MEAN:DEVIATION",
-    ("--rate", "1", "--batches", "1", *LENGTHS): "--batches is about steady batches",
-    ("--rate", "1", "--batch", "1", *LENGTHS): "--batch is about one step",
-    ("--rate", "1", "--chunk", "8", *LENGTHS): "--chunk is about the steps of one prompt",
-    ("--rate", "1", "--part", "encoder=e", *LENGTHS): "has no encoder",
-    ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "--draft expects --speculative",
-    ("--rate", "1", "--accepted", "2", *LENGTHS): "about the drafts of a step of decode",
-    ("--rate", "1", "--pp", "2", *LENGTHS): "no pipeline stages yet",
+    ("--rate", "1", "--batches", "1", *LENGTHS): "--batches cannot be used with requests over time",
+    ("--rate", "1", "--batch", "1", *LENGTHS): "--batch cannot be used with requests over time",
+    ("--rate", "1", "--chunk", "8", *LENGTHS): "--chunk cannot be used with requests over time",
+    ("--rate", "1", "--part", "encoder=e", *LENGTHS): "no encoder is modeled",
+    ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "--draft needs --speculative",
+    ("--rate", "1", "--accepted", "2", *LENGTHS): "needs drafts, which this step",
+    ("--rate", "1", "--pp", "2", *LENGTHS): "do not support --pp yet",
     ("--rate", "1", "--serve", "decode", "--context", "8", *LENGTHS): "--serve decode is one step",
-    ("--rate", "1", "--max-batch", "9", "--max-tokens", "8", *LENGTHS): "at least as many tokens",
-    ("--rate", "1", "--prefill-replicas", "2", *LENGTHS): "is about pods that prefill",
-    ("--rate", "1", "--until", "0.5", *LENGTHS): "--until is about a rollout",
-    ("--concurrency", "1", "--burst", "2", *LENGTHS): "--burst is about arrivals at random",
-    ("--rate", "1", "--pause", "1s", *LENGTHS): "--pause is about the turns of a conversation",
+    (
+        "--rate",
+        "1",
+        "--max-batch",
+        "9",
+        "--max-tokens",
+        "8",
+        *LENGTHS,
+    ): "raise --max-tokens to 9 or more",
+    ("--rate", "1", "--prefill-replicas", "2", *LENGTHS): "needs --serve disaggregated",
+    ("--rate", "1", "--until", "0.5", *LENGTHS): "--until needs a rollout",
+    ("--concurrency", "1", "--burst", "2", *LENGTHS): "--burst needs arrivals at random",
+    ("--rate", "1", "--pause", "1s", *LENGTHS): "--pause needs the turns of a conversation",
     ("--rate", "1", "--fail", "3@1s+1s", *LENGTHS): "there is no replica 3 of 1 replicas",
-    ("--rate", "1", "--repair", "1s", *LENGTHS): "--repair is about failures at random",
-    ("--rate", "1", "--scale-delay", "1s", *LENGTHS): "--scale-delay is about --autoscale",
-    ("--rate", "1", "--autoscale", "1..2", "--replicas", "3", *LENGTHS): "goes up to 2 replicas",
-    ("--rate", "1", "--autoscale", "prefill:1..2", *LENGTHS): "is about pods that prefill",
+    ("--rate", "1", "--repair", "1s", *LENGTHS): "--repair needs failures at random",
+    ("--rate", "1", "--scale-delay", "1s", *LENGTHS): "--scale-delay needs --autoscale",
+    (
+        "--rate",
+        "1",
+        "--autoscale",
+        "1..2",
+        "--replicas",
+        "3",
+        *LENGTHS,
+    ): "allows at most 2 replicas",
+    ("--rate", "1", "--autoscale", "prefill:1..2", *LENGTHS): "needs --serve disaggregated",
     ("--rate", "1", "--autoscale", "1..2", "--autoscale", "1..3", *LENGTHS): "is given twice",
-    ("--rate", "1", "--autoscale", "1..2", "--dp", "2", *LENGTHS): "each is 2 replicas (--dp)",
+    (
+        "--rate",
+        "1",
+        "--autoscale",
+        "1..2",
+        "--dp",
+        "2",
+        *LENGTHS,
+    ): "cannot be used with --dp, here 2",
     ("--rate", "1", "--mtbf", "1us", "--start-time", "1us", *LENGTHS): "give a longer --mtbf",
-    ("--rate", "1", "--cache-blocks", "3", *LENGTHS): "and the cache of a replica has 3",
+    ("--rate", "1", "--cache-blocks", "3", *LENGTHS): "but the cache of a replica has 3",
 }
 
 
@@ -397,5 +427,5 @@ def test_python_says_the_same() -> None:
     assert str(found) == run(*words).out
     assert found.plot().startswith("<svg")
     assert "<h2>Share of time and cache in use</h2>" in found.page()
-    with pytest.raises(library.DiagnosticError, match="nothing says when requests arrive"):
+    with pytest.raises(library.DiagnosticError, match="no arrivals of requests are given"):
         library.job("llama3-8b", sizes=sizes).serve_requests("h100-sxm")

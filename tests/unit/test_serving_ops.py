@@ -124,8 +124,8 @@ def test_a_quotient_is_that_of_its_parts() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--machine", "h100"), "--machine is about the ops of one step of serving"),
-        (("--machine", "h100", "--sweep", "tp=1,2"), "one step of serving"),
+        (("--machine", "h100"), "takes --machine only for a step of serving"),
+        (("--machine", "h100", "--sweep", "tp=1,2"), "does not take --machine with --sweep"),
         ((*STEP, "--context", "9", "--limit", "machine"), "add --machine"),
     ],
 )

@@ -111,8 +111,8 @@ def test_a_folder_without_tests_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "model.stg").write_text(MODULE)
     outcome = stagec("test", tmp_path)
     assert outcome.code == 1
-    assert "error: no tests here" in outcome.err
-    assert "help: begin a test with '// RUN: %stagec opt" in outcome.err
+    assert "error: no tests found" in outcome.err
+    assert "help: start a test with '// RUN: %stagec opt" in outcome.err
 
 
 def test_a_path_that_is_not_there_is_a_usage_error() -> None:

@@ -306,7 +306,7 @@ def test_large_jobs_write_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (("--format", "kineto"), "the format 'kineto' needs a machine"),
         (("--format", "chrome{ranks=x}", *MACHINE), "expects all or classes, found 'x'"),
         (("--format", "chrome{rank=x}", *MACHINE), "has no option 'rank'"),
-        (("--measured", "x.csv"), "measured times need a machine"),
+        (("--measured", "x.csv"), "--measured and --kernels-from need --machine"),
     ],
 )
 def test_what_is_refused(words: Sequence[str], told: str, tmp_path: Path) -> None:

@@ -41,8 +41,9 @@ def _trace(timeline: MemoryTimeline) -> Iterator[dict[str, Any]]:
         time += 1
         if time > MOST_EVENTS:
             raise error(
-                f"the step has more than {MOST_EVENTS:,} starts and ends of buffers",
-                remedy="take fewer microbatches",
+                f"the step has more than {MOST_EVENTS:,} allocations and frees, the most that a "
+                "snapshot holds",
+                remedy="use fewer microbatches or layers",
             )
         size, address = timeline.size(event.buffer), places[event.number].offset
         if event.starts:

@@ -136,7 +136,7 @@ def draw(
     """How the page of a planned job, the footprints of whose pods are known, is drawn; a snapshot
     of what holds most is written if it is asked for. Raises `DiagnosticError`."""
     if given["compare"] and given["html"] is None:
-        raise error("--compare is about a page", remedy="add --html FILE")
+        raise error("--compare needs --html", remedy="add --html FILE")
     peaks = {
         PodStage(p, c["stage"]): c["peak"] for p in footprints for c in footprints[p]["classes"]
     }
@@ -148,7 +148,7 @@ def draw(
         lasts = ((f"{p}/0" if p else "0", len(f["classes"]) - 1) for p, f in footprints.items())
         stages = ", ".join(f"{first} to {last}" if last else first for first, last in lasts)
         raise error(
-            f"--stage {asked}: there is no such stage",
+            f"--stage {asked}: the job has no such stage",
             remedy=f"choose {stages}",
         )
     worst = max(fitting, key=peaks.__getitem__)
@@ -171,7 +171,7 @@ def _planned(changes: Changes, options: JobOptions, session: Session) -> DrawnJo
             changed, Pods.of(changed, session).lower(until=PLAN).builders, changes.text
         )
     except (DiagnosticError, NotAnIntegerError):
-        session.remark(f"the next message is about the job of --compare '{changes.text}'")
+        session.remark(f"the next message comes from the job of --compare '{changes.text}'")
         raise
 
 

@@ -82,9 +82,15 @@ class ScalingType(Kind[Scaling]):
             target = 0.0
         rule = (match and match[4]) or "requests"
         if match is None or target == 0 or not 1 <= int(match[2]) <= int(match[3]):
-            raise ValueError(f"expects bounds, 1..8, and a rule, 1..8:queue=4; found '{text:.40}'")
+            raise ValueError(
+                "expects bounds such as 1..8, with or without a rule as in 1..8:queue=4, found "
+                f"'{text:.40}'"
+            )
         if rule not in SCALING_RULES:
-            raise ValueError(f"no rule '{rule}' of {', '.join(SCALING_RULES)}: 1..8:requests=64")
+            raise ValueError(
+                f"unknown rule '{rule}', expected {', '.join(SCALING_RULES)}, as in "
+                "1..8:requests=64"
+            )
         return Scaling(match[1] is not None, int(match[2]), int(match[3]), rule, target)
 
     def text(self, value: Scaling) -> str:
@@ -175,7 +181,9 @@ def failures(given: Mapping[str, Any], prefills: int, replicas: int) -> list[Fai
             what = "prefill replicas" if outage.prefills else "replicas"
             raise error(
                 f"--fail: there is no replica {outage.replica} of {of} {what}",
-                remedy=f"they are numbered from 0 to {of - 1}" if of else "leave prefill: out",
+                remedy=f"replicas are numbered from 0 to {of - 1}"
+                if of
+                else "leave out 'prefill:'",
             )
         place = outage.replica + (0 if outage.prefills else prefills)
         found.append(Failure(place, outage.at, outage.seconds))
@@ -186,7 +194,7 @@ def scaling_of(given: Mapping[str, Any], *, prefills: bool) -> Scaling | None:
     """What is said of the replicas that prefill, or of the others. Raises `DiagnosticError`."""
     scalings = [each for each in given["autoscale"] if each.prefills == prefills]
     if len(scalings) > 1:
-        raise error("--autoscale is given twice for the same replicas", remedy="give it once")
+        raise error("--autoscale is given twice for the same pool", remedy="give it once")
     return scalings[0] if scalings else None
 
 
@@ -198,8 +206,9 @@ def replicas_of(given: Mapping[str, Any], *, prefills: bool) -> tuple[int, int]:
         return first, first
     if first > scaling.most:
         raise error(
-            f"--autoscale goes up to {scaling.most} replicas, and there are {first} at first",
-            remedy="give fewer --replicas, or scale up to more",
+            f"--autoscale allows at most {scaling.most} replicas, but the server starts with "
+            f"{first}",
+            remedy="give fewer --replicas, or raise the upper bound of --autoscale",
         )
     return max(first, scaling.least), scaling.most
 

@@ -170,24 +170,28 @@ def is_over_time(given: Mapping[str, Any]) -> bool:
     sources = [name for name in _SOURCES if given[name] is not None]
     if len(sources) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in sources[:2])
-        raise error(f"{first} and {second} both say when requests come", remedy="give one of them")
+        raise error(
+            f"{first} and {second} cannot be used together: both say when requests arrive",
+            remedy="give one of them",
+        )
     for option in () if sources else OVER_TIME:
         if given[option.name] != option.usual:
             words = option.words[0]
             raise error(
-                f"{words} is about requests over time",
-                remedy="say when they come: --rate 4, --concurrency 64, --batch-of 512 or "
+                f"{words} needs requests over time",
+                remedy="say when requests arrive: --rate 4, --concurrency 64, --batch-of 512 or "
                 "--requests FILE",
             )
     if sources and given["batches"] is not None:
         raise error(
-            "--batches is about steady batches, and requests over time make their own",
-            remedy="leave it out; --max-batch bounds the sequences of a step",
+            "--batches cannot be used with requests over time, whose batches follow from the "
+            "arrivals",
+            remedy="leave it out; --max-batch limits the sequences of a step",
         )
     for option in OVER_TIME:
         of = _ABOUT.get(option.name)
         if of is not None and given[option.name] != option.usual and not given[of[0]]:
-            raise error(f"{option.words[0]} is about {of[1]}", remedy=f"give {of[2]}")
+            raise error(f"{option.words[0]} needs {of[1]}", remedy=f"give {of[2]}")
     return bool(sources)
 
 
@@ -197,9 +201,16 @@ def asked_requests(options: JobOptions, given: Mapping[str, Any]) -> list[Reques
     count = given["batch_of"] or given["count"]
     if file is not None:
         if given["lengths"]:
-            raise error("--requests and --lengths both say how long they are", remedy="give one")
+            raise error(
+                "--requests and --lengths cannot be used together: both give the tokens of "
+                "requests",
+                remedy="give one",
+            )
         if given["turns"] is not None:
-            raise error("the requests of a file have no --turns", remedy="leave it out")
+            raise error(
+                "--turns cannot be used with --requests: the file has all requests",
+                remedy="leave it out",
+            )
         return read_requests(file)[:count]
     drawn = given["rate"] or 0.0, given["burst"], count or _COUNT, given["lengths"], given["seed"]
     several = None
@@ -224,8 +235,7 @@ def prefix_block(options: JobOptions, given: Mapping[str, Any], requests: Sequen
         return 0
     if HASH_BLOCK % page:
         raise error(
-            f"pages of {page} tokens do not divide the blocks of {HASH_BLOCK} tokens whose "
-            "hash_ids requests have",
-            remedy="give --page 16, for example",
+            f"pages of {page} tokens do not divide the {HASH_BLOCK} tokens of a block in hash_ids",
+            remedy=f"choose a divisor of {HASH_BLOCK}, such as --page 16",
         )
     return HASH_BLOCK

@@ -126,14 +126,14 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, two_pods: bool) ->
     """Raise `DiagnosticError` for options that this server does not take."""
     if options.serve is not None and not two_pods:
         raise error(
-            f"--serve {options.serve} is one step, and requests over time take many",
+            f"--serve {options.serve} is one step, but requests over time take many steps",
             remedy="leave it out, or give --serve disaggregated",
         )
     named = {
-        "batch": ("--batch is about one step", "give --max-batch N"),
-        "chunk": ("--chunk is about the steps of one prompt", "give --max-tokens N"),
-        "context": ("--context is about one step", "leave it out"),
-        "step": ("--step is one step", "leave it out"),
+        "batch": ("--batch cannot be used with requests over time", "give --max-batch N"),
+        "chunk": ("--chunk cannot be used with requests over time", "give --max-tokens N"),
+        "context": ("--context cannot be used with requests over time", "leave it out"),
+        "step": ("--step cannot be used with requests over time", "leave it out"),
     }
     for name, (what, remedy) in named.items():
         if getattr(options, name) is not None:
@@ -143,19 +143,23 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, two_pods: bool) ->
         options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
     if options.part:
         raise error(
-            "--part: a step that prefills and decodes has no encoder", remedy="leave it out"
+            "--part cannot be used with requests over time: no encoder is modeled in their steps",
+            remedy="leave it out",
         )
     if options.preset:
-        raise error("requests over time take no --preset", remedy="leave it out")
+        raise error(
+            "--preset cannot be used with requests over time",
+            remedy="leave it out, and give MODEL and flags",
+        )
     if given["prefill_replicas"] is not None and not two_pods:
         raise error(
-            "--prefill-replicas is about pods that prefill",
+            "--prefill-replicas needs --serve disaggregated",
             remedy="add --serve disaggregated --prefill 'tp=4' --decode 'tp=4'",
         )
     if scaling_of(given, prefills=True) is not None and not two_pods:
         raise error(
-            "--autoscale prefill:... is about pods that prefill",
-            remedy="leave prefill: out, or add --serve disaggregated",
+            "--autoscale prefill:... needs --serve disaggregated",
+            remedy="leave out 'prefill:', or add --serve disaggregated",
         )
 
 
@@ -223,23 +227,25 @@ def _pool(
     models = ServedModels.of(options, session)
     if options.pp > 1:
         raise error(
-            "requests over time have no pipeline stages yet",
-            remedy="leave --pp out; 'stagec compile --serve mixed --requests' steps through them",
+            "requests over time do not support --pp yet",
+            remedy="leave --pp out; 'stagec compile --serve mixed --requests' compiles steps with "
+            "pipeline stages",
         )
     alone = models.replicas
     groups = models.main.groups // alone
     if alone > 1 and given["autoscale"]:
         raise error(
-            f"--autoscale starts copies of the job, and each is {alone} replicas (--dp)",
-            remedy="leave --dp out: each replica is a copy then",
+            f"--autoscale cannot be used with --dp, here {alone}: it adds copies of the whole job",
+            remedy="leave --dp out, so that each replica is a copy of the job",
         )
     block = page_of(options)
     scheduler = read_strategy(models.main.builder.module).one(SchedulerRule)
     tokens, sequences = given["max_tokens"] or scheduler.tokens, given["max_batch"]
     if sequences > tokens:
         raise error(
-            f"--max-batch {sequences} sequences decode a token each, and a step has {tokens}",
-            remedy="give a step at least as many tokens as sequences: --max-tokens",
+            f"--max-batch {sequences} sequences decode a token each, but a step has at most "
+            f"{tokens} tokens",
+            remedy=f"raise --max-tokens to {sequences} or more, or lower --max-batch",
         )
     room, blocks = None, given["cache_blocks"]
     if blocks is None:
@@ -310,9 +316,9 @@ def _check(requests: Sequence[Request], pools: Sequence[Pool], session: Session)
         needed = limits.blocks_for(longest.prompt + longest.output - 1)
         if needed > limits.blocks:
             raise error(
-                f"a request of {longest.prompt:,} and {longest.output:,} tokens takes {needed:,} "
-                f"blocks of {limits.block} tokens at its end, and the cache of a replica has "
-                f"{limits.blocks:,}",
+                f"a request with a prompt of {longest.prompt:,} and an output of "
+                f"{longest.output:,} tokens needs {needed:,} blocks of {limits.block} tokens, but "
+                f"the cache of a replica has {limits.blocks:,}",
                 longest.loc,
                 remedy="split the model over more ranks, store caches in few bits (--kv-dtype "
                 "fp8), or leave the request out",

@@ -133,7 +133,10 @@ def axis_of(name: str, values: object) -> Axis:
         text = values if isinstance(values, str) else ",".join(map(text_of, _as_sequence(values)))
         return SweepType(timed=True).read(f"{name}={text}")
     except ValueError as problem:
-        raise error(str(problem), remedy='as in {"tp": [1, 2, 4], "S": "4096..16384"}') from None
+        raise error(
+            str(problem),
+            remedy='give a list or its text, as in {"tp": [1, 2, 4], "S": "4096..16384"}',
+        ) from None
 
 
 def _as_sequence(values: object) -> Sequence[object]:
@@ -175,7 +178,7 @@ def _setting(name: str, text: str, *, timed: bool) -> Setting:
         return Setting(name.removeprefix(_MACHINE), "figure", text)
     if not name[:1].isupper():
         hint = did_you_mean(name, (n.replace("_", "-") for n in types)) or "tp=1,2"
-        raise ValueError(f"no flag '{name}' to sweep, nor a symbol; {hint}")
+        raise ValueError(f"'{name}' is neither a flag nor a symbol; {hint}")
     return Setting(name, "symbol", SizesType().read(f"{name}={text}")[name])
 
 
@@ -203,9 +206,9 @@ def _tables(source: Source) -> _Tables:
     try:
         found = tomllib.loads(source.text)
     except tomllib.TOMLDecodeError as e:
-        raise error(f"{source.name}: not TOML: {e}", remedy=_EXAMPLE) from None
+        raise error(f"{source.name} is not valid TOML: {e}", remedy=_EXAMPLE) from None
     if not found:
-        raise error(f"{source.name}: no configurations", remedy=_EXAMPLE)
+        raise error(f"{source.name} has no configurations", remedy=_EXAMPLE)
     for name, table in found.items():
         if not isinstance(table, dict):
             raise _wrong(source, "", name, f"expected a table of flags, found {table!r}")

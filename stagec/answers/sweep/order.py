@@ -83,4 +83,4 @@ def known(flag: str, name: str, swept: Sequence[str], columns: Sequence[SweepCol
     if name in names:
         return name
     remedy = did_you_mean(name, names) or f"choose among {', '.join(names)}"
-    raise error(f"--{flag} {name}: there is no such column", remedy=remedy)
+    raise error(f"--{flag}: the table has no column '{name}'", remedy=remedy)

@@ -46,10 +46,13 @@ def plotted(
     swept = [axis.name for axis in axes]
     names = [part.strip() for part in wanted.split(",")] if wanted else default_axes(columns)
     if len(names) != 2:
-        raise error(f"--plot {wanted}: expected two columns", remedy="--plot time,memory")
+        raise error(f"--plot '{wanted}': expected two columns", remedy="--plot time,memory")
     x, y = (known("plot", name, swept, columns) for name in names)
     if y in swept:
-        raise error(f"--plot {x},{y}: the second is swept", remedy=f"--plot {y},{x}")
+        raise error(
+            f"--plot {x},{y}: the second column is swept, expected a result",
+            remedy=f"--plot {y},{x}",
+        )
     return x, y
 
 
@@ -63,7 +66,10 @@ def sweep_plot(answer: SweepAnswer) -> Plot:
     columns, names = answer.columns, answer.axes
     jobs = [(f"row{n}", row) for n, row in enumerate(answer.drawn) if "error" not in row]
     if not jobs:
-        raise error("no configuration to draw", remedy="see why: leave out --html")
+        raise error(
+            "no configuration succeeded, so there is nothing to draw",
+            remedy="leave out --html to see why",
+        )
     x, y = names
     swept: Mapping[str, Any] = jobs[0][1]["configuration"]
     joined = x in swept or x == "ranks"

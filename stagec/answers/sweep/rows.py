@@ -52,7 +52,7 @@ def rows(case: Case) -> Mapping[str, SweepRow]:
         except DiagnosticError as problem:
             return refused(problem)
         except NotAnIntegerError as problem:
-            return {"": {"error": str(problem), "remedy": "choose sizes that divide"}}
+            return {"": {"error": str(problem), "remedy": "choose sizes that divide each other"}}
     warnings = [d.message for d in session.diagnostics]
     return {pod: {**row, "warnings": warnings} for pod, row in summaries.items()}
 

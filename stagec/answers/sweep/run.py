@@ -94,11 +94,12 @@ def check_alone(given: Mapping[str, Any]) -> None:
     wrong = [n for n in ("sort", "pareto", "plot", "as_csv", "jobs", "scheduler") if given[n]]
     if wrong:
         flag = wrong[0].removeprefix("as_")
-        raise error(f"--{flag} is for many configurations", remedy="add --sweep")
+        raise error(f"--{flag} needs --sweep", remedy="add --sweep")
     if given["html"] is not None and given["html"].suffix in PLOTS:
         raise error(
-            f"--html FILE{given['html'].suffix} is a plot, of many configurations",
-            remedy="add --sweep, or write a page: FILE.html",
+            f"--html FILE{given['html'].suffix} is a plot of many configurations, and needs "
+            "--sweep",
+            remedy="add --sweep, or write a page: --html FILE.html",
         )
 
 
@@ -333,19 +334,25 @@ def _judged(found: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
 def _check(options: JobOptions, axes: Sequence[Axis]) -> None:
     for name in conflicts(axes):
         flag = name.replace("_", "-")
-        raise error(f"--sweep {flag} is given twice", remedy=f"one --sweep {flag}=VALUE,...")
+        raise error(
+            f"--sweep {flag} is given twice",
+            remedy=f"give all values at once: --sweep {flag}=VALUE,...",
+        )
     if options.preset and any("preset" in axis.sets for axis in axes):
         raise error(
-            "--preset and --sweep preset both name a published run",
+            "--preset and --sweep preset cannot be used together",
             remedy=f"leave out --preset {options.preset}",
         )
     if "-" in (options.model, options.strategy):
-        raise error("--sweep reads a text many times", remedy="give a file instead of '-'")
+        raise error(
+            "--sweep cannot read from standard input: it reads the text once per configuration",
+            remedy="give a file in place of '-'",
+        )
     count = prod(len(axis.choices) for axis in axes)
     if count > _MOST_ROWS:
         raise error(
             f"--sweep asks for {count:,} configurations, expected at most {_MOST_ROWS:,}",
-            remedy="sweep over less at a time",
+            remedy="sweep over fewer values or flags at a time",
         )
 
 
@@ -353,7 +360,10 @@ def _check_options(options: JobOptions, given: Mapping[str, Any]) -> None:
     alone = [n for n in _ALONE if _is_given(given.get(n)) or getattr(options, n, None)]
     if alone:
         flag = alone[0].replace("_", "-")
-        raise error(f"--{flag} is about one job, --sweep about many", remedy=f"leave out --{flag}")
+        raise error(
+            f"--{flag} is an option of one job, and cannot be used with --sweep",
+            remedy=f"leave out --{flag}",
+        )
     form_of(given)
 
 

@@ -194,7 +194,7 @@ def _refused(rows: Sequence[SweepRow]) -> str:
     texts += [f"and for other reasons, which --json has ({others})"] if others else []
     chosen = ({n: v for n, v in row["configuration"].items() if n != "pod"} for row in rows)
     count = len({str(each) for each in chosen})
-    return f"{reasons.total()} of {count} configurations cannot be: {'; '.join(texts)}"
+    return f"{reasons.total()} of {count} configurations failed: {'; '.join(texts)}"
 
 
 def csv_text(rows: Sequence[SweepRow]) -> str:

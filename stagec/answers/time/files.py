@@ -37,7 +37,7 @@ TIME_FILES = (
 def draws(given: Mapping[str, Any]) -> bool:
     """Whether a page or a trace is asked for. Raises `DiagnosticError`."""
     if given["perfetto_ranks"] is not None and given["perfetto"] is None:
-        raise error("--perfetto-ranks is about a trace", remedy="add --perfetto FILE")
+        raise error("--perfetto-ranks needs --perfetto", remedy="add --perfetto FILE")
     return given["html"] is not None or given["perfetto"] is not None
 
 
@@ -96,8 +96,8 @@ def _given_ranks(timed: Timed, replays: Sequence[Replay], text: str) -> dict[int
     missing = [rank for rank in wanted if rank not in of]
     if missing:
         raise error(
-            f"--perfetto-ranks {text}: there is no rank {missing[0]}",
-            remedy=f"the ranks are 0 to {len(of) - 1}",
+            f"--perfetto-ranks {text}: the job has no rank {missing[0]}",
+            remedy=f"choose among ranks 0 to {len(of) - 1}",
         )
     counts = [count for each in replays for count in ranks.count_nodes(each.classes)]
     nodes = sum(counts[of[rank]] for rank in wanted)

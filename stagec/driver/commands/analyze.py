@@ -62,8 +62,8 @@ def command(**given: Any) -> int:
 
         if given["machine"] is not None:
             raise error(
-                "--machine is about the ops of one step of serving",
-                remedy="leave it out, or run 'stagec time'",
+                "'stagec analyze' does not take --machine with --sweep",
+                remedy="leave it out, or run 'stagec time --sweep'",
             )
         return show_sweep(sweep(Case(options), given, ANALYSIS, the_session()), given)
     check_alone(given)

@@ -51,7 +51,7 @@ def command(source: Path, output: Path, to: str, packs: bool, quiet: bool) -> in
     traces = _traces(source)
     if traces.folder is None or to in ("chrome", "perfetto"):
         if output.exists():
-            raise error(f"'{output}' is there already", remedy="choose another -o")
+            raise error(f"'{output}' already exists", remedy="choose another -o")
         ((_, parts),) = _files(traces, to, packs=packs)
         sizes = [_write(output, parts, packs=packs)]
     else:

@@ -63,9 +63,14 @@ def command(
     name = machine.name
     if output is not None and output != _STDOUT:
         if not output.endswith(".toml"):
-            raise error(f"{output}: no name of a machine text", remedy="let it end in .toml")
+            raise error(
+                f"{output} does not end in .toml, as files of machines do",
+                remedy="give -o NAME.toml",
+            )
         if is_file(base) and os.path.realpath(output) == os.path.realpath(base):
-            raise error(f"{output} is the base itself", remedy="give -o another name")
+            raise error(
+                f"-o {output} is the file of the base machine itself", remedy="choose another -o"
+            )
     if is_file(base):
         folder = Path(output).parent if output is not None else Path()
         name = _as_file(os.path.relpath(base, folder))
@@ -80,8 +85,8 @@ def command(
         _print_table(found, machine, sys.stderr if to_stdout else sys.stdout)
     if not found.sections:
         raise error(
-            "no constants to fit: no kind has enough rows",
-            remedy="measure more; the lines above say how many rows each kind needs",
+            "too few measurements: no kind of kernel has enough rows to fit a constant",
+            remedy="measure more kernels; the lines above say how many rows each kind needs",
         )
     if output is not None:
         text = _text(name, found)

@@ -72,7 +72,8 @@ def _source(archive: Archive, format_: Format, given: dict[str, Any]) -> Archive
     found = archive.as_format(format_, given["machine"])
     if given["scheduler"] is not None and found is not archive:
         raise error(
-            f"a cluster writes what the archive holds, '{archive.format.name}'",
-            remedy="drop --format or --scheduler",
+            "--format cannot be used with --scheduler: a cluster writes the format of the "
+            f"archive, '{archive.format.name}'",
+            remedy="leave out --format or --scheduler",
         )
     return found

@@ -39,15 +39,17 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
 
     named = (output or "").lower().endswith(".json")
     if as_json and output not in (None, "-") and not named:
-        raise error(f"{output}: JSON in a file of another name", remedy="let it end in .json")
+        raise error(
+            f"{output} does not end in .json, but the output is JSON", remedy="give -o NAME.json"
+        )
     readings = _readings(traces, quiet)
     found = rows(readings)
     if not quiet or not found:
         _summary(readings, found)
     if not found:
         raise error(
-            "no kernel can be identified",
-            remedy="profile with record_shapes=True, and with the host",
+            "the profile has no kernels that can be identified",
+            remedy="record it with record_shapes=True and ProfilerActivity.CPU beside CUDA",
         )
     write_output(table_text(found, as_json=as_json or named), output)
 

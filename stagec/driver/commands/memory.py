@@ -58,7 +58,9 @@ def command(**given: Any) -> int:
         return show_sweep(sweep(Case(options), given, FOOTPRINT, the_session()), given)
     check_alone(given)
     if given["advise"] and given["limit"] is None:
-        raise error("--advise looks for what fits a limit", remedy="add --limit h100")
+        raise error(
+            "--advise needs --limit, the memory that a rank may use", remedy="add --limit h100"
+        )
     if options.print_strategy:
         write_output(Pods.of(options, the_session()).strategy(), given["output"])
         return 0

@@ -77,11 +77,14 @@ def command(traces: Path, output: Path, **given: Any) -> int:
 
     given["machine"] = take_machine(given)
     if given["scheduler"] is not None:
-        raise error("traces are scaled by processes here", remedy="drop --scheduler")
+        raise error(
+            "'stagec scale' does not take --scheduler: it works in local processes",
+            remedy="leave --scheduler out",
+        )
     if given["new"] is None and given["microbatches"] is None:
         raise error(
-            "nothing says which axes grow",
-            remedy="give --to, the mesh to write, or --microbatches",
+            "neither --to nor --microbatches is given, so nothing would be scaled",
+            remedy="give the mesh to write, --to dp=8,tp=4, or --microbatches 16",
         )
     registry = load_plugins(given["plugin"]).registry
     formats = formats_asked(given["format"], registry, given)
@@ -121,8 +124,8 @@ def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording,
             type(n) is int and n > 0 for n in cast("dict[str, object]", found).values()
         ):
             raise error(
-                f"'{folder}' has no manifest that says its mesh",
-                remedy="give it, the axis of neighbouring ranks last: --from dp=2,tp=4",
+                f"'{folder}' has no manifest with the mesh of its traces",
+                remedy="give the mesh, with the axis of adjacent ranks last: --from dp=2,tp=4",
             )
         mesh = cast("dict[str, int]", found)
     members = dict(groups.members) if groups is not None else dict[int, tuple[int, ...]]()
@@ -143,7 +146,7 @@ def _microbatches(
 
     if count is None:
         if schedule is not None:
-            raise error("--schedule is for more microbatches", remedy="give --microbatches N, too")
+            raise error("--schedule needs --microbatches", remedy="add --microbatches N")
         return None
     rule = _pipeline(manifest, registry)
     if rule is None and schedule is None:
@@ -151,8 +154,8 @@ def _microbatches(
     axis = rule.over if rule is not None else "pp"
     if axis not in recording.mesh:
         raise error(
-            f"the mesh of the traces has no axis {axis}, along which stages are",
-            remedy="call the axis of the stages pp: --from pp=2,dp=4",
+            f"the mesh of the traces has no axis '{axis}' for pipeline stages",
+            remedy="name the axis of the stages 'pp': --from pp=2,dp=4",
         )
     name = schedule or (rule.schedule if rule is not None else "")
     return Microbatches(count, Pipelining(axis, schedule_of(registry, name)))

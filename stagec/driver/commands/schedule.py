@@ -44,7 +44,7 @@ class Times(Kind[Costs]):
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, _, time = (p.strip() for p in part.partition("="))
             if name not in _NAMES or not _TIME.fullmatch(time):
-                raise ValueError(f"'{part}' is not one of F, B, W, FB with a time: F=1")
+                raise ValueError(f"'{part}' is not F, B, W or FB with a time, as in F=1")
             if _NAMES[name] in times:
                 raise ValueError(f"{name} is given twice")
             times[_NAMES[name]] = Fraction(time)
@@ -104,7 +104,7 @@ def command(
     schedule = find_schedule(name, plugin_schedules)
     if stages is None or microbatches is None:
         raise click.UsageError(
-            "give --stages and --microbatches, such as --stages 4 --microbatches 8"
+            "--stages and --microbatches are required, as in --stages 4 --microbatches 8"
         )
     run = run_schedule(schedule, stages, microbatches, chunks, costs, transfer)
     if svg is not None:

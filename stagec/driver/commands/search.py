@@ -60,9 +60,9 @@ def command(**given: Any) -> int:
     if given["serve"] == SERVER:
         return _servers(given)
     if given["emit_run"] is not None:
-        raise error("--emit-run is about servers", remedy="add --serve server")
+        raise error("--emit-run needs --serve server", remedy="add --serve server")
     if given["verify"] != VERIFIED:
-        raise error("--verify is about servers", remedy="add --serve server")
+        raise error("--verify needs --serve server", remedy="add --serve server")
     asked = questions(given, the_session())
     if given["print_space"]:
         write_output(space_text(asked[0].space), given["output"])
@@ -100,9 +100,9 @@ def _servers(given: Mapping[str, Any]) -> int:
         log(f"wrote {', '.join(map(str, paths))}")
     if not answer.best:
         raise error(
-            "no server is within the limits of time and memory",
-            remedy="see the counts of what was left out above; give more --ranks, a longer --ttft "
-            "or --tpot, or use less memory: --weight-dtype fp8, --kv-dtype fp8",
+            "no server meets the limits of time and memory",
+            remedy="the counts above say why servers were left out; give more --ranks, raise "
+            "--ttft or --tpot, or use less memory: --weight-dtype fp8, --kv-dtype fp8",
         )
     return 0
 
@@ -113,13 +113,13 @@ def _nothing(nearest: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticEr
 
     if nearest is None:
         return error(
-            "no strategy of this space is left",
-            remedy="see the counts of what was left out above; --print-space prints the space",
+            "no strategy of the space can be compiled within the limits",
+            remedy="the counts above say why they were left out; --print-space prints the space",
         )
     needed, room = bytes_text(nearest["memory_at_least"]), bytes_text(nearest["room"])
     return error(
-        f"no strategy of this space fits: '{nearest['strategy']}' holds at least {needed} per "
-        f"rank, and {room} of {nearest['machine']} are left for it",
+        f"no strategy of the space fits: '{nearest['strategy']}' needs at least {needed} per "
+        f"rank, but {nearest['machine']} has {room} for it",
         remedy="give more --ranks, another --machine, or use less memory: "
         + ("a smaller --batch" if serves else "--zero 3, --recompute full, --offload activations"),
     )

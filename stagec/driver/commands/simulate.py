@@ -208,7 +208,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _no_job(path: Path) -> DiagnosticError:
     return error(
-        f"'{path.parent}' has no readable '{path.name}', so it is not a job for ASTRA-sim",
+        f"'{path.parent}' is not a job for ASTRA-sim: it has no readable '{path.name}'",
         remedy="write one: stagec compile MODEL --format astra-sim --machine h100-sxm -o DIR",
     )
 
@@ -217,8 +217,8 @@ def _check_files(folder: Path, binary: Path, name: str, ranks: int) -> None:
     """Refuse what ASTRA-sim fails on without a word. Raises `DiagnosticError`."""
     if not binary.is_file() or not os.access(binary, os.X_OK):
         raise error(
-            f"'{binary}' is not a program",
-            remedy="build ASTRA-sim (docs/consumers.md), and name "
+            f"'{binary}' is not an executable program",
+            remedy="build ASTRA-sim (docs/consumers.md), and give "
             "AstraSim_Analytical_Congestion_Unaware",
         )
     for rank in range(ranks):
@@ -244,8 +244,8 @@ def _raise_limit(files: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < files:
         if hard != resource.RLIM_INFINITY and hard < files:
             raise error(
-                f"ASTRA-sim holds one open file per rank, {files} with its own, and {hard} are "
-                "allowed",
+                f"ASTRA-sim opens a file per rank, {files} in all, but this process may open only "
+                f"{hard}",
                 remedy=f"raise the hard limit: ulimit -Hn {files}",
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
@@ -274,8 +274,8 @@ def _run(words: list[str], where: Path, ranks: int) -> str:
             )
         except OSError as problem:
             raise error(
-                f"'{words[0]}' cannot be run: {problem.strerror}",
-                remedy="name a program for this machine",
+                f"cannot run '{words[0]}': {problem.strerror}",
+                remedy="give a program that was built for this machine",
             ) from None
         ended = len(rank_ends(run.stdout).keys() & set(range(ranks)))
         if ended == ranks:
@@ -284,9 +284,9 @@ def _run(words: list[str], where: Path, ranks: int) -> str:
             text = run.stdout + run.stderr
             if not text.strip():
                 raise error(
-                    f"'{words[0]}' prints nothing and exits with {run.returncode}: it is not "
-                    "ASTRA-sim",
-                    remedy="name AstraSim_Analytical_Congestion_Unaware, see docs/consumers.md",
+                    f"'{words[0]}' is not ASTRA-sim: it prints nothing and exits with "
+                    f"{run.returncode}",
+                    remedy="give AstraSim_Analytical_Congestion_Unaware, see docs/consumers.md",
                 )
             raise _stuck(text, ranks, ended, run.returncode)
     raise AssertionError("the last try returns or raises")
@@ -297,8 +297,7 @@ def _stuck(text: str, ranks: int, ended: int, code: int) -> DiagnosticError:
     wrong = next((w for w in reversed(lines) if "critical" in w or "rror" in w), None)
     reason = f": {(wrong or lines[-1])[:200]}" if lines else ""
     return error(
-        f"{ranks - ended} of {ranks} ranks do not end in ASTRA-sim, which exits with {code}"
-        f"{reason}",
+        f"ASTRA-sim exits with {code} before {ranks - ended} of {ranks} ranks end{reason}",
         remedy="'stagec check DIR' proves the traces free of deadlock; with one stream for all "
         "communication some pipelines stand still, see docs/simulators.md",
     )
@@ -321,8 +320,8 @@ def _parts(folder: Path, where: Path, about: Mapping[str, Any], slowest: RankEnd
         return breakdown(nodes, spans, over, slowest.end)
     except (OSError, ValueError, TraceError) as problem:
         raise error(
-            f"ASTRA-sim's log does not state when each node ran: {problem}",
-            remedy="--totals does without it",
+            f"the log of ASTRA-sim does not say when nodes ran: {problem}",
+            remedy="add --totals, which needs no times of nodes",
         ) from None
 
 

@@ -66,13 +66,18 @@ def command(**given: Any) -> int:
     accepted = take_acceptance(options, given)
     if given["sweep"]:
         if accepted.given:
-            raise error("--accepted is about TPOT, which sweeps do not have", remedy="leave it out")
+            raise error(
+                "--accepted cannot be used with --sweep, which has no TPOT", remedy="leave it out"
+            )
         return _swept(options, given)
     if given["machine"] is None:
         raise _no_machine()
     check_alone(given)
     if given["limit"] is not None:
-        raise error("--limit of one job is for 'stagec memory'", remedy="add --sweep, or run that")
+        raise error(
+            "--limit for one job is an option of 'stagec memory'",
+            remedy="run 'stagec memory', or add --sweep",
+        )
     if options.print_strategy:
         write_output(
             Pods.of(on_machine(options, given["machine"]), the_session()).strategy(),
@@ -118,4 +123,4 @@ def _swept(options: JobOptions, given: dict[str, Any]) -> int:
 
 
 def _no_machine() -> DiagnosticError:
-    return error("'stagec time' needs a machine", remedy="add --machine h100-sxm, for example")
+    return error("no machine is given", remedy="add --machine h100-sxm, for example")

@@ -49,11 +49,13 @@ def command(**given: Any) -> int:
     asked = [name for name in _ROWS.values() if given[name]]
     names = ", ".join(f"--{option}" for option in _ROWS)
     if len(asked) > 1:
-        raise error(f"{names} ask for different rows", remedy="give one of them")
+        raise error(f"{names} cannot be used together", remedy="give one of them")
     if given["all_rows"] and not (given["steps"] or given["servers"]):
-        raise error("--all is about long sources", remedy="add --time or --serve")
+        raise error(
+            "--all needs --time or --serve, which have long sources", remedy="add one of them"
+        )
     if given["source"] and not asked:
-        raise error("--source is about measured rows", remedy=f"add one of {names}")
+        raise error("--source needs the kind of its measured rows", remedy=f"add one of {names}")
     given["output"] = None
     if given["memory"]:
         show(validate_memory(given["source"], the_session()), given)

@@ -125,8 +125,8 @@ def _spans(
 
 def _no_grid(why: str, ranks: Sequence[int], block: int) -> DiagnosticError:
     return error(
-        f"pods of {' and '.join(map(str, ranks))} ranks are no grid, which ASTRA-sim's network is: "
-        f"{why}, in blocks of {block}",
+        f"pods of {' and '.join(map(str, ranks))} ranks do not form a grid, as the network of "
+        f"ASTRA-sim does: {why}, in blocks of {block}",
         remedy="give each pod whole nodes of the machine, or write --format chakra",
     )
 

@@ -58,18 +58,19 @@ def take_acceptance(options: JobOptions, given: Mapping[str, Any]) -> Acceptance
     name = "--acceptance" if tokens is None else "--accepted"
     if not drafts:
         raise error(
-            f"{name} is about the drafts of a step of decode, and there are none",
+            f"{name} needs drafts, which this step of decode does not have",
             remedy="give --speculative 4",
         )
     if tokens is not None and rate is not None:
-        raise error("--accepted and --acceptance both say how many", remedy="give one of them")
+        raise error(
+            "--accepted and --acceptance cannot be used together", remedy="give one of them"
+        )
     found = tokens or tokens_accepted(rate or 0.0, drafts)
     if not isfinite(found):  # no range leaves out what is not a number
         raise error(f"{name} expects a number, found {given[name[2:]]}", remedy=f"give {name} 0.7")
     if found > 1 + drafts:
         raise error(
-            f"--accepted {found:g} is more than the {1 + drafts} tokens that a step has of each "
-            "sequence",
+            f"--accepted {found:g} is more than the {1 + drafts} tokens of each sequence in a step",
             remedy=f"give at most {1 + drafts}",
         )
     return Acceptance(found, 1 + drafts, given=True)

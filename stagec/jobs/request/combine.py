@@ -119,7 +119,7 @@ def _quotient(ranks: int, axis: str, others: Mapping[str, int]) -> int:
         if ranks % (taken // n) == 0
     ]
     raise error(
-        f"--ranks {ranks} does not divide by {shown} = {taken}, so there is no size for '{axis}'",
+        f"--ranks {ranks} is not a multiple of {shown} = {taken}, so axis '{axis}' gets no size",
         remedy=f"choose {' or '.join([f'--ranks among {counts}', *choices])}",
     )
 
@@ -140,12 +140,14 @@ def check_ranks(ranks: int | None, mesh: Mapping[str, int | None]) -> None:
     unsized = [a for a, n in mesh.items() if n is None]
     if len(unsized) > 1:
         raise error(
-            f"--ranks {ranks} gives the size of one axis, but {' and '.join(unsized)} are open",
-            remedy="give all of them but one a size, such as --mesh dp,tp=8",
+            f"--ranks {ranks} gives the size of one axis, but {' and '.join(unsized)} have no size",
+            remedy="give sizes to all of them but one, as in --mesh dp,tp=8",
         )
     raise error(
-        f"--ranks {ranks}, but the mesh is {shown}: {product} ranks",
-        remedy=f"choose {' or '.join(fitting)}" if fitting else "give sizes whose product it is",
+        f"--ranks {ranks} differs from the mesh {shown}, which has {product} ranks",
+        remedy=f"choose {' or '.join(fitting)}"
+        if fitting
+        else f"give sizes whose product is {ranks}",
     )
 
 
@@ -155,8 +157,8 @@ def check_sequence(options: JobOptions, sequences: Collection[str]) -> None:
     given = [n for n in ("cp", "sp") if n in axes or getattr(options, n) > (n == "cp")]
     if given and not sequences:
         raise error(
-            f"{flag(given[0])}: the model has no sequence to split (it names none, and has no S)",
-            remedy="leave it out: --tp splits heads and inner widths, --dp the batch",
+            f"{flag(given[0])}: the model has no sequence dimension to split",
+            remedy="leave it out: --tp splits heads and feed-forward widths, --dp the batch",
         )
 
 
@@ -166,18 +168,17 @@ def check_sequence(options: JobOptions, sequences: Collection[str]) -> None:
 def _one_mesh(request: FlagValues) -> Iterator[Diagnostic]:
     if request["dp"] > 1 and request["dp_replicate"] * request["dp_shard"] > 1:
         yield _error(
-            "--dp and --dp-replicate or --dp-shard both give the data-parallel ranks",
+            "--dp cannot be used with --dp-replicate or --dp-shard",
             "give --dp, or --dp-replicate R --dp-shard N with R*N ranks",
         )
     sized = [a for a in AXES if request[a] > 1]
     if request["mesh"] is not None and sized:
         yield _error(
-            f"--mesh and {flag(sized[0])} both give the mesh", "give the axes in one of them"
+            f"--mesh and {flag(sized[0])} cannot be used together",
+            "give all axes in --mesh, or in flags",
         )
     if request["mesh"] is not None and request[MESH_ORDER.name]:
-        yield _error(
-            "--mesh and --mesh-order both give the order of the axes", "leave --mesh-order out"
-        )
+        yield _error("--mesh and --mesh-order cannot be used together", "leave --mesh-order out")
 
 
 def _heads(request: FlagValues) -> Iterator[Diagnostic]:
@@ -214,8 +215,9 @@ def _pipeline(request: FlagValues) -> Iterator[Diagnostic]:
     sharded = request["zero"] == 3 and request["reshard_after_forward"] != "never"
     if sharded and request.over(*SHARDING):
         yield _warning(
-            f"--zero 3 in a pipeline gathers the parameters of a stage {2 * count} times a step, "
-            f"in forward and backward of each of {count} microbatches: --zero 1 gathers them once"
+            f"--zero 3 in a pipeline gathers the parameters of a stage {2 * count} times per "
+            f"step, in forward and backward of each of {count} microbatches; --zero 1 gathers "
+            "them once"
         )
 
 
@@ -250,33 +252,39 @@ def _serving(request: FlagValues) -> Iterator[Diagnostic]:
     serve = request.flags.get("serve")
     if not serve:
         if request["dp_attention"]:
-            yield _error("--dp-attention is about a step of serving", "add --serve, or use --sp")
+            yield _error(
+                "--dp-attention needs a step of serving", "add --serve decode, or use --sp"
+            )
         if request["redundant_experts"]:
             yield _error(
-                "--redundant-experts is about a step of serving: copies would be trained apart",
-                "add --serve, or leave it out",
+                "--redundant-experts needs a step of serving: training would give each copy "
+                "weights of its own",
+                "add --serve decode, or leave it out",
             )
         if request["weight_dtype"] != "bf16" and not (request["lora"] or request["freeze"]):
             yield _error(
-                "--weight-dtype is about serving and frozen weights: those of few bits have no "
-                "gradient",
-                "add --serve, freeze them: --lora or --freeze, or multiply in 8 bits: --fp8",
+                f"--weight-dtype {request['weight_dtype']} needs serving or frozen weights: "
+                "weights in few bits have no gradient",
+                "add --serve decode, freeze the weights with --lora or --freeze, or use --fp8 for "
+                "products in 8 bits",
             )
         return
     for statement in STATEMENTS:
         for given in statement.flags:
             reason = statement.training or TRAINING.get(given.name, "")
             if reason and not given.is_default(request[given.name]):
-                yield _error(f"{given.option} is about training: {reason}", "leave it out")
+                yield _error(
+                    f"{given.option} cannot be used with --serve: {reason}", "leave it out"
+                )
     schedule = SCHEDULES.get(request["schedule"])
     if schedule is not None and schedule.splits_weight_gradient:
         yield _error(
-            f"--schedule {request['schedule']} is about training: it splits backward",
+            f"--schedule {request['schedule']} cannot be used with --serve: it splits backward",
             "choose gpipe, 1f1b or interleaved",
         )
     if serve == "decode" and request["sp"]:
         yield _error(
-            "--sp splits the tokens of a sequence, of which a step of decode has few",
+            "--sp splits the tokens of a sequence, but a step of decode has only a few",
             "leave it out, or split the sequences: --dp-attention",
         )
 
@@ -298,7 +306,7 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
             reason = "with --zero 2 and 3, which reduce layer by layer"
             yield _warning(f"{flag(name)} has no effect {reason}")
     if request[MESH_ORDER.name] and in_usual_order(request.axes):
-        yield _warning("--mesh-order has no effect: the axes of the mesh have this order without")
+        yield _warning("--mesh-order has no effect: this is the default order")
     if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
         yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
 
@@ -317,7 +325,7 @@ def replicated_state(module: Module) -> Diagnostic | None:
     if (ranks or 1) == 1 or (strategy.zero and "cp" in strategy.zero_axes):
         return None
     return Diagnostic(
-        "every rank of cp has the whole optimizer state of its parameters; Megatron-LM's "
+        "each rank of cp has the whole optimizer state of its parameters; Megatron-LM's "
         "distributed optimizer and FSDP shard it over dp and cp",
         severity="remark",
         remedy="add --zero 1, or stg.shard_params[over = (dp, cp), zero = 1] in a text",

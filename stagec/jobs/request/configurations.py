@@ -65,8 +65,8 @@ def _file(path: str) -> str:
             others = sorted(f.name for f in Path(path).iterdir() if f.suffix == ".json")[:5]
             raise error(
                 f"folder {path} has no {CONFIG}",
-                remedy=f"give the file: {', '.join(others)}"
+                remedy=f"give the file itself: {', '.join(others)}"
                 if others
-                else "give a model's config.json, or a folder that holds one",
+                else "give a model's config.json, or the folder that has it",
             )
     return str(file)

@@ -44,11 +44,12 @@ class DraftType(Kind[DraftText]):
         model, bracket, rest = head.strip().partition("[")
         sizes, closed, behind = rest.partition("]")
         if not model.strip() or bool(bracket) != bool(closed) or behind.strip():
-            raise ValueError(f"expects MODEL: FLAGS, {_FORM}, found '{text}'")
+            raise ValueError(f"expects MODEL: FLAGS, as in {_FORM}, found '{text}'")
         on = _ON.findall(flags)
         if any(where != _MODEL for where in on):
             raise ValueError(
-                f"expects on={_MODEL}, or no 'on' where it has ranks of its own, found '{text}'"
+                f"expects on={_MODEL}, or no 'on' for a draft model with ranks of its own, found "
+                f"'{text}'"
             )
         own = _ON.sub("", flags).strip(", ")
         return DraftText(model.strip(), SizesType().read(sizes), own, on_model=bool(on))

@@ -46,13 +46,14 @@ def check_experts(options: JobOptions, symbols: Mapping[str, int | None]) -> Non
     tp = options.tp if options.mesh is None else options.mesh.get("tp", 1)
     if options.etp not in (0, 1, tp):
         raise error(
-            f"--etp {options.etp}: experts are split over all of tp = {tp or 'open'}, or not",
-            remedy="leave --etp out (all of tp), or choose --etp 1",
+            f"--etp {options.etp} is neither 1 nor the {tp or 'open'} ranks of tp",
+            remedy="leave --etp out to split experts over tp, or choose --etp 1 for whole ones",
         )
     split = options.sp or options.dp_attention
     if options.etp == 1 and tp != 1 and not split and options.ep == 1 and options.mesh is None:
         raise error(
-            f"--etp 1 with tp = {tp}: each rank would have all experts, and all of the same tokens",
+            f"--etp 1 with tp = {tp}: each rank would have all experts, and compute all of them "
+            "for the same tokens",
             remedy=f"split the experts over these ranks, --ep {tp}, or leave --etp out",
         )
     if options.mesh is None:
@@ -71,10 +72,11 @@ def _check_tokens(options: JobOptions) -> None:
         return
     if same and exchanged:
         raise error(
-            "whole experts are split over data-parallel and tensor-parallel ranks, of which the "
-            "latter have the same tokens: an all-to-all would send them several times",
-            remedy=f"add {'--dp-attention' if options.serve else '--sp'}, which splits the tokens, "
-            f"or let all ranks have all of them: --moe-dispatch {GATHER}",
+            "whole experts are split over ranks of tp, which have the same tokens: an all-to-all "
+            "would send the same tokens several times",
+            remedy=f"add {'--dp-attention' if options.serve else '--sp'} to split the tokens "
+            f"over these ranks, or give --moe-dispatch {GATHER}, by which each rank "
+            "gathers all tokens",
         )
 
 
@@ -91,7 +93,7 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
     if ranks * unit % options.ep or options.ep % unit:
         whole = f", a multiple of --tp {unit}," if unit > 1 else ""
         raise error(
-            f"--ep {options.ep}{whole} has to divide --{flag} {ranks}"
+            f"--ep {options.ep}{whole} does not divide --{flag} {ranks}"
             + (f" times {unit}: experts fold into these ranks" if unit > 1 else ""),
             remedy=f"{choices}, or another --{flag}",
         )
@@ -100,7 +102,7 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
         shown = f"E = {experts}" + (f" + {count - experts} copies" if count > experts else "")
         held = f"give --redundant-experts {copies}, or "
         raise error(
-            f"{shown} does not divide over --ep {options.ep}",
+            f"{shown} experts do not divide over --ep {options.ep}",
             remedy=(held if options.serve and copies <= experts else "") + choices,
         )
 

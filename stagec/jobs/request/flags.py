@@ -98,7 +98,7 @@ class LayersType(Kind[tuple[int, ...]]):
         for part in text.split(","):
             size, star, times = (p.strip() for p in part.partition("*"))
             if not _is_count(size) or (star and not _is_count(times)):
-                raise ValueError(f"'{part}' is not a number of layers, or NUMBER*TIMES")
+                raise ValueError(f"'{part}' is neither a number of layers nor NUMBER*TIMES")
             found += [int(size)] * (int(times) if star else 1)
         return tuple(found)
 
@@ -123,7 +123,7 @@ class Names(Kind[str]):
             if self._choices and name not in self._choices:
                 raise ValueError(f"'{name}' is not one of {', '.join(self._choices)}")
             if not name.isidentifier():
-                raise ValueError(f"'{name}' is no name of a value, such as wq")
+                raise ValueError(f"'{name}' is not the name of a value, such as wq")
         return ",".join(names)
 
 
@@ -146,7 +146,7 @@ class AxisOrder(Names):
         found = super().read(text)
         names = found.split(",")
         if len(set(names)) < len(names):
-            raise ValueError(f"'{text}' names an axis twice")
+            raise ValueError(f"'{text}' has an axis twice")
         return found
 
 

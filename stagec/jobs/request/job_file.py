@@ -72,7 +72,7 @@ def read_job_file(path: str, session: Session) -> JobFile:
     try:
         tables = tomllib.loads(source.text)
     except (tomllib.TOMLDecodeError, RecursionError) as e:
-        raise error(f"{source.name}: not TOML: {e}", remedy=_EXAMPLE) from None
+        raise error(f"{source.name} is not valid TOML: {e}", remedy=_EXAMPLE) from None
     flags: dict[str, Any] = {}
     for name, value in tables.items():
         if isinstance(value, dict) and name in _SECTIONS:
@@ -80,7 +80,7 @@ def read_job_file(path: str, session: Session) -> JobFile:
             for key, each in table.items():
                 flags[_known(source, name, key)] = each
         elif name not in (*_FIRST, "sizes", "mesh", "machine"):
-            raise _wrong(source, "", name, f"there is no '{name}' in a job")
+            raise _wrong(source, "", name, f"unknown key '{name}' in a job")
     flags |= {name: tables[name] for name in ("sizes", "mesh", "preset") if name in tables}
     plugins: object = flags.get("plugin", [])
     files = cast("list[object]", plugins) if isinstance(plugins, list) else [plugins]
@@ -116,7 +116,7 @@ def _known(source: Source, table: str, key: str) -> str:
     if name not in _SECTIONS[table] and not (table == "strategy" and name == "mesh"):
         remedy = did_you_mean(name, _SECTIONS[table]) or _EXAMPLE
         raise error(
-            f"there is no '{key}' in [{table}]", key_place(source, table, key), remedy=remedy
+            f"unknown key '{key}' in [{table}]", key_place(source, table, key), remedy=remedy
         )
     return name
 

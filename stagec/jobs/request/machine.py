@@ -36,7 +36,7 @@ def with_used(machine: Machine, used: Mapping[str, int] | None) -> Machine:
     levels = [level.name for level in machine.network]
     for level in (level for level in used or {} if level not in levels):
         raise error(
-            f"--used-ranks: machine {machine.name} has no level '{level}'",
+            f"--used-ranks: machine {machine.name} has no network level '{level}'",
             remedy=did_you_mean(level, levels) or f"the levels are: {', '.join(levels)}",
         )
     return machine.changed({f"network.{level}.used": n for level, n in (used or {}).items()})

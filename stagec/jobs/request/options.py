@@ -177,7 +177,9 @@ def job_options(
     its preset gives. Raises `DiagnosticError` for what the command line refuses, with `where` in
     front."""
     if "\0" in model or "\0" in (strategy or ""):
-        raise error(f"{where}a name of a file has a zero in it", remedy="give a name without")
+        raise error(
+            f"{where}the name of a file contains a NUL character", remedy="give a name without it"
+        )
     values, explicit = values_of(JOB, flags, without=SHOWN, where=where)
     names = {"model"} if model else set[str]()
     names |= {"strategy"} if strategy is not None else set()

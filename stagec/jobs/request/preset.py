@@ -22,8 +22,10 @@ def find_preset(options: JobOptions) -> Preset:
         )
     if options.strategy is not None:
         raise error(
-            f"--preset {options.preset} and {options.strategy} both give the strategy",
-            remedy="give one of them ('stagec presets NAME' prints the preset's text)",
+            f"--preset {options.preset} and {options.strategy} cannot be used together: both give "
+            "the strategy",
+            remedy=f"leave one of them out; 'stagec presets {options.preset}' prints the text of "
+            "the preset",
         )
     return known[options.preset]
 

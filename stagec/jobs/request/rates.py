@@ -32,16 +32,14 @@ def rated_machine(given: Mapping[str, Any]) -> Machine | None:
     without the other, and for rates that no device has."""
     tflops, bandwidth = given["peak_tflops"], given["memory_gbps"]
     if (tflops is None) != (bandwidth is None):
-        raise error(
-            "durations need both --peak-tflops and --memory-gbps", remedy="give the other one too"
-        )
+        raise error("--peak-tflops and --memory-gbps need each other", remedy="give both")
     if tflops is None:
         return None
     if not all(_SLOWEST <= rate <= _FASTEST for rate in (tflops, bandwidth)):
         raise error(
             f"--peak-tflops {tflops:g} and --memory-gbps {bandwidth:g}: expected rates from "
             f"{_SLOWEST:g} to {_FASTEST:g}",
-            remedy=f"an H100, for example, has {H100[0]} and {H100[1]}",
+            remedy=f"give rates such as those of an H100, {H100[0]} and {H100[1]}",
         )
     return roofline_of(tflops, bandwidth)
 

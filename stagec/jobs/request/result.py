@@ -41,8 +41,8 @@ class Page(ResultFile):
         path = super().read(text)
         if path.suffix and path.suffix.lower() not in self._suffixes:
             raise error(
-                f"--html writes a page, and '{path}' is named as something else",
-                remedy=f"name it {path.with_suffix('.html')}",
+                f"--html writes a page, but '{path}' does not end in .html",
+                remedy=f"give --html {path.with_suffix('.html')}",
             )
         return path
 
@@ -73,7 +73,5 @@ def form_of(given: Mapping[str, Any]) -> str | None:
     }
     forms = {option: form for option, form in asked.items() if form is not None}
     if len({*forms.values()}) > 1:
-        raise error(
-            f"{' and '.join(forms)} are two forms of the answer", remedy="choose one of them"
-        )
+        raise error(f"{' and '.join(forms)} cannot be used together", remedy="choose one of them")
     return next(iter(forms.values()), None)

@@ -168,9 +168,10 @@ class Serving:
         Raises `DiagnosticError` if the model has such a symbol of its own."""
         if PAST in module.symbols:
             raise error(
-                f"the model has a symbol '{PAST}' of its own",
+                f"the model declares the symbol '{PAST}', which a step of serving uses for its "
+                "cached tokens",
                 module.root.loc,
-                remedy="rename it: a step of serving calls its cached tokens so",
+                remedy="rename the symbol in the model",
             )
         declared = module.ops("stg.symbols")[0].attrs
         if self.past != 0:
@@ -215,7 +216,7 @@ def read_serving(
         if given:
             modes = _OF.get(given[0], PODS)
             raise error(
-                f"--{given[0]} is about a step of serving",
+                f"--{given[0]} needs a step of serving",
                 remedy=f"add --serve {' or '.join(modes)}",
             )
         return None
@@ -270,30 +271,33 @@ def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool
     mode = options.serve
     for name in (n for n, given in _given(options).items() if given):
         if mode not in _OF.get(name, MODES):
-            raise error(f"--{name} is for --serve {_OF[name][0]}", remedy="leave it out")
+            raise error(
+                f"--{name} needs --serve {_OF[name][0]}, found --serve {mode}",
+                remedy="leave it out",
+            )
     if sequence not in module.symbols:
         raise error(
-            "--serve: the model has no sequence of tokens (no labels [batch, tokens])",
+            "--serve needs a model of token sequences, with labels [batch, tokens]",
             remedy="serve a language model",
         )
     if sequence in options.sizes or (BATCH in options.sizes and options.batch is not None):
         name = sequence if sequence in options.sizes else BATCH
         instead = "--batch" if name == BATCH else "--prompt, --chunk or --speculative"
         raise error(
-            f"--set {name} and --serve both give the sizes of the step",
-            remedy=f"give {instead} instead",
+            f"--set {name} cannot be used with --serve: both give the sizes of the step",
+            remedy=f"use {instead} in place of --set",
         )
     if mode == "decode":
         _check_context(options, symbolic=symbolic)
     elif (options.chunk or 0) > (options.prompt or options.chunk or 0):
         raise error(
-            f"--chunk {options.chunk} is more than --prompt {options.prompt}",
-            remedy="give a chunk of the prompt",
+            f"--chunk {options.chunk} is larger than --prompt {options.prompt}",
+            remedy=f"give a chunk of at most {options.prompt} tokens",
         )
     if mode == MIXED and options.cp > 1 and options.cp_mode != "all-gather":
         raise error(
-            f"--cp-mode {options.cp_mode} is about the tokens of one sequence, and a mixed step "
-            "has those of several kinds",
+            f"--cp-mode {options.cp_mode} splits the tokens of one sequence, but a mixed step has "
+            "sequences of several kinds",
             remedy="give --cp-mode all-gather",
         )
 
@@ -301,14 +305,14 @@ def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool
 def _check_context(options: JobOptions, *, symbolic: bool) -> None:
     if options.context is None and not symbolic:
         raise error(
-            "--serve decode expects --context: the tokens of each sequence that are cached",
+            "--serve decode needs --context: the cached tokens of each sequence",
             remedy="give --context 4096",
         )
     if options.draft is not None:
         check_draft(options)
     if options.context == 0 and options.cp > 1:
         raise error(
-            "--cp splits the tokens that are cached, and --context 0 caches none",
+            "--cp splits cached tokens, but --context 0 caches none",
             remedy="leave --cp out, or give --context 4096",
         )
 
@@ -317,12 +321,12 @@ def check_draft(options: JobOptions) -> None:
     """Raise `DiagnosticError` for a draft model that has nothing to draft."""
     if not options.speculative:
         raise error(
-            "--draft expects --speculative: the drafts of each sequence that a step verifies",
+            "--draft needs --speculative: the drafts of each sequence that a step verifies",
             remedy="give --speculative 4",
         )
     if options.context == 0:
         raise error(
-            "--draft continues cached tokens, and --context 0 caches none",
+            "--draft continues cached tokens, but --context 0 caches none",
             remedy="give --context 4096",
         )
 
@@ -342,13 +346,14 @@ def mixed_step(options: JobOptions) -> Step:
         others = [n for n in STEP if n != "step" and getattr(options, n) is not None]
         if others:
             raise error(
-                "--step gives the sequences of the step",
+                f"--step cannot be used with --{', --'.join(others)}: it gives all sequences of "
+                "the step",
                 remedy=f"leave out --{', --'.join(others)}",
             )
         return parse_step(options.step)
     if batch is None or context is None or chunk is None:
         raise error(
-            "--serve mixed expects --batch and --context of the sequences that decode, and --chunk "
+            "--serve mixed needs --batch and --context of the decoding sequences, and the --chunk "
             "of a prompt",
             remedy="give --batch 64 --context 4096 --chunk 2048, or --step "
             "decode=64x4096,prefill=1x2048+0",
@@ -375,7 +380,7 @@ def refuse_training(module: Module) -> None:
             reason = op.definition.training if isinstance(op.definition, Statement) else ""
             if reason:
                 raise error(
-                    f"'{op.name}' is about training: {reason}",
+                    f"'{op.name}' cannot be used in a step of serving: {reason}",
                     op.loc,
-                    remedy="leave it out of the strategy of a step of serving",
+                    remedy="remove it from the strategy",
                 )

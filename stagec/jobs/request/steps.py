@@ -53,7 +53,7 @@ class Milliseconds(Kind[int]):
         except InvalidOperation:
             found = Decimal(0)
         if not found.is_finite() or not Decimal("1e-6") <= found <= Decimal(10**9):
-            raise ValueError(f"'{text:.40}' is no time in milliseconds, such as 10")
+            raise ValueError(f"'{text:.40}' is not a time in milliseconds, such as 10")
         return round(found * 10**6)
 
     def text(self, value: Any) -> str:
@@ -118,9 +118,10 @@ def has_steps(options: JobOptions, given: Mapping[str, Any]) -> bool:
         return False
     what = "--steps" if given["requests"] is None else "--requests"
     if options.serve is None:
-        raise error(f"{what} is about serving", remedy="add --serve mixed")
+        raise error(f"{what} needs a step of serving", remedy="add --serve mixed")
     if given["requests"] is not None and options.serve != MIXED:
         raise error(
-            "steps of requests hold prompts and decodes together", remedy="give --serve mixed"
+            "--requests needs --serve mixed: its steps have prompts and decoding sequences",
+            remedy="give --serve mixed",
         )
     return True

@@ -33,14 +33,14 @@ from stagec.support.diagnostics import error
 
 #: Options of other searches, which a server has not.
 _OTHERS = {
-    "step": "steps follow from --prompt, --output-tokens and --chunk",
-    "draft": "--speculative K alone has the drafts of the model's own modules",
-    "part": "a step that prefills and decodes has no encoder",
-    "pareto": "the front of tokens/s per rank and per user is part of the answer",
+    "step": "the steps follow from --prompt, --output-tokens and --chunk",
+    "draft": "give --speculative K, which uses the draft modules of the model",
+    "part": "steps with prefill and decode have no encoder",
+    "pareto": "the answer has the Pareto front of tokens/s per rank and per user",
     "seed_from": "a preset is one step",
     "exhaustive": "all workers are evaluated",
     "neighbours": "all workers are evaluated",
-    "sensitivity": "it is about one step",
+    "sensitivity": "it is for one step",
     "scheduler": "workers are timed on this machine; --jobs says by how many processes",
 }
 #: Servers that run over time where nothing says how many.
@@ -93,7 +93,7 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
     load = ServerLoad(given["prompt"], given["output_tokens"], *about)
     if drafts:
         session.remark(
-            "drafts need steps that only decode, so other ranks prefill in all of these servers"
+            "steps with drafts only decode, so all these servers have separate ranks for prefill"
         )
     question = ServerQuestion(
         plain,
@@ -117,21 +117,22 @@ def _check(given: Mapping[str, Any]) -> None:
     for name, why in _OTHERS.items():
         if given[name]:
             raise error(
-                f"--{name.replace('_', '-')} is not for --serve {SERVER}: {why}",
+                f"--{name.replace('_', '-')} cannot be used with --serve {SERVER}: {why}",
                 remedy="leave it out",
             )
     if not given["levers"]:
         raise error(
-            f"--no-levers is not for --serve {SERVER}: it tries none", remedy="leave it out"
+            f"--no-levers cannot be used with --serve {SERVER}, which tries no levers",
+            remedy="leave it out",
         )
     if given["speculative"] and given["emit_run"] is not None:
         raise error(
-            "--emit-run writes no drafts",
-            remedy="leave out --emit-run, or --speculative",
+            "--emit-run does not support drafts",
+            remedy="leave out --emit-run or --speculative",
         )
     needed = {
-        "machine": ("a search needs a machine", "add --machine h100-sxm, for example"),
-        "ranks": ("a search needs the number of ranks", "add --ranks 8, for example"),
+        "machine": ("no machine is given", "add --machine h100-sxm, for example"),
+        "ranks": ("the number of ranks is not given", "add --ranks 8, for example"),
         "prompt": (
             f"--serve {SERVER} needs --prompt, the tokens of a request",
             "add --prompt 2048, for example",
@@ -142,7 +143,8 @@ def _check(given: Mapping[str, Any]) -> None:
             raise error(what, remedy=remedy)
     if given["objective"] not in (None, *OBJECTIVES):
         raise error(
-            f"--objective {given['objective']} is about one step",
+            f"--objective {given['objective']} is an objective of one step, not of --serve "
+            f"{SERVER}",
             remedy=f"give {' or '.join(OBJECTIVES)}",
         )
 

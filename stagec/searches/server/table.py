@@ -68,7 +68,7 @@ def _mode(
     row: Mapping[str, Any] | None, best: Sequence[Mapping[str, Any]], *, several: bool
 ) -> str:
     if row is None:
-        return "no server is within the limits"
+        return "no server meets the limits"
     change = row["per_rank"] / best[0]["per_rank"] - 1
     more = "the best" if not change else f"{change:+.1%} tokens/s per rank"
     return f"{more}, {server_text(row, several=several)}"

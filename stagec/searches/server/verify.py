@@ -97,9 +97,9 @@ def over_time(task: VerifyTask) -> ServerOverTime:
     """A server in a closed loop, if its workers are on one machine."""
     machines = {pool.kind.machine.name: pool.kind.machine for pool in task.server.pools}
     if len(machines) > 1:
-        return ServerOverTime(refused="its workers are on machines that are unlike")
+        return ServerOverTime(refused="its workers are on different machines")
     if task.load.cached:
-        return ServerOverTime(refused="a closed loop draws no requests that begin alike")
+        return ServerOverTime(refused="a closed loop has no requests with a common prefix")
     (machine,) = machines.values()
     session = Session()
     caches = partial(handover_between, machine, session)
