@@ -77,7 +77,7 @@ def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
             job, room = answer.listed.jobs[n], _room(answer, n)
             if held[n] > room:
                 row = {"strategy": strategy_of(job), "memory_at_least": held[n], "room": room}
-                found.append((held[n] / room, {**row, "machine": machine.name}))
+                found.append((held[n] / room, {**row, "machine": machine.given}))
     return min(found, key=lambda each: each[0])[1] if found else None
 
 

@@ -147,7 +147,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     other_ranks = ranks_of_others(options)
     found: list[Question] = []
     ranks: Sequence[int] = given["ranks"]
-    places = product(machines, ranks)
+    places = product(zip(machines, prices, strict=True), ranks)
     if not serves and not given["batch"] and BATCH not in known:
         given = {**given, "batch": (max(ranks),)}
         session.remark(
@@ -156,7 +156,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
         )
     steps = list((steps_of_batches if serves else _batches)(options, given, known))
     objective = given["objective"] or ("tokens-per-rank" if serves else "time")
-    for (machine, main_ranks), (step, sizes) in product(places, steps):
+    for ((machine, price), main_ranks), (step, sizes) in product(places, steps):
         space = space_of(given, said, of_job, sizes, layers.total, main_ranks, machine)
         base = with_stack(on_machine(step, machine), space.knobs, session)
         found.append(
@@ -168,7 +168,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
                 given["overlap"],
                 exhaustive=given["exhaustive"] or options.serve == MIXED or has_pods(options),
                 pareto=given["pareto"] or (),
-                price=prices[machine.name],
+                price=price,
                 most_seconds=most_seconds(given, base),
                 group=step_of_groups(base),
                 given=frozenset(said),
@@ -189,17 +189,17 @@ def _batches(
 
 def prices_of(
     machines: Sequence[Machine], prices: tuple[float, ...] | None
-) -> dict[str, float | None]:
-    """What a rank of each machine costs an hour, if that is known."""
-    names = [m.name for m in machines]
-    if prices is None:
-        return dict.fromkeys(names)
-    if len(prices) not in (1, len(names)):
+) -> tuple[float | None, ...]:
+    """What a rank of each machine costs an hour, None if that is not known. Raises
+    `DiagnosticError` for another number of prices."""
+    if prices is None or len(prices) == 1:
+        return (prices or (None,)) * len(machines)
+    if len(prices) != len(machines):
         raise error(
-            f"--price gives {len(prices)} prices for {len(names)} machines",
+            f"--price gives {len(prices)} prices for {len(machines)} machines",
             remedy="give one price for each machine",
         )
-    return dict(zip(names, prices if len(prices) > 1 else prices * len(names), strict=True))
+    return prices
 
 
 def layers_of(module: Module, sizes: Mapping[str, int]) -> Layers:

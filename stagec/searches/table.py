@@ -85,7 +85,7 @@ def _row(answer: Answer, found: Found[Evaluated], number: int, *, several: bool)
         "ranks": ranks,
         "batch": answer.question.batch,
         "cost": answer.question.cost(seconds),
-        "machine": machine.name,
+        "machine": machine.given,
         "mesh": what.mesh_of_all,
         "memory": dict(what.memory),
         "fit": None if what.room is None else MemoryFit(what.peak, what.room).as_json(),
@@ -116,7 +116,7 @@ def _proof(answer: Answer, *, several: bool) -> str:
     if answer.interrupted:
         return f"the best so far: {answer.left:,} points may be better"
     asked = answer.question
-    where = f" on {asked.all_ranks} ranks of {asked.machine.name} with B = {asked.batch}"
+    where = f" on {asked.all_ranks} ranks of {asked.machine.given} with B = {asked.batch}"
     of = f"the best of the {len(answer.listed.jobs):,} legal points of this space"
     how = "all were evaluated" if asked.exhaustive else "no lower bound of another one is below it"
     return f"{of}{where if several else ''}: {how}"
@@ -208,7 +208,7 @@ def _front(
 def _search(answer: Answer) -> dict[str, Any]:
     best = rows(answer, several=True)[0] if answer.best else None
     return {
-        "machine": answer.question.machine.name,
+        "machine": answer.question.machine.given,
         "ranks": answer.question.all_ranks,
         "batch": answer.question.batch,
         "legal": len(answer.listed.jobs),

@@ -609,6 +609,23 @@ def test_reasons_add_up() -> None:
     assert limits(best, {}) == "computation 80%, bubble 20%"
 
 
+def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
+    """Rows name the file, and each file has its price."""
+    prices = {}
+    for base, price in (("h100-sxm", 2.5), ("b200", 6.0)):
+        file = tmp_path / base / "mine.toml"
+        file.parent.mkdir()
+        file.write_text(f'base = "{base}"\n')
+        prices[str(file)] = price
+    words = ("search", "llama3-8b", "--set", "L=2", "--batch", "2", "--ranks", "2", "--tp", "1")
+    words += ("--pp", "1", "--cp", "1", "--json", "--machine", ",".join(prices))
+    data = json.loads(stagec(*words, "--price", ",".join(map(str, prices.values()))).out)
+    assert [row["machine"] for row in data["searches"]] == [*prices]
+    for row in (*data["best"], *(each["best"] for each in data["searches"])):
+        hours = row["step_seconds"] * row["ranks"] / 3600
+        assert row["cost"] == pytest.approx(hours * prices[row["machine"]])
+
+
 def test_a_space_as_text(tmp_path: Path) -> None:
     """What --print-space prints can be given as --space, and is the same space."""
     printed = stagec(*SMALL, "--print-space").out

@@ -194,6 +194,22 @@ def test_pools_may_be_on_machines_that_are_unlike() -> None:
         assert row["cost"] == pytest.approx(hourly / 3600 / row["tokens_per_second"] * 1e6)
 
 
+def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
+    prices = {}
+    for base, price in (("h100-sxm", 2.0), ("h200", 3.0)):
+        file = tmp_path / base / "mine.toml"
+        file.parent.mkdir()
+        file.write_text(f'base = "{base}"\n')
+        prices[str(file)] = price
+    data = found(machine=[*prices], price=tuple(prices.values()), tp=1, top=50)
+    pools = [row[p] for row in data["best"] for p in ("prefill", "decode") if row[p] is not None]
+    assert {pool["machine"] for pool in pools} == {*prices}
+    for row in data["best"]:
+        mine = [row[p] for p in ("prefill", "decode") if row[p] is not None]
+        hourly = sum(p["ranks"] * p["replicas"] * prices[p["machine"]] for p in mine)
+        assert row["cost"] == pytest.approx(hourly / 3600 / row["tokens_per_second"] * 1e6)
+
+
 @pytest.mark.long
 def test_stacks_and_formats_of_weights_are_searched() -> None:
     about = {"stack": "vllm,sglang", "weight_dtype": ("bf16", "fp8"), "batch": (4,), "tp": 1}

@@ -169,9 +169,9 @@ def _data(found: FoundServers) -> dict[str, Any]:
         "model": model_name(question.model),
         "serve": SERVER,
         "objective": question.objective,
-        "priced": any(price is not None for price in question.prices.values()),
+        "priced": any(task.price is not None for task in question.tasks),
         "places": list(
-            dict.fromkeys(f"{t.options.stack} on {t.machine.name}" for t in question.tasks)
+            dict.fromkeys(f"{t.options.stack} on {t.machine.given}" for t in question.tasks)
         ),
         "prompt": load.prompt,
         "output": load.output,
@@ -249,7 +249,7 @@ def _pool(pool: WorkerPool, peak: int) -> dict[str, Any]:
         "replicas": pool.workers,
         "batch": pool.step.sequences,
         "stack": kind.options.stack,
-        "machine": kind.machine.name,
+        "machine": kind.machine.given,
         "step_seconds": pool.step.seconds,
         "memory_peak": peak,
         "room": worker.room,
@@ -270,7 +270,7 @@ def _command(found: FoundServers, server: ServerPlan) -> str | None:
         words += [*job_words(plain), *shlex.split(strategy_words(options))]
         words += ["--prompt", str(load.prompt)]
         words += ["--context", str(load.cached)] if load.cached else []
-    elif len({pool.kind.machine.name for pool in server.pools}) == 1:
+    elif len({pool.kind.machine.given for pool in server.pools}) == 1:
         words += job_words(pods_of(question, server.prefill, server.decode))
     else:
         return None

@@ -54,8 +54,8 @@ _COPIES = "copies of a smaller worker"
 class ServerQuestion:
     """Servers of a model on each of `ranks`: workers are `tasks`, of which the rules left out those
     that are `refused`, by their message. `layers` are those of the model, which may have `experts`;
-    `prices` the cost per rank and hour of each machine; `run` is the engine whose launch files are
-    wanted. So many of the best are `verified` over time."""
+    `run` is the engine whose launch files are wanted. So many of the best are `verified` over
+    time."""
 
     model: JobOptions
     load: ServerLoad
@@ -64,7 +64,6 @@ class ServerQuestion:
     tasks: Sequence[WorkerTask]
     objective: str
     wanted: int
-    prices: Mapping[str, float | None]
     points: int
     experts: bool = False
     run: EngineRun | None = None
@@ -103,7 +102,6 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
         [],
         given["objective"] or OBJECTIVES[0],
         given["top"],
-        prices_of(machines, given["price"]),
         0,
         EXPERTS in known,
         given["emit_run"],
@@ -166,7 +164,7 @@ def _with_tasks(
     refused, points = Counter[str](), 0
     limit = given["limit"] or Limit(AT_HAND, 0)
     most = max(question.ranks)
-    for machine in machines:
+    for machine, price in zip(machines, prices_of(machines, given["price"]), strict=True):
         for stack in _stacks(given["stack"]):
             base = on_machine(question.model.changed(stack=stack), machine)
             for ranks in doubled(1, most):
@@ -181,7 +179,7 @@ def _with_tasks(
                 lacks = [_lacks(question, job) for job in single]
                 refused.update(filter(None, lacks))
                 jobs = [job for job, why in zip(single, lacks, strict=True) if not why]
-                about = limit, question.load, budgets, given["batch"]
+                about = limit, question.load, budgets, given["batch"], price
                 tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in jobs)
     return replace(question, tasks=tasks, refused=+refused, points=points)
 

@@ -132,8 +132,7 @@ def _kinds(
         elif not worker.decode:
             cut["too much memory for one sequence"] += 1
         else:
-            price = question.prices[task.machine.name]
-            yield WorkerKind(task.options, task.machine, worker, price)
+            yield WorkerKind(task.options, task.machine, worker, task.price)
 
 
 def _servers(question: ServerQuestion, kinds: Sequence[WorkerKind]) -> Iterator[ServerPlan]:

@@ -191,7 +191,7 @@ def _beats(one: _Prefills, other: _Prefills) -> bool:
 
 def _place(prefill: _Prefills) -> tuple[str, str, int]:
     kind = prefill.kind
-    return kind.options.stack, kind.machine.name, kind.worker.ranks
+    return kind.options.stack, kind.machine.given, kind.worker.ranks
 
 
 def joined(

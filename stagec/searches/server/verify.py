@@ -95,7 +95,7 @@ class ServerOverTime:
 
 def over_time(task: VerifyTask) -> ServerOverTime:
     """A server in a closed loop, if its workers are on one machine."""
-    machines = {pool.kind.machine.name: pool.kind.machine for pool in task.server.pools}
+    machines = {pool.kind.machine.given: pool.kind.machine for pool in task.server.pools}
     if len(machines) > 1:
         return ServerOverTime(refused="its workers are on different machines")
     if task.load.cached:

@@ -65,7 +65,8 @@ class ServerLoad:
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
     """A worker to be timed. `options` are its job, of any step; `budgets` the most tokens of a step
-    that are tried, `batches` the sequences in decode, those that double if None."""
+    that are tried, `batches` the sequences in decode, those that double if None; `price` what a
+    rank of the machine costs an hour, if that is known."""
 
     options: JobOptions
     machine: Machine
@@ -73,6 +74,7 @@ class WorkerTask:
     load: ServerLoad
     budgets: tuple[int, ...]
     batches: tuple[int, ...] | None = None
+    price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
