@@ -86,7 +86,7 @@ def _check_ops(repeats: list[Operation], what: RecomputeRule) -> None:
     for name in (*what.ops, *what.keep):
         if name not in known:
             raise error(
-                f"no block of the model has an op '{name}' to compute again or to keep",
+                f"no block of the model has an op '{name}' to recompute or keep",
                 what.loc,
-                remedy=did_you_mean(name, known) or f"its ops are: {', '.join(known)}",
+                remedy=did_you_mean(name, known) or f"choose a policy, or {', '.join(known)}",
             )

@@ -43,6 +43,7 @@ from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
+from stagec.output.tables import bytes_text
 from stagec.pipeline.verify import verify_module
 from stagec.serving.step import SequenceClass, step_of
 from stagec.sharding.strategy import read_strategy
@@ -148,11 +149,6 @@ def _served(
         prefill, transfer = _prefill(steps[PREFILL], machine, aside, target)
         asking = output_tokens, given["batches"], accepted.tokens
         rows = list(_rows(steps, machine, aside, prefill, *asking, two_pods=two_pods))
-    if not rows:
-        raise error(
-            "no batch fits into the memory of the machine",
-            remedy="split the model over more ranks, or give a shorter --prompt",
-        )
     return ServeAnswer(
         model=steps[PREFILL].model,
         machine=machine.name,
@@ -362,13 +358,20 @@ def _rows(
             if wanted:
                 raise
             continue
-        found, fit = True, report.fit
+        first, fit = not found, report.fit
+        found = True
         if fit is None:
             raise error(
                 "'stagec serve' needs the memory of a step, which this --pipeline does not plan",
                 remedy="leave --pipeline out",
             )
         if not fit.fits and not wanted:
+            if first:
+                raise error(
+                    f"no batch fits: a batch of {batch} needs {bytes_text(fit.peak)} per "
+                    f"rank, but {machine.name} has {bytes_text(fit.room)}",
+                    remedy="split the model over more ranks, or add --weight-dtype fp8",
+                )
             return
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         engine = PodStep(batch, report.step_seconds / accepted, ranks)

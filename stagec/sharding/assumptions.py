@@ -70,8 +70,10 @@ class Assumptions:
                 if (capacity := self._capacity()) is not None:
                     more = Fraction(-(-have // tried) * tried, have) * capacity
                     remedy += f", or --capacity-factor {more}"
-            over = f"{divisor} = {tried}" if divisor.symbols else str(tried)
-            problems.error(f"{size} = {have} does not divide over {over}", loc, remedy=remedy)
+            how = f"does not divide over {divisor} = {tried}"
+            if not divisor.symbols:
+                how = f"is not a multiple of {tried}"
+            problems.error(f"{size} = {have} {how}", loc, remedy=remedy)
         problems.check()
 
     def _capacity(self) -> Fraction | None:

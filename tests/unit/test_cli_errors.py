@@ -561,16 +561,16 @@ def test_help_of_every_command(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "over", "remedy"),
+    ("more", "how", "remedy"),
     [
-        ((), "16", "choose B as a multiple of 16"),
-        (("--dp", "2"), "16*dp = 32", "choose B as a multiple of 32"),
+        ((), "is not a multiple of 16", "choose B as a multiple of 16"),
+        (("--dp", "2"), "does not divide over 16*dp = 32", "choose B as a multiple of 32"),
     ],
 )
 def test_a_number_of_microbatches_is_no_name_to_choose(
-    more: tuple[str, ...], over: str, remedy: str
+    more: tuple[str, ...], how: str, remedy: str
 ) -> None:
     ran = stagec("analyze", LLAMA, "--set", "L=2,B=8", "--microbatches", "16", *more)
     assert ran.code == 1
-    assert f"B = 8 does not divide over {over}\n" in ran.err
+    assert f"B = 8 {how}\n" in ran.err
     assert f"help: {remedy}\n" in ran.err

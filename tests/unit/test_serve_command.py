@@ -258,7 +258,7 @@ def test_an_encoder_runs_with_the_first_chunk() -> None:
         (("--batches", "0"), "expects batches such as"),
         (("--batches", "9" * 5000), "expects batches such as"),
         (("--tp", "3"), ""),
-        (("--set", "D=65536,F=229376"), "no batch fits into the memory of the machine"),
+        (("--set", "D=65536,F=229376"), "no batch fits: a batch of 1 needs"),
     ],
 )
 def test_what_is_wrong_is_told(words: tuple[str, ...], says: str) -> None:

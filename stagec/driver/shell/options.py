@@ -94,9 +94,9 @@ def type_of(kind: Kind[Any]) -> click.ParamType[Any]:
     """The click type of values of a kind."""
     match kind:
         case Whole(least=least, most=most):
-            return click.IntRange(least, most)
+            return _IntRange(least, most)
         case Number(least=least, most=most, above=above):
-            return click.FloatRange(least, most, min_open=above)
+            return _FloatRange(least, most, min_open=above)
         case OneOf(choices=choices):
             return click.Choice(choices)
         case File():
@@ -105,6 +105,18 @@ def type_of(kind: Kind[Any]) -> click.ParamType[Any]:
             return click.STRING
         case _:
             return _OfKind(kind)
+
+
+class _IntRange(click.IntRange):
+    """Messages say that a text is not a valid integer."""
+
+    name = "integer"
+
+
+class _FloatRange(click.FloatRange):
+    """Messages say that a text is not a valid float."""
+
+    name = "float"
 
 
 class _OfKind(click.ParamType[Any]):

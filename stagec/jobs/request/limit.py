@@ -112,9 +112,9 @@ def _device(text: str) -> Limit:
 
 
 def _taken(found: re.Match[str], size: int) -> str:
-    """A remark on the unit; none for plain bytes."""
+    """A remark on the unit; none for plain bytes, if they are a megabyte or more."""
     if found[2] is None:
-        return ""
+        return f"'{found[0]}' is taken as bytes: write {found[0]}GiB" if size < 1 << 20 else ""
     exact = f"{found[1]}{found[2]}iB"
     return (
         f"'{found[0]}' is taken as {exact}, {size:,} bytes, as the makers of devices count memory; "

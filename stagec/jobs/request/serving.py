@@ -217,7 +217,8 @@ def read_serving(
             modes = _OF.get(given[0], PODS)
             raise error(
                 f"--{given[0]} needs a step of serving",
-                remedy=f"add --serve {' or '.join(modes)}",
+                remedy=f"add --serve {' or '.join(modes)}"
+                + ("; training has --set B=N" if given[0] == "batch" else ""),
             )
         return None
     mode = options.serve
