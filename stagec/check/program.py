@@ -1,7 +1,7 @@
 """What must hold of the program of one rank, whatever its peers do: ids, dependencies, order.
 
 A program is analysed once, however many ranks share it; groups and peers are numbered by first
-occurrence "slots", so that ranks which differ in nothing else have the same program.
+occurrence ("slots"), so that ranks which differ in nothing else have the same program.
 """
 
 from __future__ import annotations

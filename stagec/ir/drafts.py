@@ -25,9 +25,10 @@ def words_taken(module: Module) -> Value:
     if len(found) != 1:
         names = ", ".join(f"%{a.name}" for a in given) or "none"
         raise error(
-            f"speculation feeds a step the words that were chosen, and its arguments are: {names}",
+            "speculation feeds the chosen tokens to the step, expected one argument of integers "
+            f"[B, S], found {names}",
             module.main.loc,
-            remedy="serve a model of words: one argument of integers [B, S]",
+            remedy="serve a language model with tokens [B, S] as its only argument",
         )
     return found[0]
 
@@ -39,7 +40,7 @@ def logits_chosen(module: Module) -> Value:
     logits = body.terminator.operands[: len(body.terminator.operands) - len(state(module))]
     if len(logits) != 1:
         raise error(
-            f"the step chooses by {len(logits)} logits, expected one",
+            f"the step has {len(logits)} results with logits, expected one to choose tokens by",
             module.main.loc,
             remedy="serve a model with one head",
         )

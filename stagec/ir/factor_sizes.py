@@ -115,9 +115,9 @@ def result_dims(
     loaded = [d.load for d in dims if d.load is not None]
     if len(set(loaded)) < len(loaded):
         raise error(
-            f"'{op.name}' splits a dimension whose rows differ between ranks",
+            f"'{op.name}' splits a dimension with a different number of rows on each rank",
             op.loc,
-            remedy="leave it whole, or leave out stg.expert_load",
+            remedy="keep it whole, or leave out stg.expert_load",
         )
     return tuple(dims)
 
@@ -167,10 +167,10 @@ def _solve(
     known = product(sizes[f] for f in group if f in sizes)
     if len(unknown) > 1:
         raise error(
-            f"'{op.name}' cannot infer the sizes of factors {', '.join(unknown)} in a dimension of "
-            f"%{value.name}",
+            f"'{op.name}' cannot infer the sizes of factors {', '.join(unknown)}, which share a "
+            f"dimension of %{value.name}",
             op.loc,
-            remedy="give all but one of them in another operand",
+            remedy="use all but one of these factors in another operand",
         )
     if unknown:
         sizes[unknown[0]] = size / known

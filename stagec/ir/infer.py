@@ -31,9 +31,9 @@ def infer_module(module: Module) -> None:
     for op in module.root.body.ops:
         if op.flag("private"):
             problems.error(
-                f"@{op.symbol} is private, and has not been opened",
+                f"@{op.symbol} is private, and has not been inlined",
                 op.loc,
-                remedy="run the pass 'inline' before",
+                remedy="run the pass 'inline' first",
             )
         elif op.region is not None:
             _infer_region(op.region, problems)
@@ -96,9 +96,9 @@ def _infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None) -> N
     least = len(types) if given.most is None else min(given.least, len(types))
     if not least <= len(op.results) <= len(types):
         problems.error(
-            f"'{op.name}' gives {len(types)} results, found {len(op.results)} names",
+            f"'{op.name}' has {len(types)} results, found {len(op.results)} names",
             op.loc,
-            remedy="name as many results as it gives",
+            remedy="write as many names as it has results",
         )
     for value, type_ in zip(op.results, types, strict=False):
         _set(op, value, type_, problems)

@@ -177,9 +177,9 @@ def _needed(stack: LayerStack, later: Sequence[Operation]) -> list[Operation]:
         for value in op.results:
             if value in wanted:
                 raise error(
-                    f"%{value.name} is made by a kind of layers and used by another one of the "
-                    "same stack",
+                    f"%{value.name} is produced by layers of one kind and used by layers of "
+                    "another kind in the same stack",
                     op.loc,
-                    remedy="hand it on as a carried value, or leave the order out",
+                    remedy="pass it on as a carried value, or leave the order out",
                 )
     return found[::-1]

@@ -250,8 +250,8 @@ class OpDef:
         """
         if step.mixes(op):
             raise error(
-                f"'{self.name}' makes something of several tokens of a sequence, and has no form "
-                "that serves: it would need state of the tokens before",
+                f"'{self.name}' combines several tokens of a sequence, but has no form for "
+                "serving, which needs state of the tokens before",
                 op.loc,
                 remedy="serve a causal model, or define 'serve' in its op definition",
             )
@@ -352,7 +352,7 @@ class Registry:
     def __getitem__(self, name: str) -> OpDef:
         """The definition of that name. Raises `LookupError`, with the nearest name."""
         if (found := self._ops.get(name)) is None:
-            raise LookupError(f"there is no op '{name}': {self.suggest(name)}")
+            raise LookupError(f"unknown op '{name}': {self.suggest(name)}")
         return found
 
     def __iter__(self) -> Iterator[OpDef]:

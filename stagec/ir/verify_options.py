@@ -37,7 +37,7 @@ def _check_declarations(func: Operation, options: Options, problems: DiagnosticL
         first = options[op.symbol or ""]
         if not private:
             problems.error(
-                f"@{func.symbol} is not called, and has no options",
+                f"@{func.symbol} is not private, so it cannot have options",
                 op.loc,
                 remedy="drop it, or write 'stg.func @name[private]'",
             )
@@ -58,9 +58,9 @@ def _check_when(op: Operation, options: Options, problems: DiagnosticList) -> No
             known = words_of(options[name])
             if wrong := [word for word in words if word not in known]:
                 problems.error(
-                    f"option {name} is never {wrong[0]}",
+                    f"option {name} has no value {wrong[0]}",
                     op.loc,
-                    remedy=f"it is one of {', '.join(known)}",
+                    remedy=f"choose among {', '.join(known)}",
                     notes=[note("it is declared here", options[name].loc)],
                 )
 
@@ -82,9 +82,9 @@ def _check_statics(op: Operation, options: Options, problems: DiagnosticList) ->
     name = op.text(STATICS)
     if _declared(op, name, options, problems) and not is_statics(options[name]):
         problems.error(
-            f"option {name} is a word, '{op.name}' takes static parameters",
+            f"option {name} is a choice of words, but '{op.name}' expects static parameters",
             op.loc,
-            remedy=f"declare it by 'stg.statics @{name}[...]'",
+            remedy=f"declare the option with 'stg.statics @{name}[...]'",
             notes=[note("it is declared here", options[name].loc)],
         )
 

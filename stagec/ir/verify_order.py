@@ -38,7 +38,7 @@ def _check_kind(op: Operation, env: Mapping[str, int], problems: DiagnosticList)
     order = declared.attrs.get("layers") if declared is not None else None
     if not isinstance(order, LayerOrder):
         problems.error(
-            f"'{op.name}' is of the order {name}, which the module does not declare",
+            f"'{op.name}' refers to the order {name}, which the module does not declare",
             op.loc,
             remedy=f"declare it: stg.order {name}[4*{op.symbol or 'kind'}]",
         )

@@ -166,7 +166,7 @@ def options_of(pass_type: type[Pass]) -> Mapping[str, Option]:
         name, type_ = item.name.replace("_", "-"), hints[item.name]
         if type_ not in _KINDS:
             raise error(
-                f"option '{name}' of pass '{pass_type.name}' has a type that no text can give",
+                f"option '{name}' of pass '{pass_type.name}' has a type that texts cannot give",
                 remedy="use int, str, bool, Fraction or tuple[str, ...], or define from_options",
             )
         found[name] = Option(name, _KINDS[type_], item, type_)

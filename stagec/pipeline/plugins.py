@@ -88,7 +88,7 @@ class Loaded:
         named = isinstance(getattr(schedule, "name", None), str)
         if not isinstance(schedule, Schedule) or not named:
             raise error(
-                f"plug-in '{origin}' brings {schedule!r} as a schedule",
+                f"plug-in '{origin}' registers {schedule!r} as a schedule",
                 remedy='bring instances of stagec.api.Schedule with name = "mine"',
             )
         known_schedules([*schedules_of(self.registry), schedule])
@@ -100,7 +100,7 @@ class Loaded:
         plain = all(text.isascii() and text.replace("-", "").isalnum() for text in texts)
         if not isinstance(format_, Format) or not plain:
             raise error(
-                f"plug-in '{origin}' brings {format_!r} as a format",
+                f"plug-in '{origin}' registers {format_!r} as a format",
                 remedy="bring instances of stagec.api.Format with a name and a suffix of letters "
                 'and digits: name = "mine", suffix = "ext"',
             )
@@ -111,7 +111,7 @@ class Loaded:
     def _add_family(self, family: object, origin: str) -> None:
         if not isinstance(family, ModelFamily):
             raise error(
-                f"plug-in '{origin}' brings {family!r} as a family of models",
+                f"plug-in '{origin}' registers {family!r} as a family of models",
                 remedy="bring instances of stagec.api.ModelFamily: "
                 'ModelFamily("Mine", ("mine",), read_mine)',
             )
@@ -125,7 +125,7 @@ class Loaded:
             getattr(policy, "name", None), str
         ):
             raise error(
-                f"plug-in '{origin}' brings {policy!r} as a batching policy",
+                f"plug-in '{origin}' registers {policy!r} as a batching policy",
                 remedy='bring instances of stagec.api.BatchingPolicy with name = "mine"',
             )
         known_policies([*policies_of(self.registry.extras), policy])
@@ -136,7 +136,8 @@ class Loaded:
         taken = self.origins.get(name)
         if taken is not None:
             raise error(
-                f"plug-in '{origin}' brings '{name}', which plug-in '{taken}' has brought already",
+                f"plug-in '{origin}' registers '{name}', which plug-in '{taken}' has registered "
+                "already",
                 remedy="rename one of the two, or load one of the plug-ins only",
             )
         self.origins[name] = origin

@@ -314,9 +314,11 @@ def _found(built: Sequence[_Placed], edit: Edit) -> list[range]:
             found.append(range(i, i + 1))
     if not found:
         names = _names(built)
-        shown = f"to its left stand {', '.join(names)}" if names else "name a pipeline to its left"
+        shown = (
+            f"the passes before it are {', '.join(names)}" if names else "name a pipeline before it"
+        )
         raise error(
-            f"no pass '{edit.anchor}' stands to the left of this",
+            f"pass '{edit.anchor}' is not in the pipeline before this edit",
             edit.loc,
             remedy=did_you_mean(edit.anchor, names) or shown,
         )
@@ -336,9 +338,10 @@ def _only(built: Sequence[_Placed], edit: Edit) -> range:
         names = _names(built)
         once = ", ".join(name for name in names if names.count(name) == 1)
         raise error(
-            f"pass '{edit.anchor}' stands {1 + len(more)} times to the left of this",
+            f"pass '{edit.anchor}' is in the pipeline {1 + len(more)} times before this edit, "
+            "expected once",
             edit.loc,
-            remedy=f"name one that stands there once: {once or 'there is none, write the passes'}",
+            remedy=f"name one that occurs once: {once or 'there is none, write the passes'}",
         )
     return first
 

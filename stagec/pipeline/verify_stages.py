@@ -32,7 +32,7 @@ def check_stages(module: Module, problems: DiagnosticList) -> None:
     count = module.env.get(over)
     if count is None:
         problems.error(
-            f"pipeline stages along '{over}', but the mesh gives it no size",
+            f"the mesh gives no size to axis '{over}' of the pipeline stages",
             loc,
             remedy=f"give the mesh its size: stg.mesh @pod[{over} = {len(staged)}]",
         )

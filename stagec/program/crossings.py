@@ -140,7 +140,7 @@ def crossings(source: Module, target: Module) -> Crossings:
         return _crossings(source, target)
     except NoHandoverError as what:
         raise error(
-            f"caches cannot go from one pod to the other: {what}, neither of which divides the "
+            f"caches cannot be transferred between the pods: {what}, neither of which divides the "
             "other",
             source.functions[0].loc,
             remedy="choose degrees of the two pods that are multiples of each other",
@@ -202,7 +202,7 @@ def _check_alike(
     if mine.keys() != theirs.keys():
         lost = min(mine.keys() ^ theirs.keys())
         raise error(
-            f"%{lost} is a cache of one pod and not of the other",
+            f"the cache %{lost} exists in only one of the two pods",
             source.functions[0].loc,
             remedy="serve the same model in both pods, with the same element types",
         )
@@ -324,7 +324,8 @@ def pod_mesh(module: Module) -> PodMesh:
     known = [(axis, n) for axis, n in sizes.items() if n is not None]
     if open_ := sorted(sizes.keys() - dict(known).keys()):
         raise error(
-            f"the size of axis {open_[0]} is open: who sends to whom depends on it",
+            f"the size of axis {open_[0]} is open, but the senders and receivers of messages "
+            "depend on it",
             module.root.loc,
             remedy=module.how_to_set(open_),
         )

@@ -101,9 +101,9 @@ def pod_of(module: Module) -> str:
     for end in ends_of(module):
         return end.way.source if isinstance(end.op.definition, Depart) else end.way.to
     raise error(
-        "nothing crosses to another part, or from it",
+        "the part exchanges no values with other parts",
         module.root.loc,
-        remedy="run 'cut-part' before",
+        remedy="run the pass 'cut-part' first",
     )
 
 
@@ -167,9 +167,9 @@ def _held(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd]) -
         placement = placement_of(module, end.func)
         if placement is not None and placement.copies > 1:
             raise error(
-                f"{end.way} has two stages to come to: half of the microbatches enter each copy of "
-                "the layers, at either end of the pipeline, and the ranks that a part talks to are "
-                "the same for all microbatches",
+                f"{end.way} would go to two stages: this schedule runs two copies of the layers "
+                "from both ends of the pipeline, but messages of a part have the same peers for "
+                "all microbatches",
                 end.op.loc,
                 remedy="choose a schedule with one copy: dualpipev, or 1f1b",
             )
@@ -186,7 +186,7 @@ def _met(way: PartWay, held: Mapping[str, HeldCache], op: Operation) -> Handover
         return handover(held[way.source].layouts, held[way.to].layouts)
     except NoHandoverError as what:
         raise error(
-            f"{way} cannot cross: {what}, neither of which divides the other",
+            f"{way} cannot be sent between the parts: {what}, neither of which divides the other",
             op.loc,
             remedy="choose degrees of the two parts that are multiples of each other",
         ) from None
@@ -200,17 +200,17 @@ def _check_alike(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
         lost = min(mine.keys() ^ theirs.keys())
         (end, *_) = mine[lost] if lost in mine else theirs[lost]
         raise error(
-            f"{lost} has one end, expected two",
+            f"{lost} exists in only one pod, expected both",
             end.op.loc,
             remedy="cut both pods from the same step: the same model, dtypes and --part",
         )
     counts = {pod: microbatches(module) for pod, module in pods.items()}
     if counts[a] != counts[b]:
         raise error(
-            f"the part '{a}' has {counts[a]} microbatches and '{b}' has {counts[b]}, expected as "
-            "many",
+            f"the part '{a}' has {counts[a]} microbatches but '{b}' has {counts[b]}, expected the "
+            "same number",
             pods[a].root.loc,
-            remedy=f"give both the same: microbatches={max(counts.values())}",
+            remedy=f"set microbatches={max(counts.values())} for both",
         )
     _check_waits(a, pods)
     _check_waits(b, pods)
@@ -230,8 +230,8 @@ def _check_waits(pod: str, pods: Mapping[str, Module]) -> None:
         kinds = {(inner.phase, type(inner.definition)) for inner in op.body.ops}
         if {("forward", Depart), ("backward", Arrive)} <= kinds:
             raise error(
-                f"the part '{pod}' waits for the gradient of each microbatch, and pipeline stages "
-                "begin several before the first comes back",
+                f"the part '{pod}' waits for the gradient of each microbatch, but pipeline stages "
+                "start several microbatches before the first gradient arrives",
                 op.loc,
                 remedy="leave --pp out, or freeze the part",
             )
@@ -247,8 +247,8 @@ def _check_words(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
         found = evaluate(other.op.expr("words"), pods[b].env)
         if found != count:
             raise error(
-                f"{way} are words of a vocabulary of {found:,} in '{b}', expected the {count:,} of "
-                f"'{a}'",
+                f"{way} are tokens of a vocabulary of {found:,} in '{b}', expected the {count:,} "
+                f"of '{a}'",
                 other.op.loc,
                 remedy="choose a draft model with the tokenizer of the model that verifies",
             )
@@ -260,8 +260,8 @@ def _check_order(module: Module, pod: str, end: PartEnd) -> None:
         for name, over in module.zigzag.items():
             if name in dim.size.symbols and set(over) & set(dim.axes):
                 raise error(
-                    f"{end.way} cannot cross: '{pod}' has {name} in zigzag order over "
+                    f"{end.way} cannot be sent: '{pod}' has {name} in zigzag order over "
                     f"{', '.join(over)}",
                     end.op.loc,
-                    remedy="choose --cp-order plain for that part",
+                    remedy="use --cp-order plain for that part",
                 )

@@ -186,7 +186,7 @@ def _stages(classes: Iterable[RankClass]) -> tuple[int, int, int]:
         taker = each.stage if "inputs" in each.graph.attrs else taker
         count = each.env.get(each.graph.text("over"), 1)
     if taker is None:
-        raise error("no stage takes tokens in", remedy="serve a language model")
+        raise error("no pipeline stage has tokens as an argument", remedy="serve a language model")
     return taker if sampler is None else sampler, taker, count
 
 

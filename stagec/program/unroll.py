@@ -42,7 +42,7 @@ def unroll(
     program = unrolled(graph, env, order, channels, loads, templates).finish(name)
     if not len(program):
         raise error(
-            "the program has no nodes", graph.loc, remedy="compute something in the function"
+            "the program has no nodes", graph.loc, remedy="let the function compute something"
         )
     return program
 

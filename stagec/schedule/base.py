@@ -117,7 +117,7 @@ class Schedule(ABC):
         """The number of chunks per rank is the schedule's own."""
         if chunks != self.default_chunks:
             raise error(
-                f"{self.name} has {counted(self.default_chunks, 'chunk')} per rank, {chunks} given",
+                f"{self.name} has {counted(self.default_chunks, 'chunk')} per rank, found {chunks}",
                 remedy=f"give {self.default_chunks}, or choose the schedule 'interleaved'",
             )
 

@@ -152,7 +152,7 @@ def _unmatched(content: Content, sender: int, receiver: int, what: str) -> Excep
     return error(
         f"the {_payload(source, target)} of microbatch {microbatch} from stage {source} on "
         f"rank {sender} to stage {target} on rank {receiver} {what}",
-        remedy="give both ranks the actions of this microbatch",
+        remedy="add the actions of this microbatch to both ranks",
     )
 
 

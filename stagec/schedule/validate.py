@@ -73,7 +73,7 @@ def check_complete(actions: Actions, placement: Placement, microbatches: int) ->
     """Each microbatch passes all stages of one copy, with F and B once, and W where B is split."""
     if len(actions) != placement.ranks:
         raise error(
-            f"{len(actions)} lists of actions for {placement.ranks} ranks",
+            f"{len(actions)} lists of actions for {placement.ranks} ranks, expected one per rank",
             remedy="give one list per rank",
         )
     copies: dict[int, int] = {}
@@ -105,7 +105,7 @@ def _check_pairs(rank: int, row: tuple[Action, ...]) -> None:
     for step in steps(row):
         if step[0].pair is not None and [action.kind for action in step] != ["F", "B"]:
             raise error(
-                f"rank {rank} has half a pair: {step[0]}",
+                f"rank {rank} has half of a pair: {step[0]}",
                 remedy="a pair is an F and the B right after it, both with the same pair number",
             )
 
@@ -119,7 +119,7 @@ def _check_once(rank: int, row: tuple[Action, ...]) -> None:
         has_w = count["W", action.chunk, action.microbatch] == 1
         if action.kind in "BW" and split.get((action.chunk, action.microbatch), False) != has_w:
             raise error(
-                f"rank {rank} performs {action}, but B is split and W is there only together",
+                f"rank {rank} runs {action}, expected a split B together with a W, or neither",
                 remedy="mark B as split and add its W later on the rank, or neither",
             )
 
@@ -130,7 +130,7 @@ def _check_all(
     """No microbatch is unknown and none misses a stage."""
     if strange := sorted(copies.keys() - set(range(microbatches))):
         raise error(
-            f"the schedule has a microbatch {strange[0]}, there are {microbatches}",
+            f"the schedule has microbatch {strange[0]}, but only {microbatches} microbatches",
             remedy="number microbatches from 0",
         )
     present = [{(a.kind, a.chunk, a.microbatch) for a in row} for row in actions]

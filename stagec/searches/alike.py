@@ -12,7 +12,7 @@ _FEW = 3
 
 def told_as_one(messages: Mapping[str, int]) -> dict[str, int]:
     """How often each kind of message is there, by a text that has all its numbers: `1f1b has 1
-    chunk per rank, 4 or 8 given`."""
+    chunk per rank, found 4 or 8`."""
     kinds: dict[str, list[str]] = {}
     for message in messages:
         kinds.setdefault(_NUMBER.sub("#", message), []).append(message)

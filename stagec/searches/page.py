@@ -131,7 +131,7 @@ def _threads(points: Sequence[Mapping[str, Any]], about: str) -> Threads:
 def _about(point: Mapping[str, Any]) -> str:
     mfu = "" if point["mfu"] is None else f", MFU {point['mfu']:.1%}"
     peak = bytes_text(point["memory_peak"])
-    return f"{point['strategy']}\\n{seconds_text(point['step_seconds'])}{mfu}, {peak} per rank"
+    return f"{point['strategy']}\n{seconds_text(point['step_seconds'])}{mfu}, {peak} per rank"
 
 
 def _bytes(value: float) -> str:

@@ -36,10 +36,10 @@ def single_gathers_of(region: Region) -> list[Operation]:
     for op in found:
         if len(op.results) > 1:
             raise error(
-                f"'{op.name}' gathers {len(op.results)} parameters in one call, but what becomes "
-                "of each is decided before",
+                f"'{op.name}' gathers {len(op.results)} parameters in one call, but this pass "
+                "decides for each parameter",
                 op.loc,
-                remedy="run 'coalesce-collectives' later",
+                remedy="run 'coalesce-collectives' after this pass",
             )
     return found
 

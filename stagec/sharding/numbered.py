@@ -95,10 +95,10 @@ def _compare(op: Operation, filler: Operation, other: Operation) -> None:
     if one == two:
         return
     raise error(
-        f"'{op.name}' takes rows that '{filler.name}' numbers by tokens "
-        f"{_over(one)}, as if they were numbered by tokens {_over(two)}",
+        f"'{op.name}' reads rows that '{filler.name}' numbers by tokens {_over(one)}, but its own "
+        f"tokens are {_over(two)}",
         op.loc,
-        remedy="split the tokens of both alike: change the placement that one of them is given",
+        remedy="split the tokens of both in the same way",
         notes=[note("the rows are filled here", filler.loc)],
     )
 

@@ -55,9 +55,9 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Stag
     stages = module.env.get(rule.over)
     if stages is None:
         raise error(
-            f"a pipeline needs the number of its stages, but the axis '{rule.over}' is open",
+            f"the axis '{rule.over}' of the pipeline stages has no size",
             rule.loc,
-            remedy=f"give it: --mesh {rule.over}=4",
+            remedy=f"give it one: --mesh {rule.over}=4",
         )
     chunks = rule.chunks or schedule.default_chunks
     if schedule in schedules_of(module.registry):
@@ -180,7 +180,7 @@ def _numbered(
     layers = shared_out(sum(sizes), parts, rule.layers, rule.loc, shape)
     if len(set(layers)) > 1 and not rule.layers:
         module.diagnostics.remark(
-            f"the {sum(sizes)} layers in {parts} parts: {_text(layers)}", rule.loc
+            f"{sum(sizes)} layers in {parts} parts: {_text(layers)}", rule.loc
         )
     runs = list(_runs(repeats, sizes))
     return [_piece(repeats, _taken(runs, wanted)) for wanted in layers]
@@ -246,7 +246,7 @@ def evenly(total: int, parts: int, loc: Loc = UNKNOWN, shape: str = "") -> tuple
     missing = most * parts - total
     if total + 2 < parts:
         raise error(
-            f"{total} layers do not fill {parts} parts {shape}".rstrip(),
+            f"{total} layers are too few for {parts} parts {shape}".rstrip(),
             loc,
             remedy=f"choose at most {total + 2} parts: fewer stages or chunks",
         )

@@ -226,7 +226,7 @@ def _read(op: Operation, records: dict[type[Record], tuple[Record, ...]]) -> Non
     before = records.get(statement.record, ())
     if before and not statement.repeats:
         raise error(
-            f"the strategy has a second {op.name}, expected one",
+            f"the strategy has two {op.name} statements, expected one",
             op.loc,
             remedy="remove one of them",
         )

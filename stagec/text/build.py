@@ -172,7 +172,7 @@ class _Resolver:
         if bound and len(bound) != len(syntax.args):
             loose = next(arg for arg in syntax.args if arg.bound is None)
             self.problems.error(
-                f"argument '%{loose.name.text}' is bound to nothing",
+                f"argument '%{loose.name.text}' has no value",
                 loose.name.loc,
                 remedy=f"write '%{loose.name.text} = %value'",
             )

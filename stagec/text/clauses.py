@@ -45,7 +45,8 @@ def routed(dims: tuple[Dim, ...], token: str, coords: _Sizes) -> tuple[Dim, ...]
     index = coords[0][1] if len(sizes) == len(coords) == 2 and coords[1][1] is None else None
     if index is None or index >= len(dims) or any(s == 0 for s in sizes):
         raise SyntaxLimitError(
-            "expects the parts, the dimension of their rows, and the parts that a token goes to",
+            "'routed' expects the number of experts, the dimension of their rows, and the experts "
+            "per token",
             token,
             "write routed(E=2, T)",
         )
@@ -60,7 +61,7 @@ def loaded(dims: tuple[Dim, ...], token: str, coords: _Names) -> tuple[Dim, ...]
     first = rest[0][1] if len(rest) == 1 and rest[0][0] == "first" else None
     if index is None or index >= len(dims) or (rest and first is None):
         raise SyntaxLimitError(
-            "a load expects the parts that have it and one of the dimensions",
+            "'load' expects the experts that have it and one of the dimensions",
             token,
             "write load(E=2), or load(E=2, first=58)",
         )
@@ -74,7 +75,7 @@ def memory_clause(token: str, coords: _Sizes) -> dict[str, Any]:
     share = coords[1][0] if len(coords) == 2 and coords[1][1] is None else None
     if not name or len(coords) > 2 or (len(coords) == 2 and not _is_share(share)):
         raise SyntaxLimitError(
-            "expects a memory, and the share of the bytes that is in it",
+            "'mem' expects a memory and, if only a part of the bytes is in it, the share",
             token,
             "write mem(host), or mem(host, 1/2)",
         )

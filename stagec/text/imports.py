@@ -69,9 +69,9 @@ class _Reader:
                 )
             if len(chain) > MAX_DEPTH:
                 raise error(
-                    f"imports of imports go deeper than {MAX_DEPTH}",
+                    f"imports are nested more than {MAX_DEPTH} deep",
                     op.loc,
-                    remedy="import the texts from one text",
+                    remedy="import the texts directly",
                 )
             if source.name not in self._module.sources:
                 self._module.sources[source.name] = source
@@ -130,10 +130,10 @@ def _find(op: Operation) -> Source:
             if not name.startswith(".."):
                 return Source(LIBRARY + name, library_text(name))
     raise error(
-        f'there is no text "{path}", neither in this folder nor in the library',
+        f'no text "{path}", neither in this folder nor in the library',
         op.loc,
         remedy=did_you_mean(path.removesuffix(".stg"), [b.removesuffix(".stg") for b in blocks()])
-        or "check the path: it begins in the folder of this text",
+        or "check the path, which is relative to the folder of this text",
     )
 
 

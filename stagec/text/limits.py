@@ -29,7 +29,7 @@ def check_limits(source: Source) -> None:
     count = sum(1 for _ in _OPERATION.finditer(source.text))
     if count > MAX_OPERATIONS:
         raise error(
-            f"the text holds {count:,} operations, expected at most {MAX_OPERATIONS:,}",
+            f"the text has {count:,} operations, expected at most {MAX_OPERATIONS:,}",
             start,
             remedy="state repeated layers once, in a stg.repeat",
         )
@@ -39,7 +39,7 @@ def check_limits(source: Source) -> None:
             depth += 1
             if depth > MAX_DEPTH:
                 raise error(
-                    f"brackets are nested deeper than {MAX_DEPTH}",
+                    f"brackets are nested more than {MAX_DEPTH} deep",
                     FileLoc(source.name, line, 1),
                     remedy="flatten the expression or the regions",
                 )

@@ -321,7 +321,7 @@ class _Builder(Transformer):
 
     def _size(self, size) -> Expr:
         if not isinstance(size, Expr):
-            raise SyntaxLimitError("a dimension is one size, found a tuple")
+            raise SyntaxLimitError("expected one size as a dimension, found a tuple")
         return size
 
     def axes(self, *axes):
@@ -353,7 +353,7 @@ class _Builder(Transformer):
         times = _expr(number).value
         if times is None or not 0 < times <= MAX_LAYERS:
             raise SyntaxLimitError(
-                f"a list of kinds comes {number} times, expected a number up to {MAX_LAYERS:,}",
+                f"a list of kinds repeats {number} times, expected at most {MAX_LAYERS:,}",
                 self._where(),
                 "write (5*local, global)*10",
             )
@@ -374,7 +374,9 @@ class _Builder(Transformer):
             inner, depth = ex.modulo_parts(inner[0]), depth + 1
             if depth > _MOST_REMAINDERS:
                 remedy = "write 'a % b' once in a relation"
-                raise SyntaxLimitError("too many remainders", self._where(), remedy)
+                raise SyntaxLimitError(
+                    "too many remainders in one expression", self._where(), remedy
+                )
         return self._checked(_expr(a) % b)
 
     def pow(self, base, exponent):
@@ -405,7 +407,7 @@ class _Builder(Transformer):
             raise SyntaxLimitError("ceildiv expects a size and a positive divisor", name)
         if name == "reached" and (len(arguments) != 4 or arguments[1] == 0):
             raise SyntaxLimitError(
-                "reached expects a size, a positive number of parts, how many of them a draw "
+                "reached expects a size, a positive number of parts, the parts that a draw "
                 "reaches, and the number of draws",
                 name,
             )
@@ -432,13 +434,13 @@ class _Builder(Transformer):
 
 def _expr(value: Any) -> Expr:
     if not isinstance(value, Expr):
-        raise SyntaxLimitError("a tuple stands where a size is expected")
+        raise SyntaxLimitError("found a tuple, expected a size")
     return value
 
 
 def _row(value: Any) -> tuple[Expr, list[Expr]]:
     if not isinstance(value, tuple):
-        raise SyntaxLimitError("buckets expects rows: how often, and the sizes, in brackets")
+        raise SyntaxLimitError("buckets expects rows in brackets: a count, and the sizes")
     times, *sizes = map(_expr, value)
     return times, sizes
 

@@ -172,7 +172,7 @@ def test_a_pod_that_waits_for_nothing_that_comes_is_found() -> None:
         (
             "encoder=e",
             {"pp": 2, "microbatches": 4, "schedule": "dualpipe"},
-            "has two stages to come to",
+            "would go to two stages",
         ),
         ("main=e", {}, "the part 'main' is the rest of the model"),
         ("encoder=nothing", {}, "no value '%nothing'"),

@@ -187,7 +187,7 @@ def test_a_format_that_there_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("formats", "told"),
     [
-        ("(3,)", "brings 3 as a format"),
+        ("(3,)", "registers 3 as a format"),
         ("(Format(),)", "as a format"),
         ("(type('A', (Format,), {'name': 'chakra', 'suffix': 'x'})(),)", "two formats have"),
         ("(type('A', (Format,), {'name': 'a', 'suffix': '../x'})(),)", "as a format"),

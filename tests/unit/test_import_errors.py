@@ -236,7 +236,7 @@ PLUGIN = Plugin(name="mine", families=({},))
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        ("'llama'", "brings 'llama' as a family of models"),
+        ("'llama'", "registers 'llama' as a family of models"),
         ('ModelFamily("Mine", ("llama",), print)', "families 'Llama' and 'Mine' both read 'llama'"),
     ],
 )

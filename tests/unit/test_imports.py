@@ -122,7 +122,7 @@ def test_paths_that_name_no_text(tmp_path: Path, path: str) -> None:
     ],
 )
 def test_a_text_that_is_not_there(tmp_path: Path, path: str) -> None:
-    refused(opened(tmp_path, main_text(path)), f'there is no text "{path}"')
+    refused(opened(tmp_path, main_text(path)), f'no text "{path}"')
 
 
 def test_a_near_match_is_told(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_what_is_no_text(tmp_path: Path) -> None:
 
 def test_a_folder_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.stg").mkdir()
-    refused(opened(tmp_path, main_text("a.stg")), 'there is no text "a.stg"')
+    refused(opened(tmp_path, main_text("a.stg")), 'no text "a.stg"')
 
 
 def test_a_text_of_100_megabytes(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_an_imported_text_is_verified_alone(tmp_path: Path) -> None:
 def test_imports_that_go_deep(tmp_path: Path) -> None:
     for i in range(MAX_DEPTH + 5):
         (tmp_path / f"a{i}.stg").write_text(block(f"a{i}", imports=f"a{i + 1}.stg"))
-    refused(opened(tmp_path, main_text("a0.stg")), "imports of imports go deeper")
+    refused(opened(tmp_path, main_text("a0.stg")), "imports are nested more than")
 
 
 @LONG

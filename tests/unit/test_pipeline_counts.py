@@ -163,12 +163,12 @@ def test_stashes_in_flight_are_those_of_the_schedule(
 BAD = [
     (["--pp", "3", "--schedule", "interleaved", "--microbatches", "4"], "microbatches"),
     (["--pp", "4", "--schedule", "dualpipe", "--microbatches", "4"], "8 microbatches"),
-    (["--pp", "16", "--chunks", "2", "--schedule", "interleaved"], "do not fill"),
+    (["--pp", "16", "--chunks", "2", "--schedule", "interleaved"], "are too few for"),
     (["--pp", "2", "--stage-layers", "3,4"], "'layers' gives 7 layers"),
     (["--pp", "2", "--stage-layers", "3,x"], "neither a number of layers"),
     (["--pp", "2", "--schedule", "1f2b"], "no schedule '1f2b'"),
     (["--pp", "2", "--chunks", "2"], "choose the schedule 'interleaved'"),
-    (["--mesh", "pp,dp=2"], "number of its stages"),
+    (["--mesh", "pp,dp=2"], "of the pipeline stages has no size"),
 ]
 
 

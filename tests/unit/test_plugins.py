@@ -61,7 +61,7 @@ def test_what_a_caller_adds_is_its_own() -> None:
 def test_the_same_plugin_twice_is_a_clash(site: Path) -> None:
     shutil.copytree(EXAMPLE / "src" / "stagec_example", site / "stagec_example")
     pretend_installed(site, "example", "stagec_example:PLUGIN")
-    with pytest.raises(DiagnosticError, match="brings 'use-relu6', which plug-in 'example'"):
+    with pytest.raises(DiagnosticError, match="registers 'use-relu6', which plug-in 'example'"):
         load_plugins([EXAMPLE / "src" / "stagec_example" / "__init__.py"])
 
 

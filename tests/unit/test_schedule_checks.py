@@ -45,9 +45,9 @@ def refused(run: Callable[..., object], *args: object) -> Diagnostic:
     [
         ("gpipe", (0, 1, 1), "gpipe with 0 stages", "at least 1"),
         ("1f1b", (4, 0, 1), "1f1b with 0 microbatches", "at least 1"),
-        ("1f1b", (4, 8, 2), "1 chunk per rank, 2 given", "give 1"),
-        ("zb-h1", (4, 8, 2), "1 chunk per rank, 2 given", "give 1"),
-        ("zbv", (4, 8, 1), "2 chunks per rank, 1 given", "give 2"),
+        ("1f1b", (4, 8, 2), "1 chunk per rank, found 2", "give 1"),
+        ("zb-h1", (4, 8, 2), "1 chunk per rank, found 2", "give 1"),
+        ("zbv", (4, 8, 1), "2 chunks per rank, found 1", "give 2"),
         ("interleaved", (4, 8, 0), "interleaved with 0 chunks", "at least 1"),
         ("interleaved", (4, 8, 1), "at least 2 chunks per rank: 1 given", "'1f1b'"),
         ("interleaved", (4, 10, 2), "a multiple of 4 microbatches", "give 8 or 12 microbatches"),
@@ -238,14 +238,17 @@ SPLIT = replace(B0, split=True)
     ("row", "message"),
     [
         ((F0, B0, B0), "performs B(chunk 0, microbatch 0) more than once"),
-        ((F0, B0, W0), "split and W is there only together"),
-        ((F0, SPLIT), "split and W is there only together"),
+        ((F0, B0, W0), "expected a split B together with a W"),
+        ((F0, SPLIT), "expected a split B together with a W"),
         ((F0,), "never performs B(chunk 0, microbatch 0)"),
         ((), "never performs F(chunk 0, microbatch 0)"),
         ((replace(F0, split=True), B0), "has an action Action(kind='F'"),
-        ((replace(F0, pair=1), B0), "has half a pair: F(chunk 0, microbatch 0)"),
-        ((F0, replace(B0, pair=1)), "has half a pair"),
-        ((F0, B0, Action("F", 0, 1), Action("B", 0, 1)), "has a microbatch 1, there are 1"),
+        ((replace(F0, pair=1), B0), "has half of a pair: F(chunk 0, microbatch 0)"),
+        ((F0, replace(B0, pair=1)), "has half of a pair"),
+        (
+            (F0, B0, Action("F", 0, 1), Action("B", 0, 1)),
+            "has microbatch 1, but only 1 microbatches",
+        ),
         ((F0, B0, Action("F", 1, 0)), "rank 0 has no chunk 1"),
     ],
 )
@@ -254,7 +257,7 @@ def test_lists_that_are_no_schedule(row: RankActions, message: str) -> None:
 
 
 def test_a_list_for_each_rank_and_one_copy_for_each_microbatch() -> None:
-    assert "1 lists of actions for 2 ranks" in (
+    assert "1 lists of actions for 2 ranks, expected one per rank" in (
         refused(check_complete, ((F0, B0),), round_robin(2), 1).message
     )
     copies = Placement((StageChunk(0, 0), StageChunk(0, 1)), copies=2)

@@ -111,7 +111,7 @@ def test_the_list_names_every_schedule_and_its_closed_form() -> None:
         (("1f1b",), 2, "--stages and --microbatches are required"),
         (("1f1b", "--stages", "4"), 2, "--stages and --microbatches are required"),
         (("1f1b", "--stages", "0", "--microbatches", "1"), 2, "--stages"),
-        (("1f1b", *SIZES, "--chunks", "2"), 1, "1 chunk per rank, 2 given"),
+        (("1f1b", *SIZES, "--chunks", "2"), 1, "1 chunk per rank, found 2"),
         (("1f1b", *SIZES, "--costs", "F"), 2, "'F' is not F, B, W or FB with a time"),
         (("1f1b", *SIZES, "--costs", "F=1,F=2"), 2, "F is given twice"),
         (("1f1b", *SIZES, "--costs", "F=-1"), 2, "'F=-1' is not F, B, W or FB"),

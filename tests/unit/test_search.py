@@ -668,15 +668,15 @@ def test_bad_questions(more: tuple[str, ...], told: str) -> None:
 def test_what_rules_refuse_is_told_with_its_numbers() -> None:
     """One line for a rule; where a number is the same in all its messages, it is known."""
     messages = {
-        "1f1b has 1 chunk per rank, 4 given": 2,
-        "1f1b has 1 chunk per rank, 8 given": 3,
-        "32 layers do not fill 64 parts (64 stages of 1)": 1,
+        "1f1b has 1 chunk per rank, found 4": 2,
+        "1f1b has 1 chunk per rank, found 8": 3,
+        "32 layers are too few for 64 parts (64 stages of 1)": 1,
         "no experts": 5,
     }
     parts = {f"{n:,} rows over 8 ranks": 1 for n in (12, 9, 1000, 30)}
     assert told_as_one(messages | parts) == {
-        "1f1b has 1 chunk per rank, 4 or 8 given": 5,
-        "32 layers do not fill 64 parts (64 stages of 1)": 1,
+        "1f1b has 1 chunk per rank, found 4 or 8": 5,
+        "32 layers are too few for 64 parts (64 stages of 1)": 1,
         "no experts": 5,
         "9 to 1,000 rows over 8 ranks": 4,
     }

@@ -181,11 +181,31 @@ def test_any_text_parses_or_gives_one_diagnostic(text: str) -> None:
         ('full{word="a}', 11, "expected a closing quote", None),
         ("needy", 1, "expects option 'size': an integer", "needy{size=...}"),
         ("two{x=1}", 1, "is a named pipeline and takes no options", "plain,full{count=2}"),
-        ("two,+after(pain):full", 12, "no pass 'pain' stands to the left", "did you mean 'plain'?"),
-        ("two,+after(needy):full", 12, "no pass 'needy' stands", "to its left stand plain, full"),
-        ("+after(plain):full", 8, "no pass 'plain' stands", "name a pipeline to its left"),
-        ("two,-needy", 6, "no pass 'needy' stands", "to its left stand plain, full"),
-        ("four,needy{size=1},+after(full):plain", 27, "stands 2 times", "once: needy"),
+        (
+            "two,+after(pain):full",
+            12,
+            "pass 'pain' is not in the pipeline before",
+            "did you mean 'plain'?",
+        ),
+        (
+            "two,+after(needy):full",
+            12,
+            "pass 'needy' is not in the pipeline",
+            "the passes before it are plain, full",
+        ),
+        (
+            "+after(plain):full",
+            8,
+            "pass 'plain' is not in the pipeline",
+            "name a pipeline before it",
+        ),
+        (
+            "two,-needy",
+            6,
+            "pass 'needy' is not in the pipeline",
+            "the passes before it are plain, full",
+        ),
+        ("four,needy{size=1},+after(full):plain", 27, "is in the pipeline 2 times", "once: needy"),
         (
             "two,+behind(full):plain",
             6,
@@ -198,7 +218,12 @@ def test_any_text_parses_or_gives_one_diagnostic(text: str) -> None:
         ("two,-", 6, "expected the name of a pass to leave out, found the end", None),
         ("loop", 1, "pipeline 'loop' contains itself", "remove the cycle"),
         ("plain,about", 7, "pipeline 'about' contains itself", "remove the cycle"),
-        ("four,+after(two):plain", 13, "pass 'two' stands 2 times", "stands there once: four"),
+        (
+            "four,+after(two):plain",
+            13,
+            "pass 'two' is in the pipeline 2 times",
+            "occurs once: four",
+        ),
     ],
 )
 def test_errors(text: str, column: int, message: str, remedy: str | None) -> None:
