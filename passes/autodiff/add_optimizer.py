@@ -91,7 +91,8 @@ def add_optimizer(module: Module) -> None:
     grads = end.operands[len(losses) :]
     if len(grads) != len(params):
         raise error(
-            f"a step of {len(params)} parameters returns {len(grads)} gradients after the loss",
+            f"the step returns {len(grads)} gradients after the loss, expected one for each of "
+            f"{len(params)} parameters",
             end.loc,
             remedy="return one gradient for each parameter, as 'differentiate' does",
         )
@@ -257,7 +258,7 @@ def _check_in_backward(module: Module, strategy: Strategy) -> None:
     """Raises `DiagnosticError` where gradients are sums that are complete later."""
     if any(op.has(Accumulates) for op in module.main.body.ops):
         raise error(
-            "gradients are sums over microbatches: no update can run in backward",
+            "gradients are summed over microbatches, so they cannot be applied during backward",
             strategy.optimizer.loc,
             remedy="leave 'in_backward' out, or compile one microbatch",
         )

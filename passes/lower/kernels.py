@@ -109,7 +109,7 @@ def _check_operands(region: Region, kernel: Sequence[Operation]) -> None:
 
 def _apart(op: Operation, first: Operation, but: str) -> Exception:
     return error(
-        f"'{op.name}' runs in one kernel with '{first.name}', but {but}",
+        f"'{op.name}' is fused with '{first.name}' in one kernel, but {but}",
         op.loc,
-        remedy="leave out 'fused', or let 'fuse-kernels' say what is one kernel",
+        remedy="leave out 'fused', or let 'fuse-kernels' choose the kernels",
     )

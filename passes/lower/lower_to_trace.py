@@ -222,7 +222,7 @@ class _Lowering:
             raise error(
                 f"'{culprit.name}' in plain order stands in a repeat that does more than carry",
                 culprit.loc,
-                remedy="give the steps of a ring a repeat of their own, or use zigzag order",
+                remedy="put the steps of a ring into a repeat of their own, or use zigzag order",
             )
         self._loop(op, old, b, {"count": limit}, op.operands)
         self._idle = True
@@ -466,7 +466,7 @@ def _one_axis(op: Operation) -> str:
     axis, *more = op.names("over")
     if more:
         raise error(
-            f"'{op.name}' goes round {', '.join((axis, *more))}, expected one axis",
+            f"'{op.name}' goes round the axes {', '.join((axis, *more))}, expected one axis",
             op.loc,
             remedy="split the sequence over one axis of the mesh, or lay it out with --mesh",
         )

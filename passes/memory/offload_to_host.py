@@ -115,10 +115,10 @@ def offload_to_host(module: Module, strategy: Strategy) -> None:
         if pattern not in OFFLOAD:
             known = {part for path in copies.paths for part in (path, *path.split("/"))}
             raise error(
-                f"no value that can be in host memory has the name '{pattern}'",
+                f"no value that can be offloaded matches '{pattern}'",
                 rule.loc,
                 remedy=did_you_mean(pattern, known)
-                or f"choose {', '.join(OFFLOAD)}, or names of values that 'stagec memory' lists",
+                or f"choose {', '.join(OFFLOAD)}, or names of values; 'stagec memory' lists them",
             )
         if rule.share(pattern):
             module.diagnostics.remark(
@@ -127,7 +127,7 @@ def offload_to_host(module: Module, strategy: Strategy) -> None:
     in_backward = strategy.optimizer.form == "in_backward"
     if in_backward and any(p.startswith(("gradients", "parameters")) for p in copies.made):
         raise error(
-            "an update in backward takes parameters and gradients where they are, on the device",
+            "updates in backward need parameters and gradients on the device",
             rule.loc,
             remedy="choose --offload optimizer or activations, or another --optimizer-form",
         )

@@ -109,7 +109,7 @@ def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) 
         evaluate(message_bytes(op), module.env)
     except NotAnIntegerError as found:
         raise error(
-            f"{way} crosses in {op.integer('pieces')} pieces, which are not whole: {found}",
+            f"{way} is sent in {op.integer('pieces')} pieces of unequal size: {found}",
             op.loc,
             remedy=remedy,
         ) from None

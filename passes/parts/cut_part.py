@@ -88,17 +88,17 @@ def _check_stages(module: Module, pipeline: PipelineRule) -> None:
     if gone and len(gone) < len(ends):
         (other, *_) = (op.text("to") for op in gone)
         raise error(
-            f"'{part}' and '{other}' take values of each other in forward: pipeline stages would "
-            "wait for what waits for them",
+            f"'{part}' and '{other}' need values of each other in forward, so their pipeline "
+            "stages would wait for each other",
             pipeline.loc,
-            remedy="leave --pp out, or untie what both use",
+            remedy="leave --pp out, or give both parts parameters of their own",
         )
     if gone and pipeline.schedule != AHEAD:
         raise error(
-            f"the part '{part}' has the schedule {pipeline.schedule}, expected "
-            f"{AHEAD}: forward of all microbatches, then backward of all",
+            f"the part '{part}' has the schedule {pipeline.schedule}, expected {AHEAD}, which "
+            "runs forward of all microbatches before backward",
             pipeline.loc,
-            remedy=f"give it schedule={AHEAD}, or leave pp out of its flags",
+            remedy=f"add schedule={AHEAD} to its flags, or leave out pp",
         )
 
 
@@ -219,7 +219,8 @@ class _Parts:
                         f"the parameter %{value.name} is used by the parts '{other_part}' and "
                         f"'{part}'",
                         value.loc,
-                        remedy="untie it, or name a value that it has no part in",
+                        remedy="use a parameter of its own in each part, or choose a value that "
+                        "does not use it",
                     )
 
 
@@ -230,7 +231,9 @@ def _parameters(values: Iterable[Value]) -> list[Value]:
 def _named(body: Region, rule: PartRule) -> Value:
     """The value that ends a part. Raises `DiagnosticError`."""
     if len(rule.of) != 1:
-        raise error(f"the part '{rule.name}' has several values", rule.loc, remedy="name one")
+        raise error(
+            f"the part '{rule.name}' has several values, expected one", rule.loc, remedy="name one"
+        )
     name = rule.of[0]
     found = [v for v in body.values() if v.is_called(name)]
     own = [v for v in found if v.producer is not None and v.region is body and v.uses]

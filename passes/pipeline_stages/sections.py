@@ -158,7 +158,7 @@ def _slot_of_repeat(op: Operation, forward: list[Operation], found: Sections) ->
     index = next(_matches(op, forward, found), None)
     if index is None:
         raise error(
-            "a backward repeat takes nothing from a forward one, so no stage can own it",
+            "a backward repeat uses no value of a forward repeat, so no stage can own it",
             op.loc,
             remedy="leave the pipeline out: --pp 1",
         )
@@ -239,9 +239,9 @@ def is_linear(op: Operation) -> bool:
 def too_far(op: Operation, value: Value) -> DiagnosticError:
     """The error for a value that pipeline stages cannot hand over."""
     return error(
-        f"%{value.name} is used beyond layers that are cut into pipeline stages, where no message "
-        "can bring it in time",
+        f"%{value.name} is used after the layers that form pipeline stages, but no message brings "
+        "it there in time",
         op.loc,
-        remedy="carry it through the repeat, so that stages send it on, or leave the pipeline out: "
-        "--pp 1",
+        remedy="carry it through the repeat, so that stages pass it on, or leave the pipeline "
+        "out: --pp 1",
     )

@@ -78,10 +78,10 @@ class StageMessages:
                 return d
         count = f" = {evaluate(ranks, env)}" if ranks.symbols <= env.keys() else ""
         raise error(
-            f"no dimension of {type_} divides over {', '.join(over)}{count}, expected one of which "
-            "each rank sends a part",
+            f"no dimension of {type_} divides over {', '.join(over)}{count}, expected one that "
+            "ranks can send in parts",
             self._rule.loc,
-            remedy="send whole values: leave 'scatter' and --scatter-gather out",
+            remedy="send whole values: leave out 'scatter' (--scatter-gather)",
         )
 
 

@@ -138,8 +138,8 @@ class StageStep:
         if len(ranks) == stages:
             return ""
         raise error(
-            "a parameter is used on several pipeline stages that are neither a mirrored pair nor "
-            f"all of them: {', '.join(map(str, sorted(ranks)))}",
+            f"a parameter is used on pipeline stages {', '.join(map(str, sorted(ranks)))}, "
+            "expected two mirrored stages such as first and last, or all stages",
             self._old.loc,
             remedy="cut the model so that its uses are on the first and the last stage",
         )
@@ -186,7 +186,7 @@ class StageStep:
         `DiagnosticError` for what hands values from layer to layer."""
         if not op.has(Repeats) or carried(op):
             raise error(
-                f"'{op.name}' after the microbatches cannot be cut into pipeline stages",
+                f"'{op.name}' after the microbatches cannot be divided among pipeline stages",
                 op.loc,
                 remedy="leave the pipeline out: --pp 1",
             )

@@ -76,13 +76,13 @@ def copy_experts(module: Module, count: int) -> None:
     """
     if count < 0:
         raise error(
-            f"copy-experts expects how many experts are copies, found {count}",
+            f"copy-experts expects 0 or more copies, found {count}",
             remedy="give a positive number, as in copy-experts{count=32}",
         )
     routers = [op for op in module.walk() if COPIES in op.definition.params_by_name]
     if not routers:
         raise error(
-            "no op chooses among experts, so there is nothing to copy",
+            "the model has no op that chooses among experts",
             module.main.loc,
             remedy="leave stg.redundant_experts out, or choose a mixture of experts",
         )
@@ -106,9 +106,9 @@ def _check(module: Module, op: Operation, experts: Expr, count: int) -> None:
     if experts.symbols <= module.env.keys() and 2 * count > evaluate(experts, module.env):
         held = evaluate(experts, module.env)
         raise error(
-            f"{count} of {experts} = {held} experts are copies of the other {held - count}",
+            f"{count} copies are more than the {held - count} experts of the model",
             op.loc,
-            remedy="choose at most as many copies as there are experts",
+            remedy=f"give at most {held - count} copies",
         )
 
 

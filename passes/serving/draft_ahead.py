@@ -109,8 +109,8 @@ class _Ahead:
         self._kept = returned[len(heads) :]
         if len(heads) != 2:
             raise error(
-                f"the step has {len(heads)} heads, expected two: one that chooses the next token, "
-                "and one that predicts the token after it",
+                f"the step has {len(heads)} heads, expected two: one for the next token, and one "
+                "for the token after it",
                 module.main.loc,
                 remedy="serve a model with one module of multi-token prediction",
             )
@@ -155,9 +155,9 @@ class _Ahead:
 
     def _unlike(self, what: str) -> Exception:
         return error(
-            f"the module that predicts further ahead {what}",
+            f"the module for multi-token prediction {what}",
             self._module.main.loc,
-            remedy="state it as deepseek-v3-mtp does ('stagec models deepseek-v3-mtp')",
+            remedy="write it as 'stagec models deepseek-v3-mtp' prints it",
         )
 
     def make(self) -> None:

@@ -125,13 +125,14 @@ def _check(module: Module, words: Value, count: int) -> None:
     size = words.tensor.shape[1]
     if size.symbol_name is None or module.env.get(size.symbol_name) != 1:
         raise error(
-            f"a draft model chooses a word at a time, expected a symbol of value 1, found {size}",
+            "a draft model decodes one token at a time, expected a symbol with the value 1, found "
+            f"{size}",
             words.loc,
             remedy="declare S = 1",
         )
     if PAST not in module.symbols:
         raise error(
-            "a draft model continues cached tokens, and the step has none",
+            "a draft model continues cached tokens, but the step has no caches",
             module.main.loc,
             remedy="give --context 4096",
         )

@@ -135,7 +135,8 @@ def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
     held = found.held(symbol(PAST))
     if lacking := sorted(held.symbols - decode.env.keys()):
         raise error(
-            f"no value for {', '.join(lacking)}: the rows of %{cache.name} that cross",
+            f"no value for {', '.join(lacking)}, which the rows of %{cache.name} to be sent "
+            "depend on",
             cache.loc,
             remedy=decode.how_to_set(lacking),
         )
@@ -157,7 +158,7 @@ class _Cache:
         made = [r for r in op.results if op.definition.reuses(op, r.index) == self._index]
         if not made:
             raise error(
-                f"'{op.name}' does not bring the cache %{self.value.name} up to date",
+                f"'{op.name}' does not update the cache %{self.value.name}",
                 op.loc,
                 remedy="transfer the caches that 'to-serving' adds",
             )
@@ -183,10 +184,10 @@ class _Cache:
             evaluate(message_bytes(op), self._module.env)
         except NotAnIntegerError as found:
             raise error(
-                f"%{self.value.name} crosses in {op.integer('pieces')} pieces, which are not "
-                f"whole: {found}",
+                f"%{self.value.name} is sent in {op.integer('pieces')} pieces of unequal size: "
+                f"{found}",
                 op.loc,
-                remedy="choose a number of tokens that the degrees of both pods divide",
+                remedy="choose a number of tokens that is a multiple of the degrees of both pods",
             ) from None
 
     def _check_cuts(self, op: Operation, crossing: Crossing) -> None:
@@ -199,8 +200,8 @@ class _Cache:
             size = evaluate(dim.local, self._module.env)
             if op.attrs.get("dim") != const(d) and size % (cuts * turns):
                 raise error(
-                    f"dimension {d} of %{self.value.name} has {size} on a rank, and crosses in "
-                    f"{cuts * turns} parts",
+                    f"dimension {d} of %{self.value.name} has {size} elements per rank, which do "
+                    f"not divide into {cuts * turns} messages",
                     op.loc,
                     remedy="choose a batch and degrees that divide each other",
                 )

@@ -42,10 +42,11 @@ def rows_of_latent(step: ServingStep, values: Sequence[Value]) -> list[Value] | 
         return None
     if others:
         raise error(
-            f"%{values[0].name} is made of %{sources[0].name}, which is cached, and of "
-            f"%{others[0].name}, which is not",
+            f"%{values[0].name} depends on %{sources[0].name}, which is cached, and on "
+            f"%{others[0].name}, "
+            "which is not",
             others[0].loc,
-            remedy="flag all of them 'cached', or none",
+            remedy="mark all of them 'cached', or none",
         )
     region = values[0].region
     place = {op: i for i, op in enumerate(region.ops)}
@@ -80,7 +81,7 @@ def _cached(step: ServingStep, sources: Sequence[Value]) -> Sequence[Value]:
             raise error(
                 f"%{value.name} is to be cached, but is {value.type}",
                 value.loc,
-                remedy="flag values of a batch, positions and one dimension more 'cached'",
+                remedy="mark only values [batch, positions, width] 'cached'",
             )
     b, packed = step.b, sources[0]
     name = packed.prefixed("latent_")

@@ -86,9 +86,10 @@ class Mixed:
             sizes = {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
             if taken := [name for name in sizes if name in module.symbols]:
                 raise error(
-                    f"the model has a symbol '{taken[0]}' of its own",
+                    f"the model declares the symbol '{taken[0]}', which a mixed step uses for one "
+                    "of its sizes",
                     module.root.loc,
-                    remedy="rename it: it is a size of a mixed step",
+                    remedy="rename the symbol in the model",
                 )
             used = {n: v for n, v in sizes.items() if v and not (last and n.startswith("count"))}
             declared.attrs.update({name: const(v) for name, v in used.items()})
@@ -191,8 +192,8 @@ class Mixed:
             return found[number]
         if any(map(self._in_tokens, value.tensor.shape)):
             raise error(
-                f"'{op.name}' takes %{value.name}: {value.type}, of which classes of a mixed step "
-                "have no parts: expected [B, S, ...]",
+                f"'{op.name}' takes %{value.name}: {value.type}, which cannot be divided among "
+                "the classes of a mixed step: expected [B, S, ...]",
                 op.loc,
                 remedy="serve the model in steps of one class: --serve prefill, --serve decode",
             )

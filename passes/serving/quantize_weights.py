@@ -133,7 +133,9 @@ def quantize_weights(
     found = [param for param in chosen if _is_large(module, format_, param)]
     found.sort(key=lambda param: place[uses_inside(param)[0][0]])  # the first use casts activations
     if not found:
-        module.diagnostics.remark("no block has a product with a parameter to store in few bits")
+        module.diagnostics.remark(
+            "no block has a product with a parameter, so no weights are stored in few bits"
+        )
     for param in found:
         _Weight(module, format_, param).store()
 
@@ -313,9 +315,10 @@ class _Blocks:
             whole = gcd(number, block)
             if number > block and whole * _SMALLEST < block:
                 raise error(
-                    f"dimension {size} = {number} of a weight has no whole blocks of {block}",
+                    f"dimension {size} = {number} of a weight is not a multiple of the block size "
+                    f"{block}",
                     self._op.loc,
-                    remedy="choose another size of blocks, or a format with other blocks",
+                    remedy="choose another block size or format",
                 )
             block = whole if number > block else number
         if size.symbols:

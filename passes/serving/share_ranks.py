@@ -132,10 +132,10 @@ def _hand_on(way: PartWay, made: Value, taken: Value) -> None:
     placement."""
     if made.tensor.axes != taken.tensor.axes or made.tensor.shape != taken.tensor.shape:
         raise error(
-            f"{way} is {made.type} there and {taken.type} here: a rank does not have the drafts of "
-            "its sequences",
+            f"{way} is {made.type} in the draft model and {taken.type} here, so a rank lacks the "
+            "drafts of its sequences",
             taken.loc,
-            remedy="split the sequences of both models alike, or " + _OWN,
+            remedy="split the sequences of both models in the same way, or " + _OWN,
         )
     taken.replace_with(made)
 

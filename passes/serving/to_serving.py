@@ -102,12 +102,12 @@ def to_serving(module: Module, given: ToServing) -> None:
     mode = given.mode
     if mode not in MODES:
         raise error(
-            f"'{mode}' is not a step of serving",
+            f"unknown mode '{mode}' of serving",
             remedy=did_you_mean(mode, MODES) or f"choose among {', '.join(MODES)}",
         )
     if (mode == MIXED) != bool(given.classes):
         raise error(
-            "a mixed step has classes of sequences, and no other step has",
+            "classes of sequences need mode = mixed, and this mode needs classes",
             remedy='write to-serving{mode=mixed, classes=("decode=64x4096", "prefill=1x2048+0")}',
         )
     mixes = parsed_classes(given.classes) if given.classes else None
@@ -185,15 +185,15 @@ def _return_logits(module: Module, body: Region) -> Expr:
     chosen = [v for v in judged if v.region is body and not _made_of(v, labels)]
     if not chosen:
         raise error(
-            f"@{module.main.symbol} chooses no next token: none of its losses reads logits",
+            f"@{module.main.symbol} does not choose a next token: no loss reads logits",
             module.main.loc,
-            remedy="serve a language model: one whose loss is stg.cross_entropy",
+            remedy="serve a language model whose loss is stg.cross_entropy",
         )
     body.terminator.set_operands(chosen)
     size = chosen[0].tensor.shape[1]
     if size.symbol_name is None:
         raise error(
-            f"a step has another number of tokens, but that of %{chosen[0].name} is {size}",
+            f"expected a symbol for the tokens of a sequence in %{chosen[0].name}, found {size}",
             chosen[0].loc,
             remedy="declare a symbol for the tokens of a sequence, such as S",
         )

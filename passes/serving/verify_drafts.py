@@ -55,7 +55,7 @@ def verify_drafts(module: Module) -> None:
     size = words.tensor.shape[1]
     if size == ONE or module.env.get(size.symbol_name or "") == 1:
         raise error(
-            "the step has one word of each sequence, and no draft",
+            "the step has one token per sequence, so it cannot verify drafts",
             words.loc,
             remedy="give --speculative 4",
         )

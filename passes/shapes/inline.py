@@ -245,7 +245,7 @@ class _Inliner:
         block = self._blocks.get(name)
         if block is None:
             raise error(
-                f"there is no private function @{name}",
+                f"no private function @{name}",
                 call.loc,
                 remedy=did_you_mean(name, self._blocks, "@") or "define it, or import its text",
             )
@@ -373,7 +373,9 @@ class _Inliner:
         for relation in new:
             if not relation.symbols and not relation.holds({}):
                 raise error(
-                    f"@{call.symbol} expects {relation}", call.loc, remedy="give other sizes"
+                    f"@{call.symbol} expects {relation}",
+                    call.loc,
+                    remedy="give other sizes in the call",
                 )
         kept = tuple(dict.fromkeys(r for r in new if r.symbols))
         if kept:
@@ -403,9 +405,9 @@ def _settle(value: Value, type_: Type | None, loc: Loc) -> None:
 
 def _too_deep(loc: Loc) -> DiagnosticError:
     return error(
-        f"calls of functions in functions go deeper than {MAX_DEPTH}",
+        f"calls are nested more than {MAX_DEPTH} deep",
         loc,
-        remedy="call them from one function",
+        remedy="call these functions directly",
     )
 
 

@@ -149,10 +149,10 @@ class _Adapter:
         products = _products(self._param)
         if not products:
             raise error(
-                f"parameter %{self._param.name} is used in no product: an adapter needs a "
-                "stg.einsum",
+                f"parameter %{self._param.name} is not used in a product, expected a stg.einsum "
+                "for an adapter",
                 self._rule.loc,
-                remedy="name a parameter that is multiplied",
+                remedy="choose a parameter that is multiplied",
             )
         op, index, depth = products[0]
         into, out = self._types(op, index, depth)

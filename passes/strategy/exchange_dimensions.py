@@ -85,11 +85,9 @@ def exchange_dimensions(module: Module, strategy: Strategy) -> None:
         found = [op for op in dict.fromkeys(special) if _has(op, into)]
         if not found:
             raise error(
-                f"no op treats a split of {' or '.join(names)} in a special way, so there is "
-                "nothing to exchange",
+                f"no op needs {' or '.join(names)} unsplit, so there is nothing to exchange",
                 strategy.loc,
-                remedy="exchange around fused attention; for other models gather: "
-                "--cp-mode all-gather",
+                remedy="use --cp-mode all-gather: 'exchange' works around fused attention only",
             )
         for op in found:
             _exchange_operands(module, placer, op, names, into)

@@ -75,9 +75,10 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
         if name not in known:
             names = ", ".join(sorted(known))
             raise error(
-                f"'{name}' is not a form of several operations, expected {names}",
+                f"'{name}' cannot run operation by operation, expected {names}",
                 rule.loc,
-                remedy=did_you_mean(name, known) or "leave it out: each other op is one kernel",
+                remedy=did_you_mean(name, known)
+                or "leave it out: all other ops are single kernels",
             )
     left = set(rule.eager)
     for op in list(module.main.body.walk()):

@@ -125,8 +125,8 @@ def _concerned(module: Module, rule: GatherRule) -> dict[Operation, list[int]]:
         found = special_ops(module.main.body, name, None)
         if not found:
             module.diagnostics.remark(
-                f"no op treats a split of {name} in a special way, so there is nothing to gather; "
-                f"to keep a value whole, name it: stg.gather[{name}, of = ...]",
+                f"no op needs {name} unsplit, so there is nothing to gather; to gather a value, "
+                f"name it: stg.gather[{name}, of = ...]",
                 rule.loc,
             )
         for op, operands in found:

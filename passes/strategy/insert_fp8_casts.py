@@ -105,7 +105,9 @@ def insert_fp8_casts(module: Module, recipe: str, loc: Loc, *, quantize: bool = 
     """
     blocks = [op.body for op in module.main.body.walk() if op.has(Repeats)]
     if not sum(_cast_operands(module, block, recipe, loc, quantize) for block in blocks):
-        module.diagnostics.remark("no block has a product with a parameter to be cast", loc)
+        module.diagnostics.remark(
+            "no block has a product with a parameter, so nothing is cast", loc
+        )
 
 
 def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantize: bool) -> int:

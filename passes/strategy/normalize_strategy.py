@@ -129,9 +129,9 @@ def _check_alone(
     for axes, loc in others:
         if rule.over in axes:
             problems.error(
-                f"the axis '{rule.over}' is that of the pipeline stages",
+                f"the axis '{rule.over}' is used for pipeline stages",
                 loc,
-                remedy="split over another axis: a stage has its layers whole along this one",
+                remedy="split over another axis: each stage has whole layers",
             )
 
 
@@ -141,14 +141,14 @@ def _check_sequences(strategy: Strategy, problems: DiagnosticList) -> None:
     for name in exchanged:
         if name in strategy.gathered:
             problems.error(
-                f"{name} is gathered and exchanged, expected one of them",
+                f"{name} is both gathered and exchanged, expected one of them",
                 strategy.loc,
                 remedy="keep one of stg.gather and stg.exchange",
             )
     for ring in strategy.rings:
         if ring.dim in (*strategy.gathered, *exchanged):
             problems.error(
-                f"{ring.dim} goes round the ranks and is gathered or exchanged too, expected one "
+                f"{ring.dim} is passed round a ring, and gathered or exchanged too, expected one "
                 "of them",
                 ring.loc,
                 remedy="keep one of stg.ring, stg.gather and stg.exchange",

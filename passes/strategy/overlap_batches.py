@@ -81,13 +81,13 @@ def overlap_batches(module: Module, batch: str, loc: Loc) -> None:
     func = module.main
     if not any(a.tensor.role in CACHED for a in func.body.args):
         raise error(
-            "two half batches are about a step of serving, and this one has no caches",
+            "two half batches need a step of serving, but this step has no caches",
             loc,
             remedy="add --serve, or leave stg.moe[two_batches] out (--two-batch-overlap)",
         )
     if not any(_has(a, batch) for a in func.body.args):
         raise error(
-            f"no argument has the dimension {batch}, so it cannot be halved",
+            f"no argument has the dimension {batch}, so the batch cannot be halved",
             loc,
             remedy="leave stg.moe[two_batches] out (--two-batch-overlap)",
         )

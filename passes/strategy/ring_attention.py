@@ -95,19 +95,17 @@ def ring_attention(
         return [], ()  # they pass states or edges of their parts to the next rank
     if not found:
         raise error(
-            f"no op can pass its part of {name} round the ranks: there is no fused attention along "
-            f"{name} alone",
+            f"no op can use {name} in a ring: the model has no fused attention along {name} alone",
             ring.loc,
-            remedy="use stg.attention in the model; for other models gather or exchange: "
-            "--cp-mode all-gather, or --cp-mode ulysses",
+            remedy="use stg.attention in the model, or --cp-mode all-gather or ulysses",
         )
     for op in found:
         rows = key_rows(op, 0)[0].size
         if ring.order == "zigzag" and rows == symbol(name) * symbol(name):
             raise error(
-                f"zigzag is an order of {name}, and '{op.name}' has {rows} positions",
+                f"zigzag is an order of {name}, but '{op.name}' has {rows} positions",
                 op.loc,
-                remedy="give each rank one run: --cp-order plain",
+                remedy="use --cp-order plain",
             )
         op.attrs["ring"] = ring.order
         _run_in_steps(module, op, strategy.one(KernelsRule).ring)
@@ -116,10 +114,10 @@ def ring_attention(
             raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
     if found and others and ring.order == "zigzag":
         raise error(
-            f"'{others[0].name}' goes through {name} in its order, and the ranks of a ring in "
-            "zigzag order have no run of it",
+            f"'{others[0].name}' needs {name} in order, but the ranks of a ring in zigzag order "
+            "do not have consecutive parts",
             others[0].loc,
-            remedy="give each rank one run: --cp-order plain, or exchange heads: --cp-mode ulysses",
+            remedy="use --cp-order plain, or --cp-mode ulysses",
         )
     over = tuple(
         a for rule in strategy.splits if name in rule.dims and not rule.rest for a in rule.over

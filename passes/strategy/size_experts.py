@@ -101,7 +101,8 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
     first, loc = const(0), strategy.loads[0].loc
     if strategy.capacity is not None:
         raise error(
-            "a capacity factor gives experts one size, 'stg.expert_load' each its own",
+            "a capacity factor gives all experts one size, but 'stg.expert_load' gives each its "
+            "own",
             loc,
             remedy="leave out stg.capacity (--capacity-factor), or the loads (--expert-load)",
         )
@@ -112,7 +113,7 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
         name = count.symbol_name
         if name is None:
             raise error(
-                f"loads need a name for the number of experts, found {count}",
+                f"loads need a symbol for the number of experts, found {count}",
                 op.loc,
                 remedy="declare it in stg.symbols, and write count = E",
             )
@@ -177,7 +178,7 @@ def _check_layers(module: Module, strategy: Strategy, count: Expr) -> None:
     even = known - len(given) if known is not None and None not in given else 0
     if even:
         module.diagnostics.remark(
-            f"{even} of {known} layers with experts have no loads, and get even ones",
+            f"{even} of {known} layers with experts have no loads: their experts are loaded evenly",
             strategy.loads[0].loc,
         )
 
@@ -187,7 +188,7 @@ def _known(module: Module, value: Expr, loc: Loc) -> int:
         return evaluate(value, module.env)
     except UnboundError:
         raise error(
-            f"loads go by the number of a layer, but {value} is open",
+            f"loads are given by the number of a layer, but {value} has no value",
             loc,
             remedy=module.how_to_set(sorted(value.symbols - module.env.keys())),
         ) from None
@@ -197,7 +198,7 @@ def _with_capacity(module: Module, loc: Loc, statement: str) -> list[Operation]:
     found = [op for op in module.walk() if "capacity" in op.definition.params_by_name]
     if not found:
         raise error(
-            "no op has a capacity",
+            "no op routes tokens to experts",
             loc,
             remedy=f"leave {statement} out, or choose a mixture of experts",
         )
@@ -209,9 +210,10 @@ def _check_symbols(module: Module, load: Load, loc: Loc) -> None:
     for name in load.names:
         if name in module.symbols:
             raise error(
-                f"the symbol {name} is that of the loads of {load.of}, but the model declares it",
+                f"the model declares the symbol {name}, which 'stg.expert_load' uses for loads of "
+                f"{load.of}",
                 loc,
-                remedy="rename that of the model, or leave out stg.expert_load",
+                remedy="rename the symbol in the model, or leave out stg.expert_load",
             )
 
 

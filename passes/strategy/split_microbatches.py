@@ -124,7 +124,7 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
     data = [a for a in body.args if a.tensor.role in ours and _has(a.tensor, batch)]
     if not data and not any(isinstance(op.definition, Arrive) for op in inner):
         raise error(
-            f"no argument has the dimension {batch} to be split into microbatches",
+            f"no argument has the dimension {batch}, which microbatches split",
             strategy.loc,
             remedy="name the batch symbol: stg.microbatches[count = 2, split = N]",
         )
@@ -160,10 +160,10 @@ def _shrink(op: Operation, batch: str, count: int) -> None:
         for value in inner.results if count > 1 else ():
             if isinstance(value.type, TensorType) and _times(value.type, batch) > 1:
                 raise error(
-                    f"%{value.name} is of pairs along {batch}, which microbatches would not see: "
+                    f"%{value.name} has pairs along {batch}, so microbatches cannot compute it: "
                     f"{value.type}",
                     inner.loc,
-                    remedy="leave the batch whole: --microbatches 1",
+                    remedy="keep the batch whole: --microbatches 1",
                 )
         for name, param in inner.definition.params_by_name.items():
             if param.kind in ("size", "sizes") and not param.of_step and name in inner.attrs:

@@ -166,7 +166,7 @@ def test_a_pod_that_waits_for_nothing_that_comes_is_found() -> None:
 @pytest.mark.parametrize(
     ("part", "options", "message"),
     [
-        ("encoder=e: microbatches=2", {}, "has 1 microbatches and 'encoder' has 2"),
+        ("encoder=e: microbatches=2", {}, "has 1 microbatches but 'encoder' has 2"),
         ("encoder=e: dp=3", {"dp": 2, "sizes": {"B": 12}}, "2 parts, and 3"),
         ("encoder=e: pp=2,microbatches=4", {"microbatches": 4}, "expected gpipe"),
         (
@@ -192,8 +192,8 @@ def test_parts_that_do_not_fit_are_told(
 @pytest.mark.parametrize(
     ("name", "part", "options", "message"),
     [
-        ("t5", "dp=2", {"pp": 2}, "take values of each other in forward"),
-        ("t5", "pp=2,schedule=gpipe", {}, "take values of each other in forward"),
+        ("t5", "dp=2", {"pp": 2}, "need values of each other in forward"),
+        ("t5", "pp=2,schedule=gpipe", {}, "need values of each other in forward"),
         ("mllama", "dp=2", {"pp": 2}, "waits for the gradient of each microbatch"),
     ],
 )

@@ -188,7 +188,7 @@ def test_key_value_heads_are_replicated_in_both_models_alike() -> None:
         ((*STEP, "--speculative", "2", *draft(sizes=f"{TINY},V=65")), "V is given twice"),
         (
             (*STEP, "--speculative", "2", *draft(sizes=TINY.replace("V=64", "V=65"))),
-            "words of a vocabulary of 65 in 'draft', expected the 64 of 'main'",
+            "tokens of a vocabulary of 65 in 'draft', expected the 64 of 'main'",
         ),
         ((*STEP, "--speculative", "2", "--draft", "llama3-8b[L=2"), "expects MODEL: FLAGS"),
         ((*STEP, "--speculative", "2", "--draft", ": tp=2"), "expects MODEL: FLAGS"),

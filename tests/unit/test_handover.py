@@ -185,7 +185,10 @@ def _analysed(model: str, prefill: str, decode: str, prompt: int) -> dict[str, A
             ("--prompt", "16", "--prefill", "microbatches=2", "--decode", "microbatches=3"),
             "2 micro",
         ),
-        (("--prompt", "16", "--prefill", "dp=4,tp=4", "--decode", "microbatches=4"), "has 3 on a"),
+        (
+            ("--prompt", "16", "--prefill", "dp=4,tp=4", "--decode", "microbatches=4"),
+            "has 3 elements per rank",
+        ),
         (("--prompt", "16", "--prefill", "tp=3"), "in the pod 'prefill'"),
         (("--prompt", "16", "--limit", "200KB"), "does not fit 200KB"),
         (("--prompt", "15", "--prefill", "tp=2,dp=3", "--decode", "tp=2,dp=2"), "3 parts, and 2"),

@@ -186,7 +186,7 @@ def test_calls_that_go_deep(tmp_path: Path) -> None:
             for i in range(2000)
         )
         body = main_text(call=f"a0{given}").replace("  stg.func @f", functions + "  stg.func @f")
-        refused(opened(tmp_path, body), "go deeper than")
+        refused(opened(tmp_path, body), "are nested more than")
 
 
 @LONG

@@ -208,4 +208,4 @@ def test_scattering_needs_something_to_scatter() -> None:
     ran = stagec("analyze", LLAMA, "--set", "L=2,B=1,S=7,D=9", *odd)
     assert ran.code == 1
     assert "no dimension of bf16[B, S, D | rep] divides over tp = 2" in ran.err
-    assert "leave 'scatter' and --scatter-gather out" in ran.err
+    assert "leave out 'scatter' (--scatter-gather)" in ran.err
