@@ -65,12 +65,12 @@ def take_acceptance(options: JobOptions, given: Mapping[str, Any]) -> Acceptance
         raise error(
             "--accepted and --acceptance cannot be used together", remedy="give one of them"
         )
-    per_step = tokens or tokens_accepted(rate or 0.0, drafts)
-    if not isfinite(per_step):  # no range leaves out what is not a number
+    count = tokens or tokens_accepted(rate or 0.0, drafts)
+    if not isfinite(count):  # no range leaves out what is not a number
         raise error(f"{name} expects a number, found {given[name[2:]]}", remedy=f"give {name} 0.7")
-    if per_step > 1 + drafts:
+    if count > 1 + drafts:
         raise error(
-            f"--accepted {per_step:g} is more than the {1 + drafts} tokens of each sequence in a step",
+            f"--accepted {count:g} is more than the {1 + drafts} tokens of each sequence in a step",
             remedy=f"give at most {1 + drafts}",
         )
-    return Acceptance(per_step, 1 + drafts, given=True)
+    return Acceptance(count, 1 + drafts, given=True)
