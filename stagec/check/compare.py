@@ -86,7 +86,7 @@ def compare(a: Path, b: Path, examples: int = 3) -> Comparison:
     one rank is compared with that rank of a job. Raises `DiagnosticError` for what cannot be
     read."""
     jobs, notes = _paired(_job(a), _job(b), (a, b))
-    comparison = Comparison(
+    result = Comparison(
         (len(jobs[0].ranks), len(jobs[1].ranks)),
         (_count(jobs[0]), _count(jobs[1])),
         (_sums(jobs[0]), _sums(jobs[1])),
@@ -98,9 +98,9 @@ def compare(a: Path, b: Path, examples: int = 3) -> Comparison:
     for ranks in pairs.values():
         one, two = (job.traces[ranks[0]] for job in jobs)
         match = _Match(one.analysis.program, two.analysis.program, examples)
-        comparison.differences += match.differences(ranks)
-        comparison.differences += _other_ranks(jobs, ranks, match, examples)
-    return comparison
+        result.differences += match.differences(ranks)
+        result.differences += _other_ranks(jobs, ranks, match, examples)
+    return result
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def _count(job: CheckedJob) -> int:
 def _sums(job: CheckedJob) -> dict[Key, Sums]:
     """Sums over all ranks of a job."""
     of_class: dict[int, Mapping[tuple[str, str, int], Sums]] = {}
-    by_key: defaultdict[Key, Sums] = defaultdict(Sums)
+    result: defaultdict[Key, Sums] = defaultdict(Sums)
     shapes: dict[str, str] = {}
     for trace in job.traces.values():
         if trace.class_id not in of_class:
@@ -197,8 +197,8 @@ def _sums(job: CheckedJob) -> dict[Key, Sums]:
                 if text not in shapes:
                     shapes[text] = _shape(job, text)
                 over = shapes[text]
-            by_key[phase, kind, over] = by_key[phase, kind, over].more(sums)
-    return dict(sorted(by_key.items()))
+            result[phase, kind, over] = result[phase, kind, over].more(sums)
+    return dict(sorted(result.items()))
 
 
 def _sums_by_slot(program: TraceProgram) -> dict[tuple[str, str, int], Sums]:
@@ -246,12 +246,12 @@ class _Match:
         self.pairs = [(i, there[key]) for i, key in enumerate(keys[0]) if key in there]
         matched = {key for key in keys[0] if key in there}
         self._only = [
-            [p.nodes[i] for i, key in enumerate(own_keys) if key not in matched]
-            for p, own_keys in zip((one, two), keys, strict=True)
+            [p.nodes[i] for i, key in enumerate(own) if key not in matched]
+            for p, own in zip((one, two), keys, strict=True)
         ]
         self._keys = [
-            {node.id: key for node, key in zip(p.nodes, own_keys, strict=True)}
-            for p, own_keys in zip((one, two), keys, strict=True)
+            {node.id: key for node, key in zip(p.nodes, own, strict=True)}
+            for p, own in zip((one, two), keys, strict=True)
         ]
 
         self._alike = self._keys[0] == self._keys[1]
@@ -262,8 +262,8 @@ class _Match:
             ("only in A", self._only[0]),
             ("only in B", self._only[1]),
         )
-        for kind, nodes in only:
-            yield from self._differences(kind, ranks, [(node, _node_text(node)) for node in nodes])
+        for kind, rows in only:
+            yield from self._differences(kind, ranks, [(node, _node_text(node)) for node in rows])
         both = [(self.one.nodes[i], self.two.nodes[j]) for i, j in self.pairs]
         different = [(a, text) for a, b in both if (text := _attributes(a, b))]
         yield from self._differences("different", ranks, different)
@@ -274,12 +274,12 @@ class _Match:
         yield from self._differences("other dependencies", ranks, waits)
 
     def _differences(
-        self, kind: Kind, ranks: Sequence[int], nodes: Sequence[tuple[TraceNode, str]]
+        self, kind: Kind, ranks: Sequence[int], rows: Sequence[tuple[TraceNode, str]]
     ) -> Iterator[Difference]:
-        if nodes:
-            ops = Counter(op_of(node.name) for node, _ in nodes)
-            texts = [text for _, text in nodes[: self._examples]]
-            yield Difference(kind, ranks, len(nodes), dict(ops.most_common()), texts)
+        if rows:
+            ops = Counter(op_of(node.name) for node, _ in rows)
+            texts = [text for _, text in rows[: self._examples]]
+            yield Difference(kind, ranks, len(rows), dict(ops.most_common()), texts)
 
     def _move(self, i: int, j: int) -> str:
         a, b = self.one.nodes, self.two.nodes
@@ -349,8 +349,8 @@ def _node_text(node: TraceNode) -> str:
         "FLOPs": row.flops,
         "bytes": row.tensor_bytes if row.comm_bytes is None else row.comm_bytes,
     }
-    told = [row.collective or row.kind, *(f"{v:,} {k}" for k, v in facts.items() if v)]
-    return f"{node.label}: {', '.join(told)}"
+    words = [row.collective or row.kind, *(f"{v:,} {k}" for k, v in facts.items() if v)]
+    return f"{node.label}: {', '.join(words)}"
 
 
 def _out_of_order(places: Sequence[int]) -> list[int]:
@@ -399,9 +399,9 @@ def _other_ranks(
             if a.peers[one] != b.peers[two]
         ]
         if rows:
-            told = f": on rank {rank} with"
+            where = f": on rank {rank} with"
             wrong[rank] = [
-                (n, f"{match.one.nodes[n[0]].label}{told} {in_a} in A, with {in_b} in B")
+                (n, f"{match.one.nodes[n[0]].label}{where} {in_a} in A, with {in_b} in B")
                 for n, in_a, in_b in rows
             ]
     if wrong:

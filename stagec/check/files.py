@@ -52,8 +52,8 @@ def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]
         _entries(directory, report)  # says why
         return "", {}
     entries = _entries(directory, report)
-    by_ending = [_jobs(entries, end) for end in _ENDS]
-    jobs = next((each for each in by_ending if each), by_ending[0])
+    jobs_by_end = [_jobs(entries, end) for end in _ENDS]
+    jobs = next((each for each in jobs_by_end if each), jobs_by_end[0])
     for path in entries:
         if path.suffix == ".et" and not _TRACE_NAME.fullmatch(path.stem):
             message = f"expected a trace named NAME.RANK.et, found {path.name}"
@@ -174,8 +174,8 @@ def _parsed_groups(
     for key, value in entries.items():
         number, members = group_id(key), _ranks(value)
         if number is None or members is None:
-            entry = f"{key!r}: {reprlib.repr(value)}"
-            message = f"expected a decimal id > 0 with a list of distinct ranks, found {entry}"
+            actual = f"{key!r}: {reprlib.repr(value)}"
+            message = f"expected a decimal id > 0 with a list of distinct ranks, found {actual}"
             report.error(path, "bad-groups-file", message, _GROUPS_REMEDY)
         else:
             yield number, members
@@ -248,12 +248,12 @@ def _check_file(path: Path, size: int, checksum: str, report: CheckReport) -> No
         report.error(path, "missing-file", message, remedy)
         return
     try:
-        found_size, actual = path.stat().st_size, _crc32(path)
+        actual_size, actual = path.stat().st_size, _crc32(path)
     except OSError as error:
         report.error(path, "missing-file", f"expected a readable file: {error}", remedy)
         return
-    if found_size != size:
-        message = f"expected {size} bytes as in the manifest, found {found_size}"
+    if actual_size != size:
+        message = f"expected {size} bytes as in the manifest, found {actual_size}"
         report.error(path, "wrong-size", message, remedy)
     elif actual != checksum.lower():
         message = f"expected CRC-32 {checksum} as in the manifest, found {actual}"
@@ -261,8 +261,8 @@ def _check_file(path: Path, size: int, checksum: str, report: CheckReport) -> No
 
 
 def _crc32(path: Path) -> str:
-    crc = 0
+    checksum = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            crc = zlib.crc32(block, crc)
-    return f"{crc:08x}"
+            checksum = zlib.crc32(block, checksum)
+    return f"{checksum:08x}"

@@ -21,8 +21,8 @@ def words_taken(module: Module) -> Value:
     """The argument [B, S] with the tokens of a step of serving. Raises `DiagnosticError` unless
     there is exactly one."""
     given = [a for a in module.main.body.args if not a.tensor.role]
-    token_arguments = [a for a in given if a.tensor.rank == 2 and a.tensor.dtype[0] in "iu"]
-    if len(token_arguments) != 1:
+    tokens = [a for a in given if a.tensor.rank == 2 and a.tensor.dtype[0] in "iu"]
+    if len(tokens) != 1:
         names = ", ".join(f"%{a.name}" for a in given) or "none"
         raise error(
             "speculation feeds the chosen tokens to the step, expected one argument of integers "
@@ -30,7 +30,7 @@ def words_taken(module: Module) -> Value:
             module.main.loc,
             remedy="serve a language model with tokens [B, S] as its only argument",
         )
-    return token_arguments[0]
+    return tokens[0]
 
 
 def logits_chosen(module: Module) -> Value:

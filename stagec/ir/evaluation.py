@@ -82,8 +82,8 @@ def _buckets(node: Any) -> Function:
     wanted, parts = function_of(full), [[function_of(a) for a in row] for row in rows]
 
     def count(env: Mapping[str, Any]) -> int:
-        rows = [[Fraction(f(env)) for f in row] for row in parts]
-        return count_buckets(Fraction(wanted(env)), [(row[0], row[1:]) for row in rows])
+        sizes = [[Fraction(f(env)) for f in row] for row in parts]
+        return count_buckets(Fraction(wanted(env)), [(row[0], row[1:]) for row in sizes])
 
     return count
 

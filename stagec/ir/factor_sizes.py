@@ -19,7 +19,7 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
 
     Raises `DiagnosticError` if ranks or sizes of the operands disagree with the rule.
     """
-    sizes_by_factor: dict[str, tuple[Expr, Loc, str]] = {}
+    first: dict[str, tuple[Expr, Loc, str]] = {}
     compound: list[tuple[tuple[str, ...], Expr, Value]] = []
     if len(op.operands) != len(rule.operands):
         raise error(
@@ -41,11 +41,11 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
                 compound.append((group, size, value))
             elif local and factor in rule.gathered:
                 continue  # it works on more than the operand has: on what the result has
-            elif factor not in sizes_by_factor:
-                sizes_by_factor[factor] = (size, value.loc, value.name)
+            elif factor not in first:
+                first[factor] = (size, value.loc, value.name)
             else:
-                _agree(op, factor, sizes_by_factor[factor], size, value, local)
-    sizes = {f: s for f, (s, _, _) in sizes_by_factor.items()} | dict(rule.sizes)
+                _agree(op, factor, first[factor], size, value, local)
+    sizes = {f: s for f, (s, _, _) in first.items()} | dict(rule.sizes)
     for group, size, value in compound:
         _solve(op, sizes, group, size, value)
     if local:
@@ -89,11 +89,11 @@ def factor_routed(op: Operation, rule: Rule) -> dict[str, Routed]:
         for group, d in zip(shape, value.tensor.dims, strict=True)
     ]
     plain = {group[0] for group, routed in dims if len(group) == 1 and routed is None}
-    routed_by_factor = dict(rule.routed)
+    routes = dict(rule.routed)
     for group, routed in dims:
         if routed is not None:
-            routed_by_factor |= {f: routed for f in group if f not in plain}
-    return routed_by_factor
+            routes |= {f: routed for f in group if f not in plain}
+    return routes
 
 
 def result_dims(

@@ -45,8 +45,8 @@ class LayerStack:
     def turns(self, count: int) -> Sequence[LayerTurn]:
         """The layers in the order in which they run; a repeat by itself has `count` of them."""
         alone = self.order is None
-        turns = [LayerTurn(i, 0, i) for i in range(count)] if alone else self._ordered
-        return turns[::-1] if self.members[0].flag("reverse") else turns
+        result = [LayerTurn(i, 0, i) for i in range(count)] if alone else self._ordered
+        return result[::-1] if self.members[0].flag("reverse") else result
 
     @cached_property
     def _ordered(self) -> list[LayerTurn]:
@@ -145,21 +145,21 @@ def in_order(region: Region) -> list[Operation | LayerStack]:
     ops = region.ops[:-1]
     if not any(op.has(Repeats) and "order" in op.attrs for op in ops):
         return [LayerStack((op,)) if op.has(Repeats) else op for op in ops]
-    ordered: list[Operation | LayerStack] = []
+    steps: list[Operation | LayerStack] = []
     done: set[Operation] = set()
     for number, op in enumerate(ops):
         if op in done:
             continue
         if not op.has(Repeats):
-            ordered.append(op)
+            steps.append(op)
             continue
         stack = stack_of(op)
         later = [o for o in ops[number + 1 :] if o not in done]
         before = _needed(stack, later)
-        ordered += [LayerStack((o,)) if o.has(Repeats) else o for o in before]
-        ordered.append(stack)
+        steps += [LayerStack((o,)) if o.has(Repeats) else o for o in before]
+        steps.append(stack)
         done |= {*before, *stack.members}
-    return ordered
+    return steps
 
 
 def _needed(stack: LayerStack, later: Sequence[Operation]) -> list[Operation]:

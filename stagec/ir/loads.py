@@ -56,7 +56,7 @@ class Loads:
     def at(self, coords: Mapping[str, int], layer: int) -> dict[str, Fraction]:
         """The values for ranks at these coordinates, in the n-th layer of each repeat; of those
         symbols that the coordinates determine."""
-        loads: dict[str, Fraction] = {}
+        values: dict[str, Fraction] = {}
         for load, op in self._rows.items():
             if not coords.keys() >= set(op.names("over")):
                 continue
@@ -64,20 +64,20 @@ class Loads:
             for axis in op.names("over"):
                 index = index * self._env[axis] + coords[axis]
             here, used = self._parts(load, layer)[index], self._used(load, layer)[index]
-            loads |= zip(load.names, (here, self._fullest(load, layer), used), strict=True)
-        return loads
+            values |= zip(load.names, (here, self._fullest(load, layer), used), strict=True)
+        return values
 
     def most(self) -> dict[str, Fraction]:
         """The values on the fullest rank in its fullest layer; none where sizes are open."""
         if any(_symbols(op) - self._env.keys() for op in self._rows.values()):
             return {}
         layers = {layer or 0 for layer in self._loads}
-        loads: dict[str, Fraction] = {}
+        values: dict[str, Fraction] = {}
         for load in self._rows:
             inside = {max(0, n - load.first) for n in layers} | {max(layers, default=0) + 1}
             most = max(self._fullest(load, n) for n in inside)
-            loads |= zip(load.names, (most, most, Fraction(1)), strict=True)
-        return loads
+            values |= zip(load.names, (most, most, Fraction(1)), strict=True)
+        return values
 
     @remembered
     def _parts(self, load: Load, layer: int) -> tuple[Fraction, ...]:
@@ -127,8 +127,8 @@ def _symbols(op: Operation) -> frozenset[str]:
 def _apportioned(total: int, shares: Sequence[int]) -> list[int]:
     """Whole numbers as these shares that add up to the total: largest remainders first."""
     exact = [Fraction(total * share, sum(shares)) for share in shares]
-    whole = [int(n) for n in exact]
-    order = sorted(range(len(shares)), key=lambda i: (whole[i] - exact[i], i))
-    for i in order[: total - sum(whole)]:
-        whole[i] += 1
-    return whole
+    counts = [int(n) for n in exact]
+    order = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))
+    for i in order[: total - sum(counts)]:
+        counts[i] += 1
+    return counts

@@ -55,19 +55,19 @@ class LayerOrder:
     def numbered(self) -> tuple[tuple[str, int], ...]:
         """The kind of each layer, and its number among those of its kind."""
         seen: Counter[str] = Counter()
-        numbers: list[tuple[str, int]] = []
+        result: list[tuple[str, int]] = []
         for kind in self.layers:
-            numbers.append((kind, seen[kind]))
+            result.append((kind, seen[kind]))
             seen[kind] += 1
-        return tuple(numbers)
+        return tuple(result)
 
     @cached_property
     def places(self) -> Mapping[str, tuple[int, ...]]:
         """The numbers in the stack of the layers of each kind."""
-        by_kind: dict[str, list[int]] = {}
+        places_of: dict[str, list[int]] = {}
         for place, kind in enumerate(self.layers):
-            by_kind.setdefault(kind, []).append(place)
-        return {kind: tuple(places) for kind, places in by_kind.items()}
+            places_of.setdefault(kind, []).append(place)
+        return {kind: tuple(places) for kind, places in places_of.items()}
 
     def part(self, first: int, end: int) -> LayerOrder:
         """The order of the layers from one to before another."""
@@ -128,7 +128,7 @@ def _folded(
     while at < len(runs):
         width, times = max(
             ((w, _repeats(runs, at, w)) for w in range(2, min(_WIDEST, (len(runs) - at) // 2) + 1)),
-            key=lambda found: found[0] * (found[1] - 1),
+            key=lambda run: run[0] * (run[1] - 1),
             default=(1, 1),
         )
         if times == 1:

@@ -28,10 +28,10 @@ class Misfit:
 
 def check_signature(op: Operation, problems: DiagnosticList) -> bool:
     """Append what does not fit the definition, at the place of the op; whether all of it fits."""
-    faults = misfits(op)
-    for misfit in faults:
+    every = misfits(op)
+    for misfit in every:
         problems.error(misfit.message, op.loc, remedy=misfit.remedy)
-    return not faults
+    return not every
 
 
 def misfits(op: Operation) -> list[Misfit]:

@@ -63,8 +63,8 @@ def _ops(rows: Sequence[dict[str, Any]]) -> Table:
             others.setdefault((row["kind"], _COMMUNICATION), []).append(row)
         else:
             made.add_row(*_row(f"%{row['op']}", _kernel(row), [row], bounded=bounded))
-    for (name, kernel), ops in others.items():
-        made.add_row(*_row(name, kernel, ops, bounded=bounded))
+    for (name, kernel), sums in others.items():
+        made.add_row(*_row(name, kernel, sums, bounded=bounded))
     return made
 
 

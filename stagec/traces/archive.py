@@ -298,12 +298,12 @@ class Archive:
 
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
-        entry = dict(self.index.classes[number].entry)
+        fields = dict(self.index.classes[number].entry)
         if self.original is None:
-            return entry
-        entry.pop(DROPPED, None)
+            return fields
+        fields.pop(DROPPED, None)
         dropped = list(self.format.drops(self.program(number), self.layout_of(number)))
-        return {**entry, **({DROPPED: dropped} if dropped else {})}
+        return {**fields, **({DROPPED: dropped} if dropped else {})}
 
     def encoder(self, number: int) -> RankBytes:
         """The program of a class as bytes."""

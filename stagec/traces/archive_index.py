@@ -103,8 +103,8 @@ def parse_index(parsed: object, file_bytes: int) -> Index:
     every = np.concatenate([np.zeros(0, dtype=np.int64), *members])
     if len(every) != ranks or len(np.unique(every)) != ranks:
         raise ValueError("its classes are not a partition of the ranks")
-    for each, numbers in zip(classes, members, strict=True):
-        if each.entry.get("count") != len(numbers):
+    for each, own in zip(classes, members, strict=True):
+        if each.entry.get("count") != len(own):
             raise ValueError("the size of a class is another one")
     format_ = _text(given.get("format", "chakra"))  # formats came later
     return Index(name, format_, mesh, pods, _object(given.get("about")), classes, members)
@@ -207,11 +207,11 @@ def _variant(
 
 
 def _axes(parsed: object, mesh: Mapping[str, int]) -> GroupAxes:
-    group = GroupAxes.of_words(_text(a) for a in _list(parsed))
-    names = [_axis(a, mesh) for a in group.axes]
+    over = GroupAxes.of_words(_text(a) for a in _list(parsed))
+    names = [_axis(a, mesh) for a in over.axes]
     if not names or len(set(names)) < len(names):
         raise ValueError("a group over no axis, or twice over one")
-    return group
+    return over
 
 
 def _axis(name: str, mesh: Container[str]) -> str:

@@ -105,25 +105,25 @@ class Decomposition:
     def template(self, run: Run) -> TurnTemplate:
         """What a run consists of: as recorded, or of runs that were recorded. Raises
         `DiagnosticError` if neither is known."""
-        template = self.templates.get(run)
+        result = self.templates.get(run)
         for cut in range(1, len(run)):
-            if template is None and run[:cut] in self.templates and run[cut:] in self.templates:
+            if result is None and run[:cut] in self.templates and run[cut:] in self.templates:
                 one, two = self.templates[run[:cut]], self.templates[run[cut:]]
-                template = TurnTemplate(one.roles + two.roles, one.slots + two.slots, one.context)
-        if template is None:
+                result = TurnTemplate(one.roles + two.roles, one.slots + two.slots, one.context)
+        if result is None:
             raise error(
                 "the traces do not have the actions that follow each other with more microbatches",
                 remedy="record more microbatches",
             )
-        return template
+        return result
 
 
 def runs(turns: Sequence[Turn]) -> Iterator[tuple[Run, Turn]]:
     """The turns, those whose nodes do not distinguish them together: a backward, and the
     gradients of its weights right behind."""
     for _, same in groupby(turns, lambda t: (t.parts if not t.overlapped else t, t.microbatches)):
-        members = [*same]
-        yield tuple(turn.kind for turn in members), members[0]
+        turns_of_run = [*same]
+        yield tuple(turn.kind for turn in turns_of_run), turns_of_run[0]
 
 
 def decompose(program: Program, turns: Sequence[Turn], axis: str, *, chunks: bool) -> Decomposition:
@@ -241,14 +241,14 @@ def _differs(
     labels: Labels,
     role: Ints,
     known: tuple[TurnTemplate, int],
-    template: tuple[TurnTemplate, int],
+    differing: tuple[TurnTemplate, int],
     places: Sequence[int],
 ) -> DiagnosticError:
     """The error of a turn that does not consist of what such a turn consisted of before."""
-    one, two = known[0].roles, template[0].roles
+    one, two = known[0].roles, differing[0].roles
     at = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), None)
     at = min(len(one), len(two)) if at is None else at
-    where = places[at] if at < len(places) else template[1]
+    where = places[at] if at < len(places) else differing[1]
     other = int(np.flatnonzero(role == one[at])[0]) if at < len(one) else known[1]
     a, b = labels.nodes[int(labels.which[other])], labels.nodes[int(labels.which[where])]
     what = "another node, or in another order"

@@ -137,10 +137,10 @@ class _Learnt:
             waits = self.waits.get(key, _Waits())
             rules = [(rule, 0) for rule in waits.data] + [(rule, 1) for rule in waits.order]
             for rule, ordered in rules:
-                learnt = layout.targets(rule, mine)
-                there = learnt != NOTHING
+                target = layout.targets(rule, mine)
+                there = target != NOTHING
                 sources.append(mine[there])
-                targets.append(learnt[there])
+                targets.append(target[there])
                 control.append(np.full(int(there.sum()), ordered))
         streams = stream_edges(self.nodes, layout.which)
         starts, middle, edges = sorted_edges(
@@ -158,7 +158,7 @@ class _Learnt:
         messages = np.array([n.is_message for n in self.nodes])
         there = np.flatnonzero(messages[layout.which])
         which: list[int] = layout.which[there].tolist()
-        numbers: list[list[int]] = []
+        tags_of: list[list[int]] = []
         for count, stream in self.streams.items():
             sent: Counter[tuple[str, int]] = Counter()
             tags: list[int] = []
@@ -166,15 +166,15 @@ class _Learnt:
                 channel = self.nodes[number].kind, stream[number]
                 tags.append(stream[number] + count * sent[channel])
                 sent[channel] += 1
-            numbers.append(tags)
-        if any(tags != numbers[0] for tags in numbers[1:]):
+            tags_of.append(tags)
+        if any(tags != tags_of[0] for tags in tags_of[1:]):
             raise error(
                 "the tags of messages do not say on how many streams they are",
                 remedy="record more microbatches",
             )
         result = np.zeros(len(layout.role), dtype=np.int64)
-        if numbers:
-            result[there] = numbers[0]
+        if tags_of:
+            result[there] = tags_of[0]
         return result
 
     def _events(self, layout: NodeLayout) -> Events | None:
@@ -274,30 +274,30 @@ class _Blocking:
 
     def may_block(self) -> set[int]:
         """The prototypes that block unless one of their nodes shows that they do not."""
-        blocked = {self._which[node - 1] for node in self._nodes}
-        blocked -= {
+        numbers = {self._which[node - 1] for node in self._nodes}
+        numbers -= {
             self._which[node - 1]
             for node, at in zip(self._nodes, self._before, strict=True)
             if at and not self._wait(node, int(self._computations[at - 1]))
         }
-        while wrong := {which for which, data, order in self._last(blocked) if not data | order}:
-            blocked -= wrong
-        return blocked
+        while wrong := {which for which, data, order in self._last(numbers) if not data | order}:
+            numbers -= wrong
+        return numbers
 
-    def must_block(self, blocking: set[int]) -> set[int]:
+    def must_block(self, numbers: set[int]) -> set[int]:
         """Those that a node shows to block."""
-        return {which for which, data, order in self._last(blocking) if order and not data}
+        return {which for which, data, order in self._last(numbers) if order and not data}
 
     def _wait(self, node: int, other: int) -> bool:
         return any(other in waits for waits in self._waits[node - 1])
 
-    def _last(self, nodes: set[int]) -> Iterator[tuple[int, bool, bool]]:
+    def _last(self, numbers: set[int]) -> Iterator[tuple[int, bool, bool]]:
         """The last of these before each computation, and whether that takes its data, and whether
         it is ordered behind it."""
         last = len(self._computations)
         for node, at in zip(reversed(self._nodes), reversed(self._before), strict=True):
             which = self._which[node - 1]
-            if which in nodes and at < last:
+            if which in numbers and at < last:
                 last = at
                 data, order = self._waits[int(self._computations[at]) - 1]
                 yield which, node in data, node in order
@@ -334,7 +334,7 @@ def _memory(program: Program, layout: NodeLayout) -> dict[tuple[Key, str], tuple
     events = program.events
     if events is None:
         return None
-    memory: dict[tuple[Key, str], tuple[int, int]] = {}
+    changes: dict[tuple[Key, str], tuple[int, int]] = {}
     for key, place, nodes in _by_place(layout):
         rows = np.stack([events.alloc[nodes - 1], events.free[nodes - 1]])
         if (rows != rows[:, :1]).any():
@@ -343,5 +343,5 @@ def _memory(program: Program, layout: NodeLayout) -> dict[tuple[Key, str], tuple
                 f"microbatches take up other bytes of memory, the first at '{name}'",
                 remedy="compile the larger job",
             )
-        memory[key, place] = int(rows[0, 0]), int(rows[1, 0])
-    return memory
+        changes[key, place] = int(rows[0, 0]), int(rows[1, 0])
+    return changes

@@ -68,10 +68,10 @@ class NodeLayout:
 
     @cached_property
     def _of_name(self) -> dict[str, Ints]:
-        by_name: dict[str, list[Ints]] = {}
+        parts_of: dict[str, list[Ints]] = {}
         for role, nodes in self.of_role.items():
-            by_name.setdefault(self._names[role], []).append(nodes)
-        return {name: np.sort(np.concatenate(parts)) for name, parts in by_name.items()}
+            parts_of.setdefault(self._names[role], []).append(nodes)
+        return {name: np.sort(np.concatenate(parts)) for name, parts in parts_of.items()}
 
     @cached_property
     def place(self) -> Ints:

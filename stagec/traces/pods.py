@@ -159,13 +159,13 @@ def one_behind_the_other(pods: Sequence[Layout]) -> list[Layout]:
     """The layouts of pods whose ranks and groups follow each other, from those with ranks and
     groups of their own; what is `other_pods` has ranks of the job."""
     total = sum(each.groups.ranks for each in pods)
-    layouts: list[Layout] = []
+    placed: list[Layout] = []
     start = first = 0
     for each in pods:
         groups = each.groups.moved(start, first, total)
-        layouts.append(replace(each, groups=groups, start=start))
+        placed.append(replace(each, groups=groups, start=start))
         start, first = start + each.groups.ranks, first + len(each.groups.ids)
-    return layouts
+    return placed
 
 
 def groups_of(pods: Mapping[str, Layout]) -> Groups:

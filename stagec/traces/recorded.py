@@ -202,13 +202,13 @@ def scaled(recording: Recording, mesh: Mesh, more: Microbatches | None = None) -
             classes.setdefault(rank.facts(), []).append(rank)
     for alike in classes.values():
         _check_grows(alike[0], recording, grown)
-    wider = [_class(alike, old, grown) for alike in classes.values()]
+    results = [_class(alike, old, grown) for alike in classes.values()]
     if more is not None:
-        streams = stream_counts(each.program for each in wider)
-        wider = [
-            _longer(part, old, more, streams) for each in wider for part in _stages(each, more)
+        streams = stream_counts(each.program for each in results)
+        results = [
+            _longer(part, old, more, streams) for each in results for part in _stages(each, more)
         ]
-    return RecordedJob(recording, mesh, wider)
+    return RecordedJob(recording, mesh, results)
 
 
 @dataclass(frozen=True)
@@ -223,10 +223,10 @@ class Microbatches:
 def _stages(each: _Class, more: Microbatches) -> Iterator[_Class]:
     """The class by stage: stages that do the same with few microbatches may not with more."""
     axis = more.pipelining.axis if more.pipelining is not None else ""
-    by_place: dict[int, list[Mapping[str, int]]] = {}
+    stages: dict[int, list[Mapping[str, int]]] = {}
     for place in each.places:
-        by_place.setdefault(place.get(axis, 0), []).append(place)
-    for places in by_place.values():
+        stages.setdefault(place.get(axis, 0), []).append(place)
+    for places in stages.values():
         yield replace(each, places=places)
 
 
@@ -296,26 +296,26 @@ def _text(mesh: Mesh) -> str:
 
 def coordinates(mesh: Mesh, rank: int) -> dict[str, int]:
     """The coordinates of a rank, row-major."""
-    by_axis: dict[str, int] = {}
+    coords: dict[str, int] = {}
     for axis, size in reversed([*mesh.items()]):
-        by_axis[axis], rank = rank % size, rank // size
-    return {axis: by_axis[axis] for axis in mesh}
+        coords[axis], rank = rank % size, rank // size
+    return {axis: coords[axis] for axis in mesh}
 
 
 def _members(mesh: Mesh, axes: GroupAxes, rank: int) -> tuple[int, ...]:
     """The ranks of a rank's group over axes, in ring order."""
     names, at = list(mesh), coordinates(mesh, rank)
-    members: list[int] = []
+    ranks: list[int] = []
     for place in product(*(range(mesh[a]) for a in axes.axes)):
         here = {**at, **dict(zip(axes.axes, place, strict=True))}
         number = 0
         for axis in names:
             number = number * mesh[axis] + here[axis]
-        members.append(number)
+        ranks.append(number)
     if axes.mirrored:
         own = at[axes.axes[0]]
-        return tuple(sorted((members[own], members[-1 - own])))
-    return tuple(members)
+        return tuple(sorted((ranks[own], ranks[-1 - own])))
+    return tuple(ranks)
 
 
 class _Rank:

@@ -67,12 +67,12 @@ class ProgramReader:
             raise ValueError(f"{node.label}: expected node {len(self.starts)}")
         if not all(0 < other < node.id for other in (*node.data_deps, *node.ctrl_deps)):
             raise ValueError(f"{node.label} waits for no earlier node")
-        stored = self._node(node, axes, way)
-        what = stored.kind, stored.name, stored.size, stored.flops, stored.seconds
-        facts = *what, stored.group, stored.over, stored.by
+        new = self._node(node, axes, way)
+        what = new.kind, new.name, new.size, new.flops, new.seconds
+        facts = *what, new.group, new.over, new.by
         if facts not in self.known:
             self.known[facts] = len(self.prototypes)
-            self.prototypes.append(stored)
+            self.prototypes.append(new)
         self.prototype.append(self.known[facts])
         self.tag.append(_integer(node, "comm_tag"))
         self.control.append(len(self.edges) + len(node.data_deps))

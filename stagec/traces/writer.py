@@ -280,13 +280,13 @@ class RankWriter:
         """The bytes of a rank. Raises `DiagnosticError` for other objects, of a plug-in."""
         return self._checked(encoder.rank(rank), f"for rank {rank}", "'rank' of its encoder")
 
-    def _checked(self, value: object, what: str, where: str) -> bytes | memoryview:
-        if isinstance(value, bytes):
-            return value
-        if isinstance(value, memoryview):
-            return cast("memoryview", value)
+    def _checked(self, content: object, what: str, where: str) -> bytes | memoryview:
+        if isinstance(content, bytes):
+            return content
+        if isinstance(content, memoryview):
+            return cast("memoryview", content)
         raise error(
-            f"the format '{self._source.format.name}' gives a {type(value).__name__} {what}, "
+            f"the format '{self._source.format.name}' gives a {type(content).__name__} {what}, "
             "expected bytes",
             remedy=f"return bytes from {where}: text.encode()",
         )
@@ -369,7 +369,7 @@ def _dropped(entry: Mapping[str, Any]) -> Sequence[str]:
 
 def parse_ranges(text: str) -> Ints:
     """The ranks of `0-1023,4096`, in order. Raises `DiagnosticError`."""
-    numbers: set[int] = set()
+    ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         ends = [first, last if dash else first]
@@ -378,8 +378,8 @@ def parse_ranges(text: str) -> Ints:
         low, high = map(int, ends)
         if high < low or high - low > MAX_RANKS:
             raise _no_ranges(part)
-        numbers.update(range(low, high + 1))
-    return np.array(sorted(numbers), dtype=np.int64)
+        ranks.update(range(low, high + 1))
+    return np.array(sorted(ranks), dtype=np.int64)
 
 
 _MOST_DIGITS = 9
