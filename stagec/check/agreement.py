@@ -76,18 +76,18 @@ def check_job(job: CheckedJob, report: CheckReport) -> None:
 
 def _strangers(job: CheckedJob) -> npt.NDArray[np.bool_]:
     """Whether each rank names a group that it is not a member of, or none that there is."""
-    found = np.zeros(len(job.traces), dtype=bool)
+    outside_any = np.zeros(len(job.traces), dtype=bool)
     for each in job.traces.classes:
         places = job.traces.places(each.ranks)
         for column in each.groups:
-            found[places[column < 0]] = True
+            outside_any[places[column < 0]] = True
     if job.groups is not None:
         uses = job.uses
         group = job.members.places(uses.number)
         inside = np.sort(_keys(job, *_memberships(job, np.ones(len(job.members), dtype=bool))))
         outside = positions(inside, _keys(job, group, uses.place)) < 0
-        found[uses.place[outside | (group < 0)]] = True
-    return found
+        outside_any[uses.place[outside | (group < 0)]] = True
+    return outside_any
 
 
 def _memberships(job: CheckedJob, chosen: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
@@ -268,12 +268,12 @@ def _check_channel(
         if left[key] >= 0:
             continue
         sizes = sorted({m.size for m in theirs if m.tag == message.tag} - {message.size})
-        found = f"one of {sizes[0]} bytes with that tag" if sizes else "none with that tag left"
+        others = f"one of {sizes[0]} bytes with that tag" if sizes else "none with that tag left"
         node = trace.analysis.program.nodes[message.index]
         way = "to" if what == "send" else "from"
         text = (
             f"rank {trace.rank}, {node.label}, {what}s {message.size} bytes with tag {message.tag} "
-            f"{way} rank {peer}; expected a {other} of the same size and tag there, found {found}"
+            f"{way} rank {peer}; expected a {other} of the same size and tag there, found {others}"
         )
         remedy = f"write the {other} on rank {peer}, or make tag and size agree"
         report.error(trace.path, f"unmatched-{what}", text, remedy, node=node.id)
@@ -396,6 +396,6 @@ def _report_mismatch(
 def _named(trace: RankTrace, collectives: tuple[CollectiveCall, ...], place: int) -> str:
     if place >= len(collectives):
         return "no further collective"
-    found = collectives[place]
-    node = trace.analysis.program.nodes[found.index]
-    return f"{collective_label(found.kind)} of {found.size} bytes ({node.label})"
+    call = collectives[place]
+    node = trace.analysis.program.nodes[call.index]
+    return f"{collective_label(call.kind)} of {call.size} bytes ({node.label})"

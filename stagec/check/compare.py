@@ -86,7 +86,7 @@ def compare(a: Path, b: Path, examples: int = 3) -> Comparison:
     one rank is compared with that rank of a job. Raises `DiagnosticError` for what cannot be
     read."""
     jobs, notes = _paired(_job(a), _job(b), (a, b))
-    found = Comparison(
+    result = Comparison(
         (len(jobs[0].ranks), len(jobs[1].ranks)),
         (_count(jobs[0]), _count(jobs[1])),
         (_sums(jobs[0]), _sums(jobs[1])),
@@ -98,9 +98,9 @@ def compare(a: Path, b: Path, examples: int = 3) -> Comparison:
     for ranks in pairs.values():
         one, two = (job.traces[ranks[0]] for job in jobs)
         match = _Match(one.analysis.program, two.analysis.program, examples)
-        found.differences += match.differences(ranks)
-        found.differences += _other_ranks(jobs, ranks, match, examples)
-    return found
+        result.differences += match.differences(ranks)
+        result.differences += _other_ranks(jobs, ranks, match, examples)
+    return result
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def _count(job: CheckedJob) -> int:
 def _sums(job: CheckedJob) -> dict[Key, Sums]:
     """Sums over all ranks of a job."""
     of_class: dict[int, Mapping[tuple[str, str, int], Sums]] = {}
-    found: defaultdict[Key, Sums] = defaultdict(Sums)
+    result: defaultdict[Key, Sums] = defaultdict(Sums)
     shapes: dict[str, str] = {}
     for trace in job.traces.values():
         if trace.class_id not in of_class:
@@ -197,18 +197,18 @@ def _sums(job: CheckedJob) -> dict[Key, Sums]:
                 if text not in shapes:
                     shapes[text] = _shape(job, text)
                 over = shapes[text]
-            found[phase, kind, over] = found[phase, kind, over].more(sums)
-    return dict(sorted(found.items()))
+            result[phase, kind, over] = result[phase, kind, over].more(sums)
+    return dict(sorted(result.items()))
 
 
 def _sums_by_slot(program: TraceProgram) -> dict[tuple[str, str, int], Sums]:
-    found: defaultdict[tuple[str, str, int], Sums] = defaultdict(Sums)
+    sums: defaultdict[tuple[str, str, int], Sums] = defaultdict(Sums)
     for index, node in enumerate(program.nodes):
         row = row_of(node)
         size = row.tensor_bytes if row.comm_bytes is None else row.comm_bytes
         key = phase_of(node.name), row.collective or row.kind, program.group_slots.get(index, -1)
-        found[key] = found[key].more(Sums(1, row.flops or 0, size or 0))
-    return dict(found)
+        sums[key] = sums[key].more(Sums(1, row.flops or 0, size or 0))
+    return dict(sums)
 
 
 def _shape(job: CheckedJob, text: str) -> str:
@@ -246,12 +246,12 @@ class _Match:
         self.pairs = [(i, there[key]) for i, key in enumerate(keys[0]) if key in there]
         matched = {key for key in keys[0] if key in there}
         self._only = [
-            [p.nodes[i] for i, key in enumerate(found) if key not in matched]
-            for p, found in zip((one, two), keys, strict=True)
+            [p.nodes[i] for i, key in enumerate(own) if key not in matched]
+            for p, own in zip((one, two), keys, strict=True)
         ]
         self._keys = [
-            {node.id: key for node, key in zip(p.nodes, found, strict=True)}
-            for p, found in zip((one, two), keys, strict=True)
+            {node.id: key for node, key in zip(p.nodes, own, strict=True)}
+            for p, own in zip((one, two), keys, strict=True)
         ]
 
         self._alike = self._keys[0] == self._keys[1]
@@ -262,8 +262,8 @@ class _Match:
             ("only in A", self._only[0]),
             ("only in B", self._only[1]),
         )
-        for kind, found in only:
-            yield from self._differences(kind, ranks, [(node, _node_text(node)) for node in found])
+        for kind, rows in only:
+            yield from self._differences(kind, ranks, [(node, _node_text(node)) for node in rows])
         both = [(self.one.nodes[i], self.two.nodes[j]) for i, j in self.pairs]
         different = [(a, text) for a, b in both if (text := _attributes(a, b))]
         yield from self._differences("different", ranks, different)
@@ -274,12 +274,12 @@ class _Match:
         yield from self._differences("other dependencies", ranks, waits)
 
     def _differences(
-        self, kind: Kind, ranks: Sequence[int], found: Sequence[tuple[TraceNode, str]]
+        self, kind: Kind, ranks: Sequence[int], rows: Sequence[tuple[TraceNode, str]]
     ) -> Iterator[Difference]:
-        if found:
-            ops = Counter(op_of(node.name) for node, _ in found)
-            texts = [text for _, text in found[: self._examples]]
-            yield Difference(kind, ranks, len(found), dict(ops.most_common()), texts)
+        if rows:
+            ops = Counter(op_of(node.name) for node, _ in rows)
+            texts = [text for _, text in rows[: self._examples]]
+            yield Difference(kind, ranks, len(rows), dict(ops.most_common()), texts)
 
     def _move(self, i: int, j: int) -> str:
         a, b = self.one.nodes, self.two.nodes
@@ -310,12 +310,12 @@ def _keys(program: TraceProgram) -> list[tuple[str, int]]:
     """What nodes are matched by: the name, or the kind of those that have none, and how many there
     were before."""
     seen: Counter[str] = Counter()
-    found: list[tuple[str, int]] = []
+    keys: list[tuple[str, int]] = []
     for node in program.nodes:
         name = node.name or f"a node of kind {node.kind}"
-        found.append((name, seen[name]))
+        keys.append((name, seen[name]))
         seen[name] += 1
-    return found
+    return keys
 
 
 def _attributes(a: TraceNode, b: TraceNode) -> str:
@@ -349,8 +349,8 @@ def _node_text(node: TraceNode) -> str:
         "FLOPs": row.flops,
         "bytes": row.tensor_bytes if row.comm_bytes is None else row.comm_bytes,
     }
-    told = [row.collective or row.kind, *(f"{v:,} {k}" for k, v in facts.items() if v)]
-    return f"{node.label}: {', '.join(told)}"
+    words = [row.collective or row.kind, *(f"{v:,} {k}" for k, v in facts.items() if v)]
+    return f"{node.label}: {', '.join(words)}"
 
 
 def _out_of_order(places: Sequence[int]) -> list[int]:
@@ -388,21 +388,21 @@ def _other_ranks(
     wrong: dict[int, list[tuple[Sequence[int], str]]] = {}
     for rank in ranks:
         a, b = (job.traces[rank] for job in jobs)
-        found = [
+        rows = [
             (nodes, _ranks(with_a), _ranks(with_b))
             for (one, two), nodes in groups.items()
             if (with_a := _group(jobs[0], a, one)) != (with_b := _group(jobs[1], b, two))
         ]
-        found += [
+        rows += [
             (nodes, f"rank {a.peers[one]}", f"rank {b.peers[two]}")
             for (one, two), nodes in peers.items()
             if a.peers[one] != b.peers[two]
         ]
-        if found:
-            told = f": on rank {rank} with"
+        if rows:
+            where = f": on rank {rank} with"
             wrong[rank] = [
-                (n, f"{match.one.nodes[n[0]].label}{told} {in_a} in A, with {in_b} in B")
-                for n, in_a, in_b in found
+                (n, f"{match.one.nodes[n[0]].label}{where} {in_a} in A, with {in_b} in B")
+                for n, in_a, in_b in rows
             ]
     if wrong:
         first = next(iter(wrong.values()))
@@ -416,11 +416,11 @@ def _slots(
     pairs: Iterable[tuple[int, int]], one: Mapping[int, int], two: Mapping[int, int]
 ) -> dict[tuple[int, int], list[int]]:
     """The slots that stand opposite each other, with the nodes in A that have them so."""
-    found: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    slots: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for i, j in pairs:
         if i in one and j in two:
-            found[one[i], two[j]].append(i)
-    return found
+            slots[one[i], two[j]].append(i)
+    return slots
 
 
 def _group(job: CheckedJob, trace: RankTrace, slot: int) -> tuple[int, ...] | str:

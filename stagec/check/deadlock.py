@@ -42,17 +42,17 @@ def check_deadlock(
         report.eager_only = _why_eager_only(job, expanded_nodes)
         if report.eager_only is None:
             return
-    found = _cycle(job, expanded_nodes, rendezvous=False)
-    if found is None:
+    cycle = _cycle(job, expanded_nodes, rendezvous=False)
+    if cycle is None:
         return
-    if not found:
+    if not cycle:
         message = "expected a provable job, found cycles between rank classes"
         remedy = "make ranks with the same program communicate in the same order"
         report.error(job.directory, "unproven", message, remedy)
         return
     what = "expected an order in which all ranks can run, found a cycle"
     remedy = "issue the collectives and messages of these ranks in one consistent order"
-    wrong = _described(job, found, "deadlock", what, remedy)
+    wrong = _described(job, cycle, "deadlock", what, remedy)
     report.error(wrong.path, wrong.code, wrong.message, wrong.remedy, node=wrong.node)
 
 
@@ -64,15 +64,15 @@ def _why_eager_only(job: CheckedJob, expanded_nodes: int) -> Finding | None:
         trace, node, message = crossed
         remedy = "issue the messages of two ranks in one order at both ends"
         return Finding(trace.path, node, "eager-only", message, remedy)
-    found = _cycle(job, expanded_nodes, rendezvous=True)
-    if found is None:
+    cycle = _cycle(job, expanded_nodes, rendezvous=True)
+    if cycle is None:
         return None
     remedy = "post receives earlier, or issue these messages in one consistent order"
-    if not found:
+    if not cycle:
         what = "cycles between rank classes are too large to look at rank by rank"
         return Finding(job.directory, None, "eager-only", what, remedy)
     what = "sends that wait for their receives deadlock"
-    return _described(job, found, "eager-only", what, remedy)
+    return _described(job, cycle, "eager-only", what, remedy)
 
 
 def _cycle(job: CheckedJob, expanded_nodes: int, *, rendezvous: bool) -> list[Edge] | None:

@@ -52,8 +52,8 @@ def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]
         _entries(directory, report)  # says why
         return "", {}
     entries = _entries(directory, report)
-    found = [_jobs(entries, end) for end in _ENDS]
-    jobs = next((each for each in found if each), found[0])
+    jobs_by_end = [_jobs(entries, end) for end in _ENDS]
+    jobs = next((each for each in jobs_by_end if each), jobs_by_end[0])
     for path in entries:
         if path.suffix == ".et" and not _TRACE_NAME.fullmatch(path.stem):
             message = f"expected a trace named NAME.RANK.et, found {path.name}"
@@ -78,12 +78,12 @@ def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]
 
 def _jobs(entries: Iterable[Path], end: str) -> dict[str, dict[int, Path]]:
     """Jobs by name, of the files whose names end so."""
-    found: dict[str, dict[int, Path]] = {}
+    jobs: dict[str, dict[int, Path]] = {}
     for path in entries:
         match = _TRACE_NAME.fullmatch(path.name.removesuffix(end))
         if match and path.name.endswith(end):
-            found.setdefault(match["name"], {})[int(match["rank"])] = path
-    return found
+            jobs.setdefault(match["name"], {})[int(match["rank"])] = path
+    return jobs
 
 
 def job_of(path: Path) -> tuple[str, int | None]:
@@ -174,8 +174,8 @@ def _parsed_groups(
     for key, value in entries.items():
         number, members = group_id(key), _ranks(value)
         if number is None or members is None:
-            found = f"{key!r}: {reprlib.repr(value)}"
-            message = f"expected a decimal id > 0 with a list of distinct ranks, found {found}"
+            actual = f"{key!r}: {reprlib.repr(value)}"
+            message = f"expected a decimal id > 0 with a list of distinct ranks, found {actual}"
             report.error(path, "bad-groups-file", message, _GROUPS_REMEDY)
         else:
             yield number, members
@@ -248,21 +248,21 @@ def _check_file(path: Path, size: int, checksum: str, report: CheckReport) -> No
         report.error(path, "missing-file", message, remedy)
         return
     try:
-        found_size, found = path.stat().st_size, _crc32(path)
+        actual_size, actual = path.stat().st_size, _crc32(path)
     except OSError as error:
         report.error(path, "missing-file", f"expected a readable file: {error}", remedy)
         return
-    if found_size != size:
-        message = f"expected {size} bytes as in the manifest, found {found_size}"
+    if actual_size != size:
+        message = f"expected {size} bytes as in the manifest, found {actual_size}"
         report.error(path, "wrong-size", message, remedy)
-    elif found != checksum.lower():
-        message = f"expected CRC-32 {checksum} as in the manifest, found {found}"
+    elif actual != checksum.lower():
+        message = f"expected CRC-32 {checksum} as in the manifest, found {actual}"
         report.error(path, "wrong-checksum", message, remedy)
 
 
 def _crc32(path: Path) -> str:
-    found = 0
+    checksum = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found = zlib.crc32(block, found)
-    return f"{found:08x}"
+            checksum = zlib.crc32(block, checksum)
+    return f"{checksum:08x}"

@@ -43,8 +43,8 @@ class PeerLinks:
 
     def backs(self, place: int) -> list[int]:
         """The slots that the peers of a rank have for it."""
-        found: list[int] = self.back[self.starts[place] : self.starts[place + 1]].tolist()
-        return found
+        places: list[int] = self.back[self.starts[place] : self.starts[place + 1]].tolist()
+        return places
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,13 @@ def node_problems(node: TraceNode) -> Iterator[NodeProblem]:
 
 
 def _attribute_problems(node: TraceNode, name: str) -> Iterator[NodeProblem]:
-    expected, found = ATTR_TYPES[name], node.attr_types.get(name)
-    if found is None:
+    expected, actual = ATTR_TYPES[name], node.attr_types.get(name)
+    if actual is None:
         message = f"expected attribute {name} ({expected}) on {node.label}, found none"
         yield NodeProblem(node.id, "missing-attribute", message, f"write {name} as {expected}")
         return
-    if found != expected:
-        message = f"expected attribute {name} of {node.label} to be {expected}, found {found}"
+    if actual != expected:
+        message = f"expected attribute {name} of {node.label} to be {expected}, found {actual}"
         remedy = f"write {name} as {expected}; readers take another type for 0"
         yield NodeProblem(node.id, "wrong-type", message, remedy)
         return

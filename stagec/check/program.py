@@ -86,10 +86,10 @@ def analyse(program: TraceProgram) -> Analysis:
         problems += _unordered_collectives(program, deps, order)
         channels = (*sends.values(), *receives.values())
         problems += _unordered_messages(program, deps, order, channels)
-    found = (*graph_problems, *problems)
+    every = (*graph_problems, *problems)
     if is_recorded(nodes):
-        found = tuple(replace(p, severity=Severity.GAP) if p.code in _GAPS else p for p in found)
-    return Analysis(program, deps, sound, found, collectives, sends, receives, unordered)
+        every = tuple(replace(p, severity=Severity.GAP) if p.code in _GAPS else p for p in every)
+    return Analysis(program, deps, sound, every, collectives, sends, receives, unordered)
 
 
 _UNSOUND = frozenset({"duplicate-id", "missing-dependency", "dependency-cycle"})
@@ -199,7 +199,7 @@ def _collectives(
                 index, _integer(attrs, "comm_type"), _integer(attrs, "comm_size")
             )
             by_slot[program.group_slots[index]].append(collective)
-    return {slot: tuple(found) for slot, found in by_slot.items()}
+    return {slot: tuple(calls) for slot, calls in by_slot.items()}
 
 
 def _messages(
@@ -211,7 +211,7 @@ def _messages(
             attrs = program.nodes[index].attrs
             message = MessageEnd(index, _integer(attrs, "comm_tag"), _integer(attrs, "comm_size"))
             by_slot[program.peer_slots[index]].append(message)
-    return {slot: tuple(found) for slot, found in by_slot.items()}
+    return {slot: tuple(ends) for slot, ends in by_slot.items()}
 
 
 def _integer(attrs: Mapping[str, AttrValue], name: str) -> int:

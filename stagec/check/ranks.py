@@ -89,8 +89,8 @@ class RankReader:
         """
         return self._trace(path, rank, split_records(path, data))
 
-    def _trace(self, path: Path, rank: int, found: Iterable[tuple[int, bytes]]) -> RankTrace:
-        records = [self._record(path, offset, raw) for offset, raw in found]
+    def _trace(self, path: Path, rank: int, raw_records: Iterable[tuple[int, bytes]]) -> RankTrace:
+        records = [self._record(path, offset, raw) for offset, raw in raw_records]
         groups: dict[str, int] = {}
         peers: dict[int, int] = {}
         group_slots: dict[int, int] = {}

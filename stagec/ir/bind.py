@@ -74,12 +74,12 @@ def _check_assumptions(module: Module, env: dict[str, int]) -> None:
 
 def _referred_to(module: Module) -> frozenset[str]:
     """Names in parameters of ops that mean a symbol by its name."""
-    found: set[str] = set()
+    names: set[str] = set()
     for op in module.walk():
         for param in op.definition.params:
             if param.kind in DIMS:
-                found.update(op.names(param.name) if param.name in op.attrs else (param.default,))
-    return frozenset(found)
+                names.update(op.names(param.name) if param.name in op.attrs else (param.default,))
+    return frozenset(names)
 
 
 def substitute_sizes(module: Module, env: Mapping[str, Expr]) -> None:

@@ -181,14 +181,14 @@ class Region:
 
     def ancestors(self, values: Iterable[Value]) -> set[Operation]:
         """All operations of this region that these values are computed from."""
-        found: set[Operation] = set()
+        reached: set[Operation] = set()
         pending = list(values)
         while pending:
             op = pending.pop().producer
-            if op is not None and op.parent is self and op not in found:
-                found.add(op)
+            if op is not None and op.parent is self and op not in reached:
+                reached.add(op)
                 pending += op.reads()
-        return found
+        return reached
 
     def values(self) -> Iterator[Value]:
         """All values below: arguments, and results of operations with those of their regions."""

@@ -21,15 +21,15 @@ def words_taken(module: Module) -> Value:
     """The argument [B, S] with the tokens of a step of serving. Raises `DiagnosticError` unless
     there is exactly one."""
     given = [a for a in module.main.body.args if not a.tensor.role]
-    found = [a for a in given if a.tensor.rank == 2 and a.tensor.dtype[0] in "iu"]
-    if len(found) != 1:
+    tokens = [a for a in given if a.tensor.rank == 2 and a.tensor.dtype[0] in "iu"]
+    if len(tokens) != 1:
         names = ", ".join(f"%{a.name}" for a in given) or "none"
         raise error(
             f"speculation feeds a step the words that were chosen, and its arguments are: {names}",
             module.main.loc,
             remedy="serve a model of words: one argument of integers [B, S]",
         )
-    return found[0]
+    return tokens[0]
 
 
 def logits_chosen(module: Module) -> Value:

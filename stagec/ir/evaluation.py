@@ -82,8 +82,8 @@ def _buckets(node: Any) -> Function:
     wanted, parts = function_of(full), [[function_of(a) for a in row] for row in rows]
 
     def count(env: Mapping[str, Any]) -> int:
-        found = [[Fraction(f(env)) for f in row] for row in parts]
-        return count_buckets(Fraction(wanted(env)), [(row[0], row[1:]) for row in found])
+        sizes = [[Fraction(f(env)) for f in row] for row in parts]
+        return count_buckets(Fraction(wanted(env)), [(row[0], row[1:]) for row in sizes])
 
     return count
 
@@ -114,5 +114,5 @@ def _quotient(over: Number, under: Number) -> Number:
     """A quotient, as an int if it is one."""
     if isinstance(over, int) and isinstance(under, int) and not over % under:
         return over // under
-    found = Fraction(over) / Fraction(under)
-    return found.numerator if found.denominator == 1 else found
+    quotient = Fraction(over) / Fraction(under)
+    return quotient.numerator if quotient.denominator == 1 else quotient

@@ -537,9 +537,9 @@ def is_quadratic(value: Expr) -> bool:
 
 def terms(value: Expr) -> dict[str, Fraction]:
     """The expanded expression as monomials (their text) with coefficients."""
-    found: dict[str, Fraction] = {}
+    sums: dict[str, Fraction] = {}
     for node in sympy.Add.make_args(sympy.expand(value.node)):
         coefficient, monomial = node.as_coeff_Mul()
         key = _print(monomial)
-        found[key] = found.get(key, Fraction(0)) + Fraction(int(coefficient.p), int(coefficient.q))
-    return found
+        sums[key] = sums.get(key, Fraction(0)) + Fraction(int(coefficient.p), int(coefficient.q))
+    return sums

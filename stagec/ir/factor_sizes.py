@@ -19,7 +19,7 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
 
     Raises `DiagnosticError` if ranks or sizes of the operands disagree with the rule.
     """
-    found: dict[str, tuple[Expr, Loc, str]] = {}
+    first: dict[str, tuple[Expr, Loc, str]] = {}
     compound: list[tuple[tuple[str, ...], Expr, Value]] = []
     if len(op.operands) != len(rule.operands):
         raise error(
@@ -41,11 +41,11 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
                 compound.append((group, size, value))
             elif local and factor in rule.gathered:
                 continue  # it works on more than the operand has: on what the result has
-            elif factor not in found:
-                found[factor] = (size, value.loc, value.name)
+            elif factor not in first:
+                first[factor] = (size, value.loc, value.name)
             else:
-                _agree(op, factor, found[factor], size, value, local)
-    sizes = {f: s for f, (s, _, _) in found.items()} | dict(rule.sizes)
+                _agree(op, factor, first[factor], size, value, local)
+    sizes = {f: s for f, (s, _, _) in first.items()} | dict(rule.sizes)
     for group, size, value in compound:
         _solve(op, sizes, group, size, value)
     if local:
@@ -65,7 +65,7 @@ def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
         for group, d in zip(shape, value.tensor.dims, strict=True)
     ]
     even = {group[0]: value for group, d, value in dims if len(group) == 1 and d.load is None}
-    found = dict(rule.loads)
+    loads = dict(rule.loads)
     for group, d, value in dims:
         if d.load is None:
             continue
@@ -76,8 +76,8 @@ def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
                 op.loc,
                 remedy="give both operands the clause load(...), or neither",
             )
-        found |= {f: d.load for f in group if f not in even}
-    return found
+        loads |= {f: d.load for f in group if f not in even}
+    return loads
 
 
 def factor_routed(op: Operation, rule: Rule) -> dict[str, Routed]:
@@ -89,11 +89,11 @@ def factor_routed(op: Operation, rule: Rule) -> dict[str, Routed]:
         for group, d in zip(shape, value.tensor.dims, strict=True)
     ]
     plain = {group[0] for group, routed in dims if len(group) == 1 and routed is None}
-    found = dict(rule.routed)
+    routes = dict(rule.routed)
     for group, routed in dims:
         if routed is not None:
-            found |= {f: routed for f in group if f not in plain}
-    return found
+            routes |= {f: routed for f in group if f not in plain}
+    return routes
 
 
 def result_dims(

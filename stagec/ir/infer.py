@@ -164,13 +164,13 @@ def _set(op: Operation, value: Value, inferred: Type, problems: DiagnosticList) 
     if value.type is None:
         value.type = inferred
         return
-    found = value.type
-    if not isinstance(found, TensorType) or not isinstance(inferred, TensorType):
+    declared = value.type
+    if not isinstance(declared, TensorType) or not isinstance(inferred, TensorType):
         return
-    if found.dtype != inferred.dtype or not same_shape(found.shape, inferred.shape):
+    if declared.dtype != inferred.dtype or not same_shape(declared.shape, inferred.shape):
         problems.error(
             f"'{op.name}' gives %{value.name}: {inferred.unplaced()}, but {stated(value.loc)} "
-            f"{found.unplaced()}",
+            f"{declared.unplaced()}",
             value.loc,
             remedy="correct the type, or leave it out",
             notes=[note(f"%{v.name} is {v.type}", v.loc) for v in op.operands[:3]],

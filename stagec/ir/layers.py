@@ -45,8 +45,8 @@ class LayerStack:
     def turns(self, count: int) -> Sequence[LayerTurn]:
         """The layers in the order in which they run; a repeat by itself has `count` of them."""
         alone = self.order is None
-        found = [LayerTurn(i, 0, i) for i in range(count)] if alone else self._ordered
-        return found[::-1] if self.members[0].flag("reverse") else found
+        result = [LayerTurn(i, 0, i) for i in range(count)] if alone else self._ordered
+        return result[::-1] if self.members[0].flag("reverse") else result
 
     @cached_property
     def _ordered(self) -> list[LayerTurn]:
@@ -77,9 +77,9 @@ def order_of(repeat: Operation) -> LayerOrder | None:
     if not isinstance(name, SymbolRef):
         return None
     declared = declaration_of(repeat, name)
-    found = declared.attrs.get("layers") if declared is not None else None
-    if isinstance(found, LayerOrder):
-        return found
+    order = declared.attrs.get("layers") if declared is not None else None
+    if isinstance(order, LayerOrder):
+        return order
     raise error(
         f"no stg.order {name} is declared",
         repeat.loc,
@@ -118,16 +118,16 @@ def entering(arg: Value) -> Value:
 def _members(repeat: Operation, region: Region) -> Iterator[Operation]:
     """The repeats of its stack, in the order of the text. A kind that comes again begins another
     stack."""
-    found: list[Operation] = []
+    members: list[Operation] = []
     for op in region.ops:
         if not op.has(Repeats) or _key(op) != _key(repeat):
             continue
-        if any(op.symbol == other.symbol for other in found):
-            if repeat in found:
+        if any(op.symbol == other.symbol for other in members):
+            if repeat in members:
                 break
-            found = []
-        found.append(op)
-    return iter(found)
+            members = []
+        members.append(op)
+    return iter(members)
 
 
 def _key(op: Operation) -> tuple[object, ...]:
@@ -145,21 +145,21 @@ def in_order(region: Region) -> list[Operation | LayerStack]:
     ops = region.ops[:-1]
     if not any(op.has(Repeats) and "order" in op.attrs for op in ops):
         return [LayerStack((op,)) if op.has(Repeats) else op for op in ops]
-    found: list[Operation | LayerStack] = []
+    steps: list[Operation | LayerStack] = []
     done: set[Operation] = set()
     for number, op in enumerate(ops):
         if op in done:
             continue
         if not op.has(Repeats):
-            found.append(op)
+            steps.append(op)
             continue
         stack = stack_of(op)
         later = [o for o in ops[number + 1 :] if o not in done]
         before = _needed(stack, later)
-        found += [LayerStack((o,)) if o.has(Repeats) else o for o in before]
-        found.append(stack)
+        steps += [LayerStack((o,)) if o.has(Repeats) else o for o in before]
+        steps.append(stack)
         done |= {*before, *stack.members}
-    return found
+    return steps
 
 
 def _needed(stack: LayerStack, later: Sequence[Operation]) -> list[Operation]:
@@ -167,11 +167,11 @@ def _needed(stack: LayerStack, later: Sequence[Operation]) -> list[Operation]:
     rest, wanted = stack.members[1:], set[Value]()
     for op in rest:
         wanted.update(list(op.reads())[stack.carried :])
-    found: list[Operation] = []
+    needed: list[Operation] = []
     for op in reversed(later):
         if op in rest or not wanted.intersection(op.results):
             continue
-        found.append(op)
+        needed.append(op)
         wanted.update(op.reads())
     for op in stack.members:
         for value in op.results:
@@ -182,4 +182,4 @@ def _needed(stack: LayerStack, later: Sequence[Operation]) -> list[Operation]:
                     op.loc,
                     remedy="hand it on as a carried value, or leave the order out",
                 )
-    return found[::-1]
+    return needed[::-1]

@@ -58,7 +58,7 @@ class Loads:
     def at(self, coords: Mapping[str, int], layer: int) -> dict[str, Fraction]:
         """The values for ranks at these coordinates, in the n-th layer of each repeat; of those
         symbols that the coordinates determine."""
-        found: dict[str, Fraction] = {}
+        values: dict[str, Fraction] = {}
         for load, op in self._rows.items():
             if not coords.keys() >= set(op.names("over")):
                 continue
@@ -66,36 +66,36 @@ class Loads:
             for axis in op.names("over"):
                 index = index * self._env[axis] + coords[axis]
             here, used = self._parts(load, layer)[index], self._used(load, layer)[index]
-            found |= zip(load.names, (here, self._fullest(load, layer), used), strict=True)
-        return found
+            values |= zip(load.names, (here, self._fullest(load, layer), used), strict=True)
+        return values
 
     def most(self) -> dict[str, Fraction]:
         """The values on the fullest rank in its fullest layer; none where sizes are open."""
         if any(_symbols(op) - self._env.keys() for op in self._rows.values()):
             return {}
         layers = {layer or 0 for layer in self._loads}
-        found: dict[str, Fraction] = {}
+        values: dict[str, Fraction] = {}
         for load in self._rows:
             inside = {max(0, n - load.first) for n in layers} | {max(layers, default=0) + 1}
             most = max(self._fullest(load, n) for n in inside)
-            found |= zip(load.names, (most, most, Fraction(1)), strict=True)
-        return found
+            values |= zip(load.names, (most, most, Fraction(1)), strict=True)
+        return values
 
     def _parts_of_layer(self, load: Load, layer: int) -> tuple[Fraction, ...]:
         """The load of each part of the experts over the mean one, in whole rows."""
-        found = self._dealt(load, layer)
-        if found is None:
+        dealt = self._dealt(load, layer)
+        if dealt is None:
             return (Fraction(1),) * self._count(load)
         total = self._total(load)
-        return tuple(Fraction(rows * self._count(load), total) for _, rows in found)
+        return tuple(Fraction(rows * self._count(load), total) for _, rows in dealt)
 
     def _used_of_layer(self, load: Load, layer: int) -> tuple[Fraction, ...]:
         """The share of the experts of each part that get rows: whole ones, as their loads say, or
         even ones in a layer without loads."""
-        found, parts = self._dealt(load, layer), self._count(load)
-        if found is None:
+        dealt, parts = self._dealt(load, layer), self._count(load)
+        if dealt is None:
             return (min(Fraction(1), Fraction(self._total(load), self._env[load.of])),) * parts
-        taken = (_apportioned(rows, each) if rows else [0] for each, rows in found)
+        taken = (_apportioned(rows, each) if rows else [0] for each, rows in dealt)
         return tuple(Fraction(sum(n > 0 for n in rows), len(rows)) for rows in taken)
 
     def _dealt(self, load: Load, layer: int) -> list[tuple[Sequence[int], int]] | None:
@@ -126,8 +126,8 @@ def _symbols(op: Operation) -> frozenset[str]:
 def _apportioned(total: int, shares: Sequence[int]) -> list[int]:
     """Whole numbers as these shares that add up to the total: largest remainders first."""
     exact = [Fraction(total * share, sum(shares)) for share in shares]
-    found = [int(n) for n in exact]
-    order = sorted(range(len(shares)), key=lambda i: (found[i] - exact[i], i))
-    for i in order[: total - sum(found)]:
-        found[i] += 1
-    return found
+    counts = [int(n) for n in exact]
+    order = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))
+    for i in order[: total - sum(counts)]:
+        counts[i] += 1
+    return counts

@@ -122,15 +122,15 @@ class Module:
     def main(self) -> Operation:
         """The one function that is compiled, which is not private. Raises `DiagnosticError` if
         there is not exactly one."""
-        found = [func for func in self.functions if not func.flag("private")]
-        if len(found) != 1:
-            which = " that are not private" if len(found) < len(self.functions) else ""
+        public = [func for func in self.functions if not func.flag("private")]
+        if len(public) != 1:
+            which = " that are not private" if len(public) < len(self.functions) else ""
             raise error(
-                f"module @{self.name} has {len(found)} functions{which}, expected one",
+                f"module @{self.name} has {len(public)} functions{which}, expected one",
                 self.root.loc,
                 remedy="state the forward computation in one stg.func",
             )
-        return found[0]
+        return public[0]
 
     @property
     def symbols(self) -> Mapping[str, int | None]:
@@ -138,11 +138,11 @@ class Module:
         return self._watched(self._symbols())
 
     def _symbols(self) -> dict[str, int | None]:
-        found: dict[str, int | None] = {}
+        symbols: dict[str, int | None] = {}
         for op in self.declaring("symbols"):
             for name, value in op.attrs.items():
-                found[name] = value.value if isinstance(value, Expr) else None
-        return found
+                symbols[name] = value.value if isinstance(value, Expr) else None
+        return symbols
 
     @property
     def mesh(self) -> Mesh | None:
@@ -208,12 +208,12 @@ class Module:
     @property
     def relations(self) -> list[tuple[Relation, Operation]]:
         """Everything assumed, with the operation that says so."""
-        found: list[tuple[Relation, Operation]] = []
+        relations: list[tuple[Relation, Operation]] = []
         for op in self.declaring("relations"):
             values = op.attrs.get("relations", ())
             if isinstance(values, tuple):
-                found += [(v, op) for v in values if isinstance(v, Relation)]
-        return found
+                relations += [(v, op) for v in values if isinstance(v, Relation)]
+        return relations
 
     @property
     def facts(self) -> Facts:

@@ -38,14 +38,14 @@ class NumericContext:
         """The global index of each local element along a dimension."""
         batch, part, parts = self.microbatch or ("", 0, 1)
         parts = parts if batch in dim.size.symbols else 1
-        found: Sequence[int] = range(self.size(dim.size) * parts)
+        positions: Sequence[int] = range(self.size(dim.size) * parts)
         order = self.zigzag.get(dim.size.symbol_name or "", ())
         axes = dim.axes
         while axes:
             folded = bool(order) and axes[: len(order)] == order
             over, axes = (order, axes[len(order) :]) if folded else (axes[:1], axes[1:])
-            found = self._part(found, over, folded)
-        return _piece(found, part, parts) if parts > 1 else found
+            positions = self._part(positions, over, folded)
+        return _piece(positions, part, parts) if parts > 1 else positions
 
     def _part(self, items: Sequence[int], over: Axes, folded: bool) -> Sequence[int]:
         """What this rank has of a dimension: a piece of it, or two from its ends."""

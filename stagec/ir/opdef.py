@@ -351,9 +351,9 @@ class Registry:
 
     def __getitem__(self, name: str) -> OpDef:
         """The definition of that name. Raises `LookupError`, with the nearest name."""
-        if (found := self._ops.get(name)) is None:
+        if (definition := self._ops.get(name)) is None:
             raise LookupError(f"there is no op '{name}': {self.suggest(name)}")
-        return found
+        return definition
 
     def __iter__(self) -> Iterator[OpDef]:
         return iter(self._ops.values())

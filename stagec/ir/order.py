@@ -39,12 +39,12 @@ class LayerOrder:
     @cached_property
     def counts(self) -> Mapping[str, int]:
         """How many layers there are of each kind, in the order in which the kinds are named."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for what, times in self.runs:
             inside = {what: 1} if isinstance(what, str) else what.counts
             for kind, number in inside.items():
-                found[kind] += number * times
-        return dict(found)
+                counts[kind] += number * times
+        return dict(counts)
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
@@ -55,19 +55,19 @@ class LayerOrder:
     def numbered(self) -> tuple[tuple[str, int], ...]:
         """The kind of each layer, and its number among those of its kind."""
         seen: Counter[str] = Counter()
-        found: list[tuple[str, int]] = []
+        result: list[tuple[str, int]] = []
         for kind in self.layers:
-            found.append((kind, seen[kind]))
+            result.append((kind, seen[kind]))
             seen[kind] += 1
-        return tuple(found)
+        return tuple(result)
 
     @cached_property
     def places(self) -> Mapping[str, tuple[int, ...]]:
         """The numbers in the stack of the layers of each kind."""
-        found: dict[str, list[int]] = {}
+        places_of: dict[str, list[int]] = {}
         for place, kind in enumerate(self.layers):
-            found.setdefault(kind, []).append(place)
-        return {kind: tuple(places) for kind, places in found.items()}
+            places_of.setdefault(kind, []).append(place)
+        return {kind: tuple(places) for kind, places in places_of.items()}
 
     def part(self, first: int, end: int) -> LayerOrder:
         """The order of the layers from one to before another."""
@@ -86,10 +86,10 @@ def read_order(raw: object) -> LayerOrder:
     items = cast("tuple[object, ...]", raw) if isinstance(raw, tuple) else (raw,)
     for item in items:
         runs += _runs_of(item)
-    found = LayerOrder(tuple(runs))
-    if sum(found.counts.values()) > MAX_LAYERS:
+    order = LayerOrder(tuple(runs))
+    if sum(order.counts.values()) > MAX_LAYERS:
         raise ValueError(f"an order has at most {MAX_LAYERS:,} layers")
-    return found
+    return order
 
 
 def _runs_of(item: object) -> Iterable[tuple[str | LayerOrder, int]]:
@@ -128,7 +128,7 @@ def _folded(
     while at < len(runs):
         width, times = max(
             ((w, _repeats(runs, at, w)) for w in range(2, min(_WIDEST, (len(runs) - at) // 2) + 1)),
-            key=lambda found: found[0] * (found[1] - 1),
+            key=lambda run: run[0] * (run[1] - 1),
             default=(1, 1),
         )
         if times == 1:

@@ -30,14 +30,14 @@ class OwnGather:
 
 def own_gathers(op: Operation, rule: Rule) -> list[OwnGather]:
     """What an op with placed operands and results gathers by itself."""
-    found: list[OwnGather] = []
+    gathers: list[OwnGather] = []
     for factor in sorted(rule.gathered):
         works_on = split_in_results(op, rule, factor)
         for i, d in rule.occurrences(factor):
             own = op.operands[i].tensor.dims[d].axes
             if own[: len(works_on)] == works_on and len(own) > len(works_on):
-                found.append(OwnGather(i, d, own[len(works_on) :]))
-    return found
+                gathers.append(OwnGather(i, d, own[len(works_on) :]))
+    return gathers
 
 
 def names_of_nodes(op: Operation, gathers: Sequence[OwnGather]) -> list[str]:

@@ -109,15 +109,15 @@ def uses_inside(value: Value) -> list[tuple[Operation, int, int]]:
     """The operations that use a value of a function, its slices in repeats, or its parts in
     microbatches: each with the number of the operand that it is, and that of the repeats that slice
     it."""
-    found: list[tuple[Operation, int, int]] = []
+    uses: list[tuple[Operation, int, int]] = []
     for op, index in value.uses:
         if op.has(Repeats) and index >= carried(op):
-            found += [(o, i, depth + 1) for o, i, depth in uses_inside(op.body.args[index])]
+            uses += [(o, i, depth + 1) for o, i, depth in uses_inside(op.body.args[index])]
         elif op.has(Accumulates):
-            found += uses_inside(op.body.args[index])
+            uses += uses_inside(op.body.args[index])
         else:
-            found.append((op, index, 0))
-    return found
+            uses.append((op, index, 0))
+    return uses
 
 
 def slice_into(repeat: Operation, value: Value) -> Value:

@@ -104,10 +104,10 @@ def make_rule(
     Raises `RuleSyntaxError`, also for a gathered factor that is not a dimension of a result, alone.
     """
     factors = (whole, exchanged, special, summed, gathered, numbered)
-    found = _stated(text, factors, tuple(linear), tuple(each), reduction)
+    rule = _stated(text, factors, tuple(linear), tuple(each), reduction)
     if not (sizes or loads or routed):
-        return found
-    return replace(found, sizes=sizes or {}, loads=loads or {}, routed=routed or {})
+        return rule
+    return replace(rule, sizes=sizes or {}, loads=loads or {}, routed=routed or {})
 
 
 @lru_cache(maxsize=4096)

@@ -28,10 +28,10 @@ class Misfit:
 
 def check_signature(op: Operation, problems: DiagnosticList) -> bool:
     """Append what does not fit the definition, at the place of the op; whether all of it fits."""
-    found = misfits(op)
-    for misfit in found:
+    every = misfits(op)
+    for misfit in every:
         problems.error(misfit.message, op.loc, remedy=misfit.remedy)
-    return not found
+    return not every
 
 
 def misfits(op: Operation) -> list[Misfit]:
@@ -43,10 +43,10 @@ def misfits(op: Operation) -> list[Misfit]:
     return [*_params(op), *operands, *results, *_region(op)]
 
 
-def _count(op: Operation, arity: Arity, found: int, noun: str) -> Iterator[Misfit]:
-    if not arity.fits(found):
+def _count(op: Operation, arity: Arity, count: int, noun: str) -> Iterator[Misfit]:
+    if not arity.fits(count):
         names = ", ".join(arity.names) or "none"
-        message = f"'{op.name}' expects {arity.text(noun)}, found {found}"
+        message = f"'{op.name}' expects {arity.text(noun)}, found {count}"
         yield Misfit(message, f"its {noun}s are: {names}")
 
 

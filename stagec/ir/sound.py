@@ -148,11 +148,11 @@ class Sound:
 
     def _number(self, thing: object) -> int:
         """The same number for what is equal; the hash of a type or an expression is a long way."""
-        found = self._ids.get(id(thing))
-        if found is None:
-            found = self._ids[id(thing)] = self._equal.setdefault(thing, len(self._equal))
+        number = self._ids.get(id(thing))
+        if number is None:
+            number = self._ids[id(thing)] = self._equal.setdefault(thing, len(self._equal))
             self._held.append(thing)
-        return found
+        return number
 
 
 def _declarations(module: Module) -> _Key:

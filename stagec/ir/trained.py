@@ -10,9 +10,9 @@ from stagec.ir.rewrite import carried
 
 def trained_values(body: Region, trained: Iterable[Value]) -> set[Value]:
     """The values of a body in which these have a part, themselves included."""
-    found = _Trained({*trained})
-    found.ops(body.ops)
-    return found.values
+    result = _Trained({*trained})
+    result.ops(body.ops)
+    return result.values
 
 
 class _Trained:

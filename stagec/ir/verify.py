@@ -104,12 +104,12 @@ class _Checker:
         Sizes may differ: of a value summed over microbatches, one microbatch is returned.
         """
         for value, declared in zip(region.terminator.operands, region.returns, strict=False):
-            found = value.type
-            if not isinstance(found, TensorType) or not isinstance(declared, TensorType):
+            stated = value.type
+            if not isinstance(stated, TensorType) or not isinstance(declared, TensorType):
                 continue
-            if (found.dtype, found.rank) != (declared.dtype, declared.rank):
+            if (stated.dtype, stated.rank) != (declared.dtype, declared.rank):
                 self._problems.error(
-                    f"%{value.name} is returned as {found}, but declared as {declared}",
+                    f"%{value.name} is returned as {stated}, but declared as {declared}",
                     region.terminator.loc,
                     remedy="correct the type behind '->', or return another value",
                 )

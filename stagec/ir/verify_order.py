@@ -44,9 +44,9 @@ def _check_kind(op: Operation, env: Mapping[str, int], problems: DiagnosticList)
         )
         return
     if op.symbol is None or op.symbol not in order.counts:
-        found = f"@{op.symbol}" if op.symbol else "no name"
+        actual = f"@{op.symbol}" if op.symbol else "no name"
         problems.error(
-            f"'{op.name}' has {found}, but the kinds of {name} are {', '.join(order.counts)}",
+            f"'{op.name}' has {actual}, but the kinds of {name} are {', '.join(order.counts)}",
             op.loc,
             remedy=did_you_mean(op.symbol or "", order.counts, "@")
             or f"name it after its kind: stg.repeat @{next(iter(order.counts))}[...]",
@@ -71,8 +71,8 @@ def _check_region(region: Region, problems: DiagnosticList) -> None:
         return
     for step in steps:
         if isinstance(step, LayerStack) and step.order is not None and step.carried:
-            found = _wrong(step, step.order)
-            for op, message, remedy in found:
+            misfits = _wrong(step, step.order)
+            for op, message, remedy in misfits:
                 problems.error(f"'{op.name} @{op.symbol}' {message}", op.loc, remedy=remedy)
 
 

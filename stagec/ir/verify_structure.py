@@ -22,11 +22,11 @@ def check_structure(module: Module, problems: DiagnosticList, sound: Sound) -> f
     for op in sound.unknown([module.root], "structure", problems):
         if op.region is None:
             continue
-        found = DiagnosticList()
-        _check_region(op, op.region, found)
-        if found.items:
+        inner = DiagnosticList()
+        _check_region(op, op.region, inner)
+        if inner.items:
             disordered.add(op)
-            problems.add(*found.items)
+            problems.add(*inner.items)
     return frozenset(disordered)
 
 
@@ -76,10 +76,10 @@ def _check_end(owner: Operation, region: Region, problems: DiagnosticList) -> No
                 op.loc,
                 remedy="remove what follows, or move it to the end",
             )
-    expected, found = len(region.returns), len(region.ops[-1].operands)
-    if region.returns and expected != found:
+    expected, actual = len(region.returns), len(region.ops[-1].operands)
+    if region.returns and expected != actual:
         problems.error(
-            f"'{owner.name}' declares {expected} results, but {found} are returned",
+            f"'{owner.name}' declares {expected} results, but {actual} are returned",
             region.ops[-1].loc,
             remedy="return as many values as are declared after '->'",
         )

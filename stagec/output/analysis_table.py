@@ -38,9 +38,9 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
 
 def _print_fit(result: dict[str, Any], out: Console) -> None:
     """Whether it fits, if that was asked."""
-    if (found := result.get("fit")) is not None:
-        fit = MemoryFit(found["peak"], found["room"])
-        out.print(f"{found.get('class', 'memory')}: {fit_text(fit)}", markup=False)
+    if (given := result.get("fit")) is not None:
+        fit = MemoryFit(given["peak"], given["room"])
+        out.print(f"{given.get('class', 'memory')}: {fit_text(fit)}", markup=False)
 
 
 def _exact(number: Any) -> str:
@@ -49,11 +49,11 @@ def _exact(number: Any) -> str:
 
 def _alike(classes: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Classes that differ in nothing but their coordinates and their memory, by first one."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for entry in classes:
         work = [entry[n] for n in ("count", "flops", "matmul_flops", "collectives", "p2p", "nodes")]
-        found.setdefault(repr(work), []).append(entry)
-    return list(found.values())
+        groups.setdefault(repr(work), []).append(entry)
+    return list(groups.values())
 
 
 def _overview(classes: list[dict[str, Any]]) -> Table:
@@ -190,14 +190,14 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
 
 def _without_repeats(classes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Neighbouring classes with the same numbers as one, named by the first and the last."""
-    found: list[dict[str, Any]] = []
+    kept: list[dict[str, Any]] = []
     for entry in classes:
-        same = found and all(found[-1][n] == entry[n] for n in ("categories", "host", "placement"))
+        same = kept and all(kept[-1][n] == entry[n] for n in ("categories", "host", "placement"))
         if same:
-            found[-1]["names"] = f"{found[-1]['name']} to {entry['name']}"
+            kept[-1]["names"] = f"{kept[-1]['name']} to {entry['name']}"
         else:
-            found.append({**entry, "names": entry["name"]})
-    return found
+            kept.append({**entry, "names": entry["name"]})
+    return kept
 
 
 def _print_worst(classes: list[tuple[str, dict[str, Any]]], out: Console) -> None:
@@ -215,14 +215,14 @@ def _print_worst(classes: list[tuple[str, dict[str, Any]]], out: Console) -> Non
         "bytes",
         text_columns=4,
     )
-    for held in worst["largest"]:
+    for buffer in worst["largest"]:
         made.add_row(
-            "%" + held["name"],
-            held["category"],
-            held["line"],
-            held["type"],
-            f"x {held['count']:,}" if held["count"] > 1 else "",
-            bytes_text(held["bytes"]),
+            "%" + buffer["name"],
+            buffer["category"],
+            buffer["line"],
+            buffer["type"],
+            f"x {buffer['count']:,}" if buffer["count"] > 1 else "",
+            bytes_text(buffer["bytes"]),
         )
     out.print(made)
     out.print(f"{name} in symbols: {worst['expression']} bytes")

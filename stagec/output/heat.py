@@ -46,8 +46,8 @@ class Heat(Chart):
         left = max(map(text_width, rows)) + 12
         wide, high, top = (width - left - 4) / len(columns), 34, 22
         wide = min(wide, 130)
-        found = [c.value for c in self.cells.values() if c.value is not None]
-        low, spread = min(found), (max(found) - min(found)) or 1.0
+        values = [c.value for c in self.cells.values() if c.value is not None]
+        low, spread = min(values), (max(values) - min(values)) or 1.0
         parts = [svg_text(0, 13, y_name)]
         for i, row in enumerate(rows):
             y = top + i * high

@@ -79,12 +79,12 @@ def _cells(column: Column, kind: str) -> Iterator[str]:
 
 def _values(texts: Sequence[str]) -> Sequence[float | None]:
     """The numbers that the cells of a column are; None of each if one is something else."""
-    found: list[float | None] = []
+    values: list[float | None] = []
     for text in texts:
         match = _NUMBER.match(text)
         if match is None and text not in ("", "-"):
             return [None] * len(texts)
         unit = (match[2] or "").removesuffix("FLOP") if match is not None else ""
         number = float(match[1].replace(",", "")) if match is not None else None
-        found.append(None if number is None else number * _UNITS.get(unit, 1.0))
-    return found
+        values.append(None if number is None else number * _UNITS.get(unit, 1.0))
+    return values

@@ -63,8 +63,8 @@ def _ops(rows: Sequence[dict[str, Any]]) -> Table:
             others.setdefault((row["kind"], _COMMUNICATION), []).append(row)
         else:
             made.add_row(*_row(f"%{row['op']}", _kernel(row), [row], bounded=bounded))
-    for (name, kernel), found in others.items():
-        made.add_row(*_row(name, kernel, found, bounded=bounded))
+    for (name, kernel), sums in others.items():
+        made.add_row(*_row(name, kernel, sums, bounded=bounded))
     return made
 
 
@@ -82,6 +82,6 @@ def _kernel(row: dict[str, Any]) -> str:
 
 def _ridges(rows: Sequence[dict[str, Any]]) -> list[str]:
     """From how many FLOPs for each byte the machine computes, by type."""
-    found = {r["dtype"]: r["ridge"] for r in rows if r["ridge"] is not None}
-    each = [f"{dtype} computes from {ridge:,.1f} FLOPs/byte" for dtype, ridge in found.items()]
+    ridges = {r["dtype"]: r["ridge"] for r in rows if r["ridge"] is not None}
+    each = [f"{dtype} computes from {ridge:,.1f} FLOPs/byte" for dtype, ridge in ridges.items()]
     return ["; ".join(each)] if each else []

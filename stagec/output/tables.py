@@ -53,15 +53,15 @@ def expression_text(value: Any) -> str:
     return text
 
 
-def fit_text(found: MemoryFit) -> str:
+def fit_text(fit: MemoryFit) -> str:
     """`peak 1.33 TiB of 77.80 GiB: does not fit, by 1.25 TiB`."""
-    return f"peak {bytes_text(found.peak)} of {verdict_text(found)}"
+    return f"peak {bytes_text(fit.peak)} of {verdict_text(fit)}"
 
 
-def verdict_text(found: MemoryFit) -> str:
+def verdict_text(fit: MemoryFit) -> str:
     """`77.80 GiB: does not fit, by 1.25 TiB`."""
-    verdict = "fits" if found.fits else "does not fit"
-    return f"{bytes_text(found.room)}: {verdict}, by {bytes_text(abs(found.by))}"
+    verdict = "fits" if fit.fits else "does not fit"
+    return f"{bytes_text(fit.room)}: {verdict}, by {bytes_text(abs(fit.by))}"
 
 
 def count_text(value: Any, unit: str = "") -> str:

@@ -264,14 +264,14 @@ class Archive:
     @cached_property
     def _layouts(self) -> Mapping[str, Layout]:
         """The layout of each pod."""
-        found: list[Layout] = []
+        layouts: list[Layout] = []
         for name, pod in self.index.pods.items():
             classes = zip(self.index.classes, self.members, strict=True)
             used = [(c.uses, ranks - pod.start) for c, ranks in classes if c.pod == name]
-            found.append(
+            layouts.append(
                 Layout(pod.mesh, number_groups(pod.mesh, used), other_pods=pod.other_pods, pod=name)
             )
-        return dict(zip(self.index.pods, one_behind_the_other(found), strict=True))
+        return dict(zip(self.index.pods, one_behind_the_other(layouts), strict=True))
 
     @property
     def layout(self) -> Layout:
@@ -298,12 +298,12 @@ class Archive:
 
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
-        found = dict(self.index.classes[number].entry)
+        fields = dict(self.index.classes[number].entry)
         if self.original is None:
-            return found
-        found.pop(DROPPED, None)
+            return fields
+        fields.pop(DROPPED, None)
         dropped = list(self.format.drops(self.program(number), self.layout_of(number)))
-        return {**found, **({DROPPED: dropped} if dropped else {})}
+        return {**fields, **({DROPPED: dropped} if dropped else {})}
 
     def encoder(self, number: int) -> RankBytes:
         """The program of a class as bytes."""

@@ -103,8 +103,8 @@ def parse_index(parsed: object, file_bytes: int) -> Index:
     every = np.concatenate([np.zeros(0, dtype=np.int64), *members])
     if len(every) != ranks or len(np.unique(every)) != ranks:
         raise ValueError("its classes are not a partition of the ranks")
-    for each, found in zip(classes, members, strict=True):
-        if each.entry.get("count") != len(found):
+    for each, own in zip(classes, members, strict=True):
+        if each.entry.get("count") != len(own):
             raise ValueError("the size of a class is another one")
     format_ = _text(given.get("format", "chakra"))  # formats came later
     return Index(name, format_, mesh, pods, _object(given.get("about")), classes, members)
@@ -118,7 +118,7 @@ def _pods(parsed: Sequence[object]) -> dict[str, StoredPod]:
     total = sum(prod(mesh.values()) for mesh in meshes)
     if not names or "" in names or len(set(names)) < len(names) or total > MAX_RANKS:
         raise ValueError("its pods are invalid")
-    found: dict[str, StoredPod] = {}
+    pods: dict[str, StoredPod] = {}
     start = 0
     for name, mesh, each in zip(names, meshes, given, strict=True):
         own = prod(mesh.values())
@@ -127,9 +127,9 @@ def _pods(parsed: Sequence[object]) -> dict[str, StoredPod]:
         }
         if not set(other_pods) <= set(names) - {name} or set(other_pods) & set(mesh):
             raise ValueError("a pod sends to none of its pods")
-        found[name] = StoredPod(mesh, start, other_pods)
+        pods[name] = StoredPod(mesh, start, other_pods)
         start += own
-    return found
+    return pods
 
 
 def _peers_of(parsed: object, own: int, total: int) -> list[Ints]:
@@ -207,11 +207,11 @@ def _variant(
 
 
 def _axes(parsed: object, mesh: Mapping[str, int]) -> GroupAxes:
-    found = GroupAxes.of_words(_text(a) for a in _list(parsed))
-    names = [_axis(a, mesh) for a in found.axes]
+    over = GroupAxes.of_words(_text(a) for a in _list(parsed))
+    names = [_axis(a, mesh) for a in over.axes]
     if not names or len(set(names)) < len(names):
         raise ValueError("a group over no axis, or twice over one")
-    return found
+    return over
 
 
 def _axis(name: str, mesh: Container[str]) -> str:
@@ -233,10 +233,10 @@ def _list(value: object) -> list[object]:
 
 
 def _items(value: object, count: int) -> list[object]:
-    found = _list(value)
-    if len(found) != count:
-        raise ValueError(f"its index has {len(found)} items in place of {count}")
-    return found
+    items = _list(value)
+    if len(items) != count:
+        raise ValueError(f"its index has {len(items)} items in place of {count}")
+    return items
 
 
 def _text(value: object) -> str:

@@ -64,17 +64,17 @@ def labelled(program: Program, *, chunks: bool) -> Labels:
     which: list[int] = []
     numbers: list[int] = []
     for node in program.prototypes:
-        found = _NAME.match(node.name)
-        numbers.append(int(found["number"]) if found else -1)
+        match = _NAME.match(node.name)
+        numbers.append(int(match["number"]) if match else -1)
         name = node.name
-        if found:
-            name = f"{found['phase']}mb{MICROBATCH[0]}{name[found.end('number') :]}"
+        if match:
+            name = f"{match['phase']}mb{MICROBATCH[0]}{name[match.end('number') :]}"
         work = node.kind, name, node.size, node.flops, stored_seconds(node)
         facts = *work, node.group, node.over, node.by, node.to
         if facts not in known:
             known[facts] = len(nodes)
             nodes.append(replace(node, name=name))
-            chunk.append(int(found["chunk"] or 0) if found and chunks else 0)
+            chunk.append(int(match["chunk"] or 0) if match and chunks else 0)
         which.append(known[facts])
     what, number = (np.array(c, dtype=np.int64)[program.prototype] for c in (which, numbers))
     return Labels(nodes, what, number, chunk)
@@ -105,25 +105,25 @@ class Decomposition:
     def template(self, run: Run) -> TurnTemplate:
         """What a run consists of: as recorded, or of runs that were recorded. Raises
         `DiagnosticError` if neither is known."""
-        found = self.templates.get(run)
+        result = self.templates.get(run)
         for cut in range(1, len(run)):
-            if found is None and run[:cut] in self.templates and run[cut:] in self.templates:
+            if result is None and run[:cut] in self.templates and run[cut:] in self.templates:
                 one, two = self.templates[run[:cut]], self.templates[run[cut:]]
-                found = TurnTemplate(one.roles + two.roles, one.slots + two.slots, one.context)
-        if found is None:
+                result = TurnTemplate(one.roles + two.roles, one.slots + two.slots, one.context)
+        if result is None:
             raise error(
                 "the traces do not have the actions that follow each other with more microbatches",
                 remedy="record more microbatches",
             )
-        return found
+        return result
 
 
 def runs(turns: Sequence[Turn]) -> Iterator[tuple[Run, Turn]]:
     """The turns, those whose nodes do not distinguish them together: a backward, and the
     gradients of its weights right behind."""
     for _, same in groupby(turns, lambda t: (t.parts if not t.overlapped else t, t.microbatches)):
-        found = [*same]
-        yield tuple(turn.kind for turn in found), found[0]
+        turns_of_run = [*same]
+        yield tuple(turn.kind for turn in turns_of_run), turns_of_run[0]
 
 
 def decompose(program: Program, turns: Sequence[Turn], axis: str, *, chunks: bool) -> Decomposition:
@@ -142,16 +142,16 @@ def decompose(program: Program, turns: Sequence[Turn], axis: str, *, chunks: boo
         while at < len(there) and tokens[int(there[at])] in slots:
             at += 1
         places: list[int] = there[first:at].tolist()
-        found = TurnTemplate(
+        template = TurnTemplate(
             tuple(int(role[i]) for i in places),
             tuple(slots[tokens[i]] for i in places),
             turn.kind if turn.overlapped else None,
         )
-        known = templates.setdefault(run, found)
+        known = templates.setdefault(run, template)
         first_place = example.setdefault(run, places[0] if places else -1)
-        if known != found:
+        if known != template:
             where = places[0] if places else int(there[min(at, len(there) - 1)])
-            raise _differs(labels, role, (known, first_place), (found, where), places)
+            raise _differs(labels, role, (known, first_place), (template, where), places)
     if at < len(there):
         name = labels.name(int(there[at]))
         raise error(
@@ -217,11 +217,11 @@ def _fixed(labels: Labels, role: Ints) -> tuple[list[int], list[int | None]]:
     return fixed, after
 
 
-def _distinguished(found: Mapping[Run, TurnTemplate]) -> dict[Run, TurnTemplate]:
+def _distinguished(templates: Mapping[Run, TurnTemplate]) -> dict[Run, TurnTemplate]:
     """Of two turns that were recorded right behind each other, and one of them alone, the other
     one, too."""
-    known = dict(found)
-    for run, whole in found.items():
+    known = dict(templates)
+    for run, whole in templates.items():
         for cut in range(1, len(run)):
             head, tail = known.get(run[:cut]), known.get(run[cut:])
             if head is not None and tail is None and whole.roles[: len(head.roles)] == head.roles:
@@ -241,14 +241,14 @@ def _differs(
     labels: Labels,
     role: Ints,
     known: tuple[TurnTemplate, int],
-    found: tuple[TurnTemplate, int],
+    differing: tuple[TurnTemplate, int],
     places: Sequence[int],
 ) -> DiagnosticError:
     """The error of a turn that does not consist of what such a turn consisted of before."""
-    one, two = known[0].roles, found[0].roles
+    one, two = known[0].roles, differing[0].roles
     at = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), None)
     at = min(len(one), len(two)) if at is None else at
-    where = places[at] if at < len(places) else found[1]
+    where = places[at] if at < len(places) else differing[1]
     other = int(np.flatnonzero(role == one[at])[0]) if at < len(one) else known[1]
     a, b = labels.nodes[int(labels.which[other])], labels.nodes[int(labels.which[where])]
     what = "another node, or in another order"

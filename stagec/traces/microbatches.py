@@ -66,28 +66,28 @@ def with_turns(
     decomposed = decompose(program, recorded, axis, chunks=chunks)
     before, after = (lay_out(decomposed, turns) for turns in (recorded, wanted))
     wrong = None
-    found: list[Program] = []
+    programs: list[Program] = []
     for by in ("made", "name"):
         for nodes in _with_blocking(program, before):
             learnt = _learnt(program, before, nodes, streams, by)
             differs = _differ(program, decomposed, learnt.program(before))
             if differs is None:
-                found.append(learnt.program(after))
+                programs.append(learnt.program(after))
             wrong = differs if wrong is None else wrong
-        if found:
+        if programs:
             break
-    if wrong is not None and not found:
+    if wrong is not None and not programs:
         raise error(
             f"'{decomposed.labels.name(wrong)}' does not follow from the microbatches before it: "
             "what it waits for, or its tag, is another than the schedule gives",
             remedy="compile the larger job",
         )
-    if _differ(found[0], decomposed, found[-1]) is not None:
+    if _differ(programs[0], decomposed, programs[-1]) is not None:
         raise error(
             "the traces do not show whether computations wait for a collective",
             remedy="record more microbatches",
         )
-    return found[0]
+    return programs[0]
 
 
 def _differ(program: Program, decomposed: Decomposition, again: Program) -> int | None:
@@ -137,10 +137,10 @@ class _Learnt:
             waits = self.waits.get(key, _Waits())
             rules = [(rule, 0) for rule in waits.data] + [(rule, 1) for rule in waits.order]
             for rule, ordered in rules:
-                found = layout.targets(rule, mine)
-                there = found != NOTHING
+                target = layout.targets(rule, mine)
+                there = target != NOTHING
                 sources.append(mine[there])
-                targets.append(found[there])
+                targets.append(target[there])
                 control.append(np.full(int(there.sum()), ordered))
         streams = stream_edges(self.nodes, layout.which)
         starts, middle, edges = sorted_edges(
@@ -158,7 +158,7 @@ class _Learnt:
         messages = np.array([n.is_message for n in self.nodes])
         there = np.flatnonzero(messages[layout.which])
         which: list[int] = layout.which[there].tolist()
-        found: list[list[int]] = []
+        tags_of: list[list[int]] = []
         for count, stream in self.streams.items():
             sent: Counter[tuple[str, int]] = Counter()
             tags: list[int] = []
@@ -166,15 +166,15 @@ class _Learnt:
                 channel = self.nodes[number].kind, stream[number]
                 tags.append(stream[number] + count * sent[channel])
                 sent[channel] += 1
-            found.append(tags)
-        if any(tags != found[0] for tags in found[1:]):
+            tags_of.append(tags)
+        if any(tags != tags_of[0] for tags in tags_of[1:]):
             raise error(
                 "the tags of messages do not say on how many streams they are",
                 remedy="record more microbatches",
             )
         result = np.zeros(len(layout.role), dtype=np.int64)
-        if found:
-            result[there] = found[0]
+        if tags_of:
+            result[there] = tags_of[0]
         return result
 
     def _events(self, layout: NodeLayout) -> Events | None:
@@ -213,9 +213,9 @@ def _learnt(
     """What a program teaches whose prototypes say which collectives block. What a node takes is
     known `by` the role that it was made in, or by the name of that: backwards with the gradients
     of their weights, and without them, may be nodes of one name and other sizes."""
-    found = stream_edges(nodes, layout.which)
+    edges = stream_edges(nodes, layout.which)
     wide = len(program) + 1
-    by_stream = found[0] * wide + found[1]
+    by_stream = edges[0] * wide + edges[1]
     sources = np.repeat(np.arange(1, wide), np.diff(program.starts))
     ordered = np.arange(len(program.edges)) >= np.repeat(program.control, np.diff(program.starts))
     said = ordered & np.isin(sources * wide + program.edges, by_stream)
@@ -253,9 +253,9 @@ def _with_blocking(program: Program, layout: NodeLayout) -> Iterator[list[Node]]
     """The prototypes with those collectives that block: a blocking one waits for the computation
     before it, and the next one for it. Where that takes its data, or another collective stands
     between, it does not show: first all that may block do, then those alone that must."""
-    nodes, found = layout.decomposed.labels.nodes, _Blocking(program, layout)
-    may = found.may_block()
-    for which in (may, found.must_block(may)):
+    nodes, blocking = layout.decomposed.labels.nodes, _Blocking(program, layout)
+    may = blocking.may_block()
+    for which in (may, blocking.must_block(may)):
         yield [replace(n, blocking=i in which) for i, n in enumerate(nodes)]
 
 
@@ -274,30 +274,30 @@ class _Blocking:
 
     def may_block(self) -> set[int]:
         """The prototypes that block unless one of their nodes shows that they do not."""
-        found = {self._which[node - 1] for node in self._nodes}
-        found -= {
+        numbers = {self._which[node - 1] for node in self._nodes}
+        numbers -= {
             self._which[node - 1]
             for node, at in zip(self._nodes, self._before, strict=True)
             if at and not self._wait(node, int(self._computations[at - 1]))
         }
-        while wrong := {which for which, data, order in self._last(found) if not data | order}:
-            found -= wrong
-        return found
+        while wrong := {which for which, data, order in self._last(numbers) if not data | order}:
+            numbers -= wrong
+        return numbers
 
-    def must_block(self, found: set[int]) -> set[int]:
+    def must_block(self, numbers: set[int]) -> set[int]:
         """Those that a node shows to block."""
-        return {which for which, data, order in self._last(found) if order and not data}
+        return {which for which, data, order in self._last(numbers) if order and not data}
 
     def _wait(self, node: int, other: int) -> bool:
         return any(other in waits for waits in self._waits[node - 1])
 
-    def _last(self, found: set[int]) -> Iterator[tuple[int, bool, bool]]:
+    def _last(self, numbers: set[int]) -> Iterator[tuple[int, bool, bool]]:
         """The last of these before each computation, and whether that takes its data, and whether
         it is ordered behind it."""
         last = len(self._computations)
         for node, at in zip(reversed(self._nodes), reversed(self._before), strict=True):
             which = self._which[node - 1]
-            if which in found and at < last:
+            if which in numbers and at < last:
                 last = at
                 data, order = self._waits[int(self._computations[at]) - 1]
                 yield which, node in data, node in order
@@ -306,7 +306,7 @@ class _Blocking:
 def _streams(program: Program, labels: Labels, counts: Sequence[int]) -> dict[int, dict[int, int]]:
     """The stream of each prototype of messages, by each number of streams that fits the tags: those
     of a stream are numbered without gaps. Raises `DiagnosticError` if none fits."""
-    nodes, found = labels.nodes, dict[int, dict[int, int]]()
+    nodes, streams = labels.nodes, dict[int, dict[int, int]]()
     messages = _messages(program, labels)
     for count in counts:
         stream: dict[int, int] = {}
@@ -320,13 +320,13 @@ def _streams(program: Program, labels: Labels, counts: Sequence[int]) -> dict[in
                 break
             sent[channel] += 1
         else:
-            found[count] = stream
-    if not found:
+            streams[count] = stream
+    if not streams:
         raise error(
             "the tags of messages do not number them on their streams",
             remedy="compile the larger job",
         )
-    return found
+    return streams
 
 
 def _memory(program: Program, layout: NodeLayout) -> dict[tuple[Key, str], tuple[int, int]] | None:
@@ -334,7 +334,7 @@ def _memory(program: Program, layout: NodeLayout) -> dict[tuple[Key, str], tuple
     events = program.events
     if events is None:
         return None
-    found: dict[tuple[Key, str], tuple[int, int]] = {}
+    changes: dict[tuple[Key, str], tuple[int, int]] = {}
     for key, place, nodes in _by_place(layout):
         rows = np.stack([events.alloc[nodes - 1], events.free[nodes - 1]])
         if (rows != rows[:, :1]).any():
@@ -343,5 +343,5 @@ def _memory(program: Program, layout: NodeLayout) -> dict[tuple[Key, str], tuple
                 f"microbatches take up other bytes of memory, the first at '{name}'",
                 remedy="compile the larger job",
             )
-        found[key, place] = int(rows[0, 0]), int(rows[1, 0])
-    return found
+        changes[key, place] = int(rows[0, 0]), int(rows[1, 0])
+    return changes

@@ -68,23 +68,23 @@ class NodeLayout:
 
     @cached_property
     def _of_name(self) -> dict[str, Ints]:
-        found: dict[str, list[Ints]] = {}
+        parts_of: dict[str, list[Ints]] = {}
         for role, nodes in self.of_role.items():
-            found.setdefault(self._names[role], []).append(nodes)
-        return {name: np.sort(np.concatenate(parts)) for name, parts in found.items()}
+            parts_of.setdefault(self._names[role], []).append(nodes)
+        return {name: np.sort(np.concatenate(parts)) for name, parts in parts_of.items()}
 
     @cached_property
     def place(self) -> Ints:
         """The identifiers of fixed nodes."""
-        found = np.zeros(len(self.decomposed.fixed), dtype=np.int64)
+        places = np.zeros(len(self.decomposed.fixed), dtype=np.int64)
         there = np.flatnonzero(self.fixed >= 0)
-        found[self.fixed[there]] = there + 1
-        return found
+        places[self.fixed[there]] = there + 1
+        return places
 
     @cached_property
     def keys(self) -> dict[Key, Ints]:
         """The identifiers of nodes that wait for the same."""
-        found: dict[Key, Ints] = {
+        keys: dict[Key, Ints] = {
             (None, -1 - f): self.place[f : f + 1] for f in range(len(self.place))
         }
         for number, context in enumerate(self.contexts):
@@ -92,8 +92,8 @@ class NodeLayout:
             for role, nodes in self.of_role.items():
                 mine = nodes[inside[nodes - 1]]
                 if len(mine):
-                    found[context, role] = mine
-        return found
+                    keys[context, role] = mine
+        return keys
 
     def key(self, identifier: int) -> Key:
         """What a node waits as."""
@@ -132,9 +132,9 @@ def lay_out(decomposed: Decomposition, turns: Sequence[Turn]) -> NodeLayout:
     made: dict[Run, Ints] = {}
     for run, turn in runs(turns):
         if run not in made:
-            found = decomposed.template(run)
-            context = contexts.setdefault(found.context, len(contexts))
-            rows = found.roles, found.slots, [context] * len(found.roles)
+            template = decomposed.template(run)
+            context = contexts.setdefault(template.context, len(contexts))
+            rows = template.roles, template.slots, [context] * len(template.roles)
             made[run] = np.array(rows, dtype=np.int64).reshape(3, -1)
         part = made[run].copy()
         part[1] = np.array(turn.microbatches, dtype=np.int64)[part[1]]

@@ -78,10 +78,10 @@ class PodsJob:
     @cached_property
     def starts(self) -> Mapping[str, int]:
         """The first rank of each pod."""
-        found: dict[str, int] = {}
+        starts: dict[str, int] = {}
         for pod in self.pods:
-            found[pod.name] = sum(p.job.groups.ranks for p in self.pods[: len(found)])
-        return found
+            starts[pod.name] = sum(p.job.groups.ranks for p in self.pods[: len(starts)])
+        return starts
 
     @property
     def members(self) -> list[Ints]:
@@ -91,13 +91,13 @@ class PodsJob:
     @cached_property
     def layouts(self) -> Mapping[str, Layout]:
         """The layout of each pod."""
-        found: list[Layout] = []
+        layouts: list[Layout] = []
         for pod in self.pods:
             other_pods = {
                 n: [r + self.starts[n] for r in ranks] for n, ranks in pod.other_pods.items()
             }
-            found.append(replace(pod.job.layout, other_pods=other_pods, pod=pod.name))
-        return dict(zip(self.starts, one_behind_the_other(found), strict=True))
+            layouts.append(replace(pod.job.layout, other_pods=other_pods, pod=pod.name))
+        return dict(zip(self.starts, one_behind_the_other(layouts), strict=True))
 
     @property
     def groups(self) -> Groups:
@@ -159,13 +159,13 @@ def one_behind_the_other(pods: Sequence[Layout]) -> list[Layout]:
     """The layouts of pods whose ranks and groups follow each other, from those with ranks and
     groups of their own; what is `other_pods` has ranks of the job."""
     total = sum(each.groups.ranks for each in pods)
-    found: list[Layout] = []
+    placed: list[Layout] = []
     start = first = 0
     for each in pods:
         groups = each.groups.moved(start, first, total)
-        found.append(replace(each, groups=groups, start=start))
+        placed.append(replace(each, groups=groups, start=start))
         start, first = start + each.groups.ranks, first + len(each.groups.ids)
-    return found
+    return placed
 
 
 def groups_of(pods: Mapping[str, Layout]) -> Groups:

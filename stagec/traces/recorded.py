@@ -104,14 +104,14 @@ class RecordedJob:
     def _members(self) -> Sequence[Ints]:
         names = list(self.mesh)
         grid = np.indices([self.mesh[a] for a in names]).reshape(len(names), -1)
-        found: list[Ints] = []
+        members: list[Ints] = []
         for each in self.classes:
             own = np.zeros(grid.shape[1], dtype=bool)
             for place in each.places:
                 there = (grid[names.index(axis)] == at for axis, at in place.items())
                 own |= np.logical_and.reduce([*there, np.ones(grid.shape[1], dtype=bool)])
-            found.append(np.flatnonzero(own).astype(np.int64))
-        return found
+            members.append(np.flatnonzero(own).astype(np.int64))
+        return members
 
     @cached_property
     def _groups(self) -> Groups:
@@ -202,13 +202,13 @@ def scaled(recording: Recording, mesh: Mesh, more: Microbatches | None = None) -
             classes.setdefault(rank.facts(), []).append(rank)
     for alike in classes.values():
         _check_grows(alike[0], recording, grown)
-    found = [_class(alike, old, grown) for alike in classes.values()]
+    results = [_class(alike, old, grown) for alike in classes.values()]
     if more is not None:
-        streams = stream_counts(each.program for each in found)
-        found = [
-            _longer(part, old, more, streams) for each in found for part in _stages(each, more)
+        streams = stream_counts(each.program for each in results)
+        results = [
+            _longer(part, old, more, streams) for each in results for part in _stages(each, more)
         ]
-    return RecordedJob(recording, mesh, found)
+    return RecordedJob(recording, mesh, results)
 
 
 @dataclass(frozen=True)
@@ -223,10 +223,10 @@ class Microbatches:
 def _stages(each: _Class, more: Microbatches) -> Iterator[_Class]:
     """The class by stage: stages that do the same with few microbatches may not with more."""
     axis = more.pipelining.axis if more.pipelining is not None else ""
-    found: dict[int, list[Mapping[str, int]]] = {}
+    stages: dict[int, list[Mapping[str, int]]] = {}
     for place in each.places:
-        found.setdefault(place.get(axis, 0), []).append(place)
-    for places in found.values():
+        stages.setdefault(place.get(axis, 0), []).append(place)
+    for places in stages.values():
         yield replace(each, places=places)
 
 
@@ -296,26 +296,26 @@ def _text(mesh: Mesh) -> str:
 
 def coordinates(mesh: Mesh, rank: int) -> dict[str, int]:
     """The coordinates of a rank, row-major."""
-    found: dict[str, int] = {}
+    coords: dict[str, int] = {}
     for axis, size in reversed([*mesh.items()]):
-        found[axis], rank = rank % size, rank // size
-    return {axis: found[axis] for axis in mesh}
+        coords[axis], rank = rank % size, rank // size
+    return {axis: coords[axis] for axis in mesh}
 
 
 def _members(mesh: Mesh, axes: GroupAxes, rank: int) -> tuple[int, ...]:
     """The ranks of a rank's group over axes, in ring order."""
     names, at = list(mesh), coordinates(mesh, rank)
-    found: list[int] = []
+    ranks: list[int] = []
     for place in product(*(range(mesh[a]) for a in axes.axes)):
         here = {**at, **dict(zip(axes.axes, place, strict=True))}
         number = 0
         for axis in names:
             number = number * mesh[axis] + here[axis]
-        found.append(number)
+        ranks.append(number)
     if axes.mirrored:
         own = at[axes.axes[0]]
-        return tuple(sorted((found[own], found[-1 - own])))
-    return tuple(found)
+        return tuple(sorted((ranks[own], ranks[-1 - own])))
+    return tuple(ranks)
 
 
 class _Rank:
@@ -379,11 +379,11 @@ class _Rank:
         for count in range(1, len(several) + 1):
             for axes in permutations(several, count):
                 for mirrored in (False, True)[: 1 + (count == 1)]:
-                    found = GroupAxes(axes, mirrored)
-                    if found.size(self._mesh) != len(members) or found in self._axes.values():
+                    group = GroupAxes(axes, mirrored)
+                    if group.size(self._mesh) != len(members) or group in self._axes.values():
                         continue
-                    if _members(self._mesh, found, self.rank) == members:
-                        return found
+                    if _members(self._mesh, group, self.rank) == members:
+                        return group
         raise ValueError(
             f"{node.label}: its group {list(members)[:8]} is not that of rank {self.rank} along "
             f"axes of {_text(self._mesh)}"

@@ -67,12 +67,12 @@ class ProgramReader:
             raise ValueError(f"{node.label}: expected node {len(self.starts)}")
         if not all(0 < other < node.id for other in (*node.data_deps, *node.ctrl_deps)):
             raise ValueError(f"{node.label} waits for no earlier node")
-        found = self._node(node, axes, way)
-        what = found.kind, found.name, found.size, found.flops, found.seconds
-        facts = *what, found.group, found.over, found.by
+        new = self._node(node, axes, way)
+        what = new.kind, new.name, new.size, new.flops, new.seconds
+        facts = *what, new.group, new.over, new.by
         if facts not in self.known:
             self.known[facts] = len(self.prototypes)
-            self.prototypes.append(found)
+            self.prototypes.append(new)
         self.prototype.append(self.known[facts])
         self.tag.append(_integer(node, "comm_tag"))
         self.control.append(len(self.edges) + len(node.data_deps))
@@ -148,5 +148,5 @@ def static_bytes(memory: object) -> int | None:
     """What a manifest says that is held beside memory events, if it says so."""
     if not isinstance(memory, dict):
         return None
-    found: object = cast("dict[str, object]", memory).get("static_bytes")
-    return found if isinstance(found, int) else None
+    size: object = cast("dict[str, object]", memory).get("static_bytes")
+    return size if isinstance(size, int) else None

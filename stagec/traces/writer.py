@@ -177,8 +177,8 @@ def _write_ranks(writer: RankWriter, classes: Sequence[Unit], how: Emission) -> 
         results = run_units(writer.write, units, workers)
     entries: Entries = {}
     parts: dict[int, Files] = {}
-    for unit, (entry, found) in results:
-        entries[units[unit][0]], parts[unit] = entry, found
+    for unit, (entry, files) in results:
+        entries[units[unit][0]], parts[unit] = entry, files
         if how.progress is not None:
             how.progress(sum(map(len, parts.values())), sum(len(r) for _, r in classes))
     written = (part.items() for _, part in sorted(parts.items(), key=itemgetter(0)))
@@ -190,8 +190,8 @@ def _named(format_: JobFormat, files: Any) -> Iterator[tuple[str, Iterable[Any]]
     of a plug-in."""
     remedy = "yield from 'files' a name and its parts for each file: yield name, [text.encode()]"
     if not hasattr(files, "__iter__"):
-        found = type(files).__name__
-        raise error(f"the format '{format_.name}' gives a {found} as its files", remedy=remedy)
+        kind = type(files).__name__
+        raise error(f"the format '{format_.name}' gives a {kind} as its files", remedy=remedy)
     for each in files:
         if not _is_named(each):
             raise error(
@@ -239,12 +239,12 @@ class RankWriter:
     def sizes(self, classes: Sequence[Unit]) -> list[int]:
         """About how many bytes per rank each class takes, from a few of them."""
         step = -(-len(classes) // _SAMPLES) or 1
-        found = {
+        sizes = {
             i: len(self._bytes(self._encoder(classes[i][0]), int(classes[i][1][0])))
             for i in range(0, len(classes), step)
         }
-        largest = max(found.values(), default=0)
-        return [found.get(i, largest) for i in range(len(classes))]
+        largest = max(sizes.values(), default=0)
+        return [sizes.get(i, largest) for i in range(len(classes))]
 
     def write(self, unit: Unit) -> Done:
         """Write some ranks of a class; what the manifest says of the class and of the files."""
@@ -280,13 +280,13 @@ class RankWriter:
         """The bytes of a rank. Raises `DiagnosticError` for other objects, of a plug-in."""
         return self._checked(encoder.rank(rank), f"for rank {rank}", "'rank' of its encoder")
 
-    def _checked(self, found: object, what: str, where: str) -> bytes | memoryview:
-        if isinstance(found, bytes):
-            return found
-        if isinstance(found, memoryview):
-            return cast("memoryview", found)
+    def _checked(self, content: object, what: str, where: str) -> bytes | memoryview:
+        if isinstance(content, bytes):
+            return content
+        if isinstance(content, memoryview):
+            return cast("memoryview", content)
         raise error(
-            f"the format '{self._source.format.name}' gives a {type(found).__name__} {what}, "
+            f"the format '{self._source.format.name}' gives a {type(content).__name__} {what}, "
             "expected bytes",
             remedy=f"return bytes from {where}: text.encode()",
         )
@@ -334,8 +334,8 @@ def _classes(source: TraceSource, ranks: Ints | None) -> list[Unit]:
             f"there is no rank {ranks[-1]}: the job has {counted(source.groups.ranks, 'rank')}",
             remedy="they are numbered from 0",
         )
-    found = ((n, m[np.isin(m, ranks)]) for n, m in enumerate(source.members))
-    return [(n, m) for n, m in found if len(m)]
+    chosen = ((n, m[np.isin(m, ranks)]) for n, m in enumerate(source.members))
+    return [(n, m) for n, m in chosen if len(m)]
 
 
 def _units(classes: Sequence[Unit], sizes: Sequence[int]) -> Iterator[Unit]:
@@ -363,13 +363,13 @@ def _counts(entry: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def _dropped(entry: Mapping[str, Any]) -> Sequence[str]:
-    found: Sequence[str] = entry.get(DROPPED, ())
-    return found
+    dropped: Sequence[str] = entry.get(DROPPED, ())
+    return dropped
 
 
 def parse_ranges(text: str) -> Ints:
     """The ranks of `0-1023,4096`, in order. Raises `DiagnosticError`."""
-    found: set[int] = set()
+    ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         ends = [first, last if dash else first]
@@ -378,8 +378,8 @@ def parse_ranges(text: str) -> Ints:
         low, high = map(int, ends)
         if high < low or high - low > MAX_RANKS:
             raise _no_ranges(part)
-        found.update(range(low, high + 1))
-    return np.array(sorted(found), dtype=np.int64)
+        ranks.update(range(low, high + 1))
+    return np.array(sorted(ranks), dtype=np.int64)
 
 
 _MOST_DIGITS = 9
