@@ -9,21 +9,19 @@ Sizes are those for which engines take these kernels, 256 bytes to 8 MiB.
 
 from __future__ import annotations
 
-import importlib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from stagec.machines import Machine, machines
 from stagec.machines.efficiency import NetworkEfficiency, Protocol
-from stagec.machines.writing import network_section, rounded_network, with_sections
 from stagec.time.costs.network import direct_seconds, spans
 from stagec.time.fit.network import with_level
 from stagec.time.fit.search import least_squares
+from tools.fitting import Floats, collectives, described, systems, write_network
 
 #: Machine: folder of its tables, and the newest versions of engines there.
 TABLES = {
@@ -38,7 +36,6 @@ _LEAST, _MOST = 256, 8 << 20
 _BYTES = 2  # of an element of bf16, in which sizes are counted there
 #: Start in microseconds, hops and share of one shot, then of two.
 _FIRST = np.array([3.0, 0.1, 0.5, 8.0, 0.1, 0.7])
-Floats = NDArray[np.float64]
 #: Ranks and bytes of a row.
 Place = tuple[int, int]
 
@@ -46,16 +43,14 @@ Place = tuple[int, int]
 def rows(machine: str, folder: Path) -> dict[Place, float]:
     """Median seconds over engines by ranks and bytes."""
     device, versions = TABLES[machine]
-    parquet: Any = importlib.import_module("pyarrow.parquet")
-    found: dict[Place, list[float]] = defaultdict(list)
+    seconds: dict[Place, list[float]] = defaultdict(list)
     for version in versions:
-        path = folder / "data" / device / "comm" / version / "custom_allreduce_perf.parquet"
-        for row in parquet.read_table(path).to_pylist():
+        for row in collectives(folder, device, f"{version}/custom_allreduce_perf"):
             size = row["message_size"] * _BYTES
             eager = str(row.get("backend", "")).endswith("_eager")
             if not eager and _LEAST <= size <= _MOST:
-                found[row["num_gpus"], size].append(row["latency"] * 1e-3)
-    return {place: float(np.median(times)) for place, times in sorted(found.items())}
+                seconds[row["num_gpus"], size].append(row["latency"] * 1e-3)
+    return {place: float(np.median(times)) for place, times in sorted(seconds.items())}
 
 
 def with_direct(machine: Machine, point: Floats, record: str) -> NetworkEfficiency:
@@ -73,14 +68,8 @@ def errors(machine: Machine, measured: dict[Place, float]) -> Floats:
     """Logarithms of modelled over measured seconds."""
     over = {n: spans(machine, np.arange(n)) for n, _ in measured}
     times = (direct_seconds(machine, size, over[n], two_shot=True) for n, size in measured)
-    found: Floats = np.log(np.fromiter(times, float) / np.fromiter(measured.values(), float))
-    return found
-
-
-def described(e: Floats) -> str:
-    """`median 3.4%, p90 12.0%`."""
-    a = np.abs(np.expm1(e))
-    return f"median {np.median(a):.1%}, p90 {np.quantile(a, 0.9):.1%}"
+    logarithms: Floats = np.log(np.fromiter(times, float) / np.fromiter(measured.values(), float))
+    return logarithms
 
 
 @click.command()
@@ -88,13 +77,11 @@ def described(e: Floats) -> str:
 @click.option("--write", is_flag=True, help="Write the constants into the machine texts.")
 def main(tables: Path | None, write: bool) -> None:
     """Fit the constants of all machines that have tables."""
-    if tables is None:
-        package = importlib.import_module("aiconfigurator_core")
-        tables = Path(package.__path__[0]) / "systems"
+    folder = systems(tables)
     for name in TABLES:
         machine = machines()[name]
         level = machine.network[0].name
-        measured = rows(name, tables)
+        measured = rows(name, folder)
         even = {p: t for p, t in measured.items() if round(np.log2(p[1])) % 2 == 0}
         odd = {p: t for p, t in measured.items() if p not in even}
 
@@ -113,15 +100,8 @@ def main(tables: Path | None, write: bool) -> None:
         click.echo(f"{name}: fitted {described(errors(machine, even))}; {record}; {point}")
         for other in (name, *ALIKE.get(name, ())) if write else ():
             like = "" if other == name else f"as {name}, which has links of the same kind: "
-            _write(other, point, like + record)
-
-
-def _write(name: str, point: Floats, record: str) -> None:
-    path, machine = Path(f"stagec/machines/{name}.toml"), machines()[name]
-    level = machine.network[0].name
-    section = network_section(level, rounded_network(with_direct(machine, point, record)))
-    title = f"efficiency.network.{level}"
-    path.write_text(with_sections(path.read_text("utf-8"), {title: section}), "utf-8")
+            known = machines()[other]
+            write_network(other, known.network[0].name, with_direct(known, point, like + record))
 
 
 if __name__ == "__main__":

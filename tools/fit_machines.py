@@ -79,8 +79,8 @@ def checkerboard(rows: Rows) -> Mask:
     """Every second point of the grid."""
     places = [np.unique(c, return_inverse=True)[1].ravel() for c in rows.extents.T]
     distinct = [p for i, p in enumerate(places) if not _repeats(places[:i], p)]
-    found: Mask = np.sum(distinct, axis=0) % 2 == 0
-    return found
+    board: Mask = np.sum(distinct, axis=0) % 2 == 0
+    return board
 
 
 def _repeats(earlier: Sequence[Any], column: Any) -> bool:
@@ -130,15 +130,15 @@ def fitted(machine: Machine, tables: Sequence[Table]) -> Iterator[tuple[str, str
     memory = _fit_memory(machine, by_key, products)
     machine = with_constants(machine, "memory", memory[0])
     machine = with_constants(machine, "matmul", products[0])
-    rates, told = fit_narrow(machine, every, products[0], checkerboard, report)
+    rates, reports = fit_narrow(machine, every, products[0], checkerboard, report)
     origin = f"{PACKAGE}, medians of sglang, trtllm and vllm, 8 bits of {EIGHT_BITS}"
-    yield _section("matmul", products[0], rates, [products[1], *told], origin)
+    yield _section("matmul", products[0], rates, [products[1], *reports], origin)
     yield _section("memory", memory[0], {}, [memory[1]], f"{PACKAGE}, {MEMORY}")
     block, attention = _fit_attention(machine, by_key)
     machine = with_constants(machine, "attention", {**block, **attention[0]})
-    other, told = _other_rates(machine, by_key, attention[0])
+    other, reports = _other_rates(machine, by_key, attention[0])
     origin = f"{PACKAGE}, {' and '.join(f'{n} of {s}' for n, s in ATTENTION.items())}"
-    yield _section("attention", {**block, **attention[0]}, other, [attention[1], *told], origin)
+    yield _section("attention", {**block, **attention[0]}, other, [attention[1], *reports], origin)
     _predicted(machine, tables, attention[0])
 
 
@@ -146,12 +146,12 @@ def _fit_products(machine: Machine, tables: Mapping[Any, Table]) -> tuple[dict[s
     rows = product_rows([tables["matmul", "bf16", False]])
     board = checkerboard(rows)
     values = fit(machine, rows.of(board), BOUNDS["matmul"])
-    told = report(machine, rows.of(~board), values, "products bf16")
+    judged = report(machine, rows.of(~board), values, "products bf16")
     training = rows.extents[:, 1:].min(axis=1) >= _TRAINING
     report(machine, rows.of(training & ~board), values, "... of training")
     blind = fit(machine, rows.of(~training), BOUNDS["matmul"])
     report(machine, rows.of(training), blind, "... of training, none fitted")
-    return values, told
+    return values, judged
 
 
 def _fit_memory(
@@ -184,12 +184,12 @@ def _fit_attention(
         loss = float(np.minimum(np.abs(error), 1).mean())
         tried.append((loss, block, blocked, values))
     _, block, machine, values = min(tried, key=lambda t: t[0])
-    told = report(machine, rows.of(~board), values, "attention bf16, causal")
+    judged = report(machine, rows.of(~board), values, "attention bf16, causal")
     long = rows.extents[:, 3] >= _TRAINING
     report(machine, rows.of(~board & long), values, "... of 1,024 queries and more")
     blind = fit(machine, rows.of(~long), bounds)
     report(machine, rows.of(long), blind, "... of 1,024 and more, none fitted")
-    return block, (values, told)
+    return block, (values, judged)
 
 
 def _other_rates(
@@ -199,7 +199,7 @@ def _other_rates(
 ) -> tuple[dict[str, float], list[str]]:
     """The rates of attention in narrower types, all other constants as they are."""
     rates: dict[str, float] = {}
-    told: list[str] = []
+    reports: list[str] = []
     for dtype in ("f8e4m3", "f4e2m1"):
         table = tables.get(("attention", dtype, True))
         if table is None:
@@ -207,10 +207,10 @@ def _other_rates(
         rows = _attention_of(_plain(table))
         board = checkerboard(rows)
         bounds = {**BOUNDS["narrow"], **QUANTIZING, **COPIED, **QUANTIZED}
-        found = fit(machine, rows.of(board), bounds, values)
-        rates[dtype] = found["rate"]
-        told.append(report(machine, rows.of(~board), found, f"attention {dtype}"))
-    return rates, told
+        constants = fit(machine, rows.of(board), bounds, values)
+        rates[dtype] = constants["rate"]
+        reports.append(report(machine, rows.of(~board), constants, f"attention {dtype}"))
+    return rates, reports
 
 
 def _predicted(machine: Machine, tables: Sequence[Table], values: Values) -> None:
@@ -220,8 +220,10 @@ def _predicted(machine: Machine, tables: Sequence[Table], values: Values) -> Non
         report(machine, rows, values, f"experts of {table.source}, none fitted")
     for source in ("sglang", "trtllm", "vllm"):
         fitted_on = source == ATTENTION["bf16"]
-        found = [t for t in tables if (t.kind, t.dtype, t.source) == ("attention", "bf16", source)]
-        for table in found:
+        chosen_tables = [
+            t for t in tables if (t.kind, t.dtype, t.source) == ("attention", "bf16", source)
+        ]
+        for table in chosen_tables:
             e, latent = table.extents, _latent(table)
             plain = ~latent & (e[:, 5] <= _WIDEST) & (e[:, 3] > 1)
             for title, chosen in (
@@ -251,8 +253,8 @@ def _experts(table: Table) -> Rows:
 
 
 def _latent(table: Table) -> Mask:
-    found: Mask = table.extents[:, 5] != table.extents[:, 6]
-    return found
+    latent: Mask = table.extents[:, 5] != table.extents[:, 6]
+    return latent
 
 
 def frameworks_apart(
@@ -319,17 +321,17 @@ def _percent(error: Floats) -> str:
 
 
 def _section(
-    kind: str, values: Values, rates: Values, told: Sequence[str], origin: str
+    kind: str, values: Values, rates: Values, reports: Sequence[str], origin: str
 ) -> tuple[str, str]:
     every = {"bf16": values["rate"], **rates} if "rate" in values else {}
     constants = {n: v for n, v in values.items() if n not in ("rate", *COPIED)}
-    body = kernel_section(kind, constants, every, f"{origin}; {'; '.join(told)}")
+    body = kernel_section(kind, constants, every, f"{origin}; {'; '.join(reports)}")
     return f"efficiency.{kind}", body
 
 
 def _of_another(sections: Mapping[str, str], name: str) -> dict[str, str]:
-    told = f'fitted = "no tables of its own, constants of {name}, the same processors: '
-    return {title: body.replace('fitted = "', told) for title, body in sections.items()}
+    start = f'fitted = "no tables of its own, constants of {name}, the same processors: '
+    return {title: body.replace('fitted = "', start) for title, body in sections.items()}
 
 
 def write(path: Path, sections: Mapping[str, str]) -> None:

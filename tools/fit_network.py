@@ -1,4 +1,4 @@
-"""Fit the network constants of machines on measured collectives: `python tools/fit_network.py`.
+"""Fit the network constants of machines on measured collectives: `python -m tools.fit_network`.
 
 The rows are those of the PyPI package `aiconfigurator-core` (Apache-2.0): NCCL by kind, ranks and
 message size, one node. Every second size is fitted, the others judge. `stagec.time.fit.network`
@@ -7,7 +7,6 @@ fits, as it does for `stagec fit`.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ import numpy as np
 
 from stagec.machines import Machine, machines
 from stagec.machines.efficiency import NetworkEfficiency
-from stagec.machines.writing import network_section, rounded_network, with_sections
 from stagec.time.costs.network import spans
 from stagec.time.fit.network import LARGE, CollectiveRows, Floats, errors, fit, with_level
+from tools.fitting import collectives, described, systems, write_network
 
 #: Machine: folder of its tables, and the newest version of NCCL there.
 TABLES = {
@@ -54,20 +53,16 @@ def cases(machine: Machine, folder: Path) -> list[CollectiveRows]:
     """The rows of a machine. Sums of 8-bit integers are left out: switches do not add these, and
     from 32 MiB on they take 3 to 13% longer than those of as many bytes in halves (B200)."""
     device, version = TABLES[machine.name]
-    parquet = importlib.import_module("pyarrow.parquet")
-    path = folder / "data" / device / "comm" / "nccl" / version / "nccl_perf.parquet"
-    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for row in rows:
+    points: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for row in collectives(folder, device, f"nccl/{version}/nccl_perf"):
         wide = row["nccl_dtype"] == "half"
         if wide or row["op_name"] not in SUMS:
             name = str(row["op_name"])
             kind = KINDS.get(name, name)
             size = row["message_size"] * (2 if wide else 1)
-            found.setdefault((kind, int(row["num_gpus"])), []).append((size, row["latency"] * 1e-3))
-    return [
-        _case(machine, kind, n, *np.array(sorted(points)).T) for (kind, n), points in found.items()
-    ]
+            over = kind, int(row["num_gpus"])
+            points.setdefault(over, []).append((size, row["latency"] * 1e-3))
+    return [_case(machine, *over, *np.array(sorted(each)).T) for over, each in points.items()]
 
 
 def _case(machine: Machine, kind: str, ranks: int, size: Floats, seconds: Floats) -> CollectiveRows:
@@ -76,51 +71,36 @@ def _case(machine: Machine, kind: str, ranks: int, size: Floats, seconds: Floats
     return CollectiveRows(kind, spans(machine, np.arange(ranks)), size, seconds, even)
 
 
-def told(e: Floats) -> str:
-    """`median 3.4%, p90 12.0%`."""
-    a = np.abs(np.expm1(e))
-    return f"median {np.median(a):.1%}, p90 {np.quantile(a, 0.9):.1%}"
-
-
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(TABLES)))
 @click.option("--tables", type=click.Path(path_type=Path), help="The folder `systems`.")
 @click.option("--write", is_flag=True, help="Write the constants into the machine texts.")
 def main(names: tuple[str, ...], tables: Path | None, write: bool) -> None:
     """Fit the constants of the machines NAMES, or of all that have tables."""
-    if tables is None:
-        package = importlib.import_module("aiconfigurator_core")
-        tables = Path(package.__path__[0]) / "systems"
+    folder = systems(tables)
     for name in names or TABLES:
         machine = machines()[name]
-        rows = cases(machine, tables)
+        rows = cases(machine, folder)
         level = machine.network[0].name
-        found = fit(machine, level, rows, NetworkEfficiency.model_validate(FIRST))
-        machine = with_level(machine, level, found)
+        constants = fit(machine, level, rows, NetworkEfficiency.model_validate(FIRST))
+        machine = with_level(machine, level, constants)
         inside, outside = (errors(machine, rows, fitted=f) for f in (True, False))
-        count = len(inside) + len(outside)
+        count, judged = len(inside) + len(outside), described(outside)
         record = (
             f"NCCL {TABLES[name][1]} on 2 to {max(c.over[-1].size for c in rows)} ranks, {count} "
-            f"rows of aiconfigurator-core; every second size fitted; on the others {told(outside)}"
+            f"rows of aiconfigurator-core; every second size fitted; on the others {judged}"
         )
-        click.echo(f"{name}: fitted {told(inside)}; left out {told(outside)}")
+        click.echo(f"{name}: fitted {described(inside)}; left out {judged}")
         sizes = np.concatenate([c.size[~c.fitted] for c in rows])
-        click.echo(f"  16 MiB and more: left out {told(outside[sizes >= LARGE])}")
+        click.echo(f"  16 MiB and more: left out {described(outside[sizes >= LARGE])}")
         for kind in sorted({c.kind for c in rows}):
             some = [c for c in rows if c.kind == kind]
-            click.echo(f"  {kind}: left out {told(errors(machine, some, fitted=False))}")
+            click.echo(f"  {kind}: left out {described(errors(machine, some, fitted=False))}")
         if write:
-            _write(name, level, found, record)
+            write_network(name, level, constants.model_copy(update={"fitted": record}))
+            record = f"as {name}, which has the same links: {record}"
             for other in (o for o, of in ALIKE.items() if of == name):
-                _write(other, level, found, f"as {name}, which has the same links: {record}")
-
-
-def _write(name: str, level: str, found: NetworkEfficiency, record: str) -> None:
-    path = Path(f"stagec/machines/{name}.toml")
-    found = rounded_network(found).model_copy(update={"fitted": record})
-    section = network_section(level, found)
-    title = f"efficiency.network.{level}"
-    path.write_text(with_sections(path.read_text("utf-8"), {title: section}), "utf-8")
+                write_network(other, level, constants.model_copy(update={"fitted": record}))
 
 
 if __name__ == "__main__":

@@ -10,22 +10,19 @@ judge. Prints the record of docs/accuracy.md; the stack's text is written by han
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from typing import Final, TypeAlias
+from dataclasses import replace
+from typing import Final
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from stagec.ir.expr import Expr, const
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.time.costs.software import Software
 from stagec.time.step import Issued, step_time
 from stagec.validation.steps import MeasuredStep, measured_steps, sample
-from tools.fit_steps import told
+from tools.fitting import StepErrors
 
-Floats: TypeAlias = NDArray[np.float64]
 #: By stack and family: whether what experts keep is fitted too.
 FITS: Final[Mapping[str, bool]] = {
     "llm-foundry.ampere": False,
@@ -37,52 +34,25 @@ _MOST: Final = 40
 _GRID: Final = [n / 100 for n in range(30, 101)]
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A step, compiled."""
-
-    step: MeasuredStep
-    issued: Issued
-
-    def error(self, share: float, experts: float) -> float:
-        """Logarithm of predicted over measured seconds where products keep a share."""
-        rule = SustainedRule(products=_ratio(share), experts=_ratio(experts))
-        software: Software = replace(self.issued.software, sustained=rule)
-        found = step_time(self.issued.run_by(software), self.step.on_machine())
-        return float(np.log(found.seconds / self.step.seconds))
+def _error(step: MeasuredStep, issued: Issued, shares: tuple[float, float]) -> float:
+    """Logarithm of predicted over measured seconds where products, and those of experts, keep
+    these shares."""
+    rule = SustainedRule(products=_ratio(shares[0]), experts=_ratio(shares[1]))
+    software: Software = replace(issued.software, sustained=rule)
+    seconds = step_time(issued.run_by(software), step.on_machine()).seconds
+    return float(np.log(seconds / step.seconds))
 
 
 def _ratio(value: float) -> Expr:
     return const(round(value * 100)) / const(100)
 
 
-_PREPARED: list[Prepared] = []
-
-
-def _error(task: tuple[int, float, float]) -> float:
-    number, share, experts = task
-    return _PREPARED[number].error(share, experts)
-
-
-class Fit:
-    """Errors of prepared rows, by two processes; each found once."""
-
-    def __init__(self, rows: Sequence[MeasuredStep]) -> None:
-        _PREPARED[:] = [Prepared(row, row.issued()) for row in rows]
-        self._pool = get_context("fork").Pool(2)
-        self.rows = rows
-        self._known: dict[tuple[int, float, float], float] = {}
-
-    def errors(self, chosen: Sequence[int], share: float, experts: float = 1.0) -> Floats:
-        """The errors of some rows."""
-        tasks = [(i, share, experts) for i in chosen]
-        new = [task for task in tasks if task not in self._known]
-        self._known.update(zip(new, self._pool.map(_error, new, chunksize=4), strict=True))
-        return np.array([self._known[task] for task in tasks])
+class Fit(StepErrors[tuple[float, float]]):
+    """The errors of steps by shares."""
 
     def loss(self, chosen: Sequence[int], share: float, experts: float) -> float:
         """The mean size of errors, each model of a source with the same weight."""
-        error = np.abs(self.errors(chosen, share, experts))
+        error = np.abs(self.errors(chosen, (share, experts)))
         models = np.array([f"{self.rows[i].source} {self.rows[i].model}" for i in chosen])
         return float(np.mean([error[models == m].mean() for m in dict.fromkeys(models)]))
 
@@ -128,7 +98,7 @@ def rows_of(name: str) -> list[MeasuredStep]:
 def main(names: Sequence[str]) -> None:
     """Fit the constants of stacks."""
     for name in names or FITS:
-        fit, experts = Fit(rows := rows_of(name)), FITS[name]
+        fit, experts = Fit(rows := rows_of(name), _error), FITS[name]
         titles = [f"{row.source} on {row.machine}" for row in rows]
         sources = list(dict.fromkeys(titles))
         every = range(len(rows))
@@ -140,8 +110,8 @@ def main(names: Sequence[str]) -> None:
         for title, left_out in parts.items():
             rest = [i for i in every if i not in left_out]
             without = fitted(fit, rest, experts=experts)
-            print(f"  {title}: {told(fit.errors(left_out, *constants))}")
-            judged = told(fit.errors(left_out, *without))
+            print(f"  {title}: {fit.described(left_out, constants)}")
+            judged = fit.described(left_out, without)
             print(f"    left out ({without[0]:g}, {without[1]:g}): {judged}", flush=True)
 
 

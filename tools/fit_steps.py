@@ -1,4 +1,4 @@
-"""Fit what is left of a device's constants on measured steps: `python tools/fit_steps.py h100-sxm`.
+"""Fit what is left of a device's constants on measured steps: `python -m tools.fit_steps h100-sxm`.
 
 Kernels and collectives are fitted on tables of their own (`fit_machines.py`, `fit_network.py`);
 whole steps tell what such tables cannot: what is left of the speed of products in a step, how fast
@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 import stagec.machines
 from stagec.machines import Machine
 from stagec.machines.writing import with_sections
 from stagec.time.step import Issued, step_time
 from stagec.validation.steps import MeasuredStep, measured_steps, sample
+from tools.fitting import Floats, StepErrors
 
-Floats: TypeAlias = NDArray[np.float64]
 Values: TypeAlias = dict[str, float]
+#: Names of constants with their values.
+Point: TypeAlias = tuple[tuple[str, float], ...]
 
 PRODUCTS, ISSUE = "efficiency.sustained.products", "efficiency.host.issue"
 ATTENTION = "efficiency.attention.rate.bf16"
@@ -53,38 +52,14 @@ _OUTLIER: Final = 0.1
 _STEPS, _NUDGE = 8, 0.02
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A step, compiled."""
-
-    step: MeasuredStep
-    issued: Issued
-
-    def error(self, values: Values) -> float:
-        """Logarithm of predicted over measured seconds, on the machine with these constants."""
-        machine: Machine = self.step.on_machine().changed(values)
-        found = step_time(self.issued, machine)
-        return float(np.log(found.seconds / self.step.seconds))
+def _error(step: MeasuredStep, issued: Issued, constants: Point) -> float:
+    """Logarithm of predicted over measured seconds, on the machine with these constants."""
+    machine: Machine = step.on_machine().changed(dict(constants))
+    return float(np.log(step_time(issued, machine).seconds / step.seconds))
 
 
-_PREPARED: list[Prepared] = []
-
-
-def _error(task: tuple[int, Values]) -> float:
-    return _PREPARED[task[0]].error(task[1])
-
-
-class Fit:
-    """Errors of prepared rows, by two processes."""
-
-    def __init__(self, rows: Sequence[MeasuredStep]) -> None:
-        _PREPARED[:] = [Prepared(row, row.issued()) for row in rows]
-        self._pool = get_context("fork").Pool(2)
-        self.rows = rows
-
-    def errors(self, chosen: Sequence[int], values: Values) -> Floats:
-        """The errors of some rows."""
-        return np.array(self._pool.map(_error, [(i, values) for i in chosen], chunksize=1))
+class Fit(StepErrors[Point]):
+    """The errors of steps by constants of their device."""
 
     def fit(self, chosen: Sequence[int], bounds: Mapping[str, tuple[float, float]]) -> Values:
         """The constants of least loss for these rows: steps of Gauss and Newton on logarithms, in
@@ -93,7 +68,7 @@ class Fit:
         low, high = np.log(np.array(list(bounds.values()))).T
 
         def errors(point: Floats) -> Floats:
-            return self.errors(chosen, dict(zip(names, np.exp(point).tolist(), strict=True)))
+            return self.errors(chosen, tuple(zip(names, np.exp(point).tolist(), strict=True)))
 
         rows = [self.rows[i].source for i in chosen]
         share = np.array([1 / rows.count(source) for source in rows])
@@ -118,12 +93,6 @@ def rows_of(device: str) -> list[MeasuredStep]:
     return [step for steps in own for step in sample(steps, _MOST)]
 
 
-def told(errors: Floats) -> str:
-    """Median and 90th percentile of relative errors."""
-    size = np.abs(np.expm1(errors))
-    return f"median {np.median(size):.1%}, p90 {np.quantile(size, 0.9):.1%} of {len(size)}"
-
-
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(DEVICES)))
 @click.option("--all", "every", is_flag=True, help="Fit all rows, not every second one.")
@@ -133,7 +102,7 @@ def main(names: Sequence[str], every: bool, write: bool) -> None:
     for name in names or DEVICES:
         bounds, rows = DEVICES[name], rows_of(name)
         sources = list(dict.fromkeys(row.source for row in rows))
-        fit = Fit(rows)
+        fit = Fit(rows, _error)
         fitted = [i for i, row in enumerate(rows) if every or row.fitted]
         others = [] if every else [i for i, row in enumerate(rows) if not row.fitted]
         judged = "fitted" if every else "left out"
@@ -144,7 +113,7 @@ def main(names: Sequence[str], every: bool, write: bool) -> None:
             for title, chosen in (("fitted", fitted), ("left out", others)):
                 mine = [i for i in chosen if rows[i].source == source]
                 if mine:
-                    text = told(fit.errors(mine, values))
+                    text = fit.described(mine, tuple(values.items()))
                     print(f"  {source}, {title}: {text}", flush=True)
                     if title == judged:
                         record.append(f"{source} {text}")
@@ -153,11 +122,13 @@ def main(names: Sequence[str], every: bool, write: bool) -> None:
             mine = [i for i, row in enumerate(rows) if row.source == source]
             without = fit.fit(rest, bounds)
             shown = ", ".join(f"{n.split('.')[-1]} {v:g}" for n, v in without.items())
-            print(f"  without {source} ({shown}): {told(fit.errors(mine, without))}", flush=True)
+            print(
+                f"  without {source} ({shown}): {fit.described(mine, tuple(without.items()))}",
+                flush=True,
+            )
         if write:
             some = "all rows of measured steps" if every else "every second row of measured steps"
-            told_of = f"{some}; {judged}: {'; '.join(record)}"
-            write_constants(name, values, told_of)
+            write_constants(name, values, f"{some}; {judged}: {'; '.join(record)}")
             for other in ALIKE.get(name, ()):
                 same = {n: values[n] for n in (PRODUCTS, ISSUE) if n in values}
                 write_constants(other, same, f"no steps of its own, constants of {name}")
@@ -175,7 +146,7 @@ def write_constants(name: str, values: Values, record: str) -> None:
             body = f'[{title}]\n{key} = {shown}\nfitted = "{record}"\n'
             text = with_sections(text, {title: body})
             continue
-        head, found, tail = text.partition(f"[efficiency.{section}]\n")
+        head, heading, tail = text.partition(f"[efficiency.{section}]\n")
         own, rest = re.split(r"(?m)^(?=\[)|\Z", tail, maxsplit=1)
         if constant == ATTENTION:
             own = re.sub(r"\bbf16 = [0-9.]+", f"bf16 = {value:g}", own, count=1)
@@ -186,7 +157,7 @@ def write_constants(name: str, values: Values, record: str) -> None:
             rf'\1; {key} on measured steps"',
             own,
         )
-        text = head + found + own + rest
+        text = head + heading + own + rest
     path.write_text(text, encoding="utf-8")
 
 

@@ -51,13 +51,13 @@ def fit_narrow(
     """The rates of types of fewer bits, all other constants of products as they are."""
     fits = {"f8e4m3": _fit_eight_bits, "f4e2m1": _fit_four_bits}
     rates: dict[str, float] = {}
-    told: list[str] = []
+    reports: list[str] = []
     for dtype, fitted in fits.items():
-        found = [t for t in tables if (t.kind, t.dtype) == ("matmul", dtype)]
-        if found:
-            rates[dtype], sentence = fitted(machine, tables, found, values, split, report)
-            told.append(sentence)
-    return rates, told
+        products = [t for t in tables if (t.kind, t.dtype) == ("matmul", dtype)]
+        if products:
+            rates[dtype], sentence = fitted(machine, tables, products, values, split, report)
+            reports.append(sentence)
+    return rates, reports
 
 
 def _fit_eight_bits(
@@ -71,17 +71,17 @@ def _fit_eight_bits(
     (table,) = consensus(t for t in products if t.source == EIGHT_BITS)
     quantized = _measured_quantization(machine, tables)
     rest = table.seconds - quantized(table.extents)
-    told = rest >= _LEAST * table.seconds
+    usable = rest >= _LEAST * table.seconds
     rows = _with_quantization([table], lambda _, v, e: np.full(len(e), v["quantizing"]))
-    alone = replace(rows, measured=rest).of(told)
+    alone = replace(rows, measured=rest).of(usable)
     board = split(alone)
     bounds = {**BOUNDS["narrow"], **_QUANTIZING}
-    found = fit(machine, alone.of(board), bounds, values)
-    sentence = report(machine, alone.of(~board), found, "products f8e4m3")
-    report(machine, alone.of(_of_training(alone) & ~board), found, "... of training")
+    constants = fit(machine, alone.of(board), bounds, values)
+    sentence = report(machine, alone.of(~board), constants, "products f8e4m3")
+    report(machine, alone.of(_of_training(alone) & ~board), constants, "... of training")
     whole = _with_quantization([table], lambda _, v, e: quantized(e) + v["quantizing"])
-    report(machine, whole.of(~split(whole)), found, "... with their quantization")
-    return found["rate"], sentence
+    report(machine, whole.of(~split(whole)), constants, "... with their quantization")
+    return constants["rate"], sentence
 
 
 def _measured_quantization(
@@ -120,15 +120,15 @@ def _fit_four_bits(
     rows = _with_quantization(consensus(products), quantization)
     board = split(rows)
     bounds = {**BOUNDS["narrow"], **_QUANTIZING, **_QUANTIZED}
-    found = fit(machine, rows.of(board), bounds, values)
+    constants = fit(machine, rows.of(board), bounds, values)
     title = "products f4e2m1 with their quantization"
-    sentence = report(machine, rows.of(~board), found, title)
-    report(machine, rows.of(_of_training(rows) & ~board), found, "... of training")
-    rest = rows.measured - quantization(machine, found, rows.extents)
+    sentence = report(machine, rows.of(~board), constants, title)
+    report(machine, rows.of(_of_training(rows) & ~board), constants, "... of training")
+    rest = rows.measured - quantization(machine, constants, rows.extents)
     alone = replace(product_rows(consensus(products)), measured=rest)
-    told = rest >= _LEAST * rows.measured
-    report(machine, alone.of(told & ~board), found, "... alone, by the model of quantization")
-    return found["rate"], sentence
+    usable = rest >= _LEAST * rows.measured
+    report(machine, alone.of(usable & ~board), constants, "... alone, by the model of quantization")
+    return constants["rate"], sentence
 
 
 def _with_quantization(
@@ -143,5 +143,5 @@ def _with_quantization(
 
 
 def _of_training(rows: Rows) -> Mask:
-    found: Mask = rows.extents[:, 1:].min(axis=1) >= _TRAINING
-    return found
+    chosen: Mask = rows.extents[:, 1:].min(axis=1) >= _TRAINING
+    return chosen
