@@ -6,7 +6,7 @@ expressions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,6 +56,7 @@ from stagec.passes.lower.steps import (
     common_axes,
     dealt,
     gathered_for,
+    kernels_beside,
     reduces,
     shared_out,
     sum_of,
@@ -98,7 +99,7 @@ def lower_to_trace(module: Module) -> None:
     costs, facts = Alike(said), module.facts
 
     def part(op: Operation, factor: str, steps: Expr) -> tuple[_Attrs, _Attrs]:
-        return shared_out(op, costs(op), factor, steps, facts)
+        return shared_out(costs(op), {op: factor}, steps, facts)
 
     parts = Alike(part)
     for func in staged or [module.main]:
@@ -143,13 +144,16 @@ _Parts = Alike[tuple[_Attrs, _Attrs]]
 class _Lowering:
     def __init__(self, module: Module, costs: Alike[_Attrs], parts: _Parts) -> None:
         self._costs, self._parts = costs, parts
-        self._registry = module.registry
+        self._registry, self._facts = module.registry, module.facts
         strategy = read_strategy(module)
         self._blocking = frozenset(strategy.blocking)
         self._sums_in_steps = strategy.one(TpOutputsRule).policy == "in_steps"
         self._gathers_in_steps = strategy.one(TpInputsRule).gathers == "in_steps"
         self._once = strategy.one(MoeRule).dispatch == "deepep"
         self._begun: dict[Value, Value] = {}  # of a product in steps: the first one
+        #: Of kernels in steps by their first op: all steps but the last, and what the last one does
+        self._early: dict[Operation, tuple[Value, dict[str, RawAttr]]] = {}
+        self._awaited: set[Value] = set()  # gathers that a product in steps has waited for
         self._nodes: dict[Value, Value] = {}
         self._more: dict[Value, list[Value]] = {}  # what else has to be there
         self._channels: dict[Operation, int] = {}
@@ -278,9 +282,9 @@ class _Lowering:
         rule = op.definition.rule(op)
         if rule is not None and (gathers := own_gathers(op, rule)):
             return self._in_steps(op, rule, gathers, b)
-        gather = gathered_for(op, _ACTIVATIONS) if self._gathers_in_steps else None
-        if rule is not None and gather is not None and self._runs_beside(gather[1]):
-            return self._beside_gather(op, rule, gather, b)
+        beside = self._beside_gather([op], b)
+        if beside is not None:
+            return beside
         sums = sum_of(op) if self._sums_in_steps else None
         if rule is not None and sums is not None and self._runs_beside(sums):
             return self._before_sum(op, rule, sums, b)
@@ -292,11 +296,19 @@ class _Lowering:
         inside = {result for op in ops for result in op.results}
         given = [viewed(v) for op in ops for v in op.operands if viewed(v) not in inside]
         deps = list(dict.fromkeys(self._deps(given)))
+        node = self._beside_gather(ops, b)
+        if node is None:
+            attrs = self._attributes(ops)
+            node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
+        self._nodes.update(dict.fromkeys(inside, node))
+
+    def _attributes(self, ops: Sequence[Operation]) -> dict[str, RawAttr]:
+        """What a node says of the computations of a kernel."""
+        if len(ops) == 1:
+            return self._costs(ops[0])
         forms = [str(self._costs(op).get("form", "")) for op in ops]
         form = EXPANDS if EXPANDS in forms else forms[0] if forms[0].startswith(CONTINUES) else ""
-        attrs = fused_attributes(ops, form)
-        node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
-        self._nodes.update(dict.fromkeys(inside, node))
+        return fused_attributes(ops, form)
 
     def _in_steps(
         self,
@@ -316,23 +328,45 @@ class _Lowering:
         begun = b.value("et.comp", deps, {**first, "out": ZERO}, hint=early)
         return b.value("et.comp", [begun, *arrived], last, hint=late)
 
-    def _beside_gather(
-        self,
-        op: Operation,
-        rule: Rule,
-        gather: tuple[int, Operation],
-        b: Builder,
-    ) -> Value:
-        """A product of what is gathered over n ranks works in n steps along the dimension that is
-        gathered: all but the last beside the gather, on the parts that are there."""
-        slot, gathers = gather
-        (along, *_) = rule.operands[slot][operand_dim(gathers, 0)]
-        last, first = self._parts(op, along, axis_size(gathers.names("over")))
-        others = [v for i, v in enumerate(op.operands) if i != slot]
-        name = op.results[0].name
-        there = self._deps([*gathers.operands, *others])
-        begun = b.value("et.comp", there, {**first, "out": ZERO}, hint=f"{name}_first")
-        return b.value("et.comp", [begun, *self._deps([op.operands[slot]])], last, hint=name)
+    def _beside_gather(self, ops: Sequence[Operation], b: Builder) -> Value | None:
+        """A kernel of products of what is gathered over n ranks works in n steps along the
+        dimension that is gathered: all but the last beside the gather, on the parts that are there.
+        The first such kernel lets the others that take the value begin, too, before it waits; None
+        if a kernel has to wait for all of the value."""
+        gathered = gathered_for(ops, _ACTIVATIONS) if self._gathers_in_steps else None
+        if gathered is None or not self._runs_beside(gathered.gather):
+            return None
+        (whole,) = self._deps([gathered.value])
+        if ops[0] not in self._early:
+            if whole in self._awaited:
+                return None
+            self._awaited.add(whole)
+            for kernel in ([*ops], *kernels_beside(ops, gathered.value)):
+                self._begin_beside(kernel, b)
+        begun, last = self._early.pop(ops[0])
+        return b.value("et.comp", [begun, whole], last, hint=ops[-1].results[0].name)
+
+    def _begin_beside(self, ops: Sequence[Operation], b: Builder) -> None:
+        """All steps but the last of a kernel of products of what is gathered."""
+        gathered = gathered_for(ops, _ACTIVATIONS)
+        if gathered is None:
+            return
+        steps = axis_size(gathered.gather.names("over"))
+        last, first = self._shared_out(ops, gathered.along, steps)
+        known = {gathered.value, *(result for op in ops for result in op.results)}
+        others = [viewed(v) for op in ops for v in op.operands if viewed(v) not in known]
+        own = Builder(self._registry, b.region, loc=ops[0].loc, phase=ops[0].phase)
+        own.finish = partial(_came_from, ops[-1])
+        there = list(dict.fromkeys(self._deps([*gathered.gather.operands, *others])))
+        name = f"{ops[-1].results[0].name}_first"
+        self._early[ops[0]] = own.value("et.comp", there, {**first, "out": ZERO}, hint=name), last
+
+    def _shared_out(
+        self, ops: Sequence[Operation], along: Mapping[Operation, str], steps: Expr
+    ) -> tuple[_Attrs, _Attrs]:
+        if len(ops) == 1:
+            return self._parts(ops[0], along[ops[0]], steps)
+        return shared_out(self._attributes(ops), along, steps, self._facts)
 
     def _before_sum(self, op: Operation, rule: Rule, sums: Operation, b: Builder) -> Value:
         """A product that is added up over n ranks works in n steps, along the dimension that a

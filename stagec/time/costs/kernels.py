@@ -74,8 +74,15 @@ def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
         return seconds
     bound = np.array([_is_bound_by_units(machine, k) for k in kernels], dtype=bool)
     kept = efficiency.sustained
-    share = np.array([kept.experts if k.form == EXPERTS else 1.0 for k in kernels])
+    share = np.array([kept.experts if _is_grouped(k) else 1.0 for k in kernels])
     return np.where(bound, seconds / (kept.products * share), seconds)
+
+
+def _is_grouped(kernel: Kernel) -> bool:
+    """Whether a product is one of several experts of a rank. That of a single expert is a plain
+    product, and Megatron-Core sorts no rows for it (token_dispatcher.py, `num_local_experts > 1`).
+    """
+    return kernel.form == EXPERTS and kernel.extents[0] > 1
 
 
 def _is_bound_by_units(machine: Machine, kernel: Kernel) -> bool:
@@ -224,16 +231,16 @@ def attention_seconds(
     blocks of `t` tokens, the mean is `(K + max(t / 128, 1)) / 2`. A tile costs its products and its
     exponentials:
 
-        products = 2 R 128 (qk + v) P / (peak rate)
+        products = 2 R 128 (qk' + v') P / (peak rate)
         softmax = R 128 / (exponentials clock)
         one = max(products, softmax) + (1 - overlap) min(products, softmax)
         compute = max(K, tiles) one + ceil(N / P) tile
 
-    where `tiles` is `ceil(N / P) K` without mask, and with one, whose blocks differ in length, the
-    mean of a processor and `uneven` of the longest block. A block with fewer queries has as many
-    rows as instructions take, a multiple of 16. Where there is one block of queries only, as in
-    decode, keys are split over idle processors, and a second kernel merges what these find. Moving
-    hides as in products, with their bandwidth.
+    where `qk'` and `v'` are the next multiples of `padding`, and `tiles` is `ceil(N / P) K` without
+    mask, and with one, whose blocks differ in length, the mean of a processor and `uneven` of the
+    longest block. A block with fewer queries has as many rows as instructions take, a multiple of
+    16. Where there is one block of queries only, as in decode, keys are split over idle processors,
+    and a second kernel merges what these find. Moving hides as in products, with their bandwidth.
 
     Backward has five products in place of two, so `compute` is `(3 qk + 2 v) / (qk + v)` times as
     long, at `backward` times the rate.
@@ -253,7 +260,8 @@ def attention_seconds(
     rows = np.minimum(c.queries, _ROWS * np.ceil(together / _ROWS))
     product = 2 * _KEYS * processors / (peak(machine, dtype) * c.of(dtype))  # of a row's element
     softmax = _KEYS / (c.exponentials * machine.compute.clock.value)  # of a row
-    one = rows * _hidden(product * (qk + v), np.asarray(softmax), c.overlap)
+    padded = c.padding * (np.ceil(qk / c.padding) + np.ceil(v / c.padding))
+    one = rows * _hidden(product * padded, np.asarray(softmax), c.overlap)
     longer = (3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1
 
     in_head = np.ceil(together / c.queries)
