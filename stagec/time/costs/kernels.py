@@ -224,12 +224,12 @@ def attention_seconds(
     blocks of `t` tokens, the mean is `(K + max(t / 128, 1)) / 2`. A tile costs its products and its
     exponentials:
 
-        products = 2 R 128 (qk + v) P / (peak rate)
+        products = 2 R 128 (qk' + v') P / (peak rate)
         softmax = R 128 / (exponentials clock)
         one = max(products, softmax) + (1 - overlap) min(products, softmax)
         compute = max(K, tiles) one + ceil(N / P) tile
 
-    where `tiles` is `ceil(N / P) K` without mask, and with one, whose blocks differ in length, the
+    where `qk'` and `v'` are the next multiples of `padding`, and `tiles` is `ceil(N / P) K` without mask, and with one, whose blocks differ in length, the
     mean of a processor and `uneven` of the longest block. A block with fewer queries has as many
     rows as instructions take, a multiple of 16. Where there is one block of queries only, as in
     decode, keys are split over idle processors, and a second kernel merges what these find. Moving
@@ -253,7 +253,8 @@ def attention_seconds(
     rows = np.minimum(c.queries, _ROWS * np.ceil(together / _ROWS))
     product = 2 * _KEYS * processors / (peak(machine, dtype) * c.of(dtype))  # of a row's element
     softmax = _KEYS / (c.exponentials * machine.compute.clock.value)  # of a row
-    one = rows * _hidden(product * (qk + v), np.asarray(softmax), c.overlap)
+    padded = c.padding * (np.ceil(qk / c.padding) + np.ceil(v / c.padding))
+    one = rows * _hidden(product * padded, np.asarray(softmax), c.overlap)
     longer = (3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1
 
     in_head = np.ceil(together / c.queries)
