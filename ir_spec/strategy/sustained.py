@@ -64,9 +64,9 @@ class SustainedOp(Statement):
     to, and on what a framework makes of it: versions of libraries, layouts and alignments of
     operands, tuned configurations. So a stack says it for families of devices (`family` in the text
     of a machine); a machine whose text names no family keeps its own share, as all do without this
-    statement. With `experts` grouped products of experts keep so much of that: their rows are
-    ragged and padded, and sorting, routing and what hosts wait for to know how many rows there are
-    is around them.
+    statement. With `experts` grouped products of several experts of a rank keep so much of that:
+    their rows are ragged and padded, and sorting, routing and what hosts wait for to know how many
+    rows there are is around them. The product of a single expert is a plain one.
     """
 
     name, record = "stg.sustained", SustainedRule

@@ -49,11 +49,13 @@ class TpInputsOp(Statement):
     """Whether backward gathers the inputs of split matmuls again (regather) or keeps them
     (save-gathered), and whether products wait for them.
 
-    With `gathers = in_steps` the first product that takes a value which is gathered over n ranks
-    works in n steps: n-1 of them beside the gather, on the parts that are there, the last one
-    behind it. So do XLA ("collective matmul", arXiv 2105.04663, section 4) and Transformer Engine
-    (`ub_overlap_ag`); other products that take the value wait for all of it. It is the mirror image
-    of `stg.tp_outputs[in_steps]`, and an approximation in the same way.
+    With `gathers = in_steps` the products that take a value which is gathered over n ranks work in
+    n steps, with what runs in their kernels: n-1 of them beside the gather, on the parts that are
+    there, the last one behind it. So do XLA ("collective matmul", arXiv 2105.04663, section 4),
+    Transformer Engine (`ub_overlap_ag`, one product of queries, keys and values) and PyTorch
+    (`fused_all_gather_matmul`, with a list of weights). A product of something that is made behind
+    the first of them waits for all of the value. It is the mirror image of
+    `stg.tp_outputs[in_steps]`, and an approximation in the same way.
 
     `until = module`: an eager module has its input until it returns, behind the sum of its output,
     also where a checkpoint saves nothing in it (arguments of `Attention.forward` and

@@ -56,6 +56,7 @@ from stagec.passes.lower.steps import (
     common_axes,
     dealt,
     gathered_for,
+    kernels_beside,
     reduces,
     shared_out,
     sum_of,
@@ -143,6 +144,9 @@ class _Lowering:
         self._gathers_in_steps = strategy.one(TpInputsRule).gathers == "in_steps"
         self._once = strategy.one(MoeRule).dispatch == "deepep"
         self._begun: dict[Value, Value] = {}  # of a product in steps: the first one
+        #: Of kernels in steps by their first op: all steps but the last, and what the last one does
+        self._early: dict[Operation, tuple[Value, dict[str, RawAttr]]] = {}
+        self._awaited: set[Value] = set()  # gathers that a product in steps has waited for
         self._nodes: dict[Value, Value] = {}
         self._more: dict[Value, list[Value]] = {}  # what else has to be there
         self._channels: dict[Operation, int] = {}
@@ -272,9 +276,9 @@ class _Lowering:
         rule = op.definition.rule(op)
         if rule is not None and (gathers := own_gathers(op, rule)):
             return self._in_steps(op, rule, gathers, attrs, b)
-        gather = gathered_for(op, _ACTIVATIONS) if self._gathers_in_steps else None
-        if rule is not None and gather is not None and self._runs_beside(gather[1]):
-            return self._beside_gather(op, rule, gather, attrs, b)
+        beside = self._beside_gather([op], b)
+        if beside is not None:
+            return beside
         sums = sum_of(op) if self._sums_in_steps else None
         if rule is not None and sums is not None and self._runs_beside(sums):
             return self._before_sum(op, rule, sums, attrs, b)
@@ -285,11 +289,19 @@ class _Lowering:
         inside = {result for op in ops for result in op.results}
         given = [viewed(v) for op in ops for v in op.operands if viewed(v) not in inside]
         deps = list(dict.fromkeys(self._deps(given)))
+        node = self._beside_gather(ops, b)
+        if node is None:
+            attrs = self._attributes(ops)
+            node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
+        self._nodes.update(dict.fromkeys(inside, node))
+
+    def _attributes(self, ops: Sequence[Operation]) -> dict[str, RawAttr]:
+        """What a node says of the computations of a kernel."""
+        if len(ops) == 1:
+            return self._costs(ops[0])
         forms = [str(self._costs(op).get("form", "")) for op in ops]
         form = EXPANDS if EXPANDS in forms else forms[0] if forms[0].startswith(CONTINUES) else ""
-        attrs = fused_attributes(ops, form)
-        node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
-        self._nodes.update(dict.fromkeys(inside, node))
+        return fused_attributes(ops, form)
 
     def _in_steps(
         self,
@@ -306,30 +318,44 @@ class _Lowering:
         *names, early, late = names_of_nodes(op, gathers)
         arrived = [self._own_gather(op, g, n, b) for g, n in zip(gathers, names, strict=True)]
         ((factor,), *_) = (rule.operands[g.operand][g.dim] for g in gathers)
-        last, first = shared_out(op, attrs, factor, steps, self._facts)
+        last, first = shared_out(attrs, {op: factor}, steps, self._facts)
         first["out"] = ZERO
         begun = b.value("et.comp", deps, first, hint=early)
         return b.value("et.comp", [begun, *arrived], last, hint=late)
 
-    def _beside_gather(
-        self,
-        op: Operation,
-        rule: Rule,
-        gather: tuple[int, Operation],
-        attrs: dict[str, RawAttr],
-        b: Builder,
-    ) -> Value:
-        """A product of what is gathered over n ranks works in n steps along the dimension that is
-        gathered: all but the last beside the gather, on the parts that are there."""
-        slot, gathers = gather
-        (along, *_) = rule.operands[slot][operand_dim(gathers, 0)]
-        last, first = shared_out(op, attrs, along, axis_size(gathers.names("over")), self._facts)
+    def _beside_gather(self, ops: Sequence[Operation], b: Builder) -> Value | None:
+        """A kernel of products of what is gathered over n ranks works in n steps along the
+        dimension that is gathered: all but the last beside the gather, on the parts that are there.
+        The first such kernel lets the others that take the value begin, too, before it waits; None
+        if a kernel has to wait for all of the value."""
+        found = gathered_for(ops, _ACTIVATIONS) if self._gathers_in_steps else None
+        if found is None or not self._runs_beside(found.gather):
+            return None
+        (whole,) = self._deps([found.value])
+        if ops[0] not in self._early:
+            if whole in self._awaited:
+                return None
+            self._awaited.add(whole)
+            for kernel in ([*ops], *kernels_beside(ops, found.value)):
+                self._begin_beside(kernel, b)
+        begun, last = self._early.pop(ops[0])
+        return b.value("et.comp", [begun, whole], last, hint=ops[-1].results[0].name)
+
+    def _begin_beside(self, ops: Sequence[Operation], b: Builder) -> None:
+        """All steps but the last of a kernel of products of what is gathered."""
+        found = gathered_for(ops, _ACTIVATIONS)
+        if found is None:
+            return
+        steps = axis_size(found.gather.names("over"))
+        last, first = shared_out(self._attributes(ops), found.along, steps, self._facts)
         first["out"] = ZERO
-        others = [v for i, v in enumerate(op.operands) if i != slot]
-        name = op.results[0].name
-        there = self._deps([*gathers.operands, *others])
-        begun = b.value("et.comp", there, first, hint=f"{name}_first")
-        return b.value("et.comp", [begun, *self._deps([op.operands[slot]])], last, hint=name)
+        known = {found.value, *(result for op in ops for result in op.results)}
+        others = [viewed(v) for op in ops for v in op.operands if viewed(v) not in known]
+        own = Builder(self._registry, b.region, loc=ops[0].loc, phase=ops[0].phase)
+        own.finish = partial(_came_from, ops[-1])
+        there = list(dict.fromkeys(self._deps([*found.gather.operands, *others])))
+        name = f"{ops[-1].results[0].name}_first"
+        self._early[ops[0]] = own.value("et.comp", there, first, hint=name), last
 
     def _before_sum(
         self, op: Operation, rule: Rule, sums: Operation, attrs: dict[str, RawAttr], b: Builder
@@ -340,7 +366,7 @@ class _Lowering:
         steps, shape = axis_size(sums.names("over")), rule.results[0]
         scatters = isinstance(sums.definition, ReduceScatter)
         along = shape[operand_dim(sums, 0) if scatters else min(1, len(shape) - 1)][0]
-        first, rest = shared_out(op, attrs, along, steps, self._facts)
+        first, rest = shared_out(attrs, {op: along}, steps, self._facts)
         first["out"] = ZERO
         name = op.results[0].name
         begun = b.value("et.comp", self._deps(op.operands), first, hint=f"{name}_first")

@@ -3,22 +3,23 @@ is."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from stagec.api import Expr, Facts, Operation, call, error, is_parameter
+from stagec.api import Expr, Facts, Operation, Value, call, error, is_parameter
 from stagec.ir.builder import RawAttr
 from stagec.ir.own_gathers import OwnGather
 from stagec.ir.traits import EndsLifetime
-from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter
-from stagec.passes.lower.kernels import kernel_attributes
-from stagec.sharding.work import is_computation, part_of_kernel, work_of
+from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, operand_dim
+from stagec.passes.lower.kernels import fused_operations, kernel_attributes
+from stagec.sharding.work import is_computation, part_of_kernel, viewed, work_of
 
 
 def shared_out(
-    op: Operation, attrs: Mapping[str, RawAttr], factor: str, steps: Expr, facts: Facts
+    attrs: Mapping[str, RawAttr], along: Mapping[Operation, str], steps: Expr, facts: Facts
 ) -> tuple[dict[str, RawAttr], dict[str, RawAttr]]:
-    """The attributes of one of so many steps along a factor, and those of all others together. What
-    does not divide is rounded up in the first."""
+    """The attributes of one of so many steps of a kernel along a factor of each of its products,
+    and those of all others together. What does not divide is rounded up in the first."""
 
     def part(whole: Expr) -> Expr:
         return whole / steps if facts.divides(steps, whole) else call("ceildiv", [whole, steps])
@@ -28,8 +29,8 @@ def shared_out(
         whole = attrs.get(cost)
         if isinstance(whole, Expr):
             one[cost], rest[cost] = part(whole), whole - part(whole)
-    one |= kernel_attributes(part_of_kernel(op, factor, part))
-    rest |= kernel_attributes(part_of_kernel(op, factor, lambda n: n - part(n)))
+    one |= kernel_attributes(part_of_kernel(along, part))
+    rest |= kernel_attributes(part_of_kernel(along, lambda n: n - part(n)))
     return one, rest
 
 
@@ -48,22 +49,51 @@ def sum_of(op: Operation) -> Operation | None:
     return users[0] if reduces(users[0]) and len(users[0].operands) == 1 else None
 
 
-def gathered_for(op: Operation, kinds: Collection[str]) -> tuple[int, Operation] | None:
-    """Which operand of a product, and by which op, is gathered over ranks in one of these phases,
-    if no product before it takes what is gathered."""
-    kernel = work_of(op).kernel
-    if kernel is None or kernel.kind != "matmul":
-        return None
-    for slot, value in enumerate(op.operands):
+class Gathered(NamedTuple):
+    """A value that products of a kernel take, what gathers it over ranks, and the factor of each
+    product along which it does."""
+
+    value: Value
+    gather: Operation
+    along: Mapping[Operation, str]
+
+
+def gathered_for(ops: Sequence[Operation], kinds: Collection[str]) -> Gathered | None:
+    """What the products of a kernel take that is gathered in one of these phases."""
+    products = [op for op in ops if _is_product(op)]
+    for value in products[0].operands if products else ():
         gather = value.producer
         if gather is None or not isinstance(gather.definition, AllGather):
             continue
-        alone = len(gather.operands) == 1 and gather.parent is op.parent
+        alone = len(gather.operands) == 1 and gather.parent is products[0].parent
         if alone and gather.phase in kinds and not is_parameter(gather.operands[0]):
-            users = [user for user, _ in value.uses if user.parent is op.parent]
-            if op is min(filter(_is_product, users), key=Operation.position):
-                return slot, gather
+            along = {op: _along(op, value, operand_dim(gather, 0)) for op in products}
+            factors = {op: factor for op, factor in along.items() if factor}
+            return Gathered(value, gather, factors) if len(factors) == len(products) else None
     return None
+
+
+def _along(op: Operation, value: Value, dim: int) -> str:
+    """The factor of an op along a dimension of its operand; empty if it does not take that."""
+    rule = op.definition.rule(op)
+    if rule is None or value not in op.operands:
+        return ""
+    (factor, *_) = rule.operands[op.operands.index(value)][dim]
+    return factor
+
+
+def kernels_beside(ops: Sequence[Operation], value: Value) -> Iterator[list[Operation]]:
+    """The other kernels in the region of one that start with a product of a value and take nothing
+    that is made behind that one."""
+    region, place = ops[0].parent, ops[0].position()
+    fused = {} if region is None else fused_operations(region)
+    users = {user for user, _ in value.uses if user.parent is region} - {*ops}
+    for user in sorted(users, key=Operation.position):
+        kernel = fused.get(user, [user])
+        makers = {viewed(v).producer for op in kernel for v in op.operands} - {*kernel}
+        near = [m for m in makers if m is not None and m.parent is region]
+        if user is kernel[0] and _is_product(user) and all(m.position() < place for m in near):
+            yield kernel
 
 
 def _is_product(op: Operation) -> bool:

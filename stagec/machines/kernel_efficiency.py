@@ -97,10 +97,9 @@ class AttentionEfficiency(Rates):
     NVIDIA Blackwell Ultra"). `backward` is the rate of the backward kernel relative to the forward
     one; no table has it, 0.9 is what fits arXiv 2407.08608, figure 6. `uneven` is the share of the
     longest block that is waited for at the end, `tile` what a block of queries adds, `start` the
-    time of a kernel that does nothing. `padding`: products of a head with fewer elements, or none of
-    its multiples, take as long as with the next multiple of it (the side of a systolic array).
-    `kernels` has what kernels of libraries have otherwise, by
-    their names in `stg.kernels`.
+    time of a kernel that does nothing. Elements of a head are padded to a multiple of `padding`,
+    the side of a systolic array. `kernels` has what kernels of libraries have otherwise, by their
+    names in `stg.kernels`.
     """
 
     queries: int = Field(default=128, gt=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -44,13 +44,17 @@ def _counted(method: str, given: object) -> Expr:
     raise TypeError(f"{method} gives {given!r}, expected an Expr such as product(n.values()) * 2")
 
 
-def part_of_kernel(op: Operation, factor: str, part: Callable[[Expr], Expr]) -> KernelShape | None:
-    """The kernel of a step that works on a part of a factor, local sizes."""
-    rule = op.definition.rule(op)
-    if rule is None:
-        return None
-    sizes = factor_sizes(op, rule, local=True)
-    return op.definition.kernel(op, {**sizes, factor: part(sizes[factor])})
+def part_of_kernel(
+    along: Mapping[Operation, str], part: Callable[[Expr], Expr]
+) -> KernelShape | None:
+    """The kernel of a step of operations that works on a part of a factor of each, local sizes."""
+    kernels: list[KernelShape] = []
+    for op, factor in along.items():
+        rule = op.definition.rule(op)
+        sizes = {} if rule is None else factor_sizes(op, rule, local=True)
+        if sizes and (kernel := op.definition.kernel(op, {**sizes, factor: part(sizes[factor])})):
+            kernels.append(kernel)
+    return _together(kernels) if kernels else None
 
 
 def fused_work(ops: Sequence[Operation]) -> ComputeWork:

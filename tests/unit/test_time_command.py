@@ -76,7 +76,7 @@ def test_a_step_that_hosts_hold_up_says_so() -> None:
     ("more", "told"),
     [
         (["--machine", "h200"], ""),
-        (["--machine", "mi300x"], "remark: mi300x has defaults for matmul, attention, memory"),
+        (["--machine", "mi300x"], "remark: mi300x has defaults for attention, memory"),
         (["--machine", "h200", "--sweep", "machine=h200,tpu-v5p"], "[1] tpu-v5p has defaults"),
     ],
 )

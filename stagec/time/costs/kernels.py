@@ -74,8 +74,15 @@ def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
         return seconds
     bound = np.array([_is_bound_by_units(machine, k) for k in kernels], dtype=bool)
     kept = efficiency.sustained
-    share = np.array([kept.experts if k.form == EXPERTS else 1.0 for k in kernels])
+    share = np.array([kept.experts if _is_grouped(k) else 1.0 for k in kernels])
     return np.where(bound, seconds / (kept.products * share), seconds)
+
+
+def _is_grouped(kernel: Kernel) -> bool:
+    """Whether a product is one of several experts of a rank. That of a single expert is a plain
+    product, and Megatron-Core sorts no rows for it (token_dispatcher.py, `num_local_experts > 1`).
+    """
+    return kernel.form == EXPERTS and kernel.extents[0] > 1
 
 
 def _is_bound_by_units(machine: Machine, kernel: Kernel) -> bool:
@@ -229,11 +236,11 @@ def attention_seconds(
         one = max(products, softmax) + (1 - overlap) min(products, softmax)
         compute = max(K, tiles) one + ceil(N / P) tile
 
-    where `qk'` and `v'` are the next multiples of `padding`, and `tiles` is `ceil(N / P) K` without mask, and with one, whose blocks differ in length, the
-    mean of a processor and `uneven` of the longest block. A block with fewer queries has as many
-    rows as instructions take, a multiple of 16. Where there is one block of queries only, as in
-    decode, keys are split over idle processors, and a second kernel merges what these find. Moving
-    hides as in products, with their bandwidth.
+    where `qk'` and `v'` are the next multiples of `padding`, and `tiles` is `ceil(N / P) K` without
+    mask, and with one, whose blocks differ in length, the mean of a processor and `uneven` of the
+    longest block. A block with fewer queries has as many rows as instructions take, a multiple of
+    16. Where there is one block of queries only, as in decode, keys are split over idle processors,
+    and a second kernel merges what these find. Moving hides as in products, with their bandwidth.
 
     Backward has five products in place of two, so `compute` is `(3 qk + 2 v) / (qk + v)` times as
     long, at `backward` times the rate.
