@@ -23,6 +23,7 @@ from stagec.time.costs.kernels import (
     kernel_seconds,
     matmul_seconds,
     memory_seconds,
+    seconds_in_step,
 )
 
 H100 = load_machine("h100-sxm")
@@ -195,6 +196,18 @@ def test_packed_heads_share_blocks() -> None:
     assert decode[0] == decode[1]
 
 
+def test_heads_are_padded_to_the_side_of_an_array() -> None:
+    """With sides of 256 a head of 128 takes as long as one of 256, and one of 320 as one of 512."""
+    attention = PERFECT.attention.model_copy(update={"padding": 256})
+    machine = with_efficiency(PERFECT.model_copy(update={"attention": attention}))
+
+    def of(machine: Machine, width: int) -> float:
+        return float(attention_seconds(machine, "bf16", 1, 132, 132, 4096, 4096, width, width, 0))
+
+    assert of(machine, 128) == of(machine, 256) == of(with_efficiency(PERFECT), 256)
+    assert of(machine, 320) == of(machine, 512) > of(with_efficiency(PERFECT), 320)
+
+
 def test_memory_without_losses_takes_bytes_over_the_bandwidth() -> None:
     assert memory_seconds(with_efficiency(PERFECT), 67e9) == 67e9 / 3.35e12
     assert memory_seconds(H100, 0) == H100.efficiency.memory.start
@@ -302,6 +315,24 @@ def test_large_products_reach_the_best_measured_rates(machine: str, best: float)
     n = 8192
     seconds = kernel_seconds(load_machine(machine), [product(n, n, n)])[0]
     assert 0.82 * best < 2 * n**3 / seconds / 1e12 < 1.05 * best
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "columns", "measured"),
+    [
+        ("mi300x", "bf16", 4864, 708),
+        ("mi300x", "f8e4m3", 3648, 1273),
+        ("mi325x", "bf16", 4864, 843),
+        ("mi325x", "f8e4m3", 3648, 1519),
+    ],
+)
+def test_a_large_product_of_amd_has_the_measured_rate(
+    machine: str, dtype: str, columns: int, measured: float
+) -> None:
+    """TFLOP/s that last: AMD ROCm blogs, Measuring Max-Achievable FLOPs, part 2."""
+    shape = 4096, columns, 32896
+    seconds = seconds_in_step(load_machine(machine), [product(*shape, dtype)])[0]
+    assert 2 * np.prod(shape) / seconds / 1e12 == pytest.approx(measured, rel=0.04)
 
 
 def test_a_narrower_type_without_a_rate_has_that_of_a_type_of_as_many_bits() -> None:
