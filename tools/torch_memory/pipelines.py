@@ -18,17 +18,25 @@ SCHEDULES: Mapping[str, Callable[..., Any]] = {
     "1f1b": schedules.Schedule1F1B,
     "interleaved": schedules.ScheduleInterleaved1F1B,
     "interleaved-zb": schedules.ScheduleInterleavedZeroBubble,
+    "looped-bfs": schedules.ScheduleLoopedBFS,
+    "zbv": schedules.ScheduleZBVZeroBubble,
+    "dualpipev": schedules.ScheduleDualPipeV,
 }
+#: Those whose second parts stand in the other order of ranks.
+_FOLDED = ("zbv", "dualpipev")
 
 
 def stages_of(run: TorchRun) -> list[int]:
     """The parts of the model on the rank of a run, first to last; without a pipeline it has all."""
     ranks, chunks = run.flag("pp", 1), _chunks(run)
+    if run.flag("schedule", "1f1b") in _FOLDED:
+        return [run.stage, 2 * ranks - 1 - run.stage]
     return [chunk * ranks + run.stage for chunk in range(chunks)]
 
 
 def _chunks(run: TorchRun) -> int:
-    default = 2 if run.flag("schedule", "1f1b").startswith("interleaved") else 1
+    schedule = run.flag("schedule", "1f1b")
+    default = 2 if schedule.startswith(("interleaved", "looped")) or schedule in _FOLDED else 1
     return run.flag("chunks", default)
 
 
@@ -57,6 +65,7 @@ class Pipeline:
         mesh: DeviceMesh,
         loss: Callable[[Tensor, Tensor], Tensor],
         moment: Callable[[], None],
+        mark: Callable[[Tensor, str], None],
     ) -> None:
         count = run.flag("microbatches", 1)
         last = run.flag("pp", 1) * _chunks(run)
@@ -77,7 +86,7 @@ class Pipeline:
             )
             for number, part in zip(stages_of(run), parts, strict=True)
         ]
-        self._left, self._count, self._moment = 0, count, moment
+        self._left, self._count, self._moment, self._mark = 0, count, moment, mark
         for stage in self.stages:
             self._watch(stage)
         made = SCHEDULES[run.flag("schedule", "1f1b")]
@@ -92,6 +101,7 @@ class Pipeline:
 
     def _watch(self, stage: PipelineStage) -> None:
         forward, back = stage.forward_one_chunk, stage.backward_one_chunk
+        weights = stage.backward_weight_one_chunk
 
         def forward_one(*args: Any, **kwargs: Any) -> Any:
             self._left -= 1
@@ -103,7 +113,15 @@ class Pipeline:
                 self._moment()
             return back(*args, **kwargs)
 
+        def weights_one(*args: Any, **kwargs: Any) -> Any:
+            made = weights(*args, **kwargs)
+            for each in stage.submod.parameters():  # sets them itself
+                if each.grad is not None:
+                    self._mark(each.grad, "gradients")
+            return made
+
         stage.forward_one_chunk, stage.backward_one_chunk = forward_one, backward_one
+        stage.backward_weight_one_chunk = weights_one
 
     def received(self) -> list[Tensor]:
         """The buffers into which the stages receive."""

@@ -77,6 +77,9 @@ class JobFlags(TypedDict, total=False):
     #: The gradient that a pipeline stage sends is freed when it is sent, or when that of the next
     #: microbatch exists, if a rank has one part of the model (next).
     stage_gradients: Literal["sent", "next"] | None
+    #: Where a schedule splits backward, what forward saved is freed when it is last used, or when
+    #: the gradients of weights of its microbatch have been made (weights).
+    stage_graph: Literal["used", "weights"] | None
     #: HSDP: replicas of the shard groups.
     dp_replicate: int | None
     #: HSDP: ranks of a shard group.
@@ -273,8 +276,8 @@ class JobFlags(TypedDict, total=False):
         | None
     )
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
-    #: swiglu, geglu, rmsnorm, attention, clamp, expert_bias, expert_weights. Backward keeps the
-    #: tensors that each operation saves.
+    #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
+    #: expert_weights. Backward keeps the tensors that each operation saves.
     eager: str | Sequence[str] | None
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).
