@@ -69,7 +69,9 @@ class WorkingOp(Declaration):
     """What an action holds of its microbatch, bytes on one rank.
 
     `runs` are the kinds of actions of a chunk that run one after the other. Before them, forward,
-    backward and the gradients of weights of some chunks have run for the same microbatch.
+    backward and the gradients of weights of some chunks have run for the same microbatch. Where
+    sums of gradients are freed between steps, the microbatch that is the `first` one to run an
+    action makes them.
     """
 
     name = "stg.working"
@@ -79,6 +81,8 @@ class WorkingOp(Declaration):
         Param("forward", "ints", "the chunks whose forward has run before"),
         Param("backward", "ints", "the chunks whose backward has run before"),
         Param("weights", "ints", "the chunks whose gradients of weights have run before"),
+        Param("first", "names", "those that no microbatch has run before", choices=ACTIONS),
+        Param("sums", "sizes", "bytes of the sums of gradients that each of these makes"),
         Param("peak", "size", "bytes at its worst moment, on top of those at its start"),
         Param("left", "size", "bytes after it less those before"),
         Param("host", "size", "the same in host memory"),

@@ -63,7 +63,9 @@ class GradientsOp(Statement):
     `zero_grad(set_to_none=True)` of PyTorch.
 
     Sums over several microbatches are there from the first backward on, beside the forward of the
-    next microbatch: they count as persistent either way.
+    next microbatch: they count as persistent. In a pipeline the plan has them from where the first
+    microbatch of a stage makes them, as `AccumulateGrad` takes the first gradient for the sum; a
+    later one is made beside it, and added.
 
     `tables = whole`: a rank makes the gradient of all rows of a table whose rows are split, a
     partial sum where ranks have other tokens, as DTensor, which has no rule for parts of the rows

@@ -266,8 +266,8 @@ def _check_in_backward(module: Module, strategy: Strategy) -> None:
 def _free_gradients(module: Module, strategy: Strategy) -> None:
     """State it at the function for the plan of memory, except for sums over microbatches that are
     the gradients."""
-    whole = strategy.zero >= 2 and strategy.reduces_once
-    if any(op.has(Accumulates) for op in module.main.body.ops) and not whole:
+    late = strategy.pipeline is not None or (strategy.zero >= 2 and strategy.reduces_once)
+    if any(op.has(Accumulates) for op in module.main.body.ops) and not late:
         why = "the sums of gradients over microbatches persist"
         loc = strategy.one(GradientsRule).loc
         module.diagnostics.remark(f"'stg.gradients[freed]' changes nothing: {why}", loc)

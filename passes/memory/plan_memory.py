@@ -31,7 +31,15 @@ from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
 from stagec.memory.buffers import STASH, Buffer
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import Roots, classify, device_bytes, held_bytes, last_users
-from stagec.memory.step import ActionInState, Planner, turns
+from stagec.memory.step import (
+    ActionInState,
+    Planner,
+    after_work,
+    first_run,
+    first_runs,
+    is_first_run,
+    turns,
+)
 from stagec.memory.worst import on_device, total_of, worst_of
 from stagec.schedule.attached import actions_of, stages_of
 
@@ -149,22 +157,27 @@ class _Plan:
         found: dict[ActionInState, None] = {}
         for stage in stages_of(self._func):
             order = actions_of(self._module, self._func, stage)
-            for turn in turns(order, self._planner.regions, holds=lambda _: False):
+            known = self._planner.regions, self._planner.summed
+            for turn in turns(order, *known, holds=lambda _: False):
                 found.update(dict.fromkeys(w for w in turn.works if w[0]))
         return list(found)
 
     def _of_work(self, work: ActionInState) -> dict[str, RawAttr]:
         """What the plan states of some actions that run one after the other."""
         runs, before = work
+        regions = [r for r in runs if not is_first_run(r)]
+        firsts = tuple(kind for kind, c in regions if first_run((kind, c)) in runs)
         peak = worst_of([self._planner.run(work)], self._env, self._long)
-        now, then = self._planner.held(before), self._planner.held(before | frozenset(runs))
+        now, then = self._planner.held(before), self._planner.held(after_work(work))
+        sums = tuple(total_of(self._planner.held(s)) for s in first_runs(work))
         left, host = (
             total_of(then - now, w) - total_of(now - then, w) for w in (on_device, _on_host)
         )
         done = {kind: tuple(sorted(c for k, c in before if k == kind)) for kind in ACTIONS}
         return {
-            "runs": tuple(kind for kind, _ in runs),
+            "runs": tuple(kind for kind, _ in regions),
             "chunk": runs[0][1],
+            **({"first": firsts, "sums": sums} if sums else {}),
             **{kind: chunks for kind, chunks in done.items() if chunks},
             "peak": peak,
             "left": left,

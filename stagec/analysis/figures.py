@@ -35,7 +35,7 @@ from stagec.ir.expr import ZERO, Env, evaluate, total
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
 from stagec.memory.buffers import CATEGORIES
-from stagec.memory.step import ActionInState, MicrobatchState
+from stagec.memory.step import ActionInState, MicrobatchState, after_work, first_runs
 from stagec.memory.timeline import CACHES, STATIC
 from stagec.program.classes import index_axes
 from stagec.schedule.attached import idle_share, stages_of
@@ -249,16 +249,18 @@ class _Graph:
 
     @cached_property
     def _states(self) -> list[MicrobatchState]:
-        after = (before | frozenset(runs) for runs, before in self._columns)
+        after = (s for w in self._columns for s in (after_work(w), *first_runs(w)))
         return list(dict.fromkeys([MicrobatchState(), *after]))
 
     def _held(self, what: str, values: Values) -> list[int]:
         """What a microbatch holds in each state."""
         held = dict.fromkeys(self._states, 0)
         for op in sorted(self._works, key=lambda o: len(work_of(o)[1])):
-            runs, before = work_of(op)
+            _, before = work = work_of(op)
             more = evaluate(op.expr(what), values) if what in op.attrs else 0
-            held[before | frozenset(runs)] = held.get(before, 0) + more
+            held[after_work(work)] = held.get(before, 0) + more
+            sums = (evaluate(e, values) if what == "left" else 0 for e in op.exprs("sums"))
+            held.update(zip(first_runs(work), sums, strict=True))
         return [held[s] for s in self._states]
 
     @cached_property

@@ -11,7 +11,17 @@ from stagec.ir.expr import ZERO, Env, Expr, UnboundError, evaluate, maximum, tot
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.pipeline import ACTIONS
-from stagec.memory.step import ActionInState, ActionRegion, Doing, MicrobatchState, turns
+from stagec.memory.step import (
+    ActionInState,
+    ActionRegion,
+    Doing,
+    MicrobatchState,
+    after_work,
+    first_run,
+    first_runs,
+    is_first_run,
+    turns,
+)
 from stagec.memory.timeline import CACHES, STATIC
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
@@ -69,7 +79,8 @@ def _turns(doing: Iterable[Doing]) -> Iterator[Turn]:
 
 def _stashes(doing: Iterable[Doing]) -> Iterator[Turn]:
     for each in doing:
-        yield from ((after, ()) for after in each.after())
+        for after in each.after():
+            yield {s: n for s, n in after.items() if not any(map(is_first_run, s))}, ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +95,21 @@ class _Works:
         left = {work_of(o): o.expr(what) if what in o.attrs else ZERO for o in ops}
         peak = {w: o.expr("peak") for w, o in zip(left, ops, strict=True)}
         held: dict[MicrobatchState, Expr] = {MicrobatchState(): ZERO}
-        for runs, before in sorted(left, key=lambda w: len(w[1])):
-            held[before | frozenset(runs)] = held.get(before, ZERO) + left[runs, before]
+        for op in sorted(ops, key=lambda o: len(work_of(o)[1])):
+            _, before = work = work_of(op)
+            held[after_work(work)] = held.get(before, ZERO) + left[work]
+            held.update(zip(first_runs(work), op.exprs("sums"), strict=True))
         return _Works(peak, held)
 
     @property
     def regions(self) -> frozenset[ActionRegion]:
-        return frozenset(r for runs, _ in self.peak for r in runs)
+        return frozenset(r for runs, _ in self.peak for r in runs if not is_first_run(r))
+
+    @property
+    def summed(self) -> frozenset[ActionRegion]:
+        """Those of which the first run makes sums of gradients."""
+        firsts = frozenset(r for runs, _ in self.peak for r in runs)
+        return frozenset(r for r in self.regions if first_run(r) in firsts)
 
     @property
     def anything(self) -> bool:
@@ -105,7 +124,7 @@ class _Works:
 
     def doing(self, order: RankActions) -> list[Doing]:
         """The turns of a schedule that differ in what runs and is held."""
-        return list(turns(order, self.regions, holds=self.holds))
+        return list(turns(order, self.regions, self.summed, holds=self.holds))
 
     def bytes(self, turn: Turn) -> Expr:
         states, running = turn
@@ -150,8 +169,12 @@ def _no_working(when: str, regions: Iterable[ActionRegion]) -> DiagnosticError:
 
 def work_of(op: Operation) -> ActionInState:
     """The actions that an `stg.working` is about, and what has run before them."""
-    runs = tuple((kind, op.integer("chunk")) for kind in op.names("runs"))
-    return runs, frozenset((kind, chunk) for kind in ACTIONS for chunk in op.integers(kind))
+    chunk = op.integer("chunk")
+    runs = ((kind, chunk) for kind in op.names("runs"))
+    firsts = (first_run((kind, chunk)) for kind in op.names("first"))
+    return (*runs, *firsts), frozenset(
+        (kind, chunk) for kind in ACTIONS for chunk in op.integers(kind)
+    )
 
 
 def _largest(sizes: list[Expr], env: Env) -> list[Expr]:

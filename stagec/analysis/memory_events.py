@@ -96,13 +96,15 @@ class _Plan:
         else:
             body = _Section("body", [outside[first + 1 : last]])
             yield from repeat(body, evaluate(step.op.expr("count"), self._env))
-        yield _Section("after", [outside[last:]])
+        end, *after = outside[last:]
+        there = replace(end[0], made=[]), end[1]  # sums, of which the actions have told
+        yield _Section("after", [[there, *after]])
 
     def _turns(self, order: Order) -> Iterator[_Section]:
         """Each turn, and the receives that stand before it: what they get counts from the action
         that uses it, as in the plan."""
         place, regions = 0, self._planner.regions
-        for doing in turns(order.actions, regions):
+        for doing in turns(order.actions, regions, self._planner.summed):
             for action in order.receives.get(place, ()):
                 region = next(regions_of(action))
                 steps = (

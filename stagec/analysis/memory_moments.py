@@ -17,7 +17,14 @@ from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.memory.buffers import Buffer
 from stagec.memory.lifetimes import lifetimes
-from stagec.memory.step import ActionInState, MemoryRun, MicrobatchState, Planner
+from stagec.memory.step import (
+    ActionInState,
+    MemoryRun,
+    MicrobatchState,
+    Planner,
+    after_work,
+    first_runs,
+)
 from stagec.memory.worst import on_device
 
 Ints = npt.NDArray[np.int64]
@@ -56,7 +63,7 @@ class FunctionMoments:
         self.around = self._counts(planner.around())
         runs = {work: planner.run(work) for work in map(work_of, works)}
         self.works: Mapping[ActionInState, Ints] = {w: self._moments(r) for w, r in runs.items()}
-        states = {MicrobatchState(), *(before | frozenset(done) for done, before in runs)}
+        states = {MicrobatchState(), *(s for w in runs for s in (after_work(w), *first_runs(w)))}
         self.held = {state: self._counts(planner.held(state)) for state in states}
 
     def bytes_of(self, values: Env) -> list[int]:

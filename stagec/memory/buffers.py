@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeGuard
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ONE, Expr, expand
+from stagec.ir.expr import ONE, ZERO, Expr, expand
 from stagec.ir.types import DEVICE
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp
@@ -37,7 +37,8 @@ CATEGORIES = (
 @dataclass(eq=False, slots=True)
 class Buffer:
     """Memory of one value in `space`; `copies` > 1 are those of iterations that are not run one by
-    one. A value that is partly in host memory has a buffer in each.
+    one. A value that is partly in host memory has a buffer in each. One that is `added` to a sum as
+    it is made has no memory.
 
     `last` is the step of the last use in each part (action) of the step that uses it. A static
     buffer is there before the step and after it.
@@ -51,6 +52,7 @@ class Buffer:
     last: dict[Operation | None, int] = field(default_factory=dict["Operation | None", int])
     phases: set[str] = field(default_factory=set[str])
     space: str = DEVICE
+    added: bool = False
     sizes: dict[tuple[Value, str], Expr] = field(default_factory=dict[tuple[Value, str], Expr])
     kinds: dict[Value, str] = field(default_factory=dict[Value, str])
     _size: Expr | None = None
@@ -58,6 +60,8 @@ class Buffer:
     @property
     def size(self) -> Expr:
         """Bytes on one rank; `sizes` keeps those of one buffer of each value."""
+        if self.added:
+            return ZERO
         if self._size is None and self.copies is not ONE:
             self._size = expand(self.value.tensor.bytes_in(self.space) * self.copies)
         elif self._size is None:
@@ -114,6 +118,9 @@ class Lifetimes:
     steps: list[RunOp] = field(default_factory=list[RunOp])
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     scheduled: int | None = None  # the step at which the actions of a schedule run
+    #: What an action makes of the gradients of a microbatch, by the sum that it is if it is the
+    #: first one.
+    sums: dict[Buffer, Buffer] = field(default_factory=dict[Buffer, Buffer])
 
 
 class Shares(tuple["Buffer", ...]):

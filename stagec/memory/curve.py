@@ -22,7 +22,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.traits import Accumulates
 from stagec.memory.buffers import Buffer, RunOp
-from stagec.memory.step import ActionInState, ActionRegion, MemoryRun, MicrobatchState, turns
+from stagec.memory.step import ActionInState, ActionRegion, MemoryRun, MicrobatchState
 from stagec.memory.timeline import DEVICE, MemoryTimeline, Sized
 
 #: Time of an operation on one rank, in picoseconds.
@@ -204,7 +204,7 @@ class Curve:
         spans: Sequence[Span] = (),
         over: int | None = None,
     ) -> None:
-        self._order, self._shared, self._spans = timeline.order, shared, spans
+        self._turns_of, self._shared, self._spans = timeline.turns, shared, spans
         self._over = shared.before + shared.count * shared.each if over is None else over
         self._fixed = {(value, name): size for value, name, size in timeline.fixed()}
         #: Bytes of one buffer of each kind.
@@ -258,8 +258,7 @@ class Curve:
 
     def _turns(self) -> Iterator[_Piece]:
         now, last = self._shared.before, None
-        rows = turns(self._order, self._shared.sized.regions)
-        for doing, (start, end) in zip(rows, self._spans, strict=True):
+        for doing, (start, end) in zip(self._turns_of(), self._spans, strict=True):
             if start > now:
                 yield _Piece(now, "", doing.states)
             stretches = tuple(s for s in map(self._shared.of, doing.works) if s.steps)

@@ -26,7 +26,7 @@ from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
 from stagec.ir.layers import LayerStack, in_order, order_of
 from stagec.ir.replay import replays
 from stagec.ir.traits import EndsLifetime, Recalls, StaysUntilNext, View
-from stagec.ir.types import Type
+from stagec.ir.types import DEVICE, Type
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import (
@@ -53,7 +53,7 @@ from stagec.memory.iterations import (
     stacked,
     turns_of,
 )
-from stagec.memory.liveness import Roots, Sets, classify, heirs, kept_when_sent, updated
+from stagec.memory.liveness import Roots, Sets, classify, heirs, is_sum, kept_when_sent, updated
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
 #: A body runs no more often than this: as often as one in three repeats of many iterations.
@@ -86,7 +86,7 @@ class _Known:
 class _Runner:
     def __init__(self, body: Region, env: Env, *, whole: bool = False) -> None:
         self.found = Lifetimes()
-        self._env, self._whole = env, whole
+        self._env, self._whole, self._freed = env, whole, body.owner.flag("freed")
         self._roots = Roots()
         self._sets: Sets = classify(body, self._roots)
         self._patterns = patterns(body)
@@ -109,6 +109,7 @@ class _Runner:
         ] = {}  # of stacks, for their first layer
         self._last_gathered: Sequence[Ref] = ()  # for the layer that ran last
         self._staying: Sequence[Value] = ()  # what stays until the next op makes such
+        self._late: set[Value] = set()  # sums that the first microbatch makes
         self._adds = False  # inside an accumulation of several microbatches
         self._budget = Budget(
             MAX_PLAN_STEPS,
@@ -172,7 +173,14 @@ class _Runner:
         return number
 
     def _make(
-        self, value: Value, first: int, last: int, copies: Expr = ONE, *, space: str
+        self,
+        value: Value,
+        first: int,
+        last: int,
+        copies: Expr = ONE,
+        *,
+        space: str,
+        added: bool = False,
     ) -> Buffer:
         """A buffer that a step of this part makes."""
         last_in = {self._part: last}
@@ -184,6 +192,7 @@ class _Runner:
             first,
             last_in,
             space=space,
+            added=added,
             sizes=self._sizes,
             kinds=self._kinds,
         )
@@ -236,6 +245,7 @@ class _Runner:
     def _again(self, known: _Known) -> None:
         """Run an operation of which is known what becomes of its results."""
         refs = self._refs
+        added = [value for value, home in known.homes if home in self._late]
         for value, home in known.homes:
             refs[value] = self._sums.get(home) or self._fixed(home)
         for value, operand in known.reused:
@@ -244,6 +254,8 @@ class _Runner:
         if self._staying and (stays or known.op.phase == "optimizer"):
             self._end_staying()
         number = self._step(known.op, known.made)
+        for value in added:
+            refs[value] = self._make(value, number, number, space=DEVICE, added=True)
         if stays:
             self._staying = known.made
         for value in known.operands:
@@ -278,6 +290,7 @@ class _Runner:
         base = self._roots(value)
         updated = base in self._sets.static and base.producer is not None
         known = base in self._sums or base in self._sets.gradients or updated
+        known = known or (base in self._late and base not in self._sets.freed)
         return base if known else None
 
     def _is_added(self, value: Value) -> bool:
@@ -417,7 +430,9 @@ class _Runner:
         for buffer in buffers_of(ref):
             if buffer not in twins:
                 size = expand(copies * buffer.copies)
-                twins[buffer] = self._make(buffer.value, number, number, size, space=buffer.space)
+                twins[buffer] = self._make(
+                    buffer.value, number, number, size, space=buffer.space, added=buffer.added
+                )
         return Together((ref, *(twins[b] for b in buffers_of(ref))))
 
     # -- repeats inside of repeats -----------------------------------------------------------------
@@ -450,23 +465,27 @@ class _Runner:
         """So many more of what has been made since a step."""
         new = (b for ref in refs for b in buffers_of(ref) if b.first >= start and copies != 0)
         return [
-            self._make(b.value, start, end, expand(copies * b.copies), space=b.space)
+            self._make(b.value, start, end, expand(copies * b.copies), space=b.space, added=b.added)
             for b in list(new)
         ]
 
     # -- microbatches ------------------------------------------------------------------------------
 
     def _accumulate(self, op: Operation, region: Region) -> None:
-        """One microbatch, or each action of it; the sums are there from the start."""
+        """One microbatch, or each action of it. The sums are there from the start, or those that
+        are freed between steps from the first action on that makes what is added."""
         old = {r: self._refs[v] for r in op.results if (v := updated(r)) in self._refs}
-        new = [r for r in op.results if r not in old and self._home(r) is None]
+        late = "schedule" in op.attrs and self._freed
+        made = [r for r in op.results if late and is_sum(r) and r not in old]
+        self._late.update(made)
+        new = [r for r in op.results if not (r in old or r in made or self._home(r))]
         number = self._step(op, new)
         sums = list(self.found.steps[number].made)
         self._sums.update((b.value, b) for b in sums)
         for value in kept_when_sent(region):
             sums += [self._make(value, number, number, space=s) for s in value.tensor.memories]
         self._refs.update(old)
-        for result in (r for r in op.results if r not in old):
+        for result in (r for r in op.results if not (r in old or r in made)):
             home = self._home(result)
             self._refs[result] = self._refs[result] if home is None else self._fixed(home)
         for arg, value in zip(region.args, op.operands, strict=True):
@@ -482,6 +501,26 @@ class _Runner:
             inside = any(part is not None for part in buffer.last) or buffer.last[None] > number
             if buffer in sums or inside:
                 buffer.last = {None: end}
+        for result in made:
+            self._refs[result] = self._sum(self._refs[region.terminator.operands[result.index]])
+
+    def _sum(self, ref: Ref) -> Ref:
+        """What microbatches add up of what each of them makes."""
+        if isinstance(ref, Shares):
+            return Shares(map(self._sum_of, ref))
+        if isinstance(ref, Together):
+            return Together(map(self._sum, ref))
+        if isinstance(ref, tuple):
+            return tuple(map(self._sum, ref))
+        return ref if ref is None or ref.static else self._sum_of(ref)
+
+    def _sum_of(self, ref: Buffer) -> Buffer:
+        """The sum of a buffer of each microbatch; the last step is behind them."""
+        end = len(self.found.steps) - 1
+        found = self._make(ref.value, end, end, ref.copies, space=ref.space)
+        found.phases |= ref.phases
+        self.found.sums[ref] = found
+        return found
 
     def _action(self, op: Operation) -> None:
         self._part = op

@@ -151,7 +151,11 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
         for op in region.ops:
             if op.has(Accumulates):
                 sums = [r for r in op.results if joined_dim(op, r.tensor) is None]
-                whole = {r for r in sums if body.owner.flag("freed") and _users(r, body) <= _LATER}
+                freed = {r for r in sums if body.owner.flag("freed") and r.tensor.rank}
+                whole = {r for r in freed if _users(r, body) <= _LATER}
+                if "schedule" in op.attrs:
+                    sets.freed |= {root_of(r) for r in freed - whole}
+                    whole = freed
                 sets.gradients |= {root_of(r) for r in sums if r.tensor.rank and r not in whole}
                 joined = (r for r in op.results if r not in sums and _users(r, body) & _LATER)
                 sets.stash |= {root_of(r) for r in joined}

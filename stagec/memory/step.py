@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from stagec.ir.core import Operation
@@ -21,7 +21,9 @@ from stagec.schedule.attached import regions_of
 ActionRegion = tuple[str, int]
 MicrobatchState = frozenset[ActionRegion]
 _NOTHING: MicrobatchState = frozenset()
-#: An action in the state of its microbatch: the regions that it runs, and those run before.
+_FIRST = "first_"
+#: An action in the state of its microbatch: the regions that it runs, and those run before; where
+#: no microbatch has run a region that makes sums of gradients, `first_run` of it as well.
 ActionInState = tuple[tuple[ActionRegion, ...], MicrobatchState]
 #: It, and the state of its microbatch after it.
 _WorkDone = tuple[ActionInState, MicrobatchState]
@@ -29,6 +31,29 @@ _WorkDone = tuple[ActionInState, MicrobatchState]
 
 #: The steps of a work, or of all outside of actions, each with the buffers that end after it.
 MemoryRun = Sequence[tuple[RunOp, tuple[Buffer, ...]]]
+
+
+def first_run(region: ActionRegion) -> ActionRegion:
+    """That no microbatch has run a region before. In states of microbatches it stands alone, for
+    the sums of gradients that have been made then."""
+    kind, chunk = region
+    return _FIRST + kind, chunk
+
+
+def is_first_run(region: ActionRegion) -> bool:
+    """Whether it is a `first_run`."""
+    return region[0].startswith(_FIRST)
+
+
+def first_runs(work: ActionInState) -> list[MicrobatchState]:
+    """The states of what is there after the first runs of a work."""
+    return [frozenset((r,)) for r in work[0] if is_first_run(r)]
+
+
+def after_work(work: ActionInState) -> MicrobatchState:
+    """The state of its microbatch after a work."""
+    runs, before = work
+    return before.union(r for r in runs if not is_first_run(r))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +111,12 @@ class Doing:
     def after(self) -> Iterator[Mapping[MicrobatchState, int]]:
         """The states after each of the works; an overlapped pair begins with the first."""
         counts = Counter(self.states)
-        for runs, before in self.works:
+        for work in self.works:
+            _, before = work
             if before in counts:
                 counts[before] -= 1
-            counts[before | frozenset(runs)] += 1
+            counts[after_work(work)] += 1
+            counts.update(first_runs(work))
             yield {s: n for s, n in counts.items() if n}
 
 
@@ -101,21 +128,27 @@ def labels(part: Operation | None) -> ActionRegion | None:
 def turns(
     order: RankActions,
     known: Iterable[ActionRegion],
+    summed: frozenset[ActionRegion] = frozenset(),
     *,
     holds: Callable[[MicrobatchState], bool] | None = None,
 ) -> Iterator[Doing]:
-    """The turns of a rank's schedule; of the regions of an action only the known ones are run.
+    """The turns of a rank's schedule; of the regions of an action only the known ones are run, and
+    the first ones to run those in `summed` make sums of gradients.
 
     With `holds`, whether a microbatch in a state holds anything, only the first of the
     turns that run and hold the same: one period of a steady state.
     """
-    works_of = _Works(frozenset(known))
+    works_of = _Works(frozenset(known), summed)
+    made = _NOTHING
     done: dict[int, MicrobatchState] = {}
     counts: Mapping[MicrobatchState, int] = {}
     same = {frozenset(counts.items()): counts}  # one object for equal counts, so `id` tells them
     following: dict[tuple[int, ...], Mapping[MicrobatchState, int]] = {}
     for pair in steps(order):
-        found = [works_of(a, done.get(a.microbatch, _NOTHING)) for a in pair]
+        found: list[_WorkDone] = []
+        for action in pair:
+            found.append(works_of(action, done.get(action.microbatch, _NOTHING), made))
+            made = made.union(filter(is_first_run, found[-1][0][0]))
         key = (id(counts), *map(id, found))
         if holds is None or key not in following:
             doing = Doing(tuple([work for work, _ in found]), pair, counts)
@@ -133,18 +166,19 @@ class _Works:
     """Actions in the states of their microbatches, each with the state after it: one object for
     what is equal, as a schedule has thousands of actions and few works."""
 
-    def __init__(self, regions: frozenset[ActionRegion]) -> None:
-        self._regions = regions
+    def __init__(self, regions: frozenset[ActionRegion], summed: frozenset[ActionRegion]) -> None:
+        self._regions, self._summed = regions, summed
         self._states = {_NOTHING: _NOTHING}
         self._same: dict[ActionInState, _WorkDone] = {}
-        self._found: dict[tuple[str, int, bool, int], _WorkDone] = {}
+        self._found: dict[tuple[str, int, bool, int, int], _WorkDone] = {}
 
-    def __call__(self, a: Action, before: MicrobatchState) -> _WorkDone:
-        key = a.kind, a.chunk, a.split, id(before)
+    def __call__(self, a: Action, before: MicrobatchState, made: MicrobatchState) -> _WorkDone:
+        key = a.kind, a.chunk, a.split, id(before), len(made)
         found = self._found.get(key)
         if found is None:
             run = tuple(r for r in regions_of(a) if r in self._regions)
-            after, work = before | frozenset(run), (run, before)
+            firsts = (first_run(r) for r in run if r in self._summed and first_run(r) not in made)
+            after, work = before | frozenset(run), ((*run, *firsts), before)
             done = work, self._states.setdefault(after, after)
             found = self._found[key] = self._same.setdefault(work, done)
         return found
@@ -164,6 +198,10 @@ class Planner:
             for part in buffer.last:
                 self._used.setdefault(part, []).append(buffer)
         self._left = [b for b in found.buffers if b.part is not None and b.last.keys() != {b.part}]
+        self._sums: dict[ActionRegion, dict[Buffer, Buffer]] = {}
+        for buffer, made in found.sums.items():
+            if (region := labels(buffer.part)) is not None:
+                self._sums.setdefault(first_run(region), {})[buffer] = made
         self.held = cache(self._held)
         self.run = cache(self._run)
 
@@ -177,8 +215,15 @@ class Planner:
         """Kinds and chunks of the actions."""
         return frozenset(r for r in self._parts if r is not None)
 
+    @property
+    def summed(self) -> frozenset[ActionRegion]:
+        """Those of them of which the first run makes sums of gradients."""
+        return frozenset(r for r in self.regions if first_run(r) in self._sums)
+
     def _held(self, state: MicrobatchState) -> frozenset[Buffer]:
-        """What a microbatch in this state holds."""
+        """What a microbatch in this state holds, or what is there after a first run."""
+        if any(map(is_first_run, state)):
+            return frozenset(b for r in state for b in self._sums[r].values())
         done = {self._parts[r] for r in state}
         return frozenset(b for b in self._left if b.part in done and not b.last.keys() <= done)
 
@@ -205,8 +250,17 @@ class Planner:
     def _run(self, work: ActionInState | None) -> MemoryRun:
         """The steps of a work, or of all outside of actions, each with what ends after it."""
         runs, before = work or ((), MicrobatchState())
-        parts = [self._parts[r] for r in runs] if work else [None]
-        return self._between(parts, {self._parts[r] for r in before} | set(parts))
+        parts = [self._parts[r] for r in runs if not is_first_run(r)] if work else [None]
+        run = self._between(parts, {self._parts[r] for r in before} | set(parts))
+        for sums in (self._sums[r] for r in runs if is_first_run(r)):
+            run = tuple(
+                (
+                    replace(step, made=[sums.get(b, b) for b in step.made]),
+                    tuple(b for b in ends if b not in sums),
+                )
+                for step, ends in run
+            )
+        return run
 
     def alone(self) -> Iterator[MemoryRun]:
         """Every action by itself, when all others of its microbatch have run."""

@@ -209,7 +209,7 @@ class MemoryTimeline:
         around = Counter(static)
         self._planner.count(around, self._planner.around(), 1)
         holds, always = self._holds if distinct else None, around.total()
-        for doing in turns(self.order, self._planner.regions, holds=holds):
+        for doing in self.turns(holds):
             rises = [r for w in doing.works if (r := self._planner.worst_rise(w)) is not None]
             if rises:
                 held = sum(n * self._planner.held_total(s) for s, n in doing.states.items())
@@ -225,6 +225,10 @@ class MemoryTimeline:
             base.update(bytes_)
         title, moments = " with ".join(map(str, doing.actions)), tuple(r[0] for r in rises)
         return Point(title, moments[-1].step, dict(base), moments, doing.states)
+
+    def turns(self, holds: Callable[[MicrobatchState], bool] | None = None) -> Iterator[Doing]:
+        """The turns of the schedule; with `holds` those that hold or run something else."""
+        return turns(self.order, self._planner.regions, self._planner.summed, holds=holds)
 
     def _holds(self, state: MicrobatchState) -> bool:
         """Whether a microbatch in this state holds anything."""
@@ -253,7 +257,7 @@ class MemoryTimeline:
         """The bytes of each category behind the last forward of the schedule, on top of what is
         there around it."""
         turn: Doing | None = None
-        for each in turns(self.order, self._planner.regions):
+        for each in self.turns():
             if any(a.kind == "F" for a in each.actions):
                 turn = each
         if turn is None:
@@ -343,7 +347,7 @@ class MemoryTimeline:
         for step, ends in self._planner.run(None):
             yield from self._starts(step, -1, numbers, space)
             if self._planner.is_scheduled(step):
-                for doing in turns(self.order, self._planner.regions):
+                for doing in self.turns():
                     yield from self._turn(doing, numbers, space)
             yield from self._ends(step, ends, -1, numbers, space)
 
@@ -361,8 +365,9 @@ class MemoryTimeline:
         self, step: RunOp, microbatch: int, numbers: dict[tuple[int, Buffer], int], space: str
     ) -> Iterator[BufferEvent]:
         for buffer in step.made:
-            if buffer.space == space and self.size(buffer):
-                numbers[microbatch, buffer] = number = len(numbers)
+            key = (-1 if buffer.part is None else microbatch), buffer
+            if buffer.space == space and self.size(buffer) and key not in numbers:  # as sums are
+                numbers[key] = number = len(numbers)
                 yield BufferEvent(True, number, buffer, step)
 
     def _ends(

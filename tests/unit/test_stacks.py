@@ -323,17 +323,17 @@ def test_steps_of_experts_are_met() -> None:
 @pytest.mark.long
 def test_steps_of_pipeline_stages_are_met() -> None:
     """Of all rows of `validation/torch-pipeline`; what is missing are tokens on ranks that do
-    not take them. Gradients of GPipe are there from the start. Where the reduction is the peak,
-    what PyTorch has gathered for layers is there still."""
+    not take them. Where the reduction is the peak, what PyTorch has gathered for layers is there
+    still."""
     found = validate_memory("torch-pipeline", Session()).errors
     assert len({each.row for each in found}) == 13
     for each in found:
-        if "GPipe" in each.row or ("FSDP2 of 8" in each.row and each.moment == "peak"):
+        if "FSDP2 of 8" in each.row and each.moment == "peak":
             continue
         if each.category in ("parameters", "gradients"):
             assert each.measured == each.ours
         if each.category == "activations":
-            assert abs(each.error or 0) < 0.005
+            assert abs(each.error or 0) < 0.0003
         if each.category == "total":
             assert abs(each.error or 0) < 0.0025
 

@@ -18,17 +18,25 @@ SCHEDULES: Mapping[str, Callable[..., Any]] = {
     "1f1b": schedules.Schedule1F1B,
     "interleaved": schedules.ScheduleInterleaved1F1B,
     "interleaved-zb": schedules.ScheduleInterleavedZeroBubble,
+    "looped-bfs": schedules.ScheduleLoopedBFS,
+    "zbv": schedules.ScheduleZBVZeroBubble,
+    "dualpipev": schedules.ScheduleDualPipeV,
 }
+#: Those whose second parts stand in the other order of ranks.
+_FOLDED = ("zbv", "dualpipev")
 
 
 def stages_of(run: TorchRun) -> list[int]:
     """The parts of the model on the rank of a run, first to last; without a pipeline it has all."""
     ranks, chunks = run.flag("pp", 1), _chunks(run)
+    if run.flag("schedule", "1f1b") in _FOLDED:
+        return [run.stage, 2 * ranks - 1 - run.stage]
     return [chunk * ranks + run.stage for chunk in range(chunks)]
 
 
 def _chunks(run: TorchRun) -> int:
-    default = 2 if run.flag("schedule", "1f1b").startswith("interleaved") else 1
+    schedule = run.flag("schedule", "1f1b")
+    default = 2 if schedule.startswith(("interleaved", "looped")) or schedule in _FOLDED else 1
     return run.flag("chunks", default)
 
 
