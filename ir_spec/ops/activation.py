@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, fraction
+from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.expr import Expr, const, fraction
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule
+from stagec.ir.rule import Rule, letters
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Wide
 from stagec.ir_spec.ops.base import (
@@ -26,7 +27,20 @@ from stagec.ir_spec.ops.base import (
     present,
     work,
 )
-from stagec.ir_spec.ops.curves import FORM, GELU, RELU, SIGMOID, SILU, TANH, PointFunction, clamp
+from stagec.ir_spec.ops.contraction import cast_to
+from stagec.ir_spec.ops.curves import (
+    CUBIC,
+    FORM,
+    GELU,
+    RELU,
+    SIGMOID,
+    SILU,
+    SLOPE,
+    STEPWISE,
+    TANH,
+    PointFunction,
+    clamp,
+)
 
 
 class Activation(Elementwise):
@@ -44,7 +58,8 @@ class Activation(Elementwise):
         at = self.curve.derived_at
         doc = f"Gradient of `{self.name}`{self.gradient}."
         example = f"%dx = {self.name}_grad(%dy, %{at}) : bf16[B]"
-        given = {"of": self, "operands": ("dy", at), "params": self.params}
+        params = tuple(p for p in self.params if p is not STEPWISE)
+        given = {"of": self, "operands": ("dy", at), "params": params}
         return [derive(ActivationGrad, self, "grad", doc, example, **given)]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
@@ -75,17 +90,54 @@ class Gelu(Activation):
     """GeLU (arXiv 1606.08415): x times the normal distribution function at x.
 
     `form` says how that is computed. FLOPs per element: tanh, the default, 8; erf, which is exact,
-    5; quick, x times the sigmoid of 1.702 x, 4.
+    5; quick, x times the sigmoid of 1.702 x, 4. PyTorch has kernels for tanh and erf; with
+    `stepwise` a model does without.
     """
 
     name = "stg.gelu"
-    params = (FORM,)
+    params = (FORM, STEPWISE)
     curve = GELU[FORM.default]
     gradient = ". FLOPs per element: tanh 14, erf 11, quick 8"
     example = "%y = stg.gelu(%x) : bf16[B]"
 
     def curve_of(self, op: Operation) -> PointFunction:
         return GELU[op.text("form", FORM.default)]
+
+    def eager_forms(self) -> Mapping[str, EagerForm]:
+        return {"gelu": self._unfused}
+
+    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+        if not op.flag("stepwise"):
+            return None
+        return [gelu_steps(b, op.operands[0], op.text("form", FORM.default), op.result.name)]
+
+
+def gelu_steps(b: Builder, x: Value, form: str, hint: str) -> Value:
+    """GeLU of x operation by operation, as in activations.py of transformers: `NewGELUActivation`
+    for tanh, `QuickGELUActivation` for quick, and `GELUActivation._gelu_python` for erf, whose
+    kernel stands for its parts."""
+    name = x.name
+    if form == "erf":
+        return b.value("stg.gelu", [x], {"form": form}, hint=hint)
+    if form == "quick":
+        scaled = b.value("stg.scale", [x], {"by": const(851) / 500}, hint=f"{name}_scaled")
+        share = b.value("stg.sigmoid", [scaled], hint=f"{name}_share")
+        return b.value("stg.mul", [x, share], hint=hint)
+    half = b.value("stg.scale", [x], {"by": const(1) / 2}, hint=f"{name}_half")
+    cube = b.value("stg.power", [x], {"exponent": const(3)}, hint=f"{name}_cube")
+    cube = b.value("stg.scale", [cube], {"by": _ratio(CUBIC)}, hint=cube.name)
+    curve = b.value("stg.add", [x, cube], hint=f"{name}_curve")
+    curve = b.value("stg.scale", [curve], {"by": _ratio(SLOPE)}, hint=curve.name)
+    share = b.value("stg.tanh", [curve], hint=f"{name}_tanh")
+    one = b.value("stg.constant", attrs={"value": const(1)}, hint=f"{name}_one")
+    row = letters(x.tensor.rank)
+    spec = {"spec": Quoted(f"{row},->{row}")}
+    share = b.value("stg.add", [share, cast_to(b, one, x.tensor.dtype)], spec, hint=f"{name}_share")
+    return b.value("stg.mul", [half, share], hint=hint)
+
+
+def _ratio(value: Fraction) -> Expr:
+    return const(value.numerator) / value.denominator
 
 
 class Silu(Activation):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -22,6 +23,8 @@ FORM = Param(
     choices=("tanh", "erf", "quick"),
     default="tanh",
 )
+#: Of GeLU and of what is gated by it.
+STEPWISE = Param("stepwise", "flag", "model code computes it operation by operation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ def silu_derivative(x: Array) -> Array:
 
 
 _SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
+#: The root of 2 / pi and the share of the cube in GeLU by tanh.
+SLOPE, CUBIC = Fraction(_SLOPE).limit_denominator(10**9), Fraction(44715, 10**6)
 
 
 def _tanh_form(x: Array) -> Array:

@@ -19,9 +19,10 @@ from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import letters
 from stagec.ir.traits import Fusible, Trait
+from stagec.ir_spec.ops.activation import gelu_steps
 from stagec.ir_spec.ops.base import derive, gradients
 from stagec.ir_spec.ops.contraction import cast_to
-from stagec.ir_spec.ops.curves import FORM, GELU, PointFunction, swish
+from stagec.ir_spec.ops.curves import FORM, GELU, STEPWISE, PointFunction, swish
 
 _CLAMPED = (
     Param("slope", "ratio", "the gate is times sigmoid(slope * gate) (default 1)"),
@@ -49,7 +50,8 @@ class Gated(OpDef):
     def derived(self) -> Sequence[OpDef]:
         doc = f"Gradient of `{self.name}`{self.gradient}."
         example = f"%dgu = {self.name}_grad(%dm, %gu) : bf16[B, 2, S, F]"
-        return [derive(GatedGrad, self, "grad", doc, example, of=self, params=self.params)]
+        params = tuple(p for p in self.params if p is not STEPWISE)
+        return [derive(GatedGrad, self, "grad", doc, example, of=self, params=params)]
 
     def verify(self, op: Operation) -> Iterator[str]:
         shape = op.operands[0].tensor.shape
@@ -71,13 +73,18 @@ class Gated(OpDef):
 
     def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
         """`act_fn(gate) * up`, as `LlamaMLP` of transformers and torchtitan's `FeedForward`."""
-        if (activation := self.activation(op)) is None:
+        if self.activation(op) is None:
             return None
-        (x,), (name, attrs) = op.operands, activation
+        (x,) = op.operands
         names = [f"{x.name}_gate", f"{x.name}_up"]
         gate, up = b.op("stg.unbind", [x], {"dim": 1, "count": 2}, names=names).results
-        act = b.value(name, [gate], attrs, hint=f"{x.name}_act")
+        act = self.activated(b, op, gate, f"{x.name}_act")
         return [b.value("stg.mul", [act, up], hint=op.result.name)]
+
+    def activated(self, b: Builder, op: Operation, gate: Value, hint: str) -> Value:
+        """What is applied to the gate where software runs operation by operation."""
+        name, attrs = self.activation(op) or ("", {})
+        return b.value(name, [gate], attrs, hint=hint)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         gate, up = _clamped(op, args[0])
@@ -200,7 +207,7 @@ class Geglu(Gated):
     """gelu(gate) * up. FLOPs per result: one more than those of that form of `stg.gelu`."""
 
     name = "stg.geglu"
-    params = (FORM,)
+    params = (FORM, STEPWISE)
     gradient = ". FLOPs per element of dy: 3 more than those of `stg.gelu_grad`"
     example = "%m = stg.geglu(%gu) : bf16[B, S, F]"
 
@@ -209,3 +216,8 @@ class Geglu(Gated):
 
     def activation(self, op: Operation) -> tuple[str, Mapping[str, RawAttr]] | None:
         return "stg.gelu", {n: v for n, v in op.attrs.items() if n == FORM.name}
+
+    def activated(self, b: Builder, op: Operation, gate: Value, hint: str) -> Value:
+        if op.flag("stepwise"):
+            return gelu_steps(b, gate, op.text("form", FORM.default), hint)
+        return super().activated(b, op, gate, hint)

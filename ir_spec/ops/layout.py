@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,11 +14,21 @@ from stagec.ir.expr import ZERO, Expr, const, fraction
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef
+from stagec.ir.opdef import Array, EagerForm, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.replay import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
-from stagec.ir.traits import CopiesMemory, FinalGradient, Free, Fusible, Recalls, Stays, Trait, View
+from stagec.ir.traits import (
+    CopiesMemory,
+    FinalGradient,
+    Free,
+    Fusible,
+    PartOfBuffer,
+    Recalls,
+    Stays,
+    Trait,
+    View,
+)
 from stagec.ir.types import WHOLE, Type
 from stagec.ir_spec.ops.base import backwards, gradients, present
 from stagec.support.diagnostics import error
@@ -115,6 +125,33 @@ def whole_dimensions(op: Operation) -> Iterator[str]:
     _, (joined, *_) = parse_rule(op.text("spec"))
     if any(len(group) > 1 for group in joined):
         yield f"expects one letter for each dimension, found '{op.text('spec')}'; stg.reshape joins"
+
+
+class PartOf(OpDef):
+    """`x`, which the code of a model makes as a part of one product with the others. As long as
+    such a view is there, so is all of the product; `expand-kernels` leaves the op out where
+    software computes each by itself, or in kernels of its own."""
+
+    name = "stg.part_of"
+    operands = ("x", "others*")
+    traits = (PartOfBuffer(),)
+    example = "%v1 = stg.part_of(%v, %q, %k) : bf16[B, S, G, K]"
+
+    def rule(self, op: Operation) -> Rule:
+        ranks = [v.tensor.rank for v in op.operands]
+        text = letters(sum(ranks))
+        ends = [sum(ranks[: i + 1]) for i in range(len(ranks))]
+        sides = [text[end - rank : end] for end, rank in zip(ends, ranks, strict=True)]
+        return make_rule(f"{','.join(sides)}->{sides[0]}", linear=[0])
+
+    def eager_forms(self) -> Mapping[str, EagerForm]:
+        return {"part_of": lambda b, op, on_rank: None}
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return [grads[0], *[None] * (len(op.operands) - 1)]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        return [args[0]]
 
 
 class Unbind(OpDef):

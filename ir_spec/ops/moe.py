@@ -22,6 +22,7 @@ from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Chooses
 from stagec.ir.types import Load, Routed
 from stagec.ir_spec.ops.base import Elementwise, gradients, present
+from stagec.ir_spec.ops.contraction import Einsum, cast_to
 from stagec.ir_spec.ops.norm import softmax
 from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.structure import ratio
@@ -33,6 +34,7 @@ _SCORES = (
     Param("scale", "ratio", "multiply the weights by this (default 1)"),
 )
 _SHARED = tuple(p.name for p in _SCORES)
+_WIDE_LOGITS = Param("wide_logits", "flag", "model code makes the logits in fp32")
 _LOCAL = Param("local", "flag", "a rank has all tokens, and takes those of its own experts")
 
 
@@ -58,12 +60,30 @@ class Route(OpDef):
         Param("groups", "size", "groups of experts"),
         Param("top_groups", "size", "groups that a token may take experts of"),
         Param("copies", "size", "experts beside these: copies of the first of them"),
+        _WIDE_LOGITS,
         PAST,
     )
     element_types = ("f32", "i32")
     example = (
         "%weights, %experts = stg.route[k = T, normalize](%logits) : (f32[B, S, T], i32[B, S, T])"
     )
+
+    def eager_forms(self) -> Mapping[str, EagerForm]:
+        return {"route": self._with_wide_logits}
+
+    def _with_wide_logits(self, b: Builder, op: Operation, on_rank: LocalSize) -> None:
+        """Of both operands in fp32, as `DeepseekV3TopkRouter` of transformers."""
+        product = op.operands[0].producer
+        if (
+            op.flag(_WIDE_LOGITS.name)
+            and product is not None
+            and isinstance(product.definition, Einsum)
+        ):
+            wide = [cast_to(b, v, "f32") for v in product.operands]
+            logits = b.value(product.name, wide, dict(product.attrs), hint=product.result.name)
+            op.set_operand(0, logits)
+            if not product.result.uses:
+                product.erase()
 
     def rule(self, op: Operation) -> Rule:
         bias = ",e" * (len(op.operands) - 1)

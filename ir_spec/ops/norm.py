@@ -19,7 +19,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr, evaluate, fraction, product
+from stagec.ir.expr import ONE, Expr, const, evaluate, fraction, product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes, Splits
 from stagec.ir.param import Param
@@ -132,6 +132,14 @@ _AFFINE = Param(
 _ZERO_CENTERED = Param("zero_centered", "flag", "the scale is 1 + w of the vector w that is given")
 _NORM_PARAMS = (_AFFINE, _ZERO_CENTERED, _EPS)
 _WIDE_SCALE = Param("wide_scale", "flag", "eager software scales in fp32 and casts then")
+_CODE = Param(
+    "code",
+    "name",
+    "how model code computes it: by a kernel (the default), by one in fp32 (wide), or operation by "
+    "operation in fp32 (stepwise)",
+    choices=("kernel", "wide", "stepwise"),
+    default="kernel",
+)
 _STEPS = Param("steps", "flag", "backward runs operation by operation, as that of eager PyTorch")
 #: What eager backward holds beside its operands and dx: x^(2-1), 2x of it and the mean's gradient
 #: for each element (`pow_backward` and `mean_backward` of derivatives.yaml).
@@ -306,12 +314,49 @@ class LayerNorm(NormBase):
     """
 
     name = "stg.layernorm"
+    params = (*_NORM_PARAMS, _CODE)
     traits = (Fusible(rows=True), Wide())
     operands = ("x", "scale, bias and sums*")
     full = 2
     sums = 2
     costs = (7, 4)
     example = "%n = stg.layernorm(%h, %g, %b) : bf16[B, S, D]"
+
+    def eager_forms(self) -> Mapping[str, EagerForm]:
+        return {"layernorm": self._unfused}
+
+    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+        """In fp32 and cast back: by one kernel as `OlmoLayerNorm` of transformers, or with the
+        centered input twice as `CohereLayerNorm`, whose scale is applied in fp32."""
+        if op.text("code", _CODE.default) == "kernel":
+            return None
+        x, vectors = op.operands[0], [cast_to(b, v, "f32") for v in op.operands[1:]]
+        wide, dtype, name = cast_to(b, x, "f32"), x.tensor.dtype, op.result.name
+        if op.text("code") == "wide":
+            given = {n: v for n, v in op.attrs.items() if n != _CODE.name}
+            return [cast_to(b, b.value(self.name, [wide, *vectors], given, hint=name), dtype)]
+        row = letters(x.tensor.rank)
+        rows = {"spec": Quoted(f"{row},{row[:-1]}->{row}")}
+        share, eps = ONE / x.tensor.shape[-1], op.expr("eps") if "eps" in op.attrs else None
+
+        def mean(of: Value, hint: str) -> Value:
+            part = b.value("stg.sum", [of], {"spec": Quoted(f"{row}->{row[:-1]}")}, hint=hint)
+            return b.value("stg.scale", [part], {"by": share}, hint=hint)
+
+        less = b.value("stg.scale", [mean(wide, f"{name}_mean")], {"by": -ONE}, hint=f"{name}_less")
+        first = b.value("stg.add", [wide, less], rows, hint=f"{name}_off")
+        squares = b.value("stg.power", [first], {"exponent": const(2)}, hint=f"{name}_squares")
+        variance = mean(squares, f"{name}_variance")
+        least = b.value("stg.constant", attrs={"value": eps or ONE / 100000}, hint=f"{name}_eps")
+        spec = {"spec": Quoted(f"{row[:-1]},->{row[:-1]}")}
+        variance = b.value("stg.add", [variance, least], spec, hint=variance.name)
+        root = b.value("stg.power", [variance], {"exponent": -ONE / 2}, hint=f"{name}_root")
+        again = b.value("stg.add", [wide, less], rows, hint=f"{name}_off")
+        y = b.value("stg.einsum", [again, root], rows, hint=f"{name}_hat")
+        for w in vectors[:1]:
+            given = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
+            y = b.value("stg.einsum", [y, w], given, hint=f"{name}_wide")
+        return [cast_to(b, y, dtype)]
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         x = op.operands[0]

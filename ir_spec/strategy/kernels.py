@@ -33,7 +33,8 @@ class KernelsRule(Record):
         flag=Flag(
             "eager",
             "Run these operation by operation, as PyTorch without a compiler or fused kernels "
-            "does: swiglu, geglu, rmsnorm, attention, clamp, expert_bias, expert_weights. "
+            "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, "
+            "expert_bias, expert_weights. "
             "Backward keeps the tensors that each operation saves.",
             "names",
             "",
@@ -74,7 +75,9 @@ class KernelsOp(Statement):
     the kernel, which backward keeps, as `repeat_kv` of torchtitan's Llama models. `clamp`: the
     limits of a gated activation, gate and up by themselves, then concatenated for the kernel that
     activates them, which backward keeps beside what was clamped. `expert_bias`: what experts made
-    is cast to fp32, its bias is added and the sum is cast back.
+    is cast to fp32, its bias is added and the sum is cast back. `gelu`, `layernorm`, `route`: what
+    the code of some models does without a kernel, in fp32 or by a product of its own (ops say so:
+    `stepwise`, `code`, `wide_logits`). `part_of`: a view of a part of a product keeps all of it.
 
     `ring`: `context_parallel` of PyTorch merges parts of attention operation by operation. The
     result is in the order of heads, so it is copied for the product behind it, and backward keeps

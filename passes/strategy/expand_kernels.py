@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -10,6 +11,7 @@ from stagec.api import (
     Builder,
     Expr,
     Module,
+    Operation,
     Pass,
     Phase,
     Strategy,
@@ -20,7 +22,7 @@ from stagec.api import (
 )
 from stagec.ir.decisions import plain
 from stagec.ir.rewrite import replace_op
-from stagec.ir_spec.ops.layout import Unbind
+from stagec.ir_spec.ops.layout import PartOf, Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule
 from stagec.passes.strategy.unpack import unpack_product
 from stagec.support.suggest import did_you_mean
@@ -32,7 +34,7 @@ class ExpandKernels(Pass):
 
     Each op says what these are. Where gate and up come out of one product, they get products, and
     parameters, of their own, as modules have them. A remark says so if the model has none of these
-    ops.
+    ops. `stg.part_of` stays where `part_of` is named, and goes elsewhere.
 
     Before:
         stg.strategy @s {
@@ -58,7 +60,7 @@ class ExpandKernels(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return bool(read_strategy(module).one(KernelsRule).eager)
+        return bool(read_strategy(module).one(KernelsRule).eager) or any(_parts(module))
 
     def run(self, module: Module) -> None:
         expand_kernels(module, read_strategy(module))
@@ -70,6 +72,8 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
     Raises `DiagnosticError` for names of ops that are one operation, or no ops.
     """
     rule = strategy.one(KernelsRule)
+    for op in list(_parts(module)) if "part_of" not in rule.eager else ():
+        replace_op(op, op.operands[:1])
     known = {name for definition in module.registry for name in definition.eager_forms()}
     for name in rule.eager:
         if name not in known:
@@ -94,9 +98,14 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
                 if isinstance(user.definition, Unbind):
                     unpack_product(module, user)
             break
-    if left == set(rule.eager):
+    if rule.eager and left == set(rule.eager):
         remark = "'eager' of 'stg.kernels' changes nothing: the model has none of these ops"
         module.diagnostics.remark(remark, rule.loc)
+
+
+def _parts(module: Module) -> Iterator[Operation]:
+    """What code makes as a part of one product."""
+    return (op for op in module.main.body.walk() if isinstance(op.definition, PartOf))
 
 
 def _on_rank(module: Module, strategy: Strategy, size: Expr) -> int | None:

@@ -120,6 +120,17 @@ class View(Free):
 
 
 @dataclass(frozen=True)
+class PartOfBuffer(View):
+    """Its results are views of operand 0, in a buffer that all operands are parts of.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.part_of`   | yes |
+    | `stg.reshape`   | no: it has one operand |
+    """
+
+
+@dataclass(frozen=True)
 class Recalls(Free):
     """Its result is operand 0 in the iterations that recompute, else operand 1.
 

@@ -25,7 +25,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
 from stagec.ir.layers import LayerStack, in_order, order_of
 from stagec.ir.replay import replays
-from stagec.ir.traits import EndsLifetime, Recalls, StaysUntilNext, View
+from stagec.ir.traits import EndsLifetime, PartOfBuffer, Recalls, StaysUntilNext, View
 from stagec.ir.types import DEVICE, Type
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
@@ -223,6 +223,9 @@ class _Runner:
             self._refs[op.result] = self._refs[op.operands[0 if self._replays else 1]]
         elif op.region is not None:
             self._accumulate(op, op.region)
+        elif op.has(PartOfBuffer):
+            every = [b for v in op.operands for b in buffers_of(self._refs[v])]
+            self._refs[op.result] = Shares(every) if every else self._refs[op.operands[0]]
         elif op.has(View):
             for r in op.results:
                 self._refs[r] = self._refs[op.operands[min(r.index, len(op.operands) - 1)]]

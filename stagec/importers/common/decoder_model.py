@@ -222,16 +222,18 @@ class DecoderModel:
         shared: int,
         scale: Fraction | int = 1,
         normalize: bool = True,
+        wide: bool = True,
     ) -> Experts:
         """Experts of DeepSeek-V3: sigmoids with a bias for the choice, maybe among groups; `shared`
-        ones that every token takes. `scale` and `normalize` are those of keys left out."""
+        ones that every token takes. `scale` and `normalize` are those of keys left out; code makes
+        `wide` logits in fp32."""
         config = self.config
         mixture = self.experts(count=count, top=top, inner=inner)
         config.only("scoring_func", "sigmoid", "noaux_tc")
         config.only("topk_method", "noaux_tc")
         normalize = config.flag("norm_topk_prob", "moe_renormalize", default=normalize)
         route = ["scores = sigmoid", *(["normalize"] if normalize else [])]
-        route += self.weights(scale) + self.groups()
+        route += [*self.weights(scale), *self.groups(), *(["wide_logits"] if wide else [])]
         keys = ("n_shared_experts", "num_shared_experts")
         number = config.count(*keys, default=shared)
         block = self.shared(number, "n_shared_experts") if number else None

@@ -69,7 +69,7 @@ def _softmax_experts(model: DecoderModel) -> PerLayer:
         "topk_method", among=("greedy", "gready", "group_limited_greedy"), default="greedy"
     )
     groups = model.groups()
-    route = [*mixture.route, *([] if normalize else model.weights())]
+    route = [*mixture.route, "wide_logits", *([] if normalize else model.weights())]
     route += groups if method == "group_limited_greedy" else []
     config.skip("routed_scaling_factor")
     number = config.count("n_shared_experts", default=0)

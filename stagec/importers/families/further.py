@@ -99,7 +99,7 @@ def read_bailing_v2(config: Config) -> ModelText:
     config.only("score_function", "sigmoid")
     config.only("moe_router_enable_expert_bias", True)
     config.skip("router_dtype", "moe_router_topk_scaling_factor")
-    mixture = model.sigmoid_experts(count=256, top=8, inner=512, shared=1)
+    mixture = model.sigmoid_experts(count=256, top=8, inner=512, shared=1, wide=False)
     if config.has("moe_shared_expert_intermediate_size"):
         inner = model.text.symbols["M"].value
         config.only("moe_shared_expert_intermediate_size", inner)

@@ -10,6 +10,7 @@ from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
     ACTIVATIONS,
+    COHERE_NORM,
     LAYER,
     LAYER_SCALE,
     Attention,
@@ -185,7 +186,7 @@ def read_gpt_neox(config: Config) -> ModelText:
         config, "GPT-NeoX", Sizes(6144, 24576, 44, 64, 50432, 2048), read_groups=False
     )
     rope = model.rope(partial=Fraction(1, 4))
-    mixer = model.biased(Attention("H", rope=rope), True)
+    mixer = model.biased(Attention("H", rope=rope, packed=True), True)
     block = FeedForward(model.activation("gelu"), gated=False, bias=True)
     parallel = model.flag("use_parallel_residual", True)
     decoder = Decoder(LAYER, tied=model.tied())
@@ -307,13 +308,13 @@ def read_stablelm(config: Config) -> ModelText:
 def read_cohere(config: Config) -> ModelText:
     """Command R: both blocks read one LayerNorm without a bias; logits are scaled."""
     model = DecoderModel(config, "Command R", Sizes(8192, 22528, 40, 64, 256000, 8192))
-    normed = LAYER_SCALE if model.flag("use_qk_norm") else None
+    normed = COHERE_NORM if model.flag("use_qk_norm") else None
     mixer = model.biased(
         Attention(qk_norm=normed, norm_dims="heads", rope=model.rope(interleaved=True))
     )
     scale = config.ratio("logit_scale", default=Fraction(1, 16))
-    decoder = Decoder(LAYER_SCALE, tied=model.tied(True), logit_scale=scale)
-    return _parallel(model, mixer, FeedForward(model.activation()), decoder, LAYER_SCALE)
+    decoder = Decoder(COHERE_NORM, tied=model.tied(True), logit_scale=scale)
+    return _parallel(model, mixer, FeedForward(model.activation()), decoder, COHERE_NORM)
 
 
 @reads("OLMo", "olmo", features="LayerNorm without parameters")
@@ -322,7 +323,7 @@ def read_olmo(config: Config) -> ModelText:
     model = DecoderModel(config, "OLMo", Sizes(4096, 11008, 32, 32, 50304, 2048))
     model.clip()
     mixer = model.biased(Attention(rope=model.rope()))
-    plain = Norm("layer", "none")
+    plain = Norm("layer", "none", code="wide")
     block = FeedForward(model.activation())
     return model.stack(mixer, block, norm=plain)
 
@@ -348,6 +349,6 @@ def read_persimmon(config: Config) -> ModelText:
     )
     normed = LAYER if model.flag("qk_layernorm", True) else None
     rope = model.rope(partial=Fraction(1, 2))
-    mixer = Attention("H", qkv_bias=True, out_bias=True, qk_norm=normed, rope=rope)
+    mixer = Attention("H", qkv_bias=True, out_bias=True, qk_norm=normed, rope=rope, packed=True)
     block = FeedForward(model.activation("relu2"), gated=False, bias=True)
     return model.stack(mixer, block, norm=LAYER)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from stagec.importers.common.decoder_model import DecoderModel, PerLayer, Sizes
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import RMS, Attention, FeedForward
+from stagec.importers.writing.blocks import RMS, WIDE_RMS, Attention, FeedForward
 from stagec.importers.writing.stack import Decoder
 from stagec.importers.writing.text import ModelText
 
@@ -72,7 +72,7 @@ def read_phi3(config: Config) -> ModelText:
     model = DecoderModel(config, "Phi-3", Sizes(3072, 8192, 32, 32, 32064, 4096))
     config.skip("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
     config.only("attention_bias", False, why="the family does not have")
-    return model.stack(model.windowed(Attention(rope=model.rope())))
+    return model.stack(model.windowed(Attention(rope=model.rope(), packed=True)))
 
 
 @reads("Seed-OSS", "seed_oss", features="biases of q, k, v")
@@ -243,7 +243,7 @@ def read_helium(config: Config) -> ModelText:
     rope = model.rope(interleaved=True)
     mixer = Attention(qkv_bias=model.flag("attention_bias"), rope=rope)
     block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
-    return model.stack(mixer, block)
+    return model.stack(mixer, block, norm=WIDE_RMS)
 
 
 @reads("Arcee", "arcee", features="squared ReLU")

@@ -232,7 +232,7 @@ def read_afmoe(config: Config) -> ModelText:
     config.only("route_norm", True)
     config.skip("load_balance_coeff", "use_grouped_mm", "num_expert_groups", "num_limited_groups")
     config.skip("n_group", "topk_group", "rope_type")
-    mixture = model.sigmoid_experts(count=64, top=6, inner=1408, shared=2)
+    mixture = model.sigmoid_experts(count=64, top=6, inner=1408, shared=2, wide=False)
     mixture = replace(mixture, choice_bias="frozen")
     dense = config.count("num_dense_layers", default=1)
     blocks = model.dense_first(dense, mixture, FeedForward(mixture.activation))
@@ -290,7 +290,7 @@ def read_mimo_v2(config: Config) -> ModelText:
         ("local", windowed) if each else ("global", full) for each in model.windows(default)
     ]
     config.only("n_shared_experts", 0)
-    mixture = model.sigmoid_experts(count=256, top=8, inner=2048, shared=0)
+    mixture = model.sigmoid_experts(count=256, top=8, inner=2048, shared=0, wide=False)
     plain = FeedForward(mixture.activation)
     sparse = config.sizes("moe_layer_freq", length=model.count, most=1)
     blocks = model.dense_first(config.count("first_k_dense_replace", default=1), mixture, plain)

@@ -11,7 +11,7 @@ from stagec.importers.common.positions import read_bases
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
-    LAYER_SCALE,
+    COHERE_NORM,
     WIDE_RMS,
     Attention,
     FeedForward,
@@ -184,9 +184,9 @@ def read_cohere2(config: Config) -> ModelText:
     still = replace(rotary, rope=None)
     mixers = [("local", local) if w else ("global", still) for w in _alternating(model, every)]
     scale = config.ratio("logit_scale", default=Fraction(1, 16))
-    decoder = Decoder(LAYER_SCALE, tied=model.tied(True), logit_scale=scale)
+    decoder = Decoder(COHERE_NORM, tied=model.tied(True), logit_scale=scale)
     block = FeedForward(model.activation())
-    return model.stack(mixers, block, decoder, norm=None, parallel=True, common_norm=LAYER_SCALE)
+    return model.stack(mixers, block, decoder, norm=None, parallel=True, common_norm=COHERE_NORM)
 
 
 # -- experts ---------------------------------------------------------------------------------------

@@ -25,12 +25,14 @@ class Block(Protocol):
 class Norm:
     """A norm over the last dimension: RMSNorm with a scale, or LayerNorm with a scale and a bias.
     `affine` are the vectors that it has, if not those; with `zero_centered` the scale is 1 + w;
-    with `wide_scale` its code scales in fp32."""
+    with `wide_scale` its code scales in fp32; `code` says how model code computes a LayerNorm, if
+    not by a kernel."""
 
     kind: Literal["rms", "layer"] = "rms"
     affine: Literal["full", "scale", "none"] = "full"
     zero_centered: bool = False
     wide_scale: bool = False
+    code: Literal["kernel", "wide", "stepwise"] = "kernel"
 
     def write(self, body: Body, out: str, x: str, name: str, dims: str = "D") -> str:
         """Append the norm of `x`, with parameters of this name; the result's name."""
@@ -59,6 +61,7 @@ class Norm:
     def statics(self, affine: str) -> str:
         """The static parameters of the operation that has these vectors."""
         parts = [n for n in ("zero_centered", "wide_scale") if getattr(self, n)]
+        parts += [f"code = {self.code}"] if self.code != "kernel" else []
         return ", ".join([*parts, *([f"affine = {affine}"] if affine != "full" else [])])
 
     def options(self) -> Iterator[str]:
@@ -81,6 +84,7 @@ RMS = Norm()
 WIDE_RMS = Norm(wide_scale=True)
 LAYER = Norm("layer")
 LAYER_SCALE = Norm("layer", "scale")
+COHERE_NORM = Norm("layer", "scale", code="stepwise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,8 @@ class Attention:
     besides. `temperature` are those of `stg.temperature` on queries, `key_scale` and `value_scale`
     those of `stg.scale` on keys and values; heads of values have `value_dim` elements. What
     attention gives is multiplied by a sigmoid of the input if it is `gated`, and normed as one row
-    by `out_norm`. With `crossed` keys and values are of what a call gives beside the stream."""
+    by `out_norm`. With `crossed` keys and values are of what a call gives beside the stream. Code
+    makes queries, keys and values as parts of one product if they are `packed`."""
 
     groups: str = "G"
     qkv_bias: bool = False
@@ -141,6 +146,7 @@ class Attention:
     crossed: bool = False
     key_scale: str = ""
     value_scale: str = ""
+    packed: bool = False
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
@@ -164,19 +170,20 @@ class Attention:
             yield f"mask = ({self.mask})" if self.mask else "mask = no"
         yield from ["gated"] if self.gated else []
         yield from ["out_norm = rms"] if self.out_norm else []
+        yield from ["packed"] if self.packed else []
 
 
-#: Activations of configurations: the op, and the form of a GELU if it is not that by tanh.
+#: Activations of configurations: the op, and the static parameters of a GELU.
 ACTIVATIONS = {
     "silu": ("silu", ""),
     "swish": ("silu", ""),
-    "gelu_new": ("gelu", ""),
+    "gelu_new": ("gelu", "stepwise"),
     "gelu_pytorch_tanh": ("gelu", ""),
-    "gelu_fast": ("gelu", ""),
+    "gelu_fast": ("gelu", "stepwise"),
     "gelu_tanh": ("gelu", ""),
-    "gelu": ("gelu", "erf"),
-    "gelu_python": ("gelu", "erf"),
-    "quick_gelu": ("gelu", "quick"),
+    "gelu": ("gelu", "form = erf"),
+    "gelu_python": ("gelu", "form = erf"),
+    "quick_gelu": ("gelu", "form = quick, stepwise"),
     "relu": ("relu", ""),
     "relu2": ("relu2", ""),
 }
@@ -185,7 +192,7 @@ ACTIVATIONS = {
 def activated(activation: str) -> str:
     """The operation of an activation, on `{}`."""
     op, form = ACTIVATIONS[activation]
-    statics = f"[form = {form}]" if form else ""
+    statics = f"[{form}]" if form else ""
     return f"stg.{'relu' if op == 'relu2' else op}{statics}({{}})"
 
 
@@ -195,7 +202,7 @@ def activation_options(activation: str, *, gated: bool = False, default: str = "
     op, form = ACTIVATIONS[activation]
     default = default or ("silu" if gated else "gelu")
     yield from [f"{'gate' if gated else 'activation'} = {op}"] if op != default else []
-    yield from [f"form = (form = {form})"] if form else []
+    yield from [f"form = ({form})"] if form else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +252,7 @@ class Experts:
 
     def _options(self) -> Iterator[str]:
         op, form = ACTIVATIONS[self.activation]
-        statics = [*self.statics, *([f"form = {form}"] if form else [])]
+        statics = [*self.statics, *([form] if form else [])]
         if self.route != ("normalize",):
             yield f"route = ({', '.join(self.route)})" if self.route else "route = no"
         yield from ["router_bias"] if self.router_bias else []
