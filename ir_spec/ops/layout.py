@@ -338,12 +338,14 @@ class Recall(OpDef):
 
 
 class Discard(OpDef):
-    """Uses values and drops them: what was computed for it is not dead."""
+    """Uses values and drops them: what was computed for it is not dead. With `alone` it does so
+    where its action runs by itself, not right behind another one of the microbatch."""
 
     name = "stg.discard"
     operands = ("x*",)
     results = ()
     traits = (Free(), Stays())
+    params = (Param("alone", "flag", "if the action around it runs by itself"),)
     example = "stg.discard(%y)"
 
 

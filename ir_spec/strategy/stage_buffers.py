@@ -8,7 +8,7 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 
 #: Before the first microbatch, for all of them.
 AHEAD = "ahead"
-SENT, BACKWARD, STEP, NEXT = "sent", "backward", "step", "next"
+SENT, BACKWARD, STEP, NEXT, WEIGHTS = "sent", "backward", "step", "next", "weights"
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,15 @@ class StageBuffersRule(Record):
             "the next microbatch exists, if a rank has one part of the model (next).",
         ),
     )
+    graph: str = parameter(
+        "name",
+        choices=("used", WEIGHTS),
+        flag=Flag(
+            "stage_graph",
+            "Where a schedule splits backward, what forward saved is freed when it is last used, "
+            "or when the gradients of weights of its microbatch have been made (weights).",
+        ),
+    )
 
 
 class StageBuffersOp(Statement):
@@ -60,6 +69,11 @@ class StageBuffersOp(Statement):
 
     `gradients = next`: `ScheduleGPipe` and `Schedule1F1B` name the messages of a backward until
     those of the next one are made (`bwd_sends`); schedules of several parts on a rank do not.
+
+    `graph = weights`: a split backward runs with `retain_graph = True`
+    (torch/distributed/pipelining/_backward.py: `stage_backward_input`), so all that forward saved
+    is there until the gradients of weights are made, and the gradient of each received input stays
+    at the buffer of that input (`inp.grad`), from step to step.
     """
 
     name, record = "stg.stage_buffers", StageBuffersRule

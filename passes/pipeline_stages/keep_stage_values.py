@@ -15,6 +15,7 @@ from stagec.ir_spec.strategy.stage_buffers import (
     NEXT,
     SENT,
     STEP,
+    WEIGHTS,
     StageBuffersRule,
 )
 from stagec.passes.pipeline_stages.sections import ActionKind
@@ -132,6 +133,8 @@ class KeepStageValues(Pass):
                 _keep_results(module, accumulate)
             if rule.results == STEP:
                 _keep_outputs(module, func, accumulate)
+            if rule.graph == WEIGHTS:
+                _keep_graph(module, func, accumulate)
             if rule.gradients == NEXT and accumulate.integer("chunks", 1) == 1:
                 _keep_gradients(accumulate)
 
@@ -160,15 +163,47 @@ def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> Non
     """Join the logits of all microbatches, and keep them to the end of the step."""
     for forward in _actions(accumulate, ActionKind.FORWARD):
         for value in _logits(forward):
-            inside = _yielded(forward, value)
-            accumulate.body.terminator.add_operand(inside)
-            every = accumulate.add_result(value.name, joined(accumulate, value.tensor), value.loc)
+            every = _keep_over_step(module, func, accumulate, _yielded(forward, value))
             after = Builder.after(module.registry, accumulate, loc=value.loc)
             merged = after.value("stg.reorder", [every], hint=f"{value.name}_merged")
             after.op("stg.discard", [merged], types=())
-            end = func.body.terminator
-            last = Builder.before(module.registry, end, loc=end.loc, phase="forward")
-            last.op("stg.discard", [every], types=())
+
+
+def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:
+    """Keep what forward of a chunk saves until the gradients of its weights have been made, but for
+    the loss, which is detached before, and those of what it receives over the step."""
+    for weights in _actions(accumulate, ActionKind.WEIGHTS):
+        forward, back = (
+            next(
+                a
+                for a in _actions(accumulate, kind)
+                if a.integer("chunk") == weights.integer("chunk")
+            )
+            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
+        )
+        yielded = zip(forward.results, forward.body.terminator.operands, strict=True)
+        saved = [
+            result
+            for result, inside in yielded
+            if any(user.parent_op is back for user, _ in result.uses)
+            and not (inside.producer is not None and inside.producer.has(TakesLogits))
+        ]
+        end = weights.body.terminator
+        b = Builder.before(module.registry, end, loc=end.loc, phase="backward")
+        if saved:
+            b.op("stg.discard", saved, {"alone": True}, types=())
+        for value in _returned(back):
+            _keep_over_step(module, func, accumulate, _yielded(back, value))
+
+
+def _keep_over_step(module: Module, func: Operation, accumulate: Operation, value: Value) -> Value:
+    """Keep a value of each microbatch to the end of the step; all of them, one after the other."""
+    accumulate.body.terminator.add_operand(value)
+    every = accumulate.add_result(value.name, joined(accumulate, value.tensor), value.loc)
+    end = func.body.terminator
+    last = Builder.before(module.registry, end, loc=end.loc, phase="forward")
+    last.op("stg.discard", [every], types=())
+    return every
 
 
 def _keep_gradients(accumulate: Operation) -> None:

@@ -41,7 +41,8 @@ class Buffer:
     it is made has no memory.
 
     `last` is the step of the last use in each part (action) of the step that uses it. A static
-    buffer is there before the step and after it.
+    buffer is there before the step and after it. `split` is the step of the last use in a part that
+    runs by itself, not right behind another one.
     """
 
     value: Value
@@ -50,12 +51,18 @@ class Buffer:
     part: Operation | None = None
     first: int = -1
     last: dict[Operation | None, int] = field(default_factory=dict["Operation | None", int])
+    split: dict[Operation | None, int] = field(default_factory=dict["Operation | None", int])
     phases: set[str] = field(default_factory=set[str])
     space: str = DEVICE
     added: bool = False
     sizes: dict[tuple[Value, str], Expr] = field(default_factory=dict[tuple[Value, str], Expr])
     kinds: dict[Value, str] = field(default_factory=dict[Value, str])
     _size: Expr | None = None
+
+    @property
+    def users(self) -> set[Operation | None]:
+        """The parts that use it."""
+        return {*self.last, *self.split}
 
     @property
     def size(self) -> Expr:

@@ -200,11 +200,14 @@ class _Runner:
         self.found.buffers.append(buffer)
         return buffer
 
-    def _touch(self, ref: Ref, number: int, phase: str | None = None) -> None:
-        """A step uses a value; what hands it on, as a return does, is of no phase."""
+    def _touch(
+        self, ref: Ref, number: int, phase: str | None = None, *, alone: bool = False
+    ) -> None:
+        """A step uses a value, or does if its part runs `alone`; what hands it on, as a return
+        does, is of no phase."""
         for buffer in buffers_of(ref):
             self._budget.spend()
-            buffer.last[self._part] = number
+            (buffer.split if alone else buffer.last)[self._part] = number
             if phase is not None:
                 buffer.phases.add(phase)
 
@@ -261,8 +264,9 @@ class _Runner:
             refs[value] = self._make(value, number, number, space=DEVICE, added=True)
         if stays:
             self._staying = known.made
+        alone = known.op.flag("alone")
         for value in known.operands:
-            self._touch(refs.get(value), number, known.phase)
+            self._touch(refs.get(value), number, known.phase, alone=alone)
 
     def _end_staying(self) -> None:
         """What stayed is there until now."""

@@ -195,9 +195,9 @@ class Planner:
             self._steps.setdefault(step.part, []).append(number)
         self._used: dict[Operation | None, list[Buffer]] = {}
         for buffer in found.buffers:
-            for part in buffer.last:
+            for part in buffer.users:
                 self._used.setdefault(part, []).append(buffer)
-        self._left = [b for b in found.buffers if b.part is not None and b.last.keys() != {b.part}]
+        self._left = [b for b in found.buffers if b.part is not None and b.users != {b.part}]
         self._sums: dict[ActionRegion, dict[Buffer, Buffer]] = {}
         for buffer, made in found.sums.items():
             if (region := labels(buffer.part)) is not None:
@@ -225,7 +225,7 @@ class Planner:
         if any(map(is_first_run, state)):
             return frozenset(b for r in state for b in self._sums[r].values())
         done = {self._parts[r] for r in state}
-        return frozenset(b for b in self._left if b.part in done and not b.last.keys() <= done)
+        return frozenset(b for b in self._left if b.part in done and not b.users <= done)
 
     def around(self) -> frozenset[Buffer]:
         """What is there while the actions of a schedule run."""
@@ -242,8 +242,9 @@ class Planner:
         for place, part in enumerate(parts):
             later = parts[place + 1 :]
             for buffer in self._used.get(part, ()):
-                last = buffer.last
-                if last.keys() <= done and not (later and any(p in last for p in later)):
+                last = buffer.last if len(parts) > 1 else buffer.last | buffer.split
+                behind = any(p in last for p in later)
+                if part in last and buffer.users <= done and not behind:
                     found.setdefault(last[part], []).append(buffer)
         return found
 

@@ -256,14 +256,14 @@ class MemoryTimeline:
     def _behind_forward(self, around: Counter[str]) -> Counter[str] | None:
         """The bytes of each category behind the last forward of the schedule, on top of what is
         there around it."""
-        turn: Doing | None = None
+        states: Mapping[MicrobatchState, int] | None = None
         for each in self.turns():
-            if any(a.kind == "F" for a in each.actions):
-                turn = each
-        if turn is None:
+            for action, after in zip(each.actions, each.after(), strict=True):
+                states = after if action.kind == "F" else states
+        if states is None:
             return None
         behind = Counter(around)
-        for state, number in list(turn.after())[-1].items():
+        for state, number in states.items():
             for category, size in self._planner.held_bytes(state).items():
                 behind[category] += number * size
         return behind

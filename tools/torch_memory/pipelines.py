@@ -65,6 +65,7 @@ class Pipeline:
         mesh: DeviceMesh,
         loss: Callable[[Tensor, Tensor], Tensor],
         moment: Callable[[], None],
+        mark: Callable[[Tensor, str], None],
     ) -> None:
         count = run.flag("microbatches", 1)
         last = run.flag("pp", 1) * _chunks(run)
@@ -85,7 +86,7 @@ class Pipeline:
             )
             for number, part in zip(stages_of(run), parts, strict=True)
         ]
-        self._left, self._count, self._moment = 0, count, moment
+        self._left, self._count, self._moment, self._mark = 0, count, moment, mark
         for stage in self.stages:
             self._watch(stage)
         made = SCHEDULES[run.flag("schedule", "1f1b")]
@@ -100,6 +101,7 @@ class Pipeline:
 
     def _watch(self, stage: PipelineStage) -> None:
         forward, back = stage.forward_one_chunk, stage.backward_one_chunk
+        weights = stage.backward_weight_one_chunk
 
         def forward_one(*args: Any, **kwargs: Any) -> Any:
             self._left -= 1
@@ -111,7 +113,15 @@ class Pipeline:
                 self._moment()
             return back(*args, **kwargs)
 
+        def weights_one(*args: Any, **kwargs: Any) -> Any:
+            made = weights(*args, **kwargs)
+            for each in stage.submod.parameters():  # sets them itself
+                if each.grad is not None:
+                    self._mark(each.grad, "gradients")
+            return made
+
         stage.forward_one_chunk, stage.backward_one_chunk = forward_one, backward_one
+        stage.backward_weight_one_chunk = weights_one
 
     def received(self) -> list[Tensor]:
         """The buffers into which the stages receive."""

@@ -251,7 +251,8 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
         nets = [spread(each, run, mesh, tracker.mark) for each in models]
         pipeline = None
         if staged and mesh is not None:
-            pipeline = Pipeline(nets, run, mesh, outside_loss, tracker.forward_ended)
+            moment, mark = tracker.forward_ended, tracker.mark
+            pipeline = Pipeline(nets, run, mesh, outside_loss, moment, mark)
         microbatches = run.flag("microbatches", 1)
         run.check()
         for each in (p for model in models for p in model.parameters()):

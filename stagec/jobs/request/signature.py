@@ -77,6 +77,9 @@ class JobFlags(TypedDict, total=False):
     #: The gradient that a pipeline stage sends is freed when it is sent, or when that of the next
     #: microbatch exists, if a rank has one part of the model (next).
     stage_gradients: Literal["sent", "next"] | None
+    #: Where a schedule splits backward, what forward saved is freed when it is last used, or when
+    #: the gradients of weights of its microbatch have been made (weights).
+    stage_graph: Literal["used", "weights"] | None
     #: HSDP: replicas of the shard groups.
     dp_replicate: int | None
     #: HSDP: ranks of a shard group.
