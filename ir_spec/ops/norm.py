@@ -418,8 +418,9 @@ class Softmax(RowOp):
     maximum of each row and the sum of its exponentials.
 
     `causal` masks what lies after the position in the dimension before the last, as the fused
-    scale-mask-softmax kernels do; masked elements are computed and stored. The last dimension is
-    whole then: it is the sequence, whose splits are context parallelism.
+    scale-mask-softmax kernels do, `window` what is so far from it; masked elements are computed and
+    stored. The last dimension is whole then: it is the sequence, whose splits are context
+    parallelism.
     """
 
     name = "stg.softmax"
@@ -427,6 +428,7 @@ class Softmax(RowOp):
     operands = ("x", "statistics*")
     params = (
         Param("causal", "flag", "mask the future"),
+        Param("window", "size", "a row sees so many columns, up to its own position"),
         Param("rsqrt", "size", "scale by 1/sqrt of this"),
         PAST,
         AHEAD,
@@ -437,15 +439,15 @@ class Softmax(RowOp):
 
     def rule(self, op: Operation) -> Rule:
         rule = super().rule(op)
-        return replace(rule, whole=rule.special, special=frozenset()) if op.flag("causal") else rule
+        return replace(rule, whole=rule.special, special=frozenset()) if _is_masked(op) else rule
 
     def verify(self, op: Operation) -> Iterator[str]:
         yield from super().verify(op)
-        if op.flag("causal") and self.given(op):
-            yield "computes its statistics itself if it is causal"
+        if _is_masked(op) and self.given(op):
+            yield "computes its statistics itself if it is masked"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        if not op.flag("causal"):
+        if not _is_masked(op):
             return super().serve(step, op)
         op.attrs |= step.past_attr()
         return op.results
@@ -469,13 +471,21 @@ class Softmax(RowOp):
         if given:
             top, total = (v[..., None] for v in given)
             return [np.exp((x - top) * rsqrt_scale(op, ctx)) / total]
-        if op.flag("causal"):
+        if _is_masked(op):
             rows, columns = op.operands[0].tensor.dims[-2:]
             past = ctx.size(past_of(op))
             first = ctx.size(first_key(op, rows.size, columns.size))
             at, of = (ctx.positions(d) for d in (rows, columns))
-            seen = visible([p + past for p in at], [p + first for p in of])
+            before, after = [p + past for p in at], [p + first for p in of]
+            seen = visible(before, after) if op.flag("causal") else np.True_
+            if "window" in op.attrs:
+                apart = np.asarray(before)[:, None] - np.asarray(after)[None, :]
+                seen = seen & (abs(apart) < ctx.size(op.expr("window")))
         return [softmax(x * rsqrt_scale(op, ctx), seen)]
+
+
+def _is_masked(op: Operation) -> bool:
+    return op.flag("causal") or "window" in op.attrs
 
 
 class SoftmaxGrad(RowOp):

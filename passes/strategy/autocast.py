@@ -25,6 +25,8 @@ from stagec.ir.expr import ZERO
 from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Free, Repeats, Wide
 from stagec.ir.types import FLOATS
+from stagec.ir_spec.ops.contraction import Add, Einsum
+from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.dtypes import computed_in
 
@@ -37,7 +39,8 @@ class Autocast(Pass):
     """Cast the operands of products to the type of `stg.autocast`, those of other ops to f32 where
     they differ.
 
-    A parameter is cast once in a region, an activation for each product that takes it. Where a
+    A parameter is cast once in a region, an activation for each product that takes it. A bias of a
+    product is cast like it: they are one call. Products that are parts of one share a cast. Where a
     product takes a packed parameter, the activation is cast for each of those that it packs. Of a
     model that computes in 16 bits nothing is cast.
 
@@ -91,6 +94,11 @@ class _Caster:
     def __init__(self, module: Module, rule: AutocastRule) -> None:
         self._module, self._rule = module, rule
         self._cached: dict[tuple[Region | None, Value], Value] = {}
+        self._parts: dict[Operation, Operation] = {}
+        for op in module.main.body.walk():
+            if isinstance(op.definition, PartOf):
+                self._parts.update((part, op) for v in op.operands if (part := _product_of(v)))
+        self._together: dict[tuple[Operation, Value], Value] = {}
         self.products = 0
 
     def region(self, region: Region) -> None:
@@ -128,6 +136,8 @@ class _Caster:
             return
         if op.flag("steps") and op.flag("wide_scale"):
             self._wide_norm(op)
+        if _adds_bias(op):
+            self._cast(op, 1, op.operands[0].tensor.dtype)
         kinds = {v.tensor.dtype for v in op.operands} & FLOATS
         if len(kinds) > 1 or (op.has(Wide) and kinds):
             for index, value in enumerate(op.operands):
@@ -166,11 +176,17 @@ class _Caster:
             return
         key, narrows = (op.parent, value), to == self._rule.to
         keeps = narrows and is_parameter(value)
+        whole = self._parts.get(op)
+        if whole is not None and not keeps and (whole, value) in self._together:
+            op.set_operand(index, self._together[whole, value])
+            return
         if not (keeps and key in self._cached):
             b = Builder.before(self._module.registry, op, loc=made_by(Autocast.name, op.loc))
             made = b.value("stg.cast", [value], {"to": to}, hint=f"{value.name}_{to}")
             self._cached[key] = made
         op.set_operand(index, self._cached[key])
+        if whole is not None:
+            self._together[whole, value] = self._cached[key]
 
     def _copy(self, op: Operation, index: int, packed: Mapping[str, int]) -> None:
         """Give a product with a packed parameter a copy for each product that it packs."""
@@ -185,6 +201,23 @@ class _Caster:
         op.set_operand(index, b.value("stg.broadcast", [value], attrs, hint=f"{value.name}_each"))
         left = [new if i == index else shape_text(side) for i, side in enumerate(sides)]
         op.attrs["spec"] = Quoted(f"{','.join(left)}->{shape_text(results[0])}")
+
+
+def _product_of(value: Value) -> Operation | None:
+    """The product that has made a value, to which a bias may have been added."""
+    op = value.producer
+    if op is not None and isinstance(op.definition, Add):
+        op = op.operands[0].producer
+    return op if op is not None and isinstance(op.definition, Einsum) else None
+
+
+def _adds_bias(op: Operation) -> bool:
+    """Whether an operation adds a bias to a product: they are one call, `linear`."""
+    if not isinstance(op.definition, Add) or len(op.operands) != 2:
+        return False
+    product, bias = op.operands[0].producer, op.operands[1]
+    made = product is not None and isinstance(product.definition, Einsum)
+    return made and is_parameter(bias) and bias.tensor.rank < op.operands[0].tensor.rank
 
 
 def _packed(op: Operation) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 
 from stagec.api import (
     Builder,
@@ -16,13 +17,14 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.expr import ONE, Expr, const
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.attention import FlashAttention
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 
 #: What a plain softmax of plain products does for itself.
-_PLAIN = {"causal", "rsqrt", "phase"}
+_PLAIN = {"causal", "window", "rsqrt", "softcap", "phase"}
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class ExpandAttention(Pass):
     softmax is one kernel; with `eager` keys and values that heads share are copied for each of
     these, and the softmax is computed in fp32 and cast back, so that backward keeps it in both
     types (`eager_attention_forward` of transformers, models/llama/modeling_llama.py). Attention
-    stays fused where it has another mask, a bias or sinks, and where its sequence, or heads that
-    share keys, are split. Without fused attention forms and names of kernels change nothing.
+    stays fused where it has other masks than these and windows, a bias or sinks, and where its
+    sequence, or heads that share keys, are split. Without fused attention forms and names of
+    kernels change nothing.
 
     Before:
         stg.strategy @s {
@@ -98,9 +101,16 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
         q = b.value("stg.reshape", [q], {"spec": Quoted("bs(gr)k->bsgrk"), **split}, hint=q.name)
     spec = Quoted(f"bs{head}k,btgk->b{head}st")
     scores = b.value("stg.einsum", [q, k], {"spec": spec}, hint=f"{name}_scores")
-    causal: dict[str, RawAttr] = {"causal": True} if op.flag("causal") else {}
+    given: dict[str, RawAttr] = {n: v for n, v in op.attrs.items() if n in ("causal", "window")}
+    if "softcap" in op.attrs:
+        bound, root = op.expr("softcap"), _root(scale) or ONE
+        scores = b.value("stg.scale", [scores], {"by": ONE / (bound * root)}, hint=scores.name)
+        scores = b.value("stg.tanh", [scores], hint=f"{name}_capped")
+        scores = b.value("stg.scale", [scores], {"by": bound}, hint=f"{name}_scores")
+    else:
+        given["rsqrt"] = scale
     wide = cast_to(b, scores, "f32") if eager else scores
-    shares = b.value("stg.softmax", [wide], {**causal, "rsqrt": scale}, hint=f"{name}_p")
+    shares = b.value("stg.softmax", [wide], given, hint=f"{name}_p")
     shares = cast_to(b, shares, scores.tensor.dtype)
     spec = Quoted(f"b{head}st,btgv->bs{head}v")
     new = b.value("stg.einsum", [shares, *values], {"spec": spec}, hint=name)
@@ -110,11 +120,22 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
 
 
 def _is_plain(op: Operation) -> bool:
-    """Whether a softmax of products is all that it is."""
+    """Whether a softmax of products is all that it is, with scores of a bound if its numbers are
+    rational."""
     if not {*op.attrs} <= _PLAIN or len(op.results) != 1:
         return False
+    if "softcap" in op.attrs:
+        scale = op.expr("rsqrt") if "rsqrt" in op.attrs else op.operands[0].tensor.dims[-1].size
+        if _root(scale) is None or op.expr("softcap").symbols:
+            return False
     rows, columns = (op.operands[i].tensor.dims[1].size for i in (0, -1))
     return len(op.operands) == 2 or rows == columns
+
+
+def _root(scale: Expr) -> Expr | None:
+    """The square root of a number that has an integer one."""
+    root = isqrt(scale.value) if scale.value is not None else 0
+    return const(root) if root and root * root == scale.value else None
 
 
 def _is_split(module: Module, strategy: Strategy, op: Operation) -> bool:
