@@ -69,6 +69,8 @@ class Heat(Chart):
             for n, text in ((0, f"smallest {self.value}"), (-1, f"largest {self.value}"))
         ]
         items += [("", f"each cell: the {best} over the other axes"), ("", "✕: does not fit")]
+        if None in (cell.value for cell in self.cells.values()):
+            items.append(("", "–: failed"))
         legend, more = legend_rows(items, width, bottom + 40)
         return [*parts, *legend], bottom + 40 + more
 

@@ -214,6 +214,7 @@ def test_a_page_loads_nothing_and_has_all_rows(tmp_path: Path) -> None:
     assert not any(word in text for word in ("http:", "https:", "src=", "@import"))
     assert text.count("<tr") == 1 + len(strategies())
     assert "is not a multiple of" in text
+    assert "–: failed" in text
 
 
 @pytest.mark.parametrize("command", ["analyze", "memory"])
