@@ -617,7 +617,18 @@ def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
         file.parent.mkdir()
         file.write_text(f'base = "{base}"\n')
         prices[str(file)] = price
-    words = ("search", "llama3-8b", "--set", "L=2", "--batch", "2", "--ranks", "2", "--tp", "1")
+    words: tuple[str, ...] = (
+        "search",
+        "llama3-8b",
+        "--set",
+        "L=2",
+        "--batch",
+        "2",
+        "--ranks",
+        "2",
+        "--tp",
+        "1",
+    )
     words += ("--pp", "1", "--cp", "1", "--json", "--machine", ",".join(prices))
     data = json.loads(stagec(*words, "--price", ",".join(map(str, prices.values()))).out)
     assert [row["machine"] for row in data["searches"]] == [*prices]
