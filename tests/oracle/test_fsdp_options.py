@@ -277,8 +277,8 @@ def test_prefetch_changes_no_counts() -> None:
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("stg.shard_params[over = dp, zero = 2, reshard = never]", "'reshard' says nothing"),
-        ("stg.shard_params[over = dp, zero = 1, prefetch = 2]", "'prefetch' says nothing"),
+        ("stg.shard_params[over = dp, zero = 2, reshard = never]", "'reshard' has no effect"),
+        ("stg.shard_params[over = dp, zero = 1, prefetch = 2]", "'prefetch' has no effect"),
         ("stg.shard_params[over = dp, zero = 3, reshard = first]", "always, never, last"),
     ],
 )
