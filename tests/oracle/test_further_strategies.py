@@ -205,7 +205,7 @@ def test_what_cannot_be(options: list[str], message: str) -> None:
 
 
 def test_unfused_attention_has_nothing_to_pass_round() -> None:
-    assert_refused(GPT, ["--cp", "2"], "there is no fused attention")
+    assert_refused(GPT, ["--cp", "2"], "the model has no fused attention")
 
 
 def test_unfused_attention_has_nothing_to_exchange() -> None:
