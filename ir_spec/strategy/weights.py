@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, PARTS
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Activations are in what the format has them in.
@@ -54,6 +55,19 @@ class WeightsRule(Record):
         needs=("weight_dtype",),
         numerics=True,
         rare=True,
+    )
+    fill: str = flagged(
+        "fill_experts",
+        "The format in which experts are filled up with columns where ranks have no whole blocks "
+        "of them.",
+        doc=(
+            "mxfp4: experts in this format are filled up with columns where the ranks that split "
+            "them have no whole blocks; none"
+        ),
+        choices=("none", "mxfp4"),
+        needs=("weight_dtype", EXPERTS),
+        rare=True,
+        software=True,
     )
 
 

@@ -101,8 +101,8 @@ class JobFlags(TypedDict, total=False):
     #: Ranks that split each expert: as many as tp, or 1. The default, 0, means 1 if --ep takes
     #: ranks of tp, otherwise as many as tp.
     etp: int | None
-    #: On which devices products of experts in 4 bits compute the activation behind them and cast
-    #: its result.
+    #: On which devices products of experts in 4 bits order tokens, compute the activation behind
+    #: them and cast its result.
     fuse_experts: Literal["none", "blackwell"] | None
     #: Rows of the expert buffers over those of balanced load, such as 5/4.
     capacity_factor: float | str | None
@@ -322,6 +322,9 @@ class JobFlags(TypedDict, total=False):
     all_reduce_below: int | None
     #: Kernels of all_reduces also add the residual and normalize.
     all_reduce_norms: bool | None
+    #: Sums over rows that several norms need, such as those of queries and keys, are one
+    #: all_reduce.
+    all_reduce_statistics: bool | None
     #: Collectives of activations work along any dimension (given), or along the first only, with
     #: copies after gathers and before reductions along others (copied).
     collective_order: Literal["given", "copied"] | None
@@ -348,6 +351,9 @@ class JobFlags(TypedDict, total=False):
     #: What is stored so (auto: with 4 bits and experts, mxfp4 and nvfp4 of all but attention, int4
     #: of experts that a router chooses; all blocks else).
     weight_parts: Literal["auto", "all", "feed-forward", "experts"] | None
+    #: The format in which experts are filled up with columns where ranks have no whole blocks of
+    #: them.
+    fill_experts: Literal["none", "mxfp4"] | None
     #: Train low-rank adapters of these parameters, such as wq,wv; freeze all others.
     lora: str | Sequence[str] | None
     #: The rank of the adapters.
