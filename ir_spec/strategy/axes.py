@@ -16,8 +16,10 @@ REDUCED = ("dp", "dp_replicate", "dp_shard", "ep", "cp")
 HEADS = ("H", "G", "H_v", "H_m", "G_m", "I")
 #: Heads and feed-forward widths of the stages of an image encoder behind the first one.
 _STAGES = tuple(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6))
+#: The feed-forward width of an expert.
+EXPERT_WIDTH = "M"
 #: Feed-forward widths: dense, of an expert, of shared experts.
-WIDTHS = ("F", "M", "F_shared")
+WIDTHS = ("F", EXPERT_WIDTH, "F_shared")
 #: What tensor parallelism splits: heads, feed-forward widths (dense, of an expert, of shared
 #: experts), vocabulary.
 TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", "V", *_STAGES)

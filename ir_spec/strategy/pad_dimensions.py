@@ -44,8 +44,9 @@ class PadDimensionsOp(Statement):
     32, are 2,944 over tp = 4: 23 blocks on each rank. Columns that are added have weights and FLOPs
     like others, which are counted; engines set them to zero.
 
-    vLLM fills experts in mxfp4 up to 128 columns of a rank on Hopper and 256 on Blackwell
-    (`model_executor/layers/quantization/mxfp4.py`), and refuses fp8 blocks that do not divide.
+    Engines fill experts in mxfp4 up by themselves, as `stg.weights[fill]` says, and refuse fp8
+    blocks that do not divide (vLLM to 0.25 and SGLang: "is not divisible by weight quantization
+    block_n").
     """
 
     name, record, repeats = "stg.pad_dimensions", PadDimensionsRule, True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, PARTS
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 #: Activations are in what the format has them in.
@@ -63,6 +64,21 @@ class WeightsRule(Record):
             needs=("weight_dtype",),
             numerics=True,
             rare=True,
+        ),
+    )
+    fill: str = parameter(
+        "name",
+        "mxfp4: experts in this format are filled up with columns where the ranks that split them "
+        "have no whole blocks; none",
+        default="none",
+        choices=("none", "mxfp4"),
+        flag=Flag(
+            "fill_experts",
+            "The format in which experts are filled up with columns where ranks have no whole "
+            "blocks of them.",
+            needs=("weight_dtype", EXPERTS),
+            rare=True,
+            software=True,
         ),
     )
 

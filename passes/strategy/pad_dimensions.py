@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from stagec.api import Module, Pass, Phase, Strategy, evaluate, product, read_strategy
+from stagec.api import Loc, Module, Pass, Phase, Strategy, evaluate, product, read_strategy
+from stagec.ir_spec.ops.quantized import FORMATS
+from stagec.ir_spec.strategy.axes import EXPERT_WIDTH
 from stagec.ir_spec.strategy.pad_dimensions import PadDimensionsRule
+from stagec.ir_spec.strategy.weights import WeightsRule
 
 
 @dataclass(frozen=True)
 class PadDimensions(Pass):
     """Give symbols the next multiple of what `stg.pad_dimensions` says of them, times the ranks
-    that split them. A remark states how many parameters that adds.
+    that split them; the width of experts, of a block, where `stg.weights[fill]` has their format.
+    A remark states how many parameters that adds.
 
     Before:
         stg.symbols[B, D = 64, M = 90]
@@ -42,33 +47,50 @@ class PadDimensions(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return bool(read_strategy(module).all(PadDimensionsRule))
+        strategy = read_strategy(module)
+        return bool(strategy.all(PadDimensionsRule)) or _fills(module, strategy.one(WeightsRule))
 
     def run(self, module: Module) -> None:
         pad_dimensions(module, read_strategy(module))
 
 
 def pad_dimensions(module: Module, strategy: Strategy) -> None:
-    """Change the values of the symbols, in place; a remark says so where that changes nothing."""
+    """Change the values of the symbols, in place; a remark says so where `stg.pad_dimensions`
+    changes nothing."""
     for rule in strategy.all(PadDimensionsRule):
-        before, sizes = _parameters(module), dict[str, int]()
-        for name in rule.dims:
-            size, multiple = module.symbols[name], rule.multiple * _ranks(module, strategy, name)
-            if size is not None and size % multiple:
-                sizes[name] = -(-size // multiple) * multiple
-        shown = ", ".join(f"{n} = {module.symbols[n]} is {v}" for n, v in sizes.items())
-        module.set_values(sizes)
-        after = _parameters(module)
-        if not sizes:
+        if not _pad(module, strategy, rule.dims, rule.multiple, rule.loc):
             module.diagnostics.remark(
                 "'stg.pad_dimensions' changes nothing: sizes divide already, or are open", rule.loc
             )
-        elif before is not None and after is not None:
-            module.diagnostics.remark(
-                f"{shown}: {after - before:,} parameters more, {after / before - 1:.2%}, with as "
-                "many FLOPs each as others",
-                rule.loc,
-            )
+    weights = strategy.one(WeightsRule)
+    if _fills(module, weights):
+        _pad(module, strategy, (EXPERT_WIDTH,), FORMATS[weights.format].rows or 1, weights.loc)
+
+
+def _fills(module: Module, rule: WeightsRule) -> bool:
+    """Whether experts are in the format in which they are filled up."""
+    return rule.fill == rule.format and EXPERT_WIDTH in module.symbols
+
+
+def _pad(
+    module: Module, strategy: Strategy, dims: Iterable[str], multiple: int, loc: Loc
+) -> Mapping[str, int]:
+    """Fill dimensions up; gives the sizes that changed."""
+    before, sizes = _parameters(module), dict[str, int]()
+    for name in dims:
+        size, wanted = module.symbols[name], multiple * _ranks(module, strategy, name)
+        if size is not None and size % wanted:
+            sizes[name] = -(-size // wanted) * wanted
+    shown = ", ".join(f"{n} = {module.symbols[n]} is {v}" for n, v in sizes.items())
+    module.set_values(sizes)
+    after = _parameters(module)
+    if sizes and before is not None and after is not None:
+        module.diagnostics.remark(
+            f"{shown}: {after - before:,} parameters more, {after / before - 1:.2%}, with as many "
+            "FLOPs each as others",
+            loc,
+        )
+    return sizes
 
 
 def _parameters(module: Module) -> int | None:

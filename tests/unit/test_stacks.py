@@ -212,7 +212,7 @@ def test_the_merged_text_is_a_strategy(name: str, tmp_path: Path) -> None:
 
 
 #: Jobs that have what statements are about: shards, ranks of experts, of stages and of parts of
-#: sequences, layers to compute again, adapters.
+#: sequences, layers to compute again, adapters beside weights in 4 bits.
 JOBS: Sequence[dict[str, Any]] = (
     {},
     {"zero": 3},
@@ -220,7 +220,7 @@ JOBS: Sequence[dict[str, Any]] = (
     {"pp": 2},
     {"cp": 2},
     {"recompute": "selective"},
-    {"lora": "wq"},
+    {"lora": "wq", "weight_dtype": "mxfp4"},
 )
 
 

@@ -345,6 +345,9 @@ class JobFlags(TypedDict, total=False):
     #: What is stored so (auto: with 4 bits and experts, mxfp4 and nvfp4 of all but attention, int4
     #: of experts that a router chooses; all blocks else).
     weight_parts: Literal["auto", "all", "feed-forward", "experts"] | None
+    #: The format in which experts are filled up with columns where ranks have no whole blocks of
+    #: them.
+    fill_experts: Literal["none", "mxfp4"] | None
     #: Train low-rank adapters of these parameters, such as wq,wv; freeze all others.
     lora: str | Sequence[str] | None
     #: The rank of the adapters.
