@@ -49,6 +49,19 @@ class CollectivesRule(Record):
             software=True,
         ),
     )
+    statistics: bool = parameter(
+        "flag",
+        "sums of several norms that could start together are one all_reduce",
+        default=False,
+        flag=Flag(
+            "all_reduce_statistics",
+            "Sums over rows that several norms need, such as those of queries and keys, are one "
+            "all_reduce.",
+            needs=("tp",),
+            rare=True,
+            software=True,
+        ),
+    )
     order: str = parameter(
         "name",
         choices=("given", COPIED),
@@ -76,6 +89,11 @@ class CollectivesOp(Statement):
     (flashinfer.comm.trtllm_allreduce_fusion, which vLLM and SGLang call; TensorRT-LLM,
     AllReduceFusionOp.RESIDUAL_RMS_NORM). Large ones of the library are taken as if they did, too:
     the start of a kernel is nothing beside them.
+
+    With `statistics` the sums of squares by which several norms of split rows divide, where one
+    does not wait for the other, are one all_reduce, as of the queries and keys of MiniMax-M2 (vLLM,
+    model_executor/layers/mamba/linear_attn.py: MiniMaxText01RMSNormTP.forward_qk; SGLang,
+    srt/models/minimax_m2.py; TensorRT-LLM, minimax_allreduce_rms_qk).
 
     `order = copied`: libraries have the parts of ranks one behind the other, which is the order of
     the first dimension only. PyTorch's functional collectives concatenate along others what they

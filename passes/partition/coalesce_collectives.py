@@ -2,12 +2,13 @@
 
 The gathers of the parameters that one region uses become one call: an FSDP unit, which is a block
 or the root. Its parameters are resharded together. The reductions of parameter gradients in one
-region become one call for each group of axes, or buckets of a given size.
+region become one call for each group of axes, or buckets of a given size. Sums of several norms
+become one call where a strategy says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from stagec.api import (
@@ -29,14 +30,17 @@ from stagec.api import (
 from stagec.ir.param import attr_text
 from stagec.ir.traits import Repeats, Terminates
 from stagec.ir_spec.ops.comm import Collective
+from stagec.ir_spec.ops.norm import NormBase
 from stagec.ir_spec.strategy.bucket import BucketRule
+from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
 
 @dataclass(frozen=True)
 class CoalesceCollectives(Pass):
     """Merge the gathers of the parameters of a block, and the reductions of their gradients, into
-    one call each. With `stg.bucket[copies]` the function gets flat buffers for the gradients.
+    one call each. With `stg.bucket[copies]` the function gets flat buffers for the gradients. With
+    `stg.collectives[statistics]` the sums of norms that do not wait for each other are one call.
 
     Before:
         stg.func @f(%x: bf16[B@dp, S, D], %v: bf16[D@dp, F | param], %w: bf16[F, D@dp | param]) {
@@ -78,6 +82,8 @@ def coalesce(module: Module) -> None:
     for func in module.functions:
         for region in _regions(func.body):
             _merge_gathers(region)
+            if strategy.one(CollectivesRule).statistics:
+                _merge_statistics(region)
             outside = ends and not region.owner.has(Repeats)  # a block may have loops of its own
             blocks = next(filter(_is_backward_blocks, region.ops), None) if outside else None
             _merge_reductions(region, bucket, blocks, whole=strategy.zero == 1)
@@ -162,6 +168,43 @@ def _merge_updates(region: Region) -> None:
     the last one."""
     for group in _groups(region.ops, lambda op: "dim" in op.attrs and _is_final(op)):
         _merge(group, group[-1].position())
+
+
+def _merge_statistics(region: Region) -> None:
+    """Merge the sums that norms divide by with those before them that they do not wait for; what
+    they are made of is computed before the first one."""
+    for group in _groups(region.ops, _is_statistics):
+        first = group[0]
+        for op in group[1:]:
+            makers = _makers(op, first)
+            if first in makers:
+                first = op
+                continue
+            for maker in makers:
+                region.ops.remove(maker)
+                region.insert(first.position(), maker)
+            first = _merge([first, op], first.position())
+
+
+def _is_statistics(op: Operation) -> bool:
+    """Whether norms take what is added up beside the rows that they normalize."""
+    uses = [use for value in op.results for use in value.uses]
+    return bool(uses) and all(isinstance(u.definition, NormBase) and index for u, index in uses)
+
+
+def _makers(op: Operation, first: Operation) -> Sequence[Operation]:
+    """What an op is made of from `first` on, in the order of the region."""
+    region, found = first.parent, set[Operation]()
+    waiting = [op]
+    while waiting:
+        for value in waiting.pop().operands:
+            maker = value.producer
+            if maker is None or maker in found or maker.parent is not region:
+                continue
+            if maker.position() >= first.position():
+                found.add(maker)
+                waiting.append(maker)
+    return sorted(found, key=Operation.position)
 
 
 def _is_final(op: Operation) -> bool:

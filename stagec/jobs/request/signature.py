@@ -319,6 +319,9 @@ class JobFlags(TypedDict, total=False):
     all_reduce_below: int | None
     #: Kernels of all_reduces also add the residual and normalize.
     all_reduce_norms: bool | None
+    #: Sums over rows that several norms need, such as those of queries and keys, are one
+    #: all_reduce.
+    all_reduce_statistics: bool | None
     #: Collectives of activations work along any dimension (given), or along the first only, with
     #: copies after gathers and before reductions along others (copied).
     collective_order: Literal["given", "copied"] | None
