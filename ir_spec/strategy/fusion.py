@@ -65,14 +65,14 @@ class FusionRule(Record):
     )
     experts: str = parameter(
         "name",
-        "blackwell: on devices of that family products of experts in 4 bits compute the activation "
-        "behind them and cast its result; none",
+        "blackwell: on devices of that family products of experts in 4 bits order tokens by "
+        "experts, compute the activation behind them and cast its result; none",
         default="none",
         choices=("none", "blackwell"),
         flag=Flag(
             "fuse_experts",
-            "On which devices products of experts in 4 bits compute the activation behind them "
-            "and cast its result.",
+            "On which devices products of experts in 4 bits order tokens, compute the activation "
+            "behind them and cast its result.",
             needs=(EXPERTS,),
             rare=True,
             software=True,
@@ -106,11 +106,11 @@ class FusionOp(Statement):
     are one product, as engines store their weights, and add their biases. With `caches` rows are
     rotated, cast and appended to caches in one kernel, queries rotated with them. With `sums` the
     sum that a layer ends with is added up by the norm that the next one starts with
-    (fused_add_rms_norm). With `experts` products of experts in 4 bits compute the activation behind
-    them and cast its result, on devices of that family (trtllm-gen,
-    flashinfer.fused_moe.trtllm_fp4_block_scale_moe). With `own_casts`
-    operands are cast to so many bits or less by kernels of their own, as engines quantize them by
-    operators that their compilers do not see into. Without the statement every computation is a
+    (fused_add_rms_norm). With `experts` products of experts in 4 bits read the rows of tokens that
+    experts have, compute the activation and cast its result, on devices of that family (trtllm-gen,
+    trtllm_fused_moe_runner.cu: PermuteGemm1 with routeAct and fusedAct). With `own_casts` operands
+    are cast to so many bits or less by kernels of their own, as engines quantize them by operators
+    that their compilers do not see into. Without the statement every computation is a
     kernel of its own, as PyTorch runs without a compiler.
     """
 

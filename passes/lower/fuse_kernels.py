@@ -26,7 +26,7 @@ from stagec.ir.rewrite import carried
 from stagec.ir.traits import AddsToSum, AppendsRows, CopiesMemory, Free, Fusible, Repeats, TurnsRows
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllReduce
-from stagec.ir_spec.ops.moe import Combine
+from stagec.ir_spec.ops.moe import Combine, Dispatch
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.sharding.work import data_of, is_computation, viewed, work_of
@@ -46,11 +46,11 @@ class FuseKernels(Pass):
     the columns that it has are one, and a bias is added in the kernel of its product. With `caches`
     ops that make rows of caches are one kernel with the ops that append them, and rotations of
     queries beside them. With `sums` the sum that a layer ends with is marked `continues` where the
-    next one starts with its norm, whose kernel adds it up (fused_add_rms_norm), with `experts` the
-    activation of experts in 4 bits and the cast of its result. With `stg.collectives[norms]` so is
-    what adds to a sum over ranks and normalizes it, or normalizes by one: the kernel of the
-    all_reduce does it. With `own_casts` a cast to so many bits or less joins nothing else. Without
-    the statement nothing happens.
+    next one starts with its norm, whose kernel adds it up (fused_add_rms_norm), with `experts` what
+    orders tokens by experts in 4 bits, the activation of these and the cast of its result. With
+    `stg.collectives[norms]` so is what adds to a sum over ranks and normalizes it, or normalizes by
+    one: the kernel of the all_reduce does it. With `own_casts` a cast to so many bits or less joins
+    nothing else. Without the statement nothing happens.
 
     FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
     a kernel uses has a buffer in the plan all the same.
@@ -121,12 +121,13 @@ def fuse_kernels(func: Operation, rule: FusionRule) -> list[list[Operation]]:
 
 def mark_continued(func: Operation, rule: FusionRule, *, reduced: bool) -> None:
     """Mark the kernels of single elements and rows that others do with their own: with `sums` the
-    sum that a layer ends with, if the next one starts with its norm, with `experts` activations of
-    experts in 4 bits, with `reduced` what adds and normalizes behind an all_reduce."""
+    sum that a layer ends with, if the next one starts with its norm, with `experts` what orders
+    tokens by experts in 4 bits and their activations, with `reduced` what adds and normalizes
+    behind an all_reduce."""
     for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
         for kernel in _kernels_of(region):
             where = ""
-            if rule.experts != "none" and _activates(kernel):
+            if rule.experts != "none" and (_hands_out(kernel) or _activates(kernel)):
                 where = rule.experts
             elif (rule.sums and _ends_layer(kernel)) or (reduced and _follows_all_reduce(kernel)):
                 where = ALWAYS
@@ -164,6 +165,16 @@ def _activates(kernel: Sequence[Operation]) -> bool:
     routed = product is not None and any(d.routed or d.load for d in product.result.tensor.dims)
     four = routed and product is not None and _bits(product.operands[1].tensor.dtype) == 4
     return four and not any(isinstance(user.definition, Combine) for user in users)
+
+
+def _hands_out(kernel: Sequence[Operation]) -> bool:
+    """Whether a kernel orders tokens by the experts in 4 bits that multiply them on this rank."""
+    if not isinstance(kernel[0].definition, Dispatch):
+        return False
+    users = [user for user, _ in kernel[0].result.uses]
+    while users and users[0].has(Fusible):
+        users = [user for v in users[0].results for user, _ in v.uses]
+    return any(_is_product(u) and _bits(u.operands[1].tensor.dtype) == 4 for u in users)
 
 
 def _first_users(op: Operation) -> Iterator[Operation]:

@@ -98,8 +98,8 @@ class JobFlags(TypedDict, total=False):
     #: Ranks that split each expert: as many as tp, or 1. The default, 0, means 1 if --ep takes
     #: ranks of tp, otherwise as many as tp.
     etp: int | None
-    #: On which devices products of experts in 4 bits compute the activation behind them and cast
-    #: its result.
+    #: On which devices products of experts in 4 bits order tokens, compute the activation behind
+    #: them and cast its result.
     fuse_experts: Literal["none", "blackwell"] | None
     #: Rows of the expert buffers over those of balanced load, such as 5/4.
     capacity_factor: float | str | None
