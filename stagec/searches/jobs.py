@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,12 +15,16 @@ from stagec.jobs.request.options import JobOptions
 from stagec.searches.main_pod import with_batch_option
 from stagec.searches.probes import Asked, Probe, probe
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
-from stagec.support.garbage import seldom_collected
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
+
+#: Objects that come and go between two looks for garbage: what is compiled stays, and looking at
+#: it again and again takes longer than the work.
+_RARELY = 500_000
+
 
 #: Runs units of work: results with the numbers of the units.
 Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
@@ -74,6 +79,7 @@ def evaluate(task: Task) -> Evaluated | str:
     """What a job is, or why it is not one."""
     from stagec.jobs.lowered import job_costs
 
+    gc.set_threshold(_RARELY, 20, 100)
     try:
         job = job_costs(with_batch_option(task.options))
         figures = job.figures()
@@ -106,9 +112,9 @@ def kind_of(unit: Task | Asked) -> Hashable:
     return repr(given), *(getattr(unit.options, axis) > 1 for axis in AXES if axis != "pp")
 
 
-@seldom_collected()
 def work(unit: Task | Asked) -> Evaluated | str | Probe:
     """What a worker does."""
+    gc.set_threshold(_RARELY, 20, 100)
     return probe(unit) if isinstance(unit, Asked) else evaluate(unit)
 
 
