@@ -56,6 +56,7 @@ WHOLE = (
     AHEAD,
     Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
+    Param("given_type", "flag", "model code has its softmax in the type of the scores"),
 )
 
 #: How the positions of a split sequence lie on the ranks of a ring.

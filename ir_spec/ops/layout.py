@@ -128,30 +128,39 @@ def whole_dimensions(op: Operation) -> Iterator[str]:
 
 
 class PartOf(OpDef):
-    """`x`, which the code of a model makes as a part of one product with the others. As long as
-    such a view is there, so is all of the product; `expand-kernels` leaves the op out where
-    software computes each by itself, or in kernels of its own."""
+    """Its operands, which the code of a model makes as parts of one product. As long as a view of
+    one is there, so is all of the product; `expand-kernels` leaves the op out where software
+    computes each by itself, or in kernels of its own."""
 
     name = "stg.part_of"
-    operands = ("x", "others*")
+    operands = ("x*",)
+    results = ("x*",)
     traits = (PartOfBuffer(),)
-    example = "%v1 = stg.part_of(%v, %q, %k) : bf16[B, S, G, K]"
+    example = "%k1, %v1 = stg.part_of(%k, %v) : (bf16[B, S, G, K], bf16[B, S, G, K])"
 
     def rule(self, op: Operation) -> Rule:
-        ranks = [v.tensor.rank for v in op.operands]
-        text = letters(sum(ranks))
-        ends = [sum(ranks[: i + 1]) for i in range(len(ranks))]
-        sides = [text[end - rank : end] for end, rank in zip(ends, ranks, strict=True)]
-        return make_rule(f"{','.join(sides)}->{sides[0]}", linear=[0])
+        """Dimensions of one size are one factor, so that they are split alike."""
+        known: dict[tuple[Expr, int], str] = {}
+        free = iter(letters(sum(v.tensor.rank for v in op.operands)))
+        sides: list[str] = []
+        for value in op.operands:
+            shape = value.tensor.shape
+            keys = [(size, shape[:i].count(size)) for i, size in enumerate(shape)]
+            sides.append("".join(known.setdefault(key, next(free)) for key in keys))
+        text = ",".join(sides)
+        return make_rule(f"{text}->{text}", linear=range(len(sides)))
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [v.tensor.dtype for v in op.operands]
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"part_of": lambda b, op, on_rank: None}
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        return [grads[0], *[None] * (len(op.operands) - 1)]
+        return grads
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [args[0]]
+        return args
 
 
 class Unbind(OpDef):

@@ -28,6 +28,8 @@ MEAN = Param(
 )
 #: torchtune.modules.loss.CEWithChunkedOutputLoss: num_output_chunks.
 DEFAULT_CHUNKS = 8
+#: Of a loss and of its logarithms: software that does not cast them computes in 16 bits.
+GIVEN_TYPE = Param("given_type", "flag", "model code computes it in the type of the logits")
 _CHUNKS = Param("chunks", "size", "parts of the tokens, one after the other (default 1)")
 
 
@@ -55,15 +57,21 @@ def target_of(b: Builder, op: Operation, over: tuple[str, ...]) -> Value:
 
 
 class LogSoftmax(OpDef):
-    """x - logsumexp(x) over the last dimension, in fp32; 4 FLOPs per element."""
+    """x - logsumexp(x) over the last dimension, in fp32, or with `given_type` in the type of x; 4
+    FLOPs per element."""
 
     name = "stg.log_softmax"
     traits = (Wide(), TakesLogits())
     operands = ("x",)
+    params = (GIVEN_TYPE,)
     index = IndexRule("...v->...v", whole="v")
     element_types = ("f32",)
     flops_per_point = 4
     example = "%logp = stg.log_softmax(%logits) : f32[B, S, V]"
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        given = op.operands[0].tensor.dtype
+        return [given] if op.flag(GIVEN_TYPE.name) else super().dtypes(op)
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, [op.result, grads[0]])
@@ -73,12 +81,12 @@ class LogSoftmax(OpDef):
 
 
 class LogSoftmaxGrad(OpDef):
-    """dlogp - exp(logp) * sum(dlogp), in fp32; 4 FLOPs per element."""
+    """dlogp - exp(logp) * sum(dlogp), in the type of logp; 4 FLOPs per element."""
 
     name = "stg.log_softmax_grad"
     operands = ("logp", "dlogp")
     index = IndexRule("...v,...v->...v", whole="v")
-    element_types = ("f32",)
+    element_types = ("logp",)
     flops_per_point = 4
     example = "%dz = stg.log_softmax_grad(%logp, %dlogp) : f32[B, S, V]"
 
@@ -124,7 +132,7 @@ class NllLossGrad(OpDef):
     operands = ("logp", "labels", "dloss")
     params = (MEAN,)
     index = IndexRule("...v,...,->...v", whole="v")
-    element_types = ("f32",)
+    element_types = ("logp",)
     flops_per_point = 0
     example = "%dlogp = stg.nll_loss_grad[mean = B*S](%logp, %labels, %one) : f32[B, S, V]"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, product
 from stagec.ir.index_rule import IndexRule
@@ -17,6 +17,7 @@ from stagec.ir.traits import Recasts, TakesLogits, Wide
 from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.loss_forms import (
     DEFAULT_CHUNKS,
+    GIVEN_TYPE,
     MEAN,
     logsumexp,
     row_sums,
@@ -83,14 +84,15 @@ class CrossEntropy(OpDef):
 
     Where the vocabulary is split it becomes three all_reduces of [batch, sequence] in fp32: the
     maximum, the sum of exponentials, the target logit (arXiv 1909.08053). 5 FLOPs per logit. With
-    the flag `in_place` the gradient of the logits takes their buffer.
+    the flag `in_place` the gradient of the logits takes their buffer. With `given_type` the stock
+    form has no tensor in fp32.
     """
 
     name = "stg.cross_entropy"
     traits = (Wide(), TakesLogits())
     operands = ("logits", "labels")
     results = ("loss", "lse?")
-    params = (MEAN, _IN_PLACE)
+    params = (MEAN, _IN_PLACE, GIVEN_TYPE)
     index = IndexRule("...v,...->,...", special="v")
     element_types = ("f32", "f32")
     flops_per_point = 5
@@ -111,7 +113,10 @@ class CrossEntropy(OpDef):
         plain = cast.operands[0] if cast is not None and cast.has(Recasts) else logits
         match form.name:
             case "stock" if not form.split:
-                logp = b.value("stg.log_softmax", [logits], hint=f"{logits.name}_logp")
+                flags: dict[str, RawAttr] = {}
+                if op.flag(GIVEN_TYPE.name):
+                    logits, flags = plain, {GIVEN_TYPE.name: True}
+                logp = b.value("stg.log_softmax", [logits], flags, hint=f"{logits.name}_logp")
                 return b.value("stg.nll_loss", [logp, labels], mean, hint=op.result.name)
             case "stock" | "chunked":
                 chunked = form.name == "chunked"

@@ -79,7 +79,7 @@ def reduce_before_casts(reduction: Operation) -> None:
     up or split, in place: the copy for the call of the unit casts
     (FSDPParam._get_grad_inner_tensor of PyTorch)."""
     for value, result in zip(list(reduction.operands), reduction.results, strict=True):
-        source = _source(value)
+        source = _source(value, None)
         if source.tensor.shape == value.tensor.shape and source is not value:
             reduction.set_operand(result.index, source)
             result.type = replace(result.tensor, dtype=source.tensor.dtype)
@@ -113,12 +113,12 @@ def copy_part(module: Module, part: Operation) -> None:
 def copy_operands(module: Module, reduction: Operation) -> None:
     """Copy the operands of a reduction right before it, in its element type, in place."""
     builder = Builder.before(module.registry, reduction, loc=reduction.loc, phase="gradient")
-    made = [_source(value) for value in reduction.operands]
+    dims = [operand_dim(reduction, i) for i in range(len(reduction.operands))]
+    made = [_source(value, dim) for value, dim in zip(reduction.operands, dims, strict=True)]
     dtype = reduction.results[0].tensor.dtype
     attrs: dict[str, RawAttr] = {}
     if any(v.tensor.dtype != dtype for v in made):
         attrs["to"] = dtype
-    dims = [operand_dim(reduction, i) for i in range(len(made))]
     before = list(reduction.operands)
     if any(v.tensor.shape != old.tensor.shape for v, old in zip(made, before, strict=True)):
         sizes = [v.tensor.shape[d] for v, d in zip(before, dims, strict=True)]
@@ -138,9 +138,12 @@ def _erase_unused(value: Value) -> None:
         _erase_unused(source)
 
 
-def _source(value: Value) -> Value:
-    """What was cast or filled up for a reduction, and for nothing else; else the value."""
+def _source(value: Value, dim: int | None) -> Value:
+    """What was cast for a reduction, or filled up along the dimension that it splits, and for
+    nothing else; else the value."""
     while (op := value.producer) is not None and _is_of_copy(op) and len(value.uses) == 1:
+        if isinstance(op.definition, Pad) and dim is not None and op.integer("dim") != dim:
+            break
         value = op.operands[0]
     return value
 

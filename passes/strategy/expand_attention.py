@@ -24,7 +24,7 @@ from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 
 #: What a plain softmax of plain products does for itself.
-_PLAIN = {"causal", "window", "rsqrt", "softcap", "phase"}
+_PLAIN = {"causal", "window", "rsqrt", "softcap", "given_type", "phase"}
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
         scores = b.value("stg.scale", [scores], {"by": bound}, hint=f"{name}_scores")
     else:
         given["rsqrt"] = scale
-    wide = cast_to(b, scores, "f32") if eager else scores
+    wide = cast_to(b, scores, "f32") if eager and not op.flag("given_type") else scores
     shares = b.value("stg.softmax", [wide], given, hint=f"{name}_p")
     shares = cast_to(b, shares, scores.tensor.dtype)
     spec = Quoted(f"b{head}st,btgv->bs{head}v")
@@ -129,7 +129,8 @@ def _is_plain(op: Operation) -> bool:
         if _root(scale) is None or op.expr("softcap").symbols:
             return False
     rows, columns = (op.operands[i].tensor.dims[1].size for i in (0, -1))
-    return len(op.operands) == 2 or rows == columns
+    masked = op.flag("causal") or "window" in op.attrs
+    return len(op.operands) == 2 or rows == columns or not masked
 
 
 def _root(scale: Expr) -> Expr | None:

@@ -34,7 +34,8 @@ class ExpandKernels(Pass):
 
     Each op says what these are. Where gate and up come out of one product, they get products, and
     parameters, of their own, as modules have them. A remark says so if the model has none of these
-    ops. `stg.part_of` stays where `part_of` is named, and goes elsewhere.
+    ops. `stg.part_of` stays where `part_of` is named and no axis splits heads of some parts only,
+    and goes elsewhere.
 
     Before:
         stg.strategy @s {
@@ -72,8 +73,7 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
     Raises `DiagnosticError` for names of ops that are one operation, or no ops.
     """
     rule = strategy.one(KernelsRule)
-    for op in list(_parts(module)) if "part_of" not in rule.eager else ():
-        replace_op(op, op.operands[:1])
+    _leave_out_parts(module, strategy)
     known = {name for definition in module.registry for name in definition.eager_forms()}
     for name in rule.eager:
         if name not in known:
@@ -106,6 +106,22 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
 def _parts(module: Module) -> Iterator[Operation]:
     """What code makes as a part of one product."""
     return (op for op in module.main.body.walk() if isinstance(op.definition, PartOf))
+
+
+def _leave_out_parts(module: Module, strategy: Strategy) -> None:
+    asked = "part_of" in strategy.one(KernelsRule).eager
+    for op in list(_parts(module)):
+        if not asked or _is_split(op, strategy):
+            replace_op(op, op.operands)
+
+
+def _is_split(op: Operation, strategy: Strategy) -> bool:
+    """Whether a strategy splits a dimension that some of the parts have only, such as heads that
+    share keys: these would be split by one axis twice."""
+    shapes = [{*value.tensor.shape} for value in op.operands]
+    own = {size for shape in shapes for size in shape if any(size not in s for s in shapes)}
+    names = {name for size in own for name in size.symbols}
+    return any(names & {*rule.dims} for rule in strategy.splits)
 
 
 def _on_rank(module: Module, strategy: Strategy, size: Expr) -> int | None:

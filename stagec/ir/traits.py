@@ -121,7 +121,7 @@ class View(Free):
 
 @dataclass(frozen=True)
 class PartOfBuffer(View):
-    """Its results are views of operand 0, in a buffer that all operands are parts of.
+    """Each result is a view of its operand, in a buffer that all operands are parts of.
 
     | op              | |
     |-----------------|-|

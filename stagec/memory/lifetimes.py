@@ -227,8 +227,8 @@ class _Runner:
         elif op.region is not None:
             self._accumulate(op, op.region)
         elif op.has(PartOfBuffer):
-            every = [b for v in op.operands for b in buffers_of(self._refs[v])]
-            self._refs[op.result] = Shares(every) if every else self._refs[op.operands[0]]
+            every = Shares(b for v in op.operands for b in buffers_of(self._refs[v]))
+            self._refs.update(dict.fromkeys(op.results, every))
         elif op.has(View):
             for r in op.results:
                 self._refs[r] = self._refs[op.operands[min(r.index, len(op.operands) - 1)]]

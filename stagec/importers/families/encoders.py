@@ -372,11 +372,13 @@ class _T5Side:
         One in `every` so many layers has experts, if there are some."""
         causal = "causal, rsqrt = 1" if source else "rsqrt = 1"
         name = "causal_attention" if source else "attention"
-        own = MultiHead("", causal, bias=not own_bias, relative=self.bias * own_bias, name=name)
+        own = MultiHead(
+            "", causal, bias=not own_bias, relative=self.bias * own_bias, name=name, wide=True
+        )
         operands = [] if own_bias else [relative(body, f"{self.name}_bias", self.bias)]
         parts = [Part(own.write(text), "self" if source else "attn", RMS, operands=operands)]
         if source:
-            cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention")
+            cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention", wide=True)
             parts.append(Part(cross.write(text), "cross", RMS, operands=[source]))
         kinds = {self.name: Layer([*parts, Part(mlp.write(text), "mlp", RMS)])}
         order = [self.name] * self.count
@@ -400,5 +402,5 @@ def relative(body: Body, name: str, statics: str) -> str:
 def translate(body: Body, n: str, steps: Sequence[str]) -> None:
     """Append the head and the loss of `%labels` [B, T]."""
     logits = body.steps("logits", n, [*steps, "stg.cast[f32]({})"])
-    body.let("loss", f"stg.cross_entropy[mean = B*T]({logits}, %labels)")
+    body.let("loss", f"stg.cross_entropy[given_type, mean = B*T]({logits}, %labels)")
     body.do("stg.return(%loss)")

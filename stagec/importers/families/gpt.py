@@ -259,7 +259,7 @@ def read_falcon(config: Config) -> ModelText:
     alibi = model.flag("alibi")
     if alibi:  # rotary positions are said, and not used
         config.skip("rope_theta", "rope_scaling", "rope_parameters")
-    mask, rope = ("causal, alibi", None) if alibi else ("causal", model.rope())
+    mask, rope = ("causal, alibi", None) if alibi else ("causal, given_type", model.rope())
     groups = "G" if one or newer else "H"
     mixer = Attention(groups, qkv_bias=biased, out_bias=biased, rope=rope, mask=mask)
     activation = config.word("activation", among=ACTIVATIONS, default=model.activation("gelu"))

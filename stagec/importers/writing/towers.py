@@ -36,7 +36,8 @@ class MultiHead:
     and values are of another sequence; `statics` are the static parameters of the kernel, `bias`
     says that what is added to the scores is an operand of the block; `relative` are the static
     parameters of one by distance that the block has itself; with `pairs` it has a table of biases
-    [N, H], and an operand says the row of each pair. Queries and keys may be rotated."""
+    [N, H], and an operand says the row of each pair. Queries and keys may be rotated. Code computes
+    the softmax in the type of its operands if it is not `wide`."""
 
     biases: str = "qkvo"
     statics: str = ""
@@ -46,6 +47,7 @@ class MultiHead:
     relative: str = ""
     pairs: bool = False
     rope: Rope | None = None
+    wide: bool = False
 
     @property
     def symbols(self) -> str:
@@ -65,7 +67,8 @@ class MultiHead:
         if self.rope != Rope():
             yield f"rope = ({self.rope.statics()})" if self.rope else "rope = no"
         yield from ["keys_of = beside"] * self.cross
-        yield f"mask = ({self.statics})" if self.statics else "mask = no"
+        statics = ", ".join(filter(None, [self.statics, "" if self.wide else "given_type"]))
+        yield f"mask = ({statics})" if statics else "mask = no"
         yield from ["bias = beside"] * self.bias
         if self.relative:
             yield from ("bias = distance", f"distance = ({self.relative})")
