@@ -18,6 +18,7 @@ from stagec.ir.opdef import Array, EagerForm, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.replay import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
+from stagec.ir.serving import ServingStep
 from stagec.ir.traits import (
     CopiesMemory,
     FinalGradient,
@@ -155,6 +156,10 @@ class PartOf(OpDef):
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"part_of": lambda b, op, on_rank: None}
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        """Nothing is kept for backward."""
+        return op.operands
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return grads

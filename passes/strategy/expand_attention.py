@@ -7,17 +7,19 @@ from math import isqrt
 
 from stagec.api import (
     Builder,
+    Expr,
     Module,
     Operation,
     Pass,
     Phase,
     Quoted,
     Strategy,
+    const,
     made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import ONE, Expr, const
+from stagec.ir.expr import ONE
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.attention import FlashAttention
 from stagec.ir_spec.ops.contraction import cast_to
