@@ -70,7 +70,7 @@ def lifetimes(
     `UnboundError` if their number is open, and `DiagnosticError` if there are too many."""
     runner = _Runner(body, env, whole, *(known or _sorted(body)))
     runner.run(body)
-    return runner.found
+    return runner.lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Known:
 
 class _Runner:
     def __init__(self, body: Region, env: Env, whole: bool, roots: Roots, sets: Sets) -> None:
-        self.found = Lifetimes()
+        self.lives = Lifetimes()
         self._env, self._whole, self._freed = env, whole, body.owner.flag("freed")
         self._roots, self._sets = roots, sets
         self._patterns = patterns(body)
@@ -126,7 +126,7 @@ class _Runner:
         end = self._step(body.terminator, (), counts=False)
         for value in body.terminator.operands:
             self._touch(self._refs.get(value), end)
-        for buffer in () if body.owner.flag("consumed") else self.found.buffers:
+        for buffer in () if body.owner.flag("consumed") else self.lives.buffers:
             if buffer.category == GRADIENTS:  # the next step frees them
                 buffer.last[None] = end
 
@@ -139,7 +139,7 @@ class _Runner:
         for place, step in enumerate(order):
             if place == begins and isinstance(back, LayerStack) and _is_backward(back):
                 for ref in self._last_gathered:
-                    self._touch(ref, len(self.found.steps) - 1)
+                    self._touch(ref, len(self.lives.steps) - 1)
                 self._begin(back)
             if isinstance(step, Operation) and isinstance(step.definition, ActionOp):
                 self._action(step)
@@ -165,8 +165,8 @@ class _Runner:
 
     def _step(self, op: Operation, made: Sequence[Value], *, counts: bool = True) -> int:
         """A step that makes the buffers of these values."""
-        number = len(self.found.steps)
-        self.found.steps.append(RunOp(op, self._part, [], counts))
+        number = len(self.lives.steps)
+        self.lives.steps.append(RunOp(op, self._part, [], counts))
         for value in made:
             type_ = value.tensor
             buffers = [self._make(value, number, number, space=s) for s in type_.memories]
@@ -197,8 +197,8 @@ class _Runner:
             sizes=self._sizes,
             kinds=self._kinds,
         )
-        self.found.steps[first].made.append(buffer)
-        self.found.buffers.append(buffer)
+        self.lives.steps[first].made.append(buffer)
+        self.lives.buffers.append(buffer)
         return buffer
 
     def _touch(
@@ -272,7 +272,7 @@ class _Runner:
     def _end_staying(self) -> None:
         """What stayed is there until now."""
         for value in self._staying:
-            self._touch(self._refs.get(value), len(self.found.steps) - 1)
+            self._touch(self._refs.get(value), len(self.lives.steps) - 1)
         self._staying = ()
 
     def _home(self, value: Value) -> Value | None:
@@ -355,7 +355,7 @@ class _Runner:
             for arg, ref in zip(op.body.args[carry:], refs, strict=True):
                 self._refs[arg] = slice_of(ref, 0, len(order))  # gathers of slices come early
         for turn, (m, position) in enumerate(turns):
-            op, order, start = members[m], orders[m], len(self.found.steps)
+            op, order, start = members[m], orders[m], len(self.lives.steps)
             self._refs.update(zip(op.body.args, carried, strict=False))
             for arg, ref in zip(op.body.args[carry:], inputs[m], strict=True):
                 self._refs[arg] = slice_of(ref, position, len(order))
@@ -488,7 +488,7 @@ class _Runner:
         self._late.update(made)
         new = [r for r in op.results if not (r in old or r in made or self._home(r))]
         number = self._step(op, new)
-        sums = list(self.found.steps[number].made)
+        sums = list(self.lives.steps[number].made)
         self._sums.update((b.value, b) for b in sums)
         for value in kept_when_sent(region):
             sums += [self._make(value, number, number, space=s) for s in value.tensor.memories]
@@ -498,9 +498,9 @@ class _Runner:
             self._refs[result] = self._refs[result] if home is None else self._fixed(home)
         for arg, value in zip(region.args, op.operands, strict=True):
             self._refs[arg] = self._refs[value]
-        outer = list(self._budget.counted(self.found.buffers))
+        outer = list(self._budget.counted(self.lives.buffers))
         if "schedule" in op.attrs:
-            self.found.scheduled = number
+            self.lives.scheduled = number
         self._adds = op.expr("count") != ONE
         self._whole_region(in_order(region))
         self._adds = False
@@ -524,11 +524,11 @@ class _Runner:
 
     def _sum_of(self, ref: Buffer) -> Buffer:
         """The sum of a buffer of each microbatch; the last step is behind them."""
-        end = len(self.found.steps) - 1
-        found = self._make(ref.value, end, end, ref.copies, space=ref.space)
-        found.phases |= ref.phases
-        self.found.sums[ref] = found
-        return found
+        end = len(self.lives.steps) - 1
+        total = self._make(ref.value, end, end, ref.copies, space=ref.space)
+        total.phases |= ref.phases
+        self.lives.sums[ref] = total
+        return total
 
     def _action(self, op: Operation) -> None:
         self._part = op

@@ -76,9 +76,9 @@ class Roots:
             if source is None:
                 break
             value = source
-        found = self._known.get(value, value)
-        self._known.update(dict.fromkeys(path, found))
-        return found
+        base = self._known.get(value, value)
+        self._known.update(dict.fromkeys(path, base))
+        return base
 
 
 def root(value: Value) -> Value:

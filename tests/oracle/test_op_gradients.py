@@ -485,6 +485,11 @@ CASES = {
     ),
     "cumsum": Case(X, "%y = stg.cumsum[dim = 1](%x)", "B, S, D"),
     "cumsum-reverse": Case(X, "%y = stg.cumsum[dim = 2, reverse, exclusive](%x)", "B, S, D"),
+    "part_of": Case(
+        "%x: f32[B, D | param], %z: f32[B, D | param]",
+        "%p, %q = stg.part_of(%x, %z)\n    %y = stg.mul(%p, %q)",
+        "B, D",
+    ),
     "unbind": Case(
         "%x: f32[B, 3, D | param]",
         "%p, %q, %r = stg.unbind[dim = 1, count = 3](%x)\n"

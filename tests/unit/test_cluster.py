@@ -205,7 +205,7 @@ def test_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_an_archive_is_not_for_a_cluster(tmp_path: Path) -> None:
     ran = stagec(*JOB, "--archive", tmp_path / "x", "--scheduler", "tcp://127.0.0.1:1")
-    assert (ran.code, "leave out" in ran.err) == (1, True)
+    assert (ran.code, "leave these options out" in ran.err) == (1, True)
 
 
 @pytest.mark.parametrize(

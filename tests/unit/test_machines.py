@@ -391,13 +391,14 @@ def test_what_each_constant_was_fitted_on_is_printed() -> None:
     ],
 )
 def test_sizes(text: str, size: int) -> None:
-    """The unit of makers is that of machines; a remark says so wherever it is not spelled out."""
+    """The unit of makers is that of machines; a remark says so wherever it is not spelled out, and
+    that a small number without a unit is bytes."""
     limit = LimitType().read(text)
     assert (limit.text, limit.room({"tp": 8})) == (text, size)
     remarks = [d.message for d in limit.remarks({})]
-    doubtful = text[-1] in "KMGTB" and not text.endswith(("iB", "80B"))
+    doubtful = text not in ("80B", "80GiB", "80 GiB")
     assert len(remarks) == doubtful
-    assert all(f"{size:,} bytes" in told for told in remarks)
+    assert all(f"{size:,} bytes" in r or r.endswith("write 80GiB") for r in remarks)
 
 
 def test_a_device_has_room_for_a_job_of_its_mesh() -> None:

@@ -70,6 +70,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "weight_block": {"weight_dtype": "int4"},
     "activation_dtype": {"weight_dtype": "nvfp4"},
     "weight_parts": {"weight_dtype": "nvfp4"},
+    "fill_experts": {"weight_dtype": "mxfp4"},
     "reshard_after_forward": {"zero": 3},
     "fsdp_prefetch": {"zero": 3},
     "overlap_param_gather": {"zero": 1},
@@ -378,7 +379,7 @@ def test_a_statement_of_a_plug_in_is_read() -> None:
 
 
 def test_a_statement_stands_once_unless_it_repeats() -> None:
-    with pytest.raises(DiagnosticError, match=r"a second my\.warmth"):
+    with pytest.raises(DiagnosticError, match=r"has two my\.warmth statements"):
         with_warmth("my.warmth[degrees = 1]\n    my.warmth[degrees = 2]")
 
 

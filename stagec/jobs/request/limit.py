@@ -112,9 +112,10 @@ def _device(text: str) -> Limit:
 
 
 def _taken(match: re.Match[str], size: int) -> str:
-    """A remark on the unit; none for plain bytes, if they are a megabyte or more."""
+    """A remark on the unit; empty for bytes that are called so, or are a mebibyte or more."""
     if match[2] is None:
-        return f"'{match[0]}' is taken as bytes: write {match[0]}GiB" if size < 1 << 20 else ""
+        plain = size < 1 << 20 and not match[0].endswith("B")
+        return f"'{match[0]}' is taken as bytes: write {match[0]}GiB" if plain else ""
     exact = f"{match[1]}{match[2]}iB"
     return (
         f"'{match[0]}' is taken as {exact}, {size:,} bytes, as the makers of devices count memory; "
