@@ -108,6 +108,7 @@ def ring_attention(
                 remedy="use --cp-order plain",
             )
         op.attrs["ring"] = ring.order
+        op.attrs.pop("given_type", None)  # about model code, which runs no ring
         _run_in_steps(module, op, strategy.one(KernelsRule).ring)
         for message in (*op.definition.verify(op), *_another_sequence(op)):
             remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"

@@ -25,12 +25,16 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 #: Values that say what holds without them, or how large a call is of which there is one; what is
 #: filled up where sizes do not divide, copied where calls go along other dimensions, and cast where
-#: elements have few bits; reduced once where there are several microbatches.
+#: elements have few bits; reduced once where there are several microbatches; one call where queries
+#: and keys have norms over ranks.
 SAME = {
     *(("microbatches", 1), ("chunks", 1), ("pad_vocab", 1), ("collective_order", "copied")),
     ("compute_dtype", "bf16"),
 }
-BY_SIZE = {"ddp_bucket", "own_casts", "fuse_experts", "shard_padding", "grad_reduction"}
+BY_SIZE = {
+    *("ddp_bucket", "own_casts", "fuse_experts", "shard_padding", "grad_reduction"),
+    "all_reduce_statistics",
+}
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
 SECONDS = {
     *("host_graphs", "all_reduce", "saved_tensors", "first_saved", "prompt_steps"),

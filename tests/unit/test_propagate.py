@@ -288,7 +288,7 @@ def unless_refused(text: str, passes: str, *reasons: str) -> Module | None:
 @given(programs(parts=True))
 def test_pinned_parts_are_true_or_refused(program: Drawn) -> None:
     """Whatever is pinned as a partial sum: what compiles computes the same."""
-    module = unless_refused(program.text, PLACE, "in parts", "contradictory placements")
+    module = unless_refused(program.text, PLACE, "unreduced", "contradictory placements")
     if module is None:
         return
     inputs = inputs_of(module)

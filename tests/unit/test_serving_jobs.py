@@ -240,7 +240,7 @@ def test_a_server_admits_what_the_machine_has_room_for() -> None:
     assert max(s.sequences for s in steps) > 1
     assert all(modules.compiled(step).figures().peak <= room.room for step in steps)
     none = machine.changed({"memory.capacity": taken - 1 + reserve})
-    with pytest.raises(DiagnosticError, match=r"does not fit, by 1 B"):
+    with pytest.raises(DiagnosticError, match=r": 1 B are missing"):
         cache_room([modules], none, largest, 16)
 
 

@@ -307,6 +307,11 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
             yield _warning(f"{flag(name)} has no effect {reason}")
     if request["fuse_caches"] and not request.flags.get("serve"):
         yield _warning("--fuse-caches has no effect without --serve: training has no caches")
+    schedule = SCHEDULES.get(request["schedule"])
+    splits = schedule is not None and schedule.splits_weight_gradient
+    if not splits and not FLAGS["stage_graph"].is_default(request["stage_graph"]):
+        name = request["schedule"]
+        yield _warning(f"--stage-graph has no effect with {name}, which does not split backward")
     if request[MESH_ORDER.name] and in_usual_order(request.axes):
         yield _warning("--mesh-order has no effect: this is the default order")
     if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
