@@ -113,9 +113,9 @@ class CrossEntropy(OpDef):
         plain = cast.operands[0] if cast is not None and cast.has(Recasts) else logits
         match form.name:
             case "stock" if not form.split:
-                flags: dict[str, RawAttr] = {}
-                if op.flag(GIVEN_TYPE.name):
-                    logits, flags = plain, {GIVEN_TYPE.name: True}
+                given: dict[str, RawAttr] = {GIVEN_TYPE.name: True}
+                flags = given if op.flag(GIVEN_TYPE.name) else {}
+                logits = plain if flags else logits
                 logp = b.value("stg.log_softmax", [logits], flags, hint=f"{logits.name}_logp")
                 return b.value("stg.nll_loss", [logp, labels], mean, hint=op.result.name)
             case "stock" | "chunked":

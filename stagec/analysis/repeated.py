@@ -96,7 +96,11 @@ def repeated_work(module: Module) -> Iterator[Repeated]:
 def _flops(module: Module) -> Iterator[tuple[Operation, int]]:
     """All computations, each with the FLOPs of one rank in a step."""
     env = planned_env(module)
-    costs = Alike(lambda op: work_of(op).flops)
+
+    def flops(op: Operation) -> Expr:
+        return work_of(op).flops
+
+    costs = Alike(flops)
 
     def inside(region: Region, times: int) -> Iterator[tuple[Operation, int]]:
         for op in region.ops:

@@ -252,7 +252,7 @@ class Planner:
         """The steps of a work, or of all outside of actions, each with what ends after it."""
         runs, before = work or ((), MicrobatchState())
         parts = [self._parts[r] for r in runs if not is_first_run(r)] if work else [None]
-        run = self._between(parts, {self._parts[r] for r in before} | set(parts))
+        run: MemoryRun = self._between(parts, {self._parts[r] for r in before} | set(parts))
         for sums in (self._sums[r] for r in runs if is_first_run(r)):
             run = tuple(
                 (

@@ -611,7 +611,7 @@ def test_reasons_add_up() -> None:
 
 def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
     """Rows name the file, and each file has its price."""
-    prices = {}
+    prices: dict[str, float] = {}
     for base, price in (("h100-sxm", 2.5), ("b200", 6.0)):
         file = tmp_path / base / "mine.toml"
         file.parent.mkdir()

@@ -195,7 +195,7 @@ def test_pools_may_be_on_machines_that_are_unlike() -> None:
 
 
 def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
-    prices = {}
+    prices: dict[str, float] = {}
     for base, price in (("h100-sxm", 2.0), ("h200", 3.0)):
         file = tmp_path / base / "mine.toml"
         file.parent.mkdir()
