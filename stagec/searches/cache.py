@@ -57,7 +57,7 @@ def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
             list(job_words(question.base)),
             question.most_seconds,
             [(n, list(map(str, v))) for n, v in question.space.knobs.items()],
-            question.machine.model_dump_json(),
+            *(question.machine.given, question.machine.model_dump_json()),
             *(question.ranks, question.objective, question.wanted, question.overlap),
             *(question.exhaustive, question.pareto, question.price, sorted(question.given)),
             (question.limit.text, question.limit.size) if question.limit else None,

@@ -618,7 +618,7 @@ def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
         file.write_text(f'base = "{base}"\n')
         prices[str(file)] = price
     words = ["search", "llama3-8b", "--set", "L=2", "--batch", "2", "--ranks", "2", "--tp", "1"]
-    words += ["--pp", "1", "--cp", "1", "--json", "--machine", ",".join(prices)]
+    words += ["--pp", "1", "--cp", "1", "--no-cache", "--json", "--machine", ",".join(prices)]
     data = json.loads(stagec(*words, "--price", ",".join(map(str, prices.values()))).out)
     assert [row["machine"] for row in data["searches"]] == [*prices]
     for row in (*data["best"], *(each["best"] for each in data["searches"])):
@@ -772,6 +772,21 @@ def test_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "cached" not in first
     assert again == {**first, "cached": True}
     assert "cached" not in json.loads(stagec(*line, "--pp", "2").out)
+
+
+def test_a_kept_answer_names_the_file_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two files with the same figures the second is not answered with the name of the first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = ["search", "llama3-8b", "--set", "L=2", "--batch", "2", "--ranks", "2", "--tp", "1"]
+    words += ["--pp", "1", "--cp", "1", "--json", "--no-levers", "--machine"]
+    for name in ("one", "other"):
+        file = tmp_path / name / "mine.toml"
+        file.parent.mkdir()
+        file.write_text('base = "h100-sxm"\n')
+        answer = json.loads(stagec(*words, file).out)
+        assert {row["machine"] for row in answer["best"]} == {str(file)}
 
 
 @LONG
