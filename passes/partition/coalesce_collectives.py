@@ -194,17 +194,17 @@ def _is_statistics(op: Operation) -> bool:
 
 def _makers(op: Operation, first: Operation) -> Sequence[Operation]:
     """What an op is made of from `first` on, in the order of the region."""
-    region, found = first.parent, set[Operation]()
+    region, makers = first.parent, set[Operation]()
     waiting = [op]
     while waiting:
         for value in waiting.pop().operands:
             maker = value.producer
-            if maker is None or maker in found or maker.parent is not region:
+            if maker is None or maker in makers or maker.parent is not region:
                 continue
             if maker.position() >= first.position():
-                found.add(maker)
+                makers.add(maker)
                 waiting.append(maker)
-    return sorted(found, key=Operation.position)
+    return sorted(makers, key=Operation.position)
 
 
 def _is_final(op: Operation) -> bool:

@@ -97,7 +97,7 @@ class _Plan:
             body = _Section("body", [outside[first + 1 : last]])
             yield from repeat(body, evaluate(step.op.expr("count"), self._env))
         end, *after = outside[last:]
-        there = replace(end[0], made=[]), end[1]  # sums, of which the actions have told
+        there = replace(end[0], made=[]), end[1]  # sums, which the actions make
         yield _Section("after", [[there, *after]])
 
     def _turns(self, order: Order) -> Iterator[_Section]:

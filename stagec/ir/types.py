@@ -49,7 +49,7 @@ CACHED = frozenset({"cache", "recurrent"})
 PARAMETERS = frozenset({"param", "frozen"})
 #: The roles of what a rank holds of the model: parameters, and what blocks of small ones share.
 WEIGHTS = PARAMETERS | {"scale"}
-Made = TypeVar("Made")
+Made = TypeVar("Made", "Dim", "TensorType")
 # A module has few distinct shapes, each many times.
 _remembered = lru_cache(maxsize=1 << 14)
 
@@ -163,15 +163,15 @@ class Dim:
 
 def _once(cls: type[Made], given: tuple[Any, ...], key: tuple[Any, ...] | None = None) -> Made:
     """The object of a class with these fields, which is known by the `key`: the one that there is,
-    or a new one."""
+    or a new one; of several threads all get that of the first."""
     known: dict[tuple[Any, ...], Made] = _made[cls]
-    found = known.get(key or given)
-    if found is None:
-        found = object.__new__(cls)
-        for each, value in zip(fields(cls), given, strict=True):  # type: ignore[arg-type]
-            object.__setattr__(found, each.name, value)
-        known[key or given] = found
-    return found
+    made = known.get(key or given)
+    if made is not None:
+        return made
+    new = object.__new__(cls)
+    for each, value in zip(fields(cls), given, strict=True):
+        object.__setattr__(new, each.name, value)
+    return known.setdefault(key or given, new)
 
 
 #: All dimensions and types of tensors, by their fields.

@@ -64,8 +64,8 @@ def needless(flag: Flag, options: JobOptions, sizes: Mapping[str, int]) -> bool:
 
 def idle(options: JobOptions, sizes: Mapping[str, int]) -> frozenset[str]:
     """What `compile` says of flags that change nothing in a job."""
-    found = without_effect(FlagValues(_Flags(options), _Axes(options), sizes))
-    return frozenset(each.message for each in found)
+    warnings = without_effect(FlagValues(_Flags(options), _Axes(options), sizes))
+    return frozenset(each.message for each in warnings)
 
 
 def _refusal(check: Callable[[], None]) -> Diagnostic | None:

@@ -44,8 +44,8 @@ def quantity(kind: str, value: object) -> Fraction:
     units, example = UNITS[kind]
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None or match[2] not in units:
-        told = "a text such as" if match is None else f"a unit among {', '.join(units)}, as in"
-        raise ValueError(f"expects {told} '{example}', found {value!r:.60}")
+        form = "a text such as" if match is None else f"a unit among {', '.join(units)}, as in"
+        raise ValueError(f"expects {form} '{example}', found {value!r:.60}")
     result = Fraction(match[1]) * units[match[2]]
     if not result and kind != "time":
         raise ValueError(f"expects more than zero, such as '{example}', found '{value}'")

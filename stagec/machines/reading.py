@@ -52,9 +52,9 @@ def parsed(text: str, file: str) -> Tables:
     except ValueError as e:
         place = _PLACE.search(str(e))
         loc = FileLoc(file, int(place[1]), int(place[2])) if place else UNKNOWN
-        told = _PLACE.sub("", str(e)).strip()
+        reason = _PLACE.sub("", str(e)).strip()
         raise error(
-            f"{'' if place else f'{file}: '}not TOML: {told}", loc, remedy="write KEY = VALUE"
+            f"{'' if place else f'{file}: '}not TOML: {reason}", loc, remedy="write KEY = VALUE"
         ) from None
 
 
@@ -201,7 +201,7 @@ def _completed(tables: Tables) -> Tables:
 
 def _diagnostic(problem: Any, place: Loc) -> Diagnostic:
     way = tuple(problem["loc"])
-    told = ".".join(map(str, way))
+    where = ".".join(map(str, way))
     message = problem["msg"].removeprefix("Value error, ")
     remedy = _REMEDY
     if problem["type"] == "extra_forbidden":
@@ -213,7 +213,7 @@ def _diagnostic(problem: Any, place: Loc) -> Diagnostic:
         remedy = f"write it, with its source; {_REMEDY}"
     elif problem["type"] == "model_type":
         message = 'expects a figure, { value = "...", source = "..." }, or a table'
-    return Diagnostic(f"{f'{told}: ' if told else ''}{message}", place, "error", remedy)
+    return Diagnostic(f"{f'{where}: ' if where else ''}{message}", place, "error", remedy)
 
 
 def _names(way: tuple[Any, ...]) -> list[str]:

@@ -66,9 +66,10 @@ def lifetimes(
     body: Region, env: Env, *, whole: bool = False, known: tuple[Roots, Sets] | None = None
 ) -> Lifetimes:
     """Run a function once. Sizes that are not in `env` stay open: a repeat is then taken to be
-    long. `known` is what `_sorted` finds. With `whole` every iteration runs by itself; raises
-    `UnboundError` if their number is open, and `DiagnosticError` if there are too many."""
-    runner = _Runner(body, env, whole, *(known or _sorted(body)))
+    long. `known` are the roots and sets of the values of this body, if they are known. With `whole`
+    every iteration runs by itself; raises `UnboundError` if their number is open, and
+    `DiagnosticError` if there are too many."""
+    runner = _Runner(body, env, whole, *(known or _classified(body)))
     runner.run(body)
     return runner.lives
 
@@ -539,7 +540,7 @@ class _Runner:
         self._part = None
 
 
-def _sorted(body: Region) -> tuple[Roots, Sets]:
+def _classified(body: Region) -> tuple[Roots, Sets]:
     """Whose buffers the values of a function are in, and which of them last."""
     roots = Roots()
     return roots, classify(body, roots)

@@ -341,7 +341,7 @@ def _only(built: Sequence[_Placed], edit: Edit) -> range:
             f"pass '{edit.anchor}' is in the pipeline {1 + len(more)} times before this edit, "
             "expected once",
             edit.loc,
-            remedy=f"name one that occurs once: {once or 'there is none, write the passes'}",
+            remedy=f"name one that occurs once: {once}" if once else "write the passes one by one",
         )
     return first
 
