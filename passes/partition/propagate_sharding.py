@@ -32,9 +32,9 @@ from stagec.api import (
 )
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import MAKE_PARTS
-from stagec.sharding.numbered import check_rows
 from stagec.sharding.propagate import Propagation, is_carried
-from stagec.sharding.weigh import Split
+from stagec.sharding.reshard_cost import Split
+from stagec.sharding.row_sources import check_rows
 
 
 @dataclass(frozen=True)

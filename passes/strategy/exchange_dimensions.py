@@ -18,7 +18,7 @@ from stagec.api import (
 )
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
-from stagec.sharding.special import special_ops
+from stagec.sharding.special_factors import special_ops
 
 PIN = "stg.sharding_constraint"
 

@@ -19,8 +19,8 @@ import numpy as np
 from stagec.analysis.memory_events import EventPlans
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
 from stagec.time.clock.graph import OnStreams
-from stagec.time.clock.held import HeldBytes, held
 from stagec.time.clock.intervals import NONE, NodeTimes, node_times, stream_name, title_of
+from stagec.time.clock.residency import ResidentBytes, residency
 from stagec.time.clock.times import ClassTimes, Wait
 from stagec.time.path import critical_path
 from stagec.time.step import Issued, StepTime
@@ -295,7 +295,7 @@ def _memories(
         events = plans.annotate(rank_class, rank_class.program()).events
         if events is None:
             continue
-        curve = held(events, node_times(issued.programs[each.number], each))
+        curve = residency(events, node_times(issued.programs[each.number], each))
         curve = thinned(curve, step.picoseconds, points)
         memories[each.number] = {
             "static": events.static,
@@ -306,7 +306,7 @@ def _memories(
     return memories
 
 
-def thinned(curve: HeldBytes, end: int, most: int) -> HeldBytes:
+def thinned(curve: ResidentBytes, end: int, most: int) -> ResidentBytes:
     """A curve of `most` points at most: of each column of the time the highest moment."""
     if len(curve.time) <= most:
         return curve
@@ -316,7 +316,7 @@ def thinned(curve: HeldBytes, end: int, most: int) -> HeldBytes:
     lasts = np.searchsorted(curve.time, edges[1:], side="left")
     ends = np.stack([firsts, lasts], axis=1).ravel()
     highest = np.maximum.reduceat(np.append(curve.bytes, 0), ends)[::2]
-    return HeldBytes(np.maximum(edges[:-1], curve.time[0]), highest)
+    return ResidentBytes(np.maximum(edges[:-1], curve.time[0]), highest)
 
 
 def _steps(numbers: Sequence[int]) -> list[int]:

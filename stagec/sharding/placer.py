@@ -11,7 +11,7 @@ from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.ir_spec.strategy.gather import GatherRule
 from stagec.ir_spec.strategy.split import SplitRule
 from stagec.sharding.assumptions import Assumptions
-from stagec.sharding.special import is_part
+from stagec.sharding.special_factors import is_part
 from stagec.sharding.stages import accumulation
 from stagec.sharding.strategy import Strategy
 

@@ -17,7 +17,7 @@ from stagec.ir.facts import Facts
 from stagec.ir.rule import Group, Rule
 from stagec.ir.types import AxisUse
 from stagec.sharding.assignment import Axes, distribute
-from stagec.sharding.weigh import Offer, ShardedOp, Split
+from stagec.sharding.reshard_cost import Offer, ShardedOp, Split
 
 _MOST = 1 << 7
 

@@ -28,10 +28,10 @@ from stagec.ir.traits import FinalGradient, HasRegion, Repeats, Terminates, View
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import unreduced
-from stagec.sharding.numbered import RowSources
 from stagec.sharding.plans import operands_agree, plans
+from stagec.sharding.reshard_cost import Moved, Offer, ShardedOp, Split, Weighing, axes_of
+from stagec.sharding.row_sources import RowSources
 from stagec.sharding.strategy import read_strategy
-from stagec.sharding.weigh import Moved, Offer, ShardedOp, Split, Weighing, axes_of
 from stagec.support.diagnostics import error, note
 
 

@@ -20,8 +20,8 @@ from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.output.chart import COLORS
 from stagec.program.nodes import MICROBATCH, marker_of
-from stagec.time.clock.held import HeldBytes
 from stagec.time.clock.intervals import NONE, node_times, title_of
+from stagec.time.clock.residency import ResidentBytes
 from tests.support import LLAMA, stagec, tiny_options
 from tests.unit.test_memory_page import BROWSER, drawn, seen_in_browser
 
@@ -149,7 +149,7 @@ def test_memory_has_the_planned_peak(timed: Timed, page: Path) -> None:
 def test_a_thinned_curve_keeps_its_highest_moments() -> None:
     rng = np.random.default_rng(1)
     time = np.sort(rng.choice(10_000, 700, replace=False)).astype(np.int64)
-    curve = HeldBytes(time, rng.integers(1, 1000, 700))
+    curve = ResidentBytes(time, rng.integers(1, 1000, 700))
     found = pictures.thinned(curve, 10_000, 50)
     assert len(found.time) <= 50
     assert found.bytes.max() == curve.bytes.max()

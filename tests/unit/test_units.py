@@ -25,7 +25,7 @@ from stagec.ir.types import AxisUse, Partial, TensorType, dim
 from stagec.ir_spec.ops.comm import Collective, ring_rounds
 from stagec.sharding.plans import plans as all_plans
 from stagec.sharding.reshard import Axes, Resharding
-from stagec.sharding.weigh import Offer, ShardedOp
+from stagec.sharding.reshard_cost import Offer, ShardedOp
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, compiled, parse
 

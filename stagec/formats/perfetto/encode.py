@@ -27,8 +27,8 @@ from stagec.formats.perfetto.trace_pb2 import (
 )
 from stagec.formats.timeline.ranks import ShownRank, Timeline, streams_in
 from stagec.time.clock.graph import OnStreams
-from stagec.time.clock.held import HeldBytes
 from stagec.time.clock.intervals import NONE, stream_name, title_of
+from stagec.time.clock.residency import ResidentBytes
 from stagec.time.streams import Stream
 
 _PICOSECONDS = 1000
@@ -111,8 +111,8 @@ class _Writer:
         )
         yield _packet(TracePacket(interned_data=interned))
         yield slices
-        if each.held is not None:
-            yield from self._memory(each.held, process, len(tracks))
+        if each.memory is not None:
+            yield from self._memory(each.memory, process, len(tracks))
 
     def _track(self) -> int:
         self._tracks += 1
@@ -178,7 +178,7 @@ class _Writer:
 
     # -- memory ------------------------------------------------------------------------------------
 
-    def _memory(self, held: HeldBytes, process: int, place: int) -> Iterator[bytes]:
+    def _memory(self, memory: ResidentBytes, process: int, place: int) -> Iterator[bytes]:
         track = self._track()
         yield _described(
             TrackDescriptor(
@@ -190,7 +190,7 @@ class _Writer:
             )
         )
         for time, size in zip(
-            (held.time // _PICOSECONDS).tolist(), held.bytes.tolist(), strict=True
+            (memory.time // _PICOSECONDS).tolist(), memory.bytes.tolist(), strict=True
         ):
             event = TrackEvent(type=TrackEvent.TYPE_COUNTER, track_uuid=track, counter_value=size)
             yield _event(time, event.SerializeToString())

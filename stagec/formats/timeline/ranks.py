@@ -18,8 +18,8 @@ from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, crosses_pods
 from stagec.program.nodes import Events, Ints, Node
 from stagec.support.diagnostics import error
-from stagec.time.clock.held import HeldBytes, held
 from stagec.time.clock.intervals import NodeTimes, node_times
+from stagec.time.clock.residency import ResidentBytes, residency
 from stagec.time.clock.times import ClassTimes
 from stagec.time.costs.network import level_between_pods
 from stagec.time.pods import IssuedPods
@@ -39,7 +39,7 @@ class ShownRank:
     rank: int
     name: str
     times: NodeTimes
-    held: HeldBytes | None = None
+    memory: ResidentBytes | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Timeline:
     chosen: Mapping[int, int]
     name: Callable[[int], str]
     times: Callable[[int], NodeTimes]
-    memory: Callable[[int], HeldBytes | None]
+    memory: Callable[[int], ResidentBytes | None]
     group: Callable[[Node, int], tuple[str, Sequence[int]]]
     peer: Callable[[Node, int], int]
     way: Callable[[Node, int], Hashable] = field(default=lambda node, rank: ())
@@ -126,9 +126,9 @@ def replayed_timeline(
         return moments._replace(start=moments.start + each.start, end=moments.end + each.start)
 
     @lru_cache(maxsize=2)
-    def memory(number: int) -> HeldBytes | None:
+    def memory(number: int) -> ResidentBytes | None:
         changes = events(number)
-        return None if changes is None else held(changes, times(number))
+        return None if changes is None else residency(changes, times(number))
 
     def peer(node: Node, rank: int) -> int:
         layout = of(chosen[rank]).layout

@@ -16,20 +16,20 @@ from stagec.program.nodes import Events, Ints
 from stagec.time.clock.intervals import NodeTimes
 
 
-class HeldBytes(NamedTuple):
+class ResidentBytes(NamedTuple):
     """From `time[i]` picoseconds on, up to the next, a rank holds `bytes[i]`."""
 
     time: Ints
     bytes: Ints
 
 
-def held(events: Events, times: NodeTimes) -> HeldBytes:
+def residency(events: Events, times: NodeTimes) -> ResidentBytes:
     """The bytes that a rank holds, where they change. `events` and `times` are of the same
     nodes."""
     computes = np.array([placed.computes for placed in times.kinds], dtype=bool)[times.kind]
     on = np.flatnonzero(computes)
     if not len(times.start):
-        return HeldBytes(np.zeros(1, dtype=np.int64), np.array([events.static], dtype=np.int64))
+        return ResidentBytes(np.zeros(1, dtype=np.int64), np.array([events.static], dtype=np.int64))
     if not len(on) or on[-1] != len(times.start) - 1:
         on = np.append(on, len(times.start) - 1)
     merged = events.merged(np.concatenate([[0], on[:-1] + 1]))
@@ -41,4 +41,4 @@ def held(events: Events, times: NodeTimes) -> HeldBytes:
     size = np.stack([during, after], axis=1).ravel()
     first = min(int(size[0]), events.static)
     changes = np.flatnonzero(np.diff(size, prepend=first - 1))
-    return HeldBytes(time[changes], size[changes])
+    return ResidentBytes(time[changes], size[changes])
