@@ -63,7 +63,8 @@ ROOMS: Mapping[str, tuple[str, str]] = {
     "selection": ("Slices and positions", "In functions."),
     "activation": ("Activations and dropout", "In functions."),
     "gated": ("Gated activations", "In functions."),
-    "norm": ("Norms and softmax", "In functions."),
+    "norm": ("Norms", "In functions."),
+    "softmax": ("Softmax", "In functions."),
     "attention": ("Attention and positions", "In functions."),
     "moe": (
         "Mixture of experts",

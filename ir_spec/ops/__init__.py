@@ -14,7 +14,7 @@ _MODULES = """
     contraction convolution extremes
     scan causal_conv sequence_parts state_space linear_attention rwkv rg_lru token_shift
     selection merge serving
-    activation gated norm
+    activation gated norm softmax
     attention heads attention_parts ring ring_edge rope distance indexer
     moe vocabulary loss_forms losses recommend
     layout comm optimizer adam8bit adafactor muon pipeline pods trace

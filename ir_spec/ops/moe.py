@@ -23,8 +23,8 @@ from stagec.ir.traits import Chooses
 from stagec.ir.types import Load, Routed
 from stagec.ir_spec.ops.base import Elementwise, gradients, present
 from stagec.ir_spec.ops.contraction import Einsum, cast_to
-from stagec.ir_spec.ops.norm import softmax
 from stagec.ir_spec.ops.serving import PAST, past_of
+from stagec.ir_spec.ops.softmax import softmax
 from stagec.ir_spec.ops.structure import ratio
 
 _SCORES = (

@@ -1,125 +1,27 @@
-"""Normalisation over the last dimension: rmsnorm, layernorm, softmax, and their gradients.
+"""Normalisation over the last dimension: rmsnorm, layernorm, and their gradients.
 
-The gradients of the norms recompute the row statistics from the input, so only the input is
-stashed. Over a split last dimension each rank sums up its part of a row, one all_reduce brings the
-sums of all parts together, and the op works on its part with these:
-
-    %part = stg.einsum["abc,abc->ab", to = f32](%x, %x) : f32[B, S | sum(tp)]
-    %squares = stg.all_reduce[over = tp](%part) : f32[B, S]
-    %n = stg.rmsnorm(%x, %scale, %squares) : bf16[B, S, D@tp]
+The gradients recompute the row statistics from the input, so only the input is stashed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import ONE, Expr, const, evaluate, fraction, product
+from stagec.ir.expr import ONE, const, fraction
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes, Splits
+from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.serving import ServingStep
-from stagec.ir.traits import Fusible, Trait, Wide
+from stagec.ir.rule import Rule, letters
+from stagec.ir.traits import Fusible, Wide
 from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.contraction import cast_to
-from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
+from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot, row_length, row_sum
 from stagec.support.diagnostics import error
-
-Axes = tuple[str, ...]
-
-
-class RowOp(OpDef):
-    """Base of ops over rows of the last dimension, as `signature` says: `x` are rows, `w` vectors
-    of that dimension. `sums` more operands, one number for each row, are its statistics; without
-    them it computes them itself. `costs` are the FLOPs per element without and with them."""
-
-    signature = ("x", "x")
-    sums = 1
-    costs = (0, 0)
-    traits: ClassVar[tuple[Trait, ...]] = (Fusible(rows=True),)
-
-    def rule(self, op: Operation) -> Rule:
-        row = letters(op.operands[0].tensor.rank)
-        table = {"x": row, "w": row[-1:]}
-        given = [row[:-1]] * len(self.given(op))
-        left, right = ([table[c] for c in side] for side in self.sides(op))
-        text = ",".join(left + given) + "->" + ",".join(right)
-        return make_rule(text, special="" if given else row[-1:])
-
-    def sides(self, op: Operation) -> tuple[str, str]:
-        """Its signature, with the vectors that this one has."""
-        return self.signature
-
-    def given(self, op: Operation) -> Sequence[Value]:
-        """The statistics that it is given."""
-        return op.operands[len(self.sides(op)[0]) :]
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if len(self.given(op)) not in (0, self.sums):
-            yield f"expects {self.sums} statistics of its rows or none, found {len(self.given(op))}"
-
-    def saved(self, op: Operation) -> int:
-        """FLOPs per element that it saves because it lacks a vector."""
-        return 0
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        row = letters(op.operands[0].tensor.rank)
-        cost = self.costs[bool(self.given(op))] - self.saved(op)
-        return product(n[f] for f in row) * cost
-
-    def plain(self, op: Operation) -> Sequence[Value]:
-        """Its operands, if it computes its statistics itself. Raises `DiagnosticError`."""
-        if self.given(op):
-            raise error(
-                f"'{op.name}' has no gradient when its statistics are operands",
-                op.loc,
-                remedy="leave the statistics out: the op computes them itself",
-            )
-        return op.operands
-
-    def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
-        """Build the statistics of rows that are split over these axes."""
-        raise NotImplementedError
-
-    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
-        (over,) = special.values()
-        operands = [*op.operands, *self.statistics(b, op, over)]
-        return b.op(op.name, operands, op.attrs, names=[v.name for v in op.results]).results
-
-
-def _dot(b: Builder, x: Value, y: Value, hint: str) -> Value:
-    """The sum of products along each row."""
-    row = letters(x.tensor.rank)
-    spec = Quoted(f"{row},{row}->{row[:-1]}")
-    return b.value("stg.einsum", [x, y], {"spec": spec, "to": "f32"}, hint=hint)
-
-
-def _sum(b: Builder, x: Value, hint: str) -> Value:
-    """The sum of each row."""
-    row = letters(x.tensor.rank)
-    if x.tensor.dtype != "f32":
-        x = b.value("stg.cast", [x], {"to": "f32"}, hint=f"{hint}_wide")
-    return b.value("stg.sum", [x], {"spec": Quoted(f"{row}->{row[:-1]}")}, hint=hint)
-
-
-def _together(b: Builder, parts: Sequence[Value], over: Axes, kind: str = "sum") -> Sequence[Value]:
-    """The statistics of whole rows from those of their parts, in one call."""
-    attrs: dict[str, RawAttr] = {"over": over}
-    if kind != "sum":
-        attrs["kind"] = kind
-    return b.op("stg.all_reduce", parts, attrs, names=[f"{v.name}_r" for v in parts]).results
-
-
-def _length(op: Operation, ctx: NumericContext) -> int:
-    """The elements of a whole row."""
-    return ctx.size(op.operands[0].tensor.shape[-1])
-
 
 _EPS = Param("eps", "ratio", "is added to the mean square or variance (default 1/100000)")
 _AFFINE = Param(
@@ -255,12 +157,12 @@ class RmsNorm(NormBase):
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         x = op.operands[0]
-        return _together(b, [_dot(b, x, x, f"{x.name}_squares")], over)
+        return all_reduced(b, [row_dot(b, x, x, f"{x.name}_squares")], over)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, given = args[0], args[len(self.sides(op)[0]) :]
         squares = given[0] if given else (x * x).sum(-1)
-        return [self.scaled(op, x * _rsqrt(op, squares / _length(op, ctx)), args)]
+        return [self.scaled(op, x * _rsqrt(op, squares / row_length(op, ctx)), args)]
 
 
 def _rsqrt(op: Operation, x: Array) -> Array:
@@ -293,13 +195,13 @@ class RmsNormGrad(WithVectors):
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         dy, x = op.operands[:2]
         dn = self.weighted(b, op, dy)
-        dots = [_dot(b, x, x, f"{x.name}_squares"), _dot(b, dn, x, f"{dn.name}_{x.name}")]
-        return _together(b, dots, over)
+        dots = [row_dot(b, x, x, f"{x.name}_squares"), row_dot(b, dn, x, f"{dn.name}_{x.name}")]
+        return all_reduced(b, dots, over)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, x = args[:2]
         given = args[len(self.sides(op)[0]) :]
-        g, n = self.scaled(op, dy, args), _length(op, ctx)
+        g, n = self.scaled(op, dy, args), row_length(op, ctx)
         squares, inner = given or ((x * x).sum(-1), (g * x).sum(-1))
         r = _rsqrt(op, squares / n)
         dx = r * g - x * r**3 * inner[..., None] / n
@@ -361,12 +263,12 @@ class LayerNorm(NormBase):
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         x = op.operands[0]
-        sums = [_sum(b, x, f"{x.name}_sum"), _dot(b, x, x, f"{x.name}_squares")]
-        return _together(b, sums, over)
+        sums = [row_sum(b, x, f"{x.name}_sum"), row_dot(b, x, x, f"{x.name}_squares")]
+        return all_reduced(b, sums, over)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, given = args[0], args[len(self.sides(op)[0]) :]
-        xhat, _ = _standardize(op, x, given, _length(op, ctx))
+        xhat, _ = _standardize(op, x, given, row_length(op, ctx))
         y = self.scaled(op, xhat, args)
         return [y + args[2] if self.vectors(op) == 2 else y]
 
@@ -388,14 +290,14 @@ class LayerNormGrad(WithVectors):
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         dy, x = op.operands[:2]
         dn = self.weighted(b, op, dy)
-        sums = [_sum(b, x, f"{x.name}_sum"), _dot(b, x, x, f"{x.name}_squares")]
-        sums += [_sum(b, dn, f"{dn.name}_sum"), _dot(b, dn, x, f"{dn.name}_{x.name}")]
-        return _together(b, sums, over)
+        sums = [row_sum(b, x, f"{x.name}_sum"), row_dot(b, x, x, f"{x.name}_squares")]
+        sums += [row_sum(b, dn, f"{dn.name}_sum"), row_dot(b, dn, x, f"{dn.name}_{x.name}")]
+        return all_reduced(b, sums, over)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, x = args[:2]
         given = args[len(self.sides(op)[0]) :]
-        g, n = self.scaled(op, dy, args), _length(op, ctx)
+        g, n = self.scaled(op, dy, args), row_length(op, ctx)
         xhat, r = _standardize(op, x, given[:2], n)
         first, inner = given[2:] or (g.sum(-1), (g * x).sum(-1))
         mean = (given[0] if given else x.sum(-1)) / n
@@ -412,118 +314,3 @@ def _standardize(op: Operation, x: Array, given: Sequence[Array], n: int) -> tup
     mean = total / n
     r = _rsqrt(op, squares / n - mean * mean)
     return (x - mean[..., None]) * r, r
-
-
-class Softmax(RowOp):
-    """softmax(x / sqrt(rsqrt)) over the last dimension, 5 FLOPs per element; 3 if it is given the
-    maximum of each row and the sum of its exponentials.
-
-    `causal` masks what lies after the position in the dimension before the last, as the fused
-    scale-mask-softmax kernels do, `window` what is so far from it; masked elements are computed and
-    stored. The last dimension is whole then: it is the sequence, whose splits are context
-    parallelism.
-    """
-
-    name = "stg.softmax"
-    traits = (Fusible(rows=True), Wide())
-    operands = ("x", "statistics*")
-    params = (
-        Param("causal", "flag", "mask the future"),
-        Param("window", "size", "a row sees so many columns, up to its own position"),
-        Param("rsqrt", "size", "scale by 1/sqrt of this"),
-        PAST,
-        AHEAD,
-    )
-    sums = 2
-    costs = (5, 3)
-    example = "%p = stg.softmax[causal, rsqrt = K](%scores) : bf16[B, H, S, S]"
-
-    def rule(self, op: Operation) -> Rule:
-        rule = super().rule(op)
-        return replace(rule, whole=rule.special, special=frozenset()) if _is_masked(op) else rule
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        yield from super().verify(op)
-        if _is_masked(op) and self.given(op):
-            yield "takes no statistics if it is masked: it computes them itself"
-
-    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        if not _is_masked(op):
-            return super().serve(step, op)
-        op.attrs |= step.past_attr()
-        return op.results
-
-    def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
-        (x,) = op.operands
-        row = letters(x.tensor.rank)
-        spec = Quoted(f"{row}->{row[:-1]}")
-        mine = b.value("stg.max", [x], {"spec": spec, "to": "f32"}, hint=f"{x.name}_top")
-        (top,) = _together(b, [mine], over, "max")
-        part = b.value("stg.sum_exp", [x, top], op.attrs, hint=f"{x.name}_exp")
-        return [top, *_together(b, [part], over)]
-
-    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        self.plain(op)
-        return gradients(b, op, [*grads, op.result])
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        x, *given = args
-        seen = None
-        if given:
-            top, total = (v[..., None] for v in given)
-            return [np.exp((x - top) * rsqrt_scale(op, ctx)) / total]
-        if _is_masked(op):
-            rows, columns = op.operands[0].tensor.dims[-2:]
-            past = ctx.size(past_of(op))
-            first = ctx.size(first_key(op, rows.size, columns.size))
-            at, of = (ctx.positions(d) for d in (rows, columns))
-            before, after = [p + past for p in at], [p + first for p in of]
-            seen = visible(before, after) if op.flag("causal") else np.True_
-            if "window" in op.attrs:
-                apart = np.asarray(before)[:, None] - np.asarray(after)[None, :]
-                seen = seen & (abs(apart) < ctx.size(op.expr("window")))
-        return [softmax(x * rsqrt_scale(op, ctx), seen)]
-
-
-def _is_masked(op: Operation) -> bool:
-    return op.flag("causal") or "window" in op.attrs
-
-
-class SoftmaxGrad(RowOp):
-    """Gradient of `stg.softmax` from its result, 5 FLOPs per element; 3 if it is given the sums of
-    dy*y over the rows."""
-
-    name = "stg.softmax_grad"
-    operands = ("dy", "y", "sums*")
-    params = (Param("rsqrt", "size", "scale by 1/sqrt of this"),)
-    signature = ("xx", "x")
-    costs = (5, 3)
-    example = "%dx = stg.softmax_grad[rsqrt = K](%dp, %p) : bf16[B, H, S, S]"
-
-    def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
-        dy, y = op.operands
-        return _together(b, [_dot(b, dy, y, f"{dy.name}_sum")], over)
-
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, y, *given = args
-        total = given[0] if given else (dy * y).sum(-1)
-        return [y * (dy - total[..., None]) * rsqrt_scale(op, ctx)]
-
-
-def rsqrt_scale(op: Operation, ctx: NumericContext) -> float:
-    """1/sqrt of the parameter `rsqrt`, 1 without it."""
-    value = op.attrs.get("rsqrt")
-    return float(evaluate(value, ctx.env)) ** -0.5 if isinstance(value, Expr) else 1.0
-
-
-def visible(rows: Sequence[int], columns: Sequence[int]) -> Array:
-    """Which columns a causal mask leaves to each row, both given by their global positions."""
-    return np.asarray(rows)[:, None] >= np.asarray(columns)[None, :]
-
-
-def softmax(x: Array, seen: Array | None) -> Array:
-    """Softmax over the last axis, of what is seen if a mask is given."""
-    if seen is not None:
-        x = np.where(seen, x, -np.inf)
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)

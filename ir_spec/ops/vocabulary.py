@@ -24,7 +24,7 @@ from stagec.ir_spec.ops.loss_forms import (
     target_of,
     with_head,
 )
-from stagec.ir_spec.ops.norm import rsqrt_scale
+from stagec.ir_spec.ops.softmax import rsqrt_scale
 
 _IN_PLACE = Param("in_place", "flag", "the gradient of the logits takes their buffer")
 

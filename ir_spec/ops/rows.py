@@ -1,0 +1,114 @@
+"""Ops over rows of the last dimension, such as norms and softmax.
+
+Over a split last dimension each rank sums up its part of a row, one all_reduce brings the sums of
+all parts together, and the op works on its part with these:
+
+    %part = stg.einsum["abc,abc->ab", to = f32](%x, %x) : f32[B, S | sum(tp)]
+    %squares = stg.all_reduce[over = tp](%part) : f32[B, S]
+    %n = stg.rmsnorm(%x, %scale, %squares) : bf16[B, S, D@tp]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.expr import Expr, product
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import OpDef, Sizes, Splits
+from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.traits import Fusible, Trait
+from stagec.support.diagnostics import error
+
+Axes = tuple[str, ...]
+
+
+class RowOp(OpDef):
+    """Base of ops over rows of the last dimension, as `signature` says: `x` are rows, `w` vectors
+    of that dimension. `sums` more operands, one number for each row, are its statistics; without
+    them it computes them itself. `costs` are the FLOPs per element without and with them."""
+
+    signature = ("x", "x")
+    sums = 1
+    costs = (0, 0)
+    traits: ClassVar[tuple[Trait, ...]] = (Fusible(rows=True),)
+
+    def rule(self, op: Operation) -> Rule:
+        row = letters(op.operands[0].tensor.rank)
+        table = {"x": row, "w": row[-1:]}
+        given = [row[:-1]] * len(self.given(op))
+        left, right = ([table[c] for c in side] for side in self.sides(op))
+        text = ",".join(left + given) + "->" + ",".join(right)
+        return make_rule(text, special="" if given else row[-1:])
+
+    def sides(self, op: Operation) -> tuple[str, str]:
+        """Its signature, with the vectors that this one has."""
+        return self.signature
+
+    def given(self, op: Operation) -> Sequence[Value]:
+        """The statistics that it is given."""
+        return op.operands[len(self.sides(op)[0]) :]
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if len(self.given(op)) not in (0, self.sums):
+            yield f"expects {self.sums} statistics of its rows or none, found {len(self.given(op))}"
+
+    def saved(self, op: Operation) -> int:
+        """FLOPs per element that it saves because it lacks a vector."""
+        return 0
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        row = letters(op.operands[0].tensor.rank)
+        cost = self.costs[bool(self.given(op))] - self.saved(op)
+        return product(n[f] for f in row) * cost
+
+    def plain(self, op: Operation) -> Sequence[Value]:
+        """Its operands, if it computes its statistics itself. Raises `DiagnosticError`."""
+        if self.given(op):
+            raise error(
+                f"'{op.name}' has no gradient when its statistics are operands",
+                op.loc,
+                remedy="leave the statistics out: the op computes them itself",
+            )
+        return op.operands
+
+    def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
+        """Build the statistics of rows that are split over these axes."""
+        raise NotImplementedError
+
+    def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
+        (over,) = special.values()
+        operands = [*op.operands, *self.statistics(b, op, over)]
+        return b.op(op.name, operands, op.attrs, names=[v.name for v in op.results]).results
+
+
+def row_dot(b: Builder, x: Value, y: Value, hint: str) -> Value:
+    """The sum of products along each row."""
+    row = letters(x.tensor.rank)
+    spec = Quoted(f"{row},{row}->{row[:-1]}")
+    return b.value("stg.einsum", [x, y], {"spec": spec, "to": "f32"}, hint=hint)
+
+
+def row_sum(b: Builder, x: Value, hint: str) -> Value:
+    """The sum of each row."""
+    row = letters(x.tensor.rank)
+    if x.tensor.dtype != "f32":
+        x = b.value("stg.cast", [x], {"to": "f32"}, hint=f"{hint}_wide")
+    return b.value("stg.sum", [x], {"spec": Quoted(f"{row}->{row[:-1]}")}, hint=hint)
+
+
+def all_reduced(
+    b: Builder, parts: Sequence[Value], over: Axes, kind: str = "sum"
+) -> Sequence[Value]:
+    """The statistics of whole rows from those of their parts, in one call."""
+    attrs: dict[str, RawAttr] = {"over": over}
+    if kind != "sum":
+        attrs["kind"] = kind
+    return b.op("stg.all_reduce", parts, attrs, names=[f"{v.name}_r" for v in parts]).results
+
+
+def row_length(op: Operation, ctx: NumericContext) -> int:
+    """The elements of a whole row."""
+    return ctx.size(op.operands[0].tensor.shape[-1])

@@ -1,0 +1,129 @@
+"""Softmax over the last dimension, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stagec.ir.builder import Builder
+from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.expr import Expr, evaluate
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, Grads
+from stagec.ir.param import Param
+from stagec.ir.rule import Rule, letters
+from stagec.ir.serving import ServingStep
+from stagec.ir.traits import Fusible, Wide
+from stagec.ir_spec.ops.base import gradients
+from stagec.ir_spec.ops.masks import seen, spans
+from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot
+from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
+
+
+class Softmax(RowOp):
+    """softmax(x / sqrt(rsqrt)) over the last dimension, 5 FLOPs per element; 3 if it is given the
+    maximum of each row and the sum of its exponentials.
+
+    `causal` masks what lies after the position in the dimension before the last, as the fused
+    scale-mask-softmax kernels do, `window` what is so far from it; masked elements are computed and
+    stored. The last dimension is whole then: it is the sequence, whose splits are context
+    parallelism.
+    """
+
+    name = "stg.softmax"
+    traits = (Fusible(rows=True), Wide())
+    operands = ("x", "statistics*")
+    params = (
+        Param("causal", "flag", "mask the future"),
+        Param("window", "size", "a row sees so many columns, up to its own position"),
+        Param("rsqrt", "size", "scale by 1/sqrt of this"),
+        PAST,
+        AHEAD,
+    )
+    sums = 2
+    costs = (5, 3)
+    example = "%p = stg.softmax[causal, rsqrt = K](%scores) : bf16[B, H, S, S]"
+
+    def rule(self, op: Operation) -> Rule:
+        rule = super().rule(op)
+        return replace(rule, whole=rule.special, special=frozenset()) if _is_masked(op) else rule
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        yield from super().verify(op)
+        if _is_masked(op) and self.given(op):
+            yield "takes no statistics if it is masked: it computes them itself"
+
+    def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        if not _is_masked(op):
+            return super().serve(step, op)
+        op.attrs |= step.past_attr()
+        return op.results
+
+    def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
+        (x,) = op.operands
+        row = letters(x.tensor.rank)
+        spec = Quoted(f"{row}->{row[:-1]}")
+        mine = b.value("stg.max", [x], {"spec": spec, "to": "f32"}, hint=f"{x.name}_top")
+        (top,) = all_reduced(b, [mine], over, "max")
+        part = b.value("stg.sum_exp", [x, top], op.attrs, hint=f"{x.name}_exp")
+        return [top, *all_reduced(b, [part], over)]
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        self.plain(op)
+        return gradients(b, op, [*grads, op.result])
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x, *given = args
+        visible = None
+        if given:
+            top, total = (v[..., None] for v in given)
+            return [np.exp((x - top) * rsqrt_scale(op, ctx)) / total]
+        if _is_masked(op):
+            rows, columns = op.operands[0].tensor.dims[-2:]
+            past = ctx.size(past_of(op))
+            first = ctx.size(first_key(op, rows.size, columns.size))
+            at, of = (ctx.positions(d) for d in (rows, columns))
+            before, after = [p + past for p in at], [p + first for p in of]
+            visible = seen(op, before, after, spans(op, ctx))
+        return [softmax(x * rsqrt_scale(op, ctx), visible)]
+
+
+def _is_masked(op: Operation) -> bool:
+    return op.flag("causal") or "window" in op.attrs
+
+
+class SoftmaxGrad(RowOp):
+    """Gradient of `stg.softmax` from its result, 5 FLOPs per element; 3 if it is given the sums of
+    dy*y over the rows."""
+
+    name = "stg.softmax_grad"
+    operands = ("dy", "y", "sums*")
+    params = (Param("rsqrt", "size", "scale by 1/sqrt of this"),)
+    signature = ("xx", "x")
+    costs = (5, 3)
+    example = "%dx = stg.softmax_grad[rsqrt = K](%dp, %p) : bf16[B, H, S, S]"
+
+    def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
+        dy, y = op.operands
+        return all_reduced(b, [row_dot(b, dy, y, f"{dy.name}_sum")], over)
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, y, *given = args
+        total = given[0] if given else (dy * y).sum(-1)
+        return [y * (dy - total[..., None]) * rsqrt_scale(op, ctx)]
+
+
+def rsqrt_scale(op: Operation, ctx: NumericContext) -> float:
+    """1/sqrt of the parameter `rsqrt`, 1 without it."""
+    value = op.attrs.get("rsqrt")
+    return float(evaluate(value, ctx.env)) ** -0.5 if isinstance(value, Expr) else 1.0
+
+
+def softmax(x: Array, visible: Array | None) -> Array:
+    """Softmax over the last axis, of what is visible if a mask is given."""
+    if visible is not None:
+        x = np.where(visible, x, -np.inf)
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
