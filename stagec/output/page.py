@@ -15,6 +15,7 @@ from string import Template
 from typing import Any, cast
 
 from stagec.output.chart import Chart, style
+from stagec.output.report import flat_row
 
 #: Rows of a table below which it needs no search.
 _FEW = 8
@@ -144,14 +145,6 @@ def table_page(title: str, text: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def data_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of plain data."""
-    flat = [dict(_flat(row)) for row in rows]
+    flat = [dict(flat_row(row)) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     return table(names, [TableRow([row.get(name) for name in names]) for row in flat])
-
-
-def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            yield from _flat(cast("Mapping[str, Any]", value), f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value

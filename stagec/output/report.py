@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, TextIO, cast
 
@@ -50,7 +50,10 @@ class Report(ABC):
     def as_csv(self) -> str:
         """What `--format csv` prints: by default the rows, with names as `to_pandas` has them and
         lists as JSON."""
-        lines = [dict(_flat("", row)) for row in self.rows()]
+        lines = [
+            {n: json.dumps(v) if isinstance(v, list) else v for n, v in flat_row(row)}
+            for row in self.rows()
+        ]
         text = io.StringIO()
         names = dict.fromkeys(name for line in lines for name in line)
         writer = csv.DictWriter(text, list(names), lineterminator="\n")
@@ -90,10 +93,10 @@ class Report(ABC):
         return text.html()
 
 
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The figures of a row by their paths: `time.step_seconds`."""
-    if isinstance(value, dict):
-        for key, inner in cast("dict[str, Any]", value).items():
-            yield from _flat(f"{name}.{key}" if name else key, inner)
-    else:
-        yield name, json.dumps(value) if isinstance(value, list) else value
+def flat_row(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The figures of a row by their paths, such as `time.step_seconds`."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from flat_row(cast("Mapping[str, Any]", value), f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
