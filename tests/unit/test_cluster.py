@@ -193,7 +193,9 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "ftp://x:1", "nowhere.json"])
 def test_without_a_scheduler(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_CONNECT", 0.2)
-    assert f"no Dask scheduler at '{address}'" in refusal(tmp_path, "--scheduler", address)
+    assert f"cannot reach a Dask scheduler at '{address}'" in refusal(
+        tmp_path, "--scheduler", address
+    )
 
 
 def test_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,9 +213,9 @@ def test_an_archive_is_not_for_a_cluster(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"archive": "/nowhere/job"}, "does not see"),
-        ({"folder": "/nowhere/out"}, "does not see"),
-        ({"digest": "0"}, "is another file for a worker"),
+        ({"archive": "/nowhere/job"}, "cannot see"),
+        ({"folder": "/nowhere/out"}, "cannot see"),
+        ({"digest": "0"}, "reads a different file"),
     ],
 )
 def test_a_worker_that_sees_something_else_says_so(
@@ -236,7 +238,7 @@ def test_a_worker_of_another_version_says_so(local: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(engine, "__version__", "0.0.0")
     with cluster(local.scheduler_address) as run, pytest.raises(DiagnosticError) as caught:
         list(run(abs, [1]))
-    assert "this command is of 0.0.0" in str(caught.value)
+    assert "this command runs 0.0.0" in str(caught.value)
 
 
 # -- SLURM: dask-jobqueue makes the cluster, so here is something in its place

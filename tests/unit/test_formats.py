@@ -273,11 +273,11 @@ def test_a_format_of_a_job_names_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ("return None", "gives a NoneType as its files"),
-        ("yield 3", "gives 3 as one of its files"),
-        ("yield 'a', 3", "gives ('a', 3) as one of its files"),
+        ("return None", "returns a NoneType from 'files'"),
+        ("yield 3", "yields 3 from 'files'"),
+        ("yield 'a', 3", "yields ('a', 3) from 'files'"),
         ("yield 'a', 'text'", "gives a str as a part of 'a', expected bytes"),
-        ("yield '../a', [b'']", "names a file '../a', which cannot be"),
+        ("yield '../a', [b'']", "yields the invalid or repeated file name '../a'"),
     ],
 )
 def test_files_that_are_none_are_told(body: str, told: str, tmp_path: Path) -> None:
