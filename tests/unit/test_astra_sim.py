@@ -191,7 +191,7 @@ def test_files_fit_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "the job has one rank, and ASTRA-sim's network has two at least"),
+        ((), "the job has one rank, but ASTRA-sim's network needs two or more"),
     ],
 )
 def test_what_stops_astra_sim_is_refused(

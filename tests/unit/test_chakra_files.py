@@ -111,13 +111,13 @@ def test_the_graph_of_the_feeder_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"version": "1"} [1]', "expects a record, an object"),
+        ('{"version": "1"} [1]', "expected an object for each record"),
         ('{"version": 7}', "expected the metadata of a trace"),
         ('{"version": "1"} {"id": -1}', "expected a Chakra node"),
         ('{"version": "1"} {"attr": [{"name": "x", "int64Val": "y"}]}', "expected a Chakra node"),
         ('{"version": "1"} {"id": "1", "name": "a"', "the file ends"),
         ('{"workload_graph": [{"Id": "x"}]}', "expected a Chakra node"),
-        ('{"workload_graph": 3}', "expected a Chakra node: it is no object"),
+        ('{"workload_graph": 3}', "expected a Chakra node: it is not an object"),
         ('{"x": {"workload_graph": 3}}', "expects a list 'workload_graph'"),
     ],
 )

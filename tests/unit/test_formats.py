@@ -145,7 +145,7 @@ def test_a_format_without_patches_refuses_archives_and_clusters(
     monkeypatch.chdir(tmp_path)
     done = stagec(*JOB, *plugin(tmp_path, LINES), "--format", "lines", *option)
     assert done.code == 1
-    assert "error: the format 'lines' makes every rank anew" in done.err
+    assert "error: the format 'lines' encodes each rank on its own" in done.err
 
 
 def test_a_patched_format_goes_into_archives(tmp_path: Path) -> None:
