@@ -279,7 +279,7 @@ OPS: dict[str, tuple[str, Any, Any, Any, Key | str | None]] = {
         [Q, K, K],
         [BF16] * 3,
         None,
-        "its mask is not recorded",
+        "whether it is causal is not recorded",
     ),
     "rmsnorm": (
         "aten::_fused_rms_norm",

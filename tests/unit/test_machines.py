@@ -315,7 +315,7 @@ def test_constants_change_as_a_text_has_them() -> None:
 
 def test_changed_levels_are_checked_together() -> None:
     llama = machines()["h100-llama3"]
-    with pytest.raises(DiagnosticError, match="level 'pod' joins 3072 ranks; expects a multiple"):
+    with pytest.raises(DiagnosticError, match="level 'pod' joins 3072 ranks; expected a multiple"):
         llama.changed({"network.nvlink.ranks": 7})
     both = llama.changed({"network.nvlink.ranks": 7, "network.pod.ranks": 21})
     assert [level.ranks for level in both.network] == [7, 21, None]

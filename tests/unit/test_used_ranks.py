@@ -124,8 +124,8 @@ def test_pods_take_whole_units() -> None:
 @pytest.mark.parametrize(
     ("used", "told"),
     [
-        ({"nvlink": 73}, "73 ranks are used of level 'nvlink'; expects at most 72"),
-        ({"infiniband": 4}, "expects none, for it joins any number"),
+        ({"nvlink": 73}, "level 'nvlink' has used = 73; expected at most 72"),
+        ({"infiniband": 4}, "expected no 'used' without 'ranks'"),
     ],
 )
 def test_used_ranks_that_cannot_be(used: dict[str, int], told: str) -> None:
@@ -139,7 +139,7 @@ def test_used_ranks_of_levels_are_whole_units() -> None:
         llama.changed({"network.pod.used": 100})
     both = llama.changed({"network.nvlink.used": 4, "network.pod.used": 100})
     assert [level.unit for level in both.network] == [4, 100, None]
-    with pytest.raises(DiagnosticError, match="expects at most 1536"):
+    with pytest.raises(DiagnosticError, match="expected at most 1536"):
         llama.changed({"network.nvlink.used": 4, "network.pod.used": 2048})
 
 
