@@ -110,7 +110,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         *LENGTHS,
     ): "--rate and --concurrency cannot be used together",
     ("--replicas", "2", "--prompt", "64"): "--replicas needs requests over time",
-    ("--rate", "1"): "expected the tokens of each prompt",
+    ("--rate", "1"): "the number of tokens of a prompt is missing",
     ("--rate", "1", "--lengths", "prompt=long"): "--lengths: prompt is 'long', expected a number",
     ("--rate", "1", "--turns", "0", *LENGTHS): "--turns is '0', expected a number of 1 to",
     ("--rate", "1", "--lengths", "prompts=3"): "says neither prompt=... nor output=...",

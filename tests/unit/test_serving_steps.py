@@ -296,7 +296,7 @@ def test_rounding_makes_classes_one() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "a step without sequences"),
+        ("", "the step has no sequences"),
         ("decode=4", "is not a class of sequences"),
         ("decode=4x8+2", "expected decode=COUNTxCONTEXT"),
         ("prefill=1x8", r"expected prefill=COUNTxNEW\+CACHED"),
@@ -334,8 +334,8 @@ def test_three_forms_of_files_say_the_same(tmp_path: Path, name: str, text: str)
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "", "there are no requests"),
-        ("a.csv", "arrival,prompt,output\n", "there are no requests"),
+        ("a.csv", "", "no requests are given"),
+        ("a.csv", "arrival,prompt,output\n", "no requests are given"),
         ("a.csv", "arrival,prompt,output\n1,2,3\n0.5,2,3\n", "before the one above it"),
         ("a.csv", "arrival,prompt,output\n1,2,0\n", "the output .* is '0'"),
         ("a.csv", "arrival,prompt,output\n1,2.5,1\n", "the prompt .* is '2.5'"),
