@@ -84,7 +84,7 @@ def with_turns(
         )
     if _differ(programs[0], decomposed, programs[-1]) is not None:
         raise error(
-            "the traces have too few microbatches to tell which computations wait for a collective",
+            "too few microbatches to see which computations wait for a collective",
             remedy="record a step with more microbatches",
         )
     return programs[0]

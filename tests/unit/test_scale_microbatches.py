@@ -63,7 +63,7 @@ JOBS = [
 FEW = (
     "with more microbatches, actions follow each other that never do so in the traces",
     "the traces have no microbatch between the first and the last, whose memory is needed",
-    "the traces have too few microbatches to tell which computations wait for a collective",
+    "too few microbatches to see which computations wait for a collective",
 )
 
 
