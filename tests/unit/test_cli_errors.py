@@ -145,7 +145,10 @@ def test_several_errors_are_told_in_one_run(tmp_path: Path) -> None:
 
 COMPILE = ["compile", LLAMA]
 JOBS: dict[str, tuple[list[str], str]] = {
-    "heads over five": (["--tp", "5"], "H = 32 does not divide over tp = 5"),
+    "heads over five": (
+        ["--tp", "5"],
+        "V = 128256, H = 32, G = 8 and F = 14336 do not divide over tp = 5",
+    ),
     "batch": (["--dp", "4", "--set", "B=6"], "B = 6 does not divide over dp = 4"),
     "batch and microbatches": (
         ["--dp", "4", "--microbatches", "4", "--set", "B=8"],

@@ -185,7 +185,9 @@ def test_sizes_that_do_not_go_are_told_as_by_a_compile_of_their_own() -> None:
     family = family_of(text, LOADED.pipeline("train"))
     base = dict(parse_module(Source("job.stg", text), LOADED.registry).env)
     family.at(base)
-    with pytest.raises(DiagnosticError, match="H = 32 does not divide over tp = 3"):
+    with pytest.raises(
+        DiagnosticError, match="H = 32, G = 8 and F = 14336 do not divide over tp = 3"
+    ):
         family.at({**base, "tp": 3})
     family.at(base)
     assert len(family) == 1
