@@ -201,8 +201,8 @@ def test_without_a_scheduler(address: str, tmp_path: Path, monkeypatch: pytest.M
 def test_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "PATIENCE", 0.1)
     with local_cluster(0) as made:
-        told = refusal(tmp_path, "--scheduler", made.scheduler_address)
-    assert "has had no worker" in told
+        message = refusal(tmp_path, "--scheduler", made.scheduler_address)
+    assert "has had no worker" in message
 
 
 def test_an_archive_is_not_for_a_cluster(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_an_archive_is_not_for_a_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"archive": "/nowhere/job"}, "cannot see"),
         ({"folder": "/nowhere/out"}, "cannot see"),
@@ -219,7 +219,7 @@ def test_an_archive_is_not_for_a_cluster(tmp_path: Path) -> None:
     ],
 )
 def test_a_worker_that_sees_something_else_says_so(
-    changed: dict[str, Any], told: str, tmp_path: Path
+    changed: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     assert stagec(*JOB, "--archive", tmp_path / "job").code == 0
     archive = Archive.open(tmp_path / "job")
@@ -231,7 +231,7 @@ def test_a_worker_that_sees_something_else_says_so(
     assert write(right, unit)[1]
     with pytest.raises(DiagnosticError) as caught:
         write(replace(right, **changed), unit)
-    assert told in f"{caught.value} {caught.value.diagnostics[0].remedy}"
+    assert message in f"{caught.value} {caught.value.diagnostics[0].remedy}"
 
 
 def test_a_worker_of_another_version_says_so(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:

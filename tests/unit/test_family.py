@@ -212,7 +212,7 @@ OPEN = """stg.module @job {
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "expected"),
     [
         ({"B": 8}, "no value for dp"),
         ({}, "no value for B, dp"),
@@ -221,8 +221,8 @@ OPEN = """stg.module @job {
         ({"B": 0, "dp": 2}, "'B' to 0: sizes are positive whole numbers"),
     ],
 )
-def test_values_that_are_none_are_told(values: dict[str, int], told: str) -> None:
+def test_values_that_are_none_are_told(values: dict[str, int], expected: str) -> None:
     family = family_of(OPEN, LOADED.pipeline("train"))
-    with pytest.raises(DiagnosticError, match=told) as found:
+    with pytest.raises(DiagnosticError, match=expected) as found:
         family.at(values)
     assert found.value.diagnostics[0].remedy

@@ -25,12 +25,12 @@ def measured(*readings: Reading) -> dict[Key, tuple[Any, int]]:
 
 def read(trace: Trace, tmp_path: Path, name: str = "trace.json") -> Reading:
     reading = read_trace(trace.write(tmp_path / name))
-    told = [
+    message = [
         *(s for found in reading.kernels.values() for s in found),
         *(s for found in reading.collectives.values() for _, s in found),
         *(s for found in reading.missed.values() for s in found),
     ]
-    assert sum(told) == pytest.approx(reading.gpu_seconds)
+    assert sum(message) == pytest.approx(reading.gpu_seconds)
     return reading
 
 

@@ -76,7 +76,7 @@ def test_a_count_is_a_whole_number(tmp_path: Path, count: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
         ("matmul,bfloat16,1x2x3x4,,,2,1", "dtype: unknown element type 'bfloat16'"),
         ("matmul,,1x2x3x4,,,2,1", "dtype: unknown element type ''"),
@@ -87,11 +87,11 @@ def test_a_count_is_a_whole_number(tmp_path: Path, count: str) -> None:
     ],
 )
 def test_a_row_that_no_kernel_would_be_found_in_is_refused(
-    tmp_path: Path, row: str, told: str
+    tmp_path: Path, row: str, expected: str
 ) -> None:
     path = tmp_path / "table.csv"
     path.write_text(f"{HEAD}{row}\n")
-    with pytest.raises(DiagnosticError, match=told):
+    with pytest.raises(DiagnosticError, match=expected):
         read_measured(path)
 
 

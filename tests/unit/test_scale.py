@@ -136,7 +136,7 @@ def test_traces_without_a_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "to", "told"),
+    ("words", "to", "expected"),
     [
         (("--dp", "2", "--zero", "1"), "dp=4", "it exchanges shards, whose sizes"),
         (("--dp", "2", "--zero", "3"), "dp=4", "it exchanges shards, whose sizes"),
@@ -152,11 +152,11 @@ def test_traces_without_a_manifest(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_exact_is_refused(
-    words: Sequence[str], to: str, told: str, tmp_path: Path
+    words: Sequence[str], to: str, expected: str, tmp_path: Path
 ) -> None:
     small = compiled(tmp_path / "small", "llama3-8b", words, B=8)
     done = stagec("scale", small, "--to", to, "-o", tmp_path / "out")
-    assert (done.code, told in done.err) == (1, True), done.err
+    assert (done.code, expected in done.err) == (1, True), done.err
     assert not (tmp_path / "out").exists()
 
 
@@ -186,7 +186,7 @@ def slower(node: TraceNode) -> TraceNode:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         (with_attr("involved_dim", True), "cannot be scaled"),
         (with_attr("is_cpu_op", True), "is of a host"),
@@ -197,12 +197,12 @@ def slower(node: TraceNode) -> TraceNode:
     ],
 )
 def test_traces_that_do_not_fit(
-    change: Callable[[TraceNode], TraceNode], told: str, tmp_path: Path
+    change: Callable[[TraceNode], TraceNode], expected: str, tmp_path: Path
 ) -> None:
     small = compiled(tmp_path / "small", "llama3-8b", ["--dp", "2", "--tp", "2"], B=8)
     changed(small, 2, change)
     done = stagec("scale", small, "--to", "dp=4,tp=2", "-o", tmp_path / "out")
-    assert (done.code, told in done.err) == (1, True), done.err
+    assert (done.code, expected in done.err) == (1, True), done.err
 
 
 def test_groups_that_are_of_no_mesh(tmp_path: Path) -> None:

@@ -180,16 +180,18 @@ def test_compiles_are_counted_not_structures(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_it_is_what_the_command_tells() -> None:
-    told = stagec("time", LLAMA, "--tp", "2", "--sp", "--set", "L=4", "--machine", "b200", "--json")
+    expected = stagec(
+        "time", LLAMA, "--tp", "2", "--sp", "--set", "L=4", "--machine", "b200", "--json"
+    )
     found = time_step(LLAMA, "b200", tp=2, sp=True, sizes={"L": 4}, levers=True)
-    assert told.out.count("\n") > 10
+    assert expected.out.count("\n") > 10
     import json
 
-    assert json.loads(told.out) == found.as_json()
+    assert json.loads(expected.out) == found.as_json()
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ({"tpp": 2}, "no flag 'tpp'"),
         ({"tp": "two"}, "tp: 'two' is not a valid integer"),
@@ -203,10 +205,10 @@ def test_it_is_what_the_command_tells() -> None:
         ({"strategy": "no/such.stg"}, "no/such.stg: No such file"),
     ],
 )
-def test_mistakes_are_told_as_those_of_a_command(flags: dict[str, Any], told: str) -> None:
+def test_mistakes_are_told_as_those_of_a_command(flags: dict[str, Any], expected: str) -> None:
     with pytest.raises(DiagnosticError) as problem:
         time_step(LLAMA, **flags)
-    assert told in str(problem.value.diagnostics[0].message)
+    assert expected in str(problem.value.diagnostics[0].message)
     assert problem.value.diagnostics[0].remedy
 
 
