@@ -198,7 +198,7 @@ def test_it_is_what_the_command_tells() -> None:
         ({"zero": 9}, "zero: 9 is not in the range"),
         ({"sp": 3}, "sp: "),
         ({"sizes": {"S": -1}}, "S expects a positive integer"),
-        ({"tp": 3}, "H = 32 does not divide over tp = 3"),
+        ({"tp": 3}, "H = 32, G = 8 and F = 14336 do not divide over tp = 3"),
         ({"tp": 2.5}, "tp: '2.5' is not a valid integer"),
         ({"ranks": 2.5}, "ranks: '2.5' is not a valid integer"),
         ({"mesh": ["dp"]}, "mesh: expects a dictionary"),
