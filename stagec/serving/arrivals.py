@@ -166,7 +166,7 @@ def _options(text: str) -> dict[str, str]:
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, value = (p.strip() for p in part.partition("="))
         if not equals or name not in _NAMES or name in options:
-            what = "given twice" if name in options else "no option of poisson"
+            what = "given twice" if name in options else "not an option of poisson"
             raise error(
                 f"'{part:.60}' is {what}",
                 remedy=did_you_mean(name, _NAMES) or f"for example {_EXAMPLE}",

@@ -396,7 +396,7 @@ def test_poisson_is_the_same_for_a_seed_and_has_its_rate(tmp_path: Path) -> None
         ("rate=1,count=1,prompt=1", "expects prompt and output"),
         ("rate=1,count=1,prompt=1,output=1,lengths=x.csv", "expects prompt and output"),
         ("rate=1,rate=2", "given twice"),
-        ("speed=1", "no option of poisson"),
+        ("speed=1", "not an option of poisson"),
         ("rate=1/99999999999,count=9999,prompt=1,output=1", "more than a century"),
     ],
 )

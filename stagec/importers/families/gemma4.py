@@ -144,7 +144,7 @@ def write_layers(
     own = order[: len(order) - shared]
     heads = [layers[name].heads.kind for name in order]
     if shared and set(heads[-shared - 2 : -shared]) != set(heads):
-        message = f"{shared} layers share keys and values, but follow no layer of each kind"
+        message = f"{shared} layers share keys and values, but not all kinds of layers precede them"
         raise ValueError(message)
     last = [len(own) - 1 - heads[: len(own)][::-1].index(k) for k in set(heads)] if shared else []
     kept = min(last, default=len(own))
