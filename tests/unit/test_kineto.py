@@ -222,7 +222,7 @@ OPS: dict[str, tuple[str, Any, Any, Any, Key | str | None]] = {
         None,
         "a product of f8e5m2 by f8e4m3",
     ),
-    "no fit": ("aten::mm", [[2, 3], [4, 5]], [F32, F32], None, "its operands are no matrices"),
+    "no fit": ("aten::mm", [[2, 3], [4, 5]], [F32, F32], None, "its operands are not matrices"),
     "no rows": ("aten::mm", [[0, 3], [3, 5]], [F32, F32], None, "it has no elements"),
     "no shapes": ("aten::mm", None, None, None, NO_SHAPES),
     "flash backward": (

@@ -95,8 +95,8 @@ TEXT = (ROOT / "stagec/machines/h100-sxm.toml").read_text("utf-8")
         ('kind = "switch"', 'kind = "bus"', "network.0.kind"),
         ("ranks = 8", "ranks = 8.5", "network.0.ranks"),
         ("ranks = 8", "ranks = 1", "network.0.ranks"),
-        ("ranks = 8", "", "level 'nvlink' joins any number of ranks, so it is the last"),
-        ('name = "infiniband"', 'name = "nvlink"', "two levels have one name"),
+        ("ranks = 8", "", "level 'nvlink' has no 'ranks', so it must be the last"),
+        ('name = "infiniband"', 'name = "nvlink"', "two levels have the same name"),
         ("network.nvlink]", "network.nvlnk]", "has no level 'nvlnk'"),
         ("hops = 0,", "hops = -1,", "multicast.hops"),
         (

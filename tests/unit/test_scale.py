@@ -189,11 +189,11 @@ def slower(node: TraceNode) -> TraceNode:
     ("change", "expected"),
     [
         (with_attr("involved_dim", True), "cannot be scaled"),
-        (with_attr("is_cpu_op", True), "is of a host"),
+        (with_attr("is_cpu_op", True), "runs on a host"),
         (other_id, "expected node 1"),
         (other_name, "run different programs"),
         (slower, "run different programs"),
-        (with_attr("pg_name", "77"), "no file says who is in"),
+        (with_attr("pg_name", "77"), "no groups file lists the ranks of"),
     ],
 )
 def test_traces_that_do_not_fit(

@@ -175,7 +175,7 @@ def other_tag(node: TraceNode) -> TraceNode:
         (renamed, "no node name has a microbatch"),
         (slower, "microbatches differ: 'forward/mb0/x' and"),
         (waits_more, "has other dependencies, or another tag"),
-        (other_tag, "do not number them on their streams"),
+        (other_tag, "do not count up on each stream"),
     ],
 )
 def test_what_is_not_exact_is_refused(

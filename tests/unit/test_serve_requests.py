@@ -113,7 +113,7 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1"): "the number of tokens of a prompt is missing",
     ("--rate", "1", "--lengths", "prompt=long"): "--lengths: prompt is 'long', expected a number",
     ("--rate", "1", "--turns", "0", *LENGTHS): "--turns is '0', expected a number of 1 to",
-    ("--rate", "1", "--lengths", "prompts=3"): "says neither prompt=... nor output=...",
+    ("--rate", "1", "--lengths", "prompts=3"): "expects prompt=... or output=...",
     ("--rate", "1", "--lengths", "prompt=lognormal:0:1"): "expected lognormal:MEAN:DEVIATION",
     ("--rate", "1", "--batches", "1", *LENGTHS): "--batches cannot be used with requests over time",
     ("--rate", "1", "--batch", "1", *LENGTHS): "--batch cannot be used with requests over time",

@@ -378,7 +378,7 @@ def test_a_flag_is_set_once(tmp_path: Path) -> None:
             "--limit for one job without --serve is an option of 'stagec memory'",
         ),
         (["--scheduler", "tcp://127.0.0.1:1"], "add --sweep"),
-        (["--sweep", "tp=1", "--scheduler", "nonsense"], "no Dask scheduler"),
+        (["--sweep", "tp=1", "--scheduler", "nonsense"], "cannot reach a Dask"),
     ],
 )
 def test_what_does_not_go_together(more: list[str], message: str) -> None:
