@@ -111,9 +111,9 @@ def compared(
         where = folder / str(i)
         _stagec("compile", *arguments, "-o", str(where), "--name", "job", "--quiet")
         ranks = json.loads((where / "manifest.json").read_text())["ranks"]
-        told = _stagec("time", *arguments, "--machine", str(machine), "--json", "--no-levers")
+        answer = _stagec("time", *arguments, "--machine", str(machine), "--json", "--no-levers")
         theirs = simulated_ns(binary, where, ranks, read)
-        yield Compared(name, ranks, theirs, json.loads(told)["step_seconds"] * 1e9)
+        yield Compared(name, ranks, theirs, json.loads(answer)["step_seconds"] * 1e9)
 
 
 def _stagec(*arguments: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from stagec.importers.family import ModelFamily
@@ -17,10 +17,21 @@ from tools.markup import page
 
 _INTRO = (
     "The families whose configurations `stagec import` reads: the values of `model_type`, what "
-    "distinguishes a family from Llama, and its keys besides those of Llama. A key in a "
-    "section is not listed. The name of a family leads to its reader. [models.md](models.md) says "
-    "how an import works."
+    "distinguishes a family from Llama, and its keys besides those of Llama. Keys that several "
+    "families have in common have a name in italics ([below](#keys-in-common)); keys in the other "
+    "sections are not listed. The name of a family leads to its reader. [models.md](models.md) "
+    "says how an import works."
 )
+
+#: Keys in common: their name, and the families of which they are the intersection.
+_COMMON = {
+    "experts with scores": ("deepseek_v3", "glm4_moe", "afmoe", "mimo_v2_flash", "hy_v3"),
+    "experts": ("mixtral", "qwen3_moe", "dbrx"),
+    "latent attention": ("youtu",),
+    "encoder and decoder": ("bart", "pegasus"),
+    "sounds": ("wav2vec2", "hubert"),
+    "state space": ("mamba", "bamba"),
+}
 
 
 def families_page() -> str:
@@ -29,14 +40,21 @@ def families_page() -> str:
 
 
 def _body() -> Iterator[str]:
-    usual = _keys(next(f for f in BUILT_IN if "llama" in f.model_types))
+    by_type = {name: family for family in BUILT_IN for name in family.model_types}
+    usual = _keys(by_type["llama"])
+    common = {
+        title: frozenset.intersection(*(_keys(by_type[name]) - usual for name in names))
+        for title, names in _COMMON.items()
+    }
     yield "| family | `model_type` | features | keys |"
     yield "|---|---|---|---|"
     for family in sorted(BUILT_IN, key=lambda f: f.name.lower()):
         names = _listed((*family.model_types, *family.marks))
-        own = _listed(sorted(_keys(family) - usual))
+        own = ", ".join(_grouped(_keys(family) - usual, common))
         file = f"../{family.read.__module__.replace('.', '/')}.py"
         yield f"| [{family.name}]({file}) | {names} | {family.features} | {own} |"
+    yield from ("", "## Keys in common", "", "| name | keys |", "|---|---|")
+    yield from (f"| *{title}* | {_listed(sorted(keys))} |" for title, keys in common.items())
     yield from ("", "## Keys of Llama", "", "All readers that follow Llama know these:", "")
     yield from (_listed(sorted(usual)) + ".", "")
     yield from ("## Keys without effect", "")
@@ -49,6 +67,15 @@ def _body() -> Iterator[str]:
     yield from ("", "| key | values |", "|---|---|")
     for key, values in OFF.items():
         yield f"| `{key}` | {_listed(json.dumps(v) for v in values) or '`null`'} |"
+
+
+def _grouped(keys: frozenset[str], common: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """The names of common keys, each with all of its keys there, then the other keys."""
+    for title, shared in common.items():
+        if shared <= keys:
+            keys -= shared
+            yield f"*{title}*"
+    yield from (f"`{key}`" for key in sorted(keys))
 
 
 def _keys(family: ModelFamily) -> frozenset[str]:

@@ -277,8 +277,8 @@ def kernel_rows(torch: Any, device: str, clock: Clock, *, quick: bool) -> Iterat
         try:
             seconds, count = clock.seconds(case.make())
         except (RuntimeError, NotImplementedError) as problem:
-            told = str(problem).partition("\n")[0]
-            print(f"left out: {case.kind} {case.dtype} {extents}: {told:.100}", file=sys.stderr)
+            message = str(problem).partition("\n")[0]
+            print(f"left out: {case.kind} {case.dtype} {extents}: {message:.100}", file=sys.stderr)
             continue
         mask = "true" if case.causal else ""
         yield case.kind, case.dtype, extents, mask, case.op, f"{seconds * 1e6:.6g}", count
@@ -299,9 +299,9 @@ def step_rows(torch: Any, device: str, *, quick: bool, fp8: bool) -> Iterator[tu
             trainer = Trainer(step, device)
             times = [_step_seconds(torch, trainer, gpu) for _ in range(3 if quick else 12)][2:]
         except (RuntimeError, NotImplementedError) as problem:
-            told = str(problem).partition("\n")[0]
+            message = str(problem).partition("\n")[0]
             what = f"{step.model} {step.size_text} {step.flags}"
-            print(f"left out: {what}: {told:.100}", file=sys.stderr)
+            print(f"left out: {what}: {message:.100}", file=sys.stderr)
             continue
         memory = ("memory_allocated", "max_memory_allocated", "max_memory_reserved")
         used = [getattr(torch.cuda, name)() if gpu else "" for name in memory]

@@ -100,11 +100,13 @@ class Copy:
         done = subprocess.run(
             argv, cwd=self._root, env=env, capture_output=True, text=True, check=False
         )
-        told = re.split(r"^FAIL ", done.stdout, flags=re.MULTILINE)[1:]
-        if bool(told) != (done.returncode == 1):
+        failures = re.split(r"^FAIL ", done.stdout, flags=re.MULTILINE)[1:]
+        if bool(failures) != (done.returncode == 1):
             raise RuntimeError(f"{folder}: exit code {done.returncode}\n{done.stderr}")
-        names = (Path(text.splitlines()[0]).relative_to(LIT / folder).as_posix() for text in told)
-        return {name: CRASH in text for name, text in zip(names, told, strict=True)}
+        names = (
+            Path(text.splitlines()[0]).relative_to(LIT / folder).as_posix() for text in failures
+        )
+        return {name: CRASH in text for name, text in zip(names, failures, strict=True)}
 
 
 class Copies:
@@ -139,10 +141,10 @@ def run(mutants: Sequence[Mutant], jobs: int, *, crashes: bool = False) -> int:
         return _count(pool.map(partial(_tried, copies, crashes), mutants))
 
 
-def _count(told: Iterable[tuple[bool, str]]) -> int:
+def _count(results: Iterable[tuple[bool, str]]) -> int:
     """Print what there is to tell; how many things are wrong."""
     wrong = 0
-    for well, line in told:
+    for well, line in results:
         wrong += not well
         if line:
             print(line, flush=True)

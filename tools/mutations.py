@@ -53,9 +53,9 @@ def mutants_of(path: Path, folder: str) -> Iterator[Mutant]:
         first = starts[node.lineno - 1] + node.col_offset
         last = starts[node.end_lineno - 1] + node.end_col_offset
         wrong = source[:first] + f"({instead})".encode() + source[last:]
-        told = f"{path.name}:{node.lineno}: {_short(source[first:last].decode())}"
+        where = f"{path.name}:{node.lineno}: {_short(source[first:last].decode())}"
         file = path.relative_to(ROOT).as_posix()
-        yield Mutant(f"{told} -> {_short(instead)}", folder, file, text, wrong.decode())
+        yield Mutant(f"{where} -> {_short(instead)}", folder, file, text, wrong.decode())
 
 
 def _short(text: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from stagec.api import Module, Operation, Pass, Phase, error, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.attention_base import AttentionOp
+from stagec.ir_spec.strategy.recompute import RECOMPUTE
 from stagec.ir_spec.strategy.selective import SelectiveRule
 from stagec.sharding.recompute import recompute_attrs
 from stagec.sharding.strategy import RecomputeRule
@@ -88,5 +89,6 @@ def _check_ops(repeats: list[Operation], what: RecomputeRule) -> None:
             raise error(
                 f"no block of the model has an op '{name}' to recompute or keep",
                 what.loc,
-                remedy=did_you_mean(name, known) or f"choose a policy, or {', '.join(known)}",
+                remedy=did_you_mean(name, (*RECOMPUTE, *known))
+                or f"choose {', '.join(RECOMPUTE)}, or ops among {', '.join(known)}",
             )

@@ -162,7 +162,7 @@ class _Works:
 def _no_working(when: str, regions: Iterable[ActionRegion]) -> DiagnosticError:
     names = " and ".join(f"{kind} of chunk {chunk}" for kind, chunk in sorted(regions))
     return error(
-        f"no stg.working says what a microbatch holds {when} {names or 'nothing'}",
+        f"no stg.working gives the memory of a microbatch {when} {names or 'nothing'}",
         remedy="run 'plan-memory' again, which writes one for every action",
     )
 

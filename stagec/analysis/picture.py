@@ -113,7 +113,7 @@ def _check_operations(module: Module, func: Operation) -> None:
     count = _operations(func.body, module.env)
     if count > MOST_OPERATIONS:
         raise error(
-            f"a picture of @{func.symbol} would be of {count:,} operations, more than "
+            f"a picture of @{func.symbol} would have {count:,} operations, more than "
             f"{MOST_OPERATIONS:,}",
             func.loc,
             remedy="draw a job of fewer layers, or with more pipeline stages",

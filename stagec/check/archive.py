@@ -43,7 +43,7 @@ def read_archive(path: Path, report: CheckReport, reader: RankReader) -> Checked
     if archive.format is not CHAKRA:
         raise error(
             f"'{path}' holds a job in the format '{archive.format.name}', expected Chakra's",
-            remedy="compile it with --format chakra: what is checked is the same program",
+            remedy="compile it with --format chakra, which has the same program",
         )
     parts: list[ProgramRanks] = []
     for number, members in enumerate(archive.members):
@@ -99,14 +99,18 @@ def _read(
     ends = reader.ends_of_communication(path, data)
     for places in (*variant.ends.values(), *variant.peers.values()):
         if not np.isin(places, ends).all():
-            raise TraceError(path, 0, "a table of the archive leads to no communication")
+            raise TraceError(
+                path,
+                0,
+                "a table of the archive points to a node that is not a collective or message",
+            )
     layout = program.layout
     names = {str(n[first]): n[ranks] for n in map(layout.groups.number.__getitem__, variant.ends)}
     peers: dict[int, Ints] = {}
     for way in variant.peers:
         to = layout.peers(ranks, *way)
         if not np.array_equal(peers.setdefault(int(to[0]), to), to):
-            raise TraceError(path, 0, "peers that are one rank here are two elsewhere")
+            raise TraceError(path, 0, "the peers of a program differ between its ranks")
     alone = RankTable.of([like], texts).classes[0]
     return ProgramRanks(
         like.class_id,

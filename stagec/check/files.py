@@ -237,7 +237,7 @@ def _manifest_files(parsed: Mapping[str, object]) -> dict[str, tuple[int, str]]:
 
 def _object(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise ValueError(f"found {type(value).__name__} in place of an object")
+        raise ValueError(f"expected an object, found {type(value).__name__}")
     return cast("dict[str, object]", value)
 
 

@@ -310,17 +310,17 @@ def check_needs(format_: Format, job: TraceJob) -> None:
         )
     if "model" in format_.needs and not (job.models if format_.pods else job.model):
         raise error(
-            f"the format '{format_.name}' needs more of a job than an archive holds",
-            remedy="compile the job with this --format, without an archive",
+            f"the format '{format_.name}' needs the model, which an archive does not contain",
+            remedy="compile the model with this --format instead",
         )
 
 
 def not_patched(format_: Format) -> DiagnosticError:
     """The error for a format that archives and clusters cannot take."""
     return error(
-        f"the format '{format_.name}' makes every rank anew, so no archive can hold it, and no "
-        "cluster write it",
-        remedy="write files by processes here: -o DIR, without --archive and --scheduler",
+        f"the format '{format_.name}' encodes each rank on its own, which archives and clusters "
+        "do not support",
+        remedy="write to a folder from this machine: -o DIR, without --archive and --scheduler",
     )
 
 

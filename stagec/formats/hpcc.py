@@ -44,8 +44,8 @@ class HpccFormat(JobFormat):
         check_choice(self, "collectives", ALGORITHMS)
         if not 0 <= self.start < inf:
             raise error(
-                f"option 'start' of format 'hpcc' expects seconds from 0 on, found {self.start:g}",
-                remedy="for example start=2",
+                f"option 'start' of format 'hpcc' expects 0 or more seconds, found {self.start:g}",
+                remedy="for example, start=2",
             )
         self._chosen(job)
 
@@ -80,7 +80,8 @@ class HpccFormat(JobFormat):
         if not classes:
             raise error(
                 f"no pod '{self.pod}' in the job",
-                remedy=did_you_mean(self.pod, pods) or "leave it out: pod=NAME is of several pods",
+                remedy=did_you_mean(self.pod, pods)
+                or "drop pod=NAME, which is for jobs of several pods",
             )
         name = self.node or _largest(job.program(classes[0]))
         names: set[str] = set()
@@ -93,7 +94,7 @@ class HpccFormat(JobFormat):
         if not having:
             raise error(
                 f"no collective '{name}' in the job",
-                remedy=did_you_mean(name, names) or "stagec show has the names of nodes",
+                remedy=did_you_mean(name, names) or "'stagec show' lists the names of nodes",
             )
         first, node = next(iter(having.items()))
         ranks = [job.members[number] for number in having if pods[number] == pods[first]]
@@ -110,7 +111,7 @@ def _largest(program: Program) -> str:
             remedy="add --tp 2 or --dp 2, or name one of another class: hpcc{node=NAME}",
         )
     if not name:
-        raise error("nodes have no names", remedy="leave out --names none")
+        raise error("the nodes of this job have no names", remedy="drop --names none")
     return name
 
 

@@ -74,8 +74,8 @@ def expansion(kind: str, n: int, algorithm: str, shape: Shape = ()) -> tuple[End
     one that is not in `KINDS`."""
     if kind not in KINDS:
         raise error(
-            f"there are no messages for the collective '{kind}'",
-            remedy="write --format chakra, which names collectives",
+            f"the collective '{kind}' cannot be written as messages",
+            remedy="use --format chakra, which keeps collectives",
         )
     if n == 1:
         return ()

@@ -70,12 +70,12 @@ def asked_formats(text: str, plugin_formats: Iterable[Format] = ()) -> list[Form
             )
         name, options = match[1], match[2] or ""
         if name in formats:
-            raise error(f"--format names '{name}' twice", remedy="drop one")
+            raise error(f"--format names '{name}' twice", remedy="drop one of them")
         given: dict[str, str] = {}
         for part in filter(str.strip, options.split(",")):
             key, _, value = (each.strip() for each in part.partition("="))
             if key in given:
-                raise error(f"option '{key}' of '{name}' is given twice", remedy="drop one")
+                raise error(f"option '{key}' of '{name}' is given twice", remedy="drop one of them")
             given[key] = value
         formats[name] = find_format(name, plugin_formats).with_options(given)
         at = match.end()

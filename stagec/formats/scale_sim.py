@@ -88,7 +88,7 @@ class ScaleSimFormat(JobFormat):
         """Refuse an invalid array. Raises `DiagnosticError`."""
         if min(self.rows, self.columns) < 1:
             raise error(
-                f"an array of {self.rows} x {self.columns}: expected positive numbers",
+                f"rows={self.rows}, columns={self.columns}: expected positive numbers",
                 remedy="for example scale-sim{rows=128,columns=128}",
             )
         remedy = "ws keeps weights in the array, os results, is inputs"

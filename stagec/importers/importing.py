@@ -53,9 +53,9 @@ def import_model(
     if read is None:
         others = dict.fromkeys(f.name for f in known.values() if f.read_images)
         raise error(
-            f"no text of {family.name} takes images with text",
+            f"{family.name} has no model of images with text",
             config.place("model_type"),
-            remedy=f"leave --images out; it is for {', '.join(others)}",
+            remedy=f"drop --images, or import one of {', '.join(others)}",
         )
     model = read(config)
     config.finish()
@@ -79,9 +79,9 @@ def _family_of(
         names = sorted(known)
         suggestion = did_you_mean(name, names)
         raise error(
-            f"models of the type {name!r:.60} are not known",
+            f"unknown model type {name!r:.60}",
             config.place(key),
-            remedy=f"{suggestion + '; ' if suggestion else ''}known are {', '.join(names)}; a "
-            "plug-in may bring others (docs/models.md)",
+            remedy=f"{suggestion + '; ' if suggestion else ''}supported are {', '.join(names)}; a "
+            "plug-in may add others (docs/models.md)",
         )
     return known[name]

@@ -92,7 +92,7 @@ def _expect_small(module: Module, sizes: Mapping[str, int]) -> None:
             f"--check-numerics would compute a tensor of {worst:,} numbers, of at most "
             f"{_MOST_NUMBERS:,}: its sizes are literal, and only symbols become small",
             where,
-            remedy="name the sizes, as in stg.symbols[D = 4096], and write D where 4096 stands",
+            remedy="name the sizes, as in stg.symbols[D = 4096], and write D in place of 4096",
         )
 
 
@@ -159,7 +159,7 @@ def _run(
         raise error(
             f"{when} {e}",
             module.functions[0].loc,
-            remedy="a collective is missing or wrong; dump the module: --dump-dir",
+            remedy="a collective is missing or wrong; see the module with --dump-dir",
         ) from None
 
 
@@ -173,7 +173,7 @@ def _compare(
         raise error(
             f"pass '{name}' changes what the program computes: result {i} is off by {gap:.3g}",
             module.functions[0].loc,
-            remedy="dump the module before and after it: --dump-dir",
+            remedy="compare the module before and after the pass with --dump-dir",
         )
 
 

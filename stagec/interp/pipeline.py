@@ -60,7 +60,7 @@ class _Job:
         func = module.functions[0]
         placement = placement_of(module, func)
         if placement is None:
-            raise ValueError("the functions are not those of pipeline stages")
+            raise ValueError("the functions are not pipeline stages")
         self.placement: Placement = placement
         self.over = func.text("over")
         self.env = {**env, self.over: module.env[self.over]}
@@ -228,7 +228,7 @@ class _Stage(Interpreter):
             if channel != op.integer("channel", 0):
                 raise DisagreementError(
                     f"stage {pair[1]} posts its receive {number} from stage {pair[0]} for "
-                    f"%{op.result.name}, but something else is sent"
+                    f"%{op.result.name}, but another value is sent"
                 )
             self._check_shapes(op, op.result, parts)
             self._values[op.result] = parts
@@ -278,7 +278,7 @@ def _added(one: Locals | None, other: Sequence[Array]) -> Locals:
     if one is None:
         return list(other)
     if np.shape(one[0]) != np.shape(other[0]):
-        raise DisagreementError("stages add up values of different shapes")
+        raise DisagreementError("stages sum values of different shapes")
     return [a + b for a, b in zip(one, other, strict=True)]
 
 

@@ -51,7 +51,7 @@ def _at(machine: Machine, path: str, apply: _Apply) -> Machine:
     if changed is None:
         known = paths(machine)
         raise error(
-            f"machine {machine.name} has no figure '{path}'",
+            f"machine '{machine.name}' has no figure '{path}'",
             remedy=did_you_mean(path, known) or f"the figures are: {', '.join(known)}",
         )
     return changed

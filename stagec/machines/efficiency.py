@@ -142,7 +142,9 @@ class Efficiency(Text):
     def _complete(cls, value: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
         """Trees and switches do not gather."""
         if not {"ring", "hierarchical"} & set(value):
-            raise ValueError("expects 'ring' or 'hierarchical' among them: the others only reduce")
+            raise ValueError(
+                "expects 'ring' or 'hierarchical' among them: the other algorithms only reduce"
+            )
         return value
 
 

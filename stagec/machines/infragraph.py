@@ -43,8 +43,8 @@ def parts_of(given: str) -> tuple[str, str] | None:
         if plus or not given.lower().endswith(_ENDS):
             return None
         raise error(
-            f"'{given}' describes a network, and no devices",
-            remedy=f"name a device in front: --machine h100-sxm+{given}",
+            f"'{given}' describes a network without devices",
+            remedy=f"put the name of a machine before it: --machine h100-sxm+{given}",
         )
     return device, file
 

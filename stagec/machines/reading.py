@@ -73,9 +73,9 @@ def bases(tables: Tables, file: str, text: str, read: Callable[[str], tuple[str,
             raise error(f"base: {first.message}", place, remedy=first.remedy) from None
         if len(chain) > _MOST_BASES or next_file in [f for _, f, _ in chain]:
             raise error(
-                f"base '{wanted}' leads back to the text or too far",
+                f"base '{wanted}' makes a cycle, or a chain of more than {_MOST_BASES} files",
                 place,
-                remedy="let one text of the chain have no base",
+                remedy="remove 'base' from one file of the chain",
             )
         chain.append((parsed(next_text, next_file), next_file, next_text))
     result = chain.pop()[0]
@@ -167,9 +167,9 @@ def _check_levels(
     if not listed(network) or not all(map(is_table, listed(network))):
         place = next((way for way in known if way[0] == "network"), ("network",))
         raise error(
-            "network: expects levels, each below a [[network]] of its own",
+            "network: expects levels, each under its own [[network]]",
             _place(known, place, file),
-            remedy='write [[network]], and below it name = "nvlink" and what it has',
+            remedy='write [[network]], then name = "nvlink" and its figures',
         )
     efficiency = tables.get("efficiency")
     given = efficiency.get("network") if is_table(efficiency) else None

@@ -102,18 +102,18 @@ def check_levels(levels: Sequence[Level]) -> None:
     """Names differ, and each level joins whole units of the one inside. Raises ValueError."""
     names = [level.name for level in levels]
     if len(set(names)) != len(names):
-        raise ValueError(f"network: two levels have one name: {', '.join(names)}")
+        raise ValueError(f"network: two levels have the same name: {', '.join(names)}")
     for inner, outer in pairwise(levels):
         if inner.ranks is None:
             raise ValueError(
-                f"network: level '{inner.name}' joins any number of ranks, so it is the last; "
-                f"write ranks = N, or leave '{outer.name}' out"
+                f"network: level '{inner.name}' has no 'ranks', so it must be the last; "
+                f"write ranks = N, or remove '{outer.name}'"
             )
         joined = outer.ranks
         if joined is not None and (joined <= inner.ranks or joined % inner.ranks):
             raise ValueError(
-                f"network: level '{outer.name}' joins {outer.ranks} ranks; expects a multiple "
-                f"of the {inner.ranks} of '{inner.name}' inside it"
+                f"network: level '{outer.name}' joins {outer.ranks} ranks; expected a "
+                f"multiple of the {inner.ranks} of '{inner.name}' inside it"
             )
     below, inside = 1, 1
     for level in levels:
@@ -124,8 +124,8 @@ def check_levels(levels: Sequence[Level]) -> None:
         if level.used > most or level.used % below:
             whole = f", a multiple of the {below} that are used inside" if below > 1 else ""
             raise ValueError(
-                f"network: {level.used} ranks are used of level '{level.name}'; expects "
-                + (f"at most {most}{whole}" if most else "none, for it joins any number")
+                f"network: level '{level.name}' has used = {level.used}; expected "
+                + (f"at most {most}{whole}" if most else "no 'used' without 'ranks'")
             )
         below, inside = level.used, level.ranks or inside
 
@@ -164,7 +164,7 @@ class Machine(Text):
         check_levels(self.network)
         first, *others = (set(e.protocols) for e in self.efficiency.network.values())
         if not first.intersection(*others):
-            raise ValueError("efficiency.network: no protocol is the same on all levels")
+            raise ValueError("efficiency.network: levels have no protocol in common")
         return self
 
     def _repr_html_(self) -> str:

@@ -291,9 +291,9 @@ class MemoryTimeline:
         highest = max(self._points(distinct=True), key=lambda p: p[0], default=None)
         if highest is None:
             raise error(
-                "no operation runs, so no moment is the worst",
+                "the function has no operation, so it has no peak",
                 self._loc,
-                remedy="compute something in the function",
+                remedy="add an operation to the function",
             )
         return highest[1]()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import floor
 
-from stagec.output.chart import COLORS, Chart, legend_rows, shortened, svg_text, text_width
+from stagec.output.chart import COLORS, Chart, halo, legend_rows, shortened, svg_text, text_width
 from stagec.output.plot import PlotAxis, round_step
 
 
@@ -49,7 +49,9 @@ class Bars(Chart):
         if self.limit is not None and self.limit[0] < 1.6 * upto:
             upto = max(upto, self.limit[0])
         scale, bottom = (right - left) / upto, top + row * len(bars)
+        line = left + self.limit[0] * scale if self.limit and self.limit[0] <= upto else None
         parts: list[str] = []
+        labels: list[str] = []
         step = round_step(upto / (8 if beside else 4), self.axis.units)
         for i in range(floor(upto / step) + 1):
             x = left + i * step * scale
@@ -62,14 +64,19 @@ class Bars(Chart):
         for number, (bar, total) in enumerate(zip(bars, totals, strict=True)):
             y = top + row * number + (0 if beside else 16)
             name = shortened(bar.name, left - 10 if beside else width)
-            parts.append(
-                svg_text(left - 8, y + 13, name, "end") if beside else svg_text(0, y - 4, name)
+            labels += (
+                [svg_text(left - 8, y + 13, name, "end")]
+                if beside
+                else halo(0, y - 4, name, "start")
             )
             parts += self._bar(bar, left, y, high, scale, colors)
-            parts.append(svg_text(left + sums[number] * scale + 6, y + 13, total, style="quiet"))
-        if self.limit is not None and self.limit[0] <= upto:
-            x = left + self.limit[0] * scale
-            parts.append(f'<path class="limit" d="M{x:.1f},{top - 6}V{bottom}"/>')
+            x = left + sums[number] * scale + 6
+            if line is not None and x - 6 <= line < x + text_width(total) + 4:
+                x = line + 6  # next to the line, not across it
+            labels += halo(x, y + 13, total, "start", "quiet")
+        if line is not None:
+            parts.append(f'<path class="limit" d="M{line:.1f},{top - 6}V{bottom}"/>')
+        parts += labels
         parts.append(svg_text((left + right) / 2, bottom + 33, self.axis.title, "middle"))
         swatches = [(f'<path class="f{colors[n]}" d="M0,-9h12v10h-12z"/>', n) for n in names]
         items = swatches if len(names) > 1 else []

@@ -64,7 +64,9 @@ def poisson(text: str) -> list[Request]:
         gap = -math.log(1.0 - source.random())
         at += round(Fraction(gap) * SECOND / rate)
         if at > MAX_TIME:
-            raise error(f"request {len(made) + 1} arrives in more than a century", remedy=_EXAMPLE)
+            raise error(
+                f"request {len(made) + 1} arrives after more than a century", remedy=_EXAMPLE
+            )
         made.append(Request(at, *lengths()))
     return made
 
@@ -103,7 +105,9 @@ def renewal(
         if rate:
             at += round(source.gammavariate(shape, 1 / (rate * shape)) * SECOND)
             if at > MAX_TIME:
-                raise error(f"request {number + 1} arrives in more than a century", remedy=_EXAMPLE)
+                raise error(
+                    f"request {number + 1} arrives after more than a century", remedy=_EXAMPLE
+                )
         if conversations is None or spoken is None:
             made.append(Request(at, *draw()))
         else:
@@ -121,7 +125,10 @@ def _conversation(
     for prompt, output in reversed(said):
         held -= output
         if held > MAX_LENGTH:
-            raise error("a conversation is too long", remedy="give fewer --turns")
+            raise error(
+                f"a conversation has {held:,} tokens, at most {MAX_LENGTH:,} are supported",
+                remedy="give fewer --turns",
+            )
         blocks = range(first, first + (held + output) // how.block)
         after = how.pause, Request(at, held, output, prefix=blocks, then=after)
         held -= prompt
@@ -142,13 +149,13 @@ def lengths_of(
         name, _, value = (p.strip() for p in part.partition("="))
         if name not in ("prompt", "output"):
             raise error(
-                f"--lengths: '{part:.60}' says neither prompt=... nor output=...",
+                f"--lengths expects prompt=... or output=..., found '{part:.60}'",
                 remedy="for example prompt=lognormal:1024:0.8,output=~200, or a file of requests",
             )
         given[name] = value
     if "prompt" not in given and "lengths" not in given:
         raise error(
-            "expected the tokens of each prompt",
+            "the number of tokens of a prompt is missing",
             remedy="give --prompt 2048, or prompt= in --lengths",
         )
     return _lengths(given, source, "--lengths: ")
@@ -159,7 +166,7 @@ def _options(text: str) -> dict[str, str]:
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, value = (p.strip() for p in part.partition("="))
         if not equals or name not in _NAMES or name in options:
-            what = "given twice" if name in options else "no option of poisson"
+            what = "given twice" if name in options else "not an option of poisson"
             raise error(
                 f"'{part:.60}' is {what}",
                 remedy=did_you_mean(name, _NAMES) or f"for example {_EXAMPLE}",

@@ -101,7 +101,7 @@ def read_lengths(path: Path) -> list[tuple[int, int]]:
     """Prompts and outputs in such a file, which need not say when. Raises as `read_requests`."""
     lengths = [(r.prompt, r.output) for r in _rows(path, timed=False)]
     if not lengths:
-        raise error(f"{path} has no requests", remedy=_REMEDY)
+        raise error(f"'{path}' contains no requests", remedy=_REMEDY)
     return lengths
 
 
@@ -121,10 +121,10 @@ def checked(requests: Iterator[Request] | Sequence[Request]) -> list[Request]:
             raise error(
                 f"there are more than {MAX_REQUESTS:,} requests",
                 request.loc,
-                remedy="give a part of them",
+                remedy="give a smaller file",
             )
     if not valid:
-        raise error("there are no requests", remedy=_REMEDY)
+        raise error("no requests are given", remedy=_REMEDY)
     return valid
 
 

@@ -260,8 +260,8 @@ class Simulation:
         for job in jobs:  # of two pods, prompts are computed where prompts are
             if job.preempted > _MOST_FAILURES:
                 raise error(
-                    f"a request lost its caches {_MOST_FAILURES:,} times: replicas fail sooner "
-                    "than they compute its prompt",
+                    f"a request lost its caches {_MOST_FAILURES:,} times: replicas fail before "
+                    "they compute its prompt",
                     remedy="give a longer --mtbf",
                 )
             self._send(job, self._entry, now)

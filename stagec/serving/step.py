@@ -162,11 +162,11 @@ def parse_step(text: str) -> Step:
     """The step of a text, see above. Raises `DiagnosticError`."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise error("a step without sequences", remedy=_EXAMPLE)
+        raise error("the step has no sequences", remedy=_EXAMPLE)
     if len(parts) > MAX_CLASSES:
         raise error(
-            f"a step of {len(parts):,} classes, expected at most {MAX_CLASSES:,}",
-            remedy="round contexts up, so that sequences are alike",
+            f"the step has {len(parts):,} classes of sequences, expected at most {MAX_CLASSES:,}",
+            remedy="round contexts up, so that more sequences are equal",
         )
     return step_of(map(_parse_class, parts))
 
@@ -188,7 +188,7 @@ def _parse_class(text: str) -> SequenceClass:
     new, cached = (1, first) if kind == "decode" else (first, cached)
     if not count or not new:
         what = "sequences" if not count else "new tokens"
-        raise error(f"'{text:.60}' has no {what}", remedy="leave it out, or give at least 1")
+        raise error(f"'{text:.60}' has no {what}", remedy="drop it, or give at least 1")
     sampled = {"chunk": 0, "verify": new}.get(kind, 1)
     return SequenceClass(new, cached, sampled, count)
 
@@ -196,6 +196,6 @@ def _parse_class(text: str) -> SequenceClass:
 def _number(text: str, digits: str) -> int:
     if len(digits) > len(str(MAX_TOKENS)) or int(digits) > MAX_TOKENS:
         raise error(
-            f"a number of '{text:.60}' is larger than {MAX_TOKENS:,}", remedy="choose a smaller one"
+            f"'{text:.60}' has a number above {MAX_TOKENS:,}", remedy="give a smaller number"
         )
     return int(digits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import gcd
 
@@ -56,25 +57,41 @@ class Assumptions:
             self._declare(relation)
 
     def check(self) -> None:
-        """Raise `DiagnosticError` for all sizes that do not divide."""
+        """Raise `DiagnosticError` for all sizes that do not divide, one for each divisor."""
         problems = DiagnosticList()
-        env = self._module.env
+        groups: dict[tuple[Expr, Expr, Expr | None], list[tuple[Expr, Loc]]] = {}
         for size, divisor, loc, below in self._failed:
-            have, tried = evaluate(size, env), evaluate(divisor, env)
-            common = gcd(*(evaluate(s, env) for s in self._wanted[divisor]))
-            remedy = _choices(size, divisor, common, tried)
-            if size.symbol_name in WIDTHS and not below.symbols and below != const(1):
-                remedy += f", or --pad-widths {below}"
-            if below.symbols:
-                remedy = f"choose {size} as a multiple of {tried}"
-                if (capacity := self._capacity()) is not None:
-                    more = Fraction(-(-have // tried) * tried, have) * capacity
-                    remedy += f", or --capacity-factor {more}"
-            how = f"does not divide over {divisor} = {tried}"
-            if not divisor.symbols:
-                how = f"is not a multiple of {tried}"
-            problems.error(f"{size} = {have} {how}", loc, remedy=remedy)
+            alone = size if below.symbols else None  # the remedy has numbers of this size
+            groups.setdefault((divisor, below, alone), []).append((size, loc))
+        for (divisor, below, _), failed in groups.items():
+            sizes, (_, loc) = [size for size, _ in failed], failed[0]
+            remedy = self._remedy(sizes, divisor, below)
+            problems.error(self._refusal(sizes, divisor), loc, remedy=remedy)
         problems.check()
+
+    def _refusal(self, sizes: Sequence[Expr], divisor: Expr) -> str:
+        """`H = 32 and G = 8 do not divide over tp = 3`."""
+        env, several = self._module.env, len(sizes) > 1
+        tried = evaluate(divisor, env)
+        how = f"{'do' if several else 'does'} not divide over {divisor} = {tried}"
+        if not divisor.symbols:
+            how = f"{'are not multiples' if several else 'is not a multiple'} of {tried}"
+        return f"{_listed([f'{size} = {evaluate(size, env)}' for size in sizes])} {how}"
+
+    def _remedy(self, sizes: Sequence[Expr], divisor: Expr, below: Expr) -> str:
+        env = self._module.env
+        tried = evaluate(divisor, env)
+        if not below.symbols:
+            common = gcd(*(evaluate(s, env) for s in self._wanted[divisor]))
+            remedy = _choices(sizes, divisor, common, tried)
+            padded = any(size.symbol_name in WIDTHS for size in sizes) and below != const(1)
+            return f"{remedy}, or --pad-widths {below}" if padded else remedy
+        remedy = f"choose {sizes[0]} as a multiple of {tried}"
+        if (capacity := self._capacity()) is not None:
+            have = evaluate(sizes[0], env)
+            more = Fraction(-(-have // tried) * tried, have) * capacity
+            remedy += f", or --capacity-factor {more}"
+        return remedy
 
     def _capacity(self) -> Fraction | None:
         """The room of experts; None if there are none."""
@@ -108,8 +125,9 @@ def _known_sizes(module: Module) -> dict[Expr, list[Expr]]:
     return sizes
 
 
-def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
+def _choices(sizes: Sequence[Expr], divisor: Expr, common: int, tried: int) -> str:
     """The divisors of all sizes concerned that are nearest to what was tried."""
+    names = _listed([str(size) for size in sizes])
     candidates = [n for n in range(1, min(common, 4 * tried) + 1) if common % n == 0]
     if len(divisor.symbols) == 1:  # 2*cp: choices of cp
         alone = symbol(*divisor.symbols)
@@ -119,5 +137,11 @@ def _choices(size: Expr, divisor: Expr, common: int, tried: int) -> str:
             candidates = [n // evaluate(each, {}) for n in fitting]
     best = sorted(candidates, key=lambda n: abs(n - tried))[:3]
     if divisor.symbol_name is None and (common >= tried or len(divisor.symbols) < 2):
-        return f"choose {size} as a multiple of {tried}"
-    return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or another {size}"
+        return f"choose {names} as {'multiples' if sizes[1:] else 'a multiple'} of {tried}"
+    other = f"other values of {names}" if sizes[1:] else f"another {names}"
+    return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or {other}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))

@@ -49,7 +49,7 @@ class JsonStream:
         """
         first = self._peek()
         if first != "{":
-            raise self.error("expects a JSON object" if first else "the file is empty")
+            raise self.error("expected a JSON object" if first else "the file is empty")
         self._at += 1
         if self._peek() == "}":
             return
@@ -77,10 +77,10 @@ class JsonStream:
 
     def _name_of_member(self) -> str:
         if self._peek() != '"':
-            raise self._error("expects a name in quotes", self._at)
+            raise self._error("expected a name in quotes", self._at)
         name = self._value()
         if self._peek() != ":":
-            raise self._error(f"expects ':' after {name!r:.40}", self._at)
+            raise self._error(f"expected ':' after {name!r:.40}", self._at)
         self._at += 1
         return str(name)
 
@@ -98,7 +98,7 @@ class JsonStream:
         following = self._peek()
         if following not in (",", closing) or not following:
             what = f"found {following!r}" if following else "the file ends"
-            raise self._error(f"expects ',' or '{closing}', {what}", self._at)
+            raise self._error(f"expected ',' or '{closing}', {what}", self._at)
         self._at += 1
         return following == ","
 

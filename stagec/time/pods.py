@@ -110,7 +110,7 @@ def _number(way: Channel) -> int:
     """The number of a message among those of all values."""
     number = way[1].value
     if number is None:
-        raise ValueError(f"the number of a message is open: {way[1]}")
+        raise ValueError(f"the number of a message is not a constant: {way[1]}")
     return number
 
 

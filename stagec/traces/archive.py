@@ -88,7 +88,7 @@ def _write(job: EmittedJob | PodsJob, file: BinaryIO, about: Mapping[str, object
         encoder = job.encoder(number)
         if not isinstance(encoder, PatchedEncoder):
             raise error(
-                f"the format '{job.format.name}' is patched, its encoder is not a PatchedEncoder",
+                f"the encoder of format '{job.format.name}' is not a PatchedEncoder",
                 remedy="derive its encoder from stagec.api.PatchedEncoder",
             )
         groups = job.layout_of(number).groups
@@ -222,8 +222,8 @@ class Archive:
             return self
         if not isinstance(self.format, ChakraFormat):
             raise error(
-                f"'{self.path}' holds a job in the format '{self.format.name}', and only Chakra's "
-                "is made into others",
+                f"'{self.path}' holds a job in the format '{self.format.name}'; only Chakra "
+                "archives can be converted",
                 remedy="write the archive with --format chakra",
             )
         if self.index.several_pods and not format_.pods:
@@ -367,13 +367,13 @@ class StoredProgram(PatchedEncoder):
     def _read(self, widths: tuple[int, ...]) -> Variant:
         stored = self._stored.variants.get(widths)
         if stored is None:
-            raise ValueError(f"there is none for identifiers of {widths} digits")
+            raise ValueError(f"it has no program for identifiers of {widths} digits")
         with self._path.open("rb") as file:
             file.seek(stored.start)
             packed = file.read(stored.size)
         raw = _decompressed(packed, stored.bytes)
         if hashlib.sha256(raw).hexdigest() != stored.sha256:
-            raise ValueError("its checksum is another one")
+            raise ValueError("its checksum does not match its content")
         width = len(self.format.peer(0, self.layout.groups.ranks))
         return _variant(stored, raw, width)
 
@@ -388,7 +388,7 @@ def _variant(stored: StoredVariant, raw: bytes, peer_width: int) -> Variant:
         places = np.cumsum(tables[at : at + count], dtype=np.int64)
         at += count
         if len(places) and (places[0] < width - 1 or places[-1] >= len(data)):
-            raise ValueError("a table leads out of it")
+            raise ValueError("a table points past its end")
         return places
 
     ends = {axes: take(count, 20) for axes, count in stored.groups.items()}
@@ -399,17 +399,17 @@ def _variant(stored: StoredVariant, raw: bytes, peer_width: int) -> Variant:
 def _read_index(file: BinaryIO) -> tuple[object, str]:
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size or not head.startswith(MAGIC):
-        raise ValueError("it does not start as one")
+        raise ValueError("it does not start with the header of an archive")
     _, version, packed_bytes, raw_bytes, digest = _HEAD.unpack(head)
     if version != VERSION:
         raise ValueError(f"it has version {version}, expected {VERSION}")
     if max(packed_bytes, raw_bytes) > MOST_INDEX_BYTES:
-        raise ValueError("its index is too long")
+        raise ValueError("its index is too large")
     file.seek(0, os.SEEK_END)
     file.seek(max(_HEAD.size, file.tell() - packed_bytes))
     raw = _decompressed(file.read(packed_bytes), raw_bytes)
     if hashlib.sha256(raw).digest() != digest:
-        raise ValueError("the checksum of its index is another one")
+        raise ValueError("the checksum of its index does not match")
     try:
         return json.loads(raw), digest.hex()
     except RecursionError:

@@ -92,7 +92,7 @@ def parse_index(parsed: object, file_bytes: int) -> Index:
     name = _text(given.get("name"))
     plain = name.isascii() and all(c.isalnum() or c in "-_." for c in name)
     if not plain or name.startswith(".") or name in ("", "manifest") or len(name) > 200:
-        raise ValueError(f"{name[:40]!r} is no name of a job")
+        raise ValueError(f"{name[:40]!r} is not a valid job name")
     mesh = {axis: _number(size, 1) for axis, size in _object(given.get("mesh")).items()}
     pods = _pods(_list(given["pods"])) if "pods" in given else {"": StoredPod(mesh)}  # came later
     ranks = sum(pod.ranks for pod in pods.values())
@@ -102,10 +102,10 @@ def parse_index(parsed: object, file_bytes: int) -> Index:
     members = [_members(each.coords, pods[each.pod]) for each in classes]
     every = np.concatenate([np.zeros(0, dtype=np.int64), *members])
     if len(every) != ranks or len(np.unique(every)) != ranks:
-        raise ValueError("its classes are not a partition of the ranks")
+        raise ValueError("its rank classes do not contain each rank exactly once")
     for each, own in zip(classes, members, strict=True):
         if each.entry.get("count") != len(own):
-            raise ValueError("the size of a class is another one")
+            raise ValueError("a rank class has another size than its list of ranks")
     format_ = _text(given.get("format", "chakra"))  # formats came later
     return Index(name, format_, mesh, pods, _object(given.get("about")), classes, members)
 
@@ -126,7 +126,7 @@ def _pods(parsed: Sequence[object]) -> dict[str, StoredPod]:
             n: _peers_of(item, own, total) for n, item in _object(each.get("far")).items()
         }
         if not set(other_pods) <= set(names) - {name} or set(other_pods) & set(mesh):
-            raise ValueError("a pod sends to none of its pods")
+            raise ValueError("a pod sends to a pod that does not exist")
         pods[name] = StoredPod(mesh, start, other_pods)
         start += own
     return pods
@@ -140,10 +140,10 @@ def _peers_of(parsed: object, own: int, total: int) -> list[Ints]:
         for ranks in _list(given.get("ranks"))
     ]
     if any(len(ranks) != own or ranks.max() >= total for ranks in lists):
-        raise ValueError("a message leads out of its pods")
+        raise ValueError("a message goes to a rank that does not exist")
     numbers = [_number(n, 0) for n in _list(given.get("messages"))]
     if max(numbers, default=-1) >= len(lists):
-        raise ValueError("a message has no other end")
+        raise ValueError("a message has no matching send or receive")
     return [lists[n] for n in numbers]
 
 
@@ -159,7 +159,7 @@ def _class(parsed: object, pods: Mapping[str, StoredPod], file_bytes: int) -> St
     given = _object(parsed)
     name = _text(given.get("pod", ""))
     if name not in pods:
-        raise ValueError(f"{name[:40]!r} is no pod of it")
+        raise ValueError(f"it has no pod {name[:40]!r}")
     pod = pods[name]
     mesh = pod.mesh
     coords = {_axis(a, mesh): _number(i, 0) for a, i in _object(given.get("coords")).items()}
@@ -169,15 +169,15 @@ def _class(parsed: object, pods: Mapping[str, StoredPod], file_bytes: int) -> St
     nodes = _object(entry.get("nodes"))
     known = set(NODE_KINDS[:4]) <= nodes.keys() <= set(NODE_KINDS)  # copies came later
     if not known or not all(_number(n, 0) >= 0 for n in nodes.values()):
-        raise ValueError("the nodes of a class are not counted by kind")
+        raise ValueError("a rank class does not count its nodes by kind")
     if not set(axes) <= set(uses):
-        raise ValueError("a class has a group that is not numbered")
+        raise ValueError("a rank class uses a group that has no number")
     variants: dict[tuple[int, ...], StoredVariant] = {}
     for item in _list(given.get("variants")):
         each = _object(item)
         widths = tuple(_number(w, 1) for w in _list(each.get("widths")))
         if len(widths) != len(axes):
-            raise ValueError("a program has other groups than its class")
+            raise ValueError("a program and its rank class have different groups")
         variants[widths] = _variant(each, axes, pod, file_bytes)
     return StoredClass(name, coords, uses, axes, entry, variants)
 
@@ -198,11 +198,11 @@ def _variant(
         axis, by, count = _items(item, 3)
         way, number = _axis(_text(axis), pod.ways), _number(by, -_MOST)
         if abs(number) >= len(pod.other_pods.get(way, ())) and way in pod.other_pods:
-            raise ValueError("a message has no other end")
+            raise ValueError("a message has no matching send or receive")
         peers[way, number] = _number(count, 0)
     tables = 4 * (sum(groups.values()) + sum(peers.values()))
     if total != trace + tables or total > MOST_PROGRAM_BYTES or not set(groups) <= set(axes):
-        raise ValueError("the tables of a program do not fit it")
+        raise ValueError("the tables of a program do not have the size of the program")
     return StoredVariant(start, size, total, trace, _text(given.get("sha256")), groups, peers)
 
 
@@ -210,38 +210,38 @@ def _axes(parsed: object, mesh: Mapping[str, int]) -> GroupAxes:
     over = GroupAxes.of_words(_text(a) for a in _list(parsed))
     names = [_axis(a, mesh) for a in over.axes]
     if not names or len(set(names)) < len(names):
-        raise ValueError("a group over no axis, or twice over one")
+        raise ValueError("a group names no axis, or one axis twice")
     return over
 
 
 def _axis(name: str, mesh: Container[str]) -> str:
     if name not in mesh:
-        raise ValueError(f"{name[:40]!r} is no axis of its mesh")
+        raise ValueError(f"its mesh has no axis {name[:40]!r}")
     return name
 
 
 def _object(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"its index has {type(value).__name__} in place of an object")
+        raise ValueError(f"its index has {type(value).__name__} where an object is expected")
     return cast("dict[str, Any]", value)
 
 
 def _list(value: object) -> list[object]:
     if not isinstance(value, list):
-        raise ValueError(f"its index has {type(value).__name__} in place of a list")
+        raise ValueError(f"its index has {type(value).__name__} where a list is expected")
     return cast("list[object]", value)
 
 
 def _items(value: object, count: int) -> list[object]:
     items = _list(value)
     if len(items) != count:
-        raise ValueError(f"its index has {len(items)} items in place of {count}")
+        raise ValueError(f"its index has {len(items)} items, expected {count}")
     return items
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"its index has {type(value).__name__} in place of a text")
+        raise ValueError(f"its index has {type(value).__name__} where a string is expected")
     return value
 
 

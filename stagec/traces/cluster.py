@@ -41,9 +41,9 @@ def cluster(scheduler: str, jobs: int | None = None) -> Generator[Run]:
     distributed = _package("distributed", "pip install 'stagec[dask]'")
     if (scheduler == SLURM) != (jobs is not None):
         raise error(
-            "--jobs is how many workers to ask for with --scheduler slurm; other schedulers have "
-            "their workers",
-            remedy="--scheduler slurm --jobs 8, or --scheduler ADDRESS",
+            "--jobs is the number of workers that --scheduler slurm starts; other schedulers have "
+            "their own workers",
+            remedy="use --scheduler slurm --jobs 8, or --scheduler ADDRESS without --jobs",
         )
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is told here
     with ExitStack() as stack:
@@ -57,7 +57,7 @@ def cluster(scheduler: str, jobs: int | None = None) -> Generator[Run]:
             client = distributed.Client(**place, timeout=_CONNECT)
         except (OSError, ValueError) as problem:
             raise error(
-                f"no Dask scheduler at '{scheduler}': {problem}",
+                f"cannot reach a Dask scheduler at '{scheduler}': {problem}",
                 remedy="start one with 'dask scheduler', and give its address: tcp://HOST:8786",
             ) from None
         patience = PATIENCE if jobs is None else float("inf")  # a queue takes its time
@@ -71,7 +71,7 @@ def _package(name: str, remedy: str) -> Any:
         return importlib.import_module(name)
     except ImportError as problem:
         raise error(
-            f"--scheduler needs a package that is not there: {problem}", remedy=remedy
+            f"--scheduler needs a package that is not installed: {problem}", remedy=remedy
         ) from None
 
 
@@ -82,7 +82,7 @@ def _slurm(jobs: int) -> Any:
         made = dask_jobqueue.SLURMCluster()
     except (ValueError, TypeError) as problem:
         raise error(
-            f"dask-jobqueue makes no cluster: {problem}",
+            f"dask-jobqueue cannot start a cluster: {problem}",
             remedy="describe the workers under 'jobqueue: slurm:' in ~/.config/dask/jobqueue.yaml",
         ) from None
     made.scale(jobs)
@@ -99,15 +99,16 @@ def _results(
             yield number, futures.pop(0).result()  # results are not kept
     except importlib.import_module("distributed.scheduler").KilledWorker as problem:
         raise error(
-            f"several workers of the cluster were lost over one unit of work: {problem}",
-            remedy="look into their logs (perhaps memory), then run the same command with --resume",
+            f"several workers of the cluster died on the same unit of work: {problem}",
+            remedy="read their logs (memory may run out), then repeat the command with --resume",
         ) from None
     except CancelledError:
         raise error(
-            "the Dask scheduler was lost", remedy="start it, and go on with --resume"
+            "lost the connection to the Dask scheduler",
+            remedy="start it again, then repeat the command with --resume",
         ) from None
     except (ImportError, AttributeError, RuntimeError) as problem:
-        raise error(f"the cluster cannot do its work: {problem}", remedy=_ENVIRONMENT) from None
+        raise error(f"the cluster failed: {problem}", remedy=_ENVIRONMENT) from None
     finally:
         if client.status == "running":
             client.cancel(futures, force=True)
@@ -117,8 +118,8 @@ def _run(version: str, function: Callable[[Any], Any], unit: Any) -> Any:
     """What a worker does."""
     if version != __version__:
         raise error(
-            f"a worker has stagec {__version__}, this command is of {version}",
-            remedy="install the same version in both",
+            f"a worker runs stagec {__version__}, this command runs {version}",
+            remedy="install the same version on all machines",
         )
     return function(unit)
 
@@ -138,5 +139,5 @@ def _await(client: Any, future: Any, patience: float) -> None:
             elif time.monotonic() - alive > patience:
                 raise error(
                     f"the cluster has had no worker for {patience:.0f} s",
-                    remedy="start workers with 'dask worker ADDRESS', and go on with --resume",
+                    remedy="start workers ('dask worker ADDRESS'), then repeat with --resume",
                 ) from None

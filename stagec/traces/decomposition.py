@@ -112,8 +112,8 @@ class Decomposition:
                 result = TurnTemplate(one.roles + two.roles, one.slots + two.slots, one.context)
         if result is None:
             raise error(
-                "the traces do not have the actions that follow each other with more microbatches",
-                remedy="record more microbatches",
+                "with more microbatches, actions follow each other that never do so in the traces",
+                remedy="record a step with more microbatches",
             )
         return result
 
@@ -155,8 +155,8 @@ def decompose(program: Program, turns: Sequence[Turn], axis: str, *, chunks: boo
     if at < len(there):
         name = labels.name(int(there[at]))
         raise error(
-            f"'{name}' stands where the schedule has another action, or no more",
-            remedy="give the schedule of the traces, --schedule NAME: 'stagec schedule' lists them",
+            f"'{name}' is not the action that the schedule has at this place",
+            remedy="give the schedule of the traces with --schedule NAME",
         )
     return Decomposition(labels, roles, *_fixed(labels, role), _distinguished(templates))
 
@@ -211,8 +211,8 @@ def _fixed(labels: Labels, role: Ints) -> tuple[list[int], list[int | None]]:
         after.append(int(role[before[-1]]))
         if last[int(role[before[-1]])] != int(before[-1]):
             raise error(
-                f"'{labels.name(i)}' is of no microbatch by its name, and stands between them",
-                remedy="names say the phase and the microbatch: 'gradient/mb0/...'",
+                f"'{labels.name(i)}' has no microbatch in its name, but is between microbatches",
+                remedy="name nodes by phase and microbatch: 'gradient/mb0/...'",
             )
     return fixed, after
 
@@ -251,13 +251,12 @@ def _differs(
     where = places[at] if at < len(places) else differing[1]
     other = int(np.flatnonzero(role == one[at])[0]) if at < len(one) else known[1]
     a, b = labels.nodes[int(labels.which[other])], labels.nodes[int(labels.which[where])]
-    what = "another node, or in another order"
+    what = "different nodes, or another order"
     if a.name == b.name and a.kind == b.kind:
         sizes = (a.size, b.size), (a.flops, b.flops), (stored_seconds(a), stored_seconds(b))
         named = zip(("bytes", "FLOPs", "seconds"), sizes, strict=True)
         what = ", ".join(f"{x:,} and {y:,} {text}" for text, (x, y) in named if x != y) or what
     return error(
-        f"microbatches differ, or their order is another: '{labels.name(other)}' and "
-        f"'{labels.name(where)}' have {what}",
-        remedy="give traces of equal microbatches, and their schedule (--schedule NAME)",
+        f"microbatches differ: '{labels.name(other)}' and '{labels.name(where)}' have {what}",
+        remedy="give traces whose microbatches are equal, and their schedule (--schedule NAME)",
     )

@@ -127,7 +127,7 @@ def _check_replaceable(directory: Path) -> None:
     if foreign:
         raise error(
             f"'{directory}' holds files that stagec did not write, such as '{foreign[0]}'",
-            remedy="--force replaces earlier output only; choose another -o",
+            remedy="choose another -o; --force replaces only what stagec wrote",
         )
 
 

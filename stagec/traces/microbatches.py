@@ -78,14 +78,14 @@ def with_turns(
             break
     if wrong is not None and not programs:
         raise error(
-            f"'{decomposed.labels.name(wrong)}' does not follow from the microbatches before it: "
-            "what it waits for, or its tag, is another than the schedule gives",
-            remedy="compile the larger job",
+            f"'{decomposed.labels.name(wrong)}' has other dependencies, or another tag, than the "
+            "schedule and the microbatches before it give",
+            remedy="compile the larger job with stagec instead",
         )
     if _differ(programs[0], decomposed, programs[-1]) is not None:
         raise error(
-            "the traces do not show whether computations wait for a collective",
-            remedy="record more microbatches",
+            "too few microbatches to see which computations wait for a collective",
+            remedy="record a step with more microbatches",
         )
     return programs[0]
 
@@ -169,8 +169,8 @@ class _Learnt:
             tags_of.append(tags)
         if any(tags != tags_of[0] for tags in tags_of[1:]):
             raise error(
-                "the tags of messages do not say on how many streams they are",
-                remedy="record more microbatches",
+                "the number of streams cannot be read from the tags of messages",
+                remedy="record a step with more microbatches",
             )
         result = np.zeros(len(layout.role), dtype=np.int64)
         if tags_of:
@@ -184,8 +184,8 @@ class _Learnt:
         for key, place, nodes in _by_place(layout):
             if (key, place) not in self.memory:
                 raise error(
-                    "the memory of a microbatch that is neither the first nor the last is not in "
-                    "the traces",
+                    "the traces have no microbatch between the first and the last, whose memory "
+                    "is needed",
                     remedy="record three microbatches or more",
                 )
             columns[:, nodes - 1] = np.array(self.memory[key, place])[:, None]
@@ -323,8 +323,8 @@ def _streams(program: Program, labels: Labels, counts: Sequence[int]) -> dict[in
             streams[count] = stream
     if not streams:
         raise error(
-            "the tags of messages do not number them on their streams",
-            remedy="compile the larger job",
+            "the tags of messages do not count up on each stream",
+            remedy="compile the larger job with stagec instead",
         )
     return streams
 
@@ -340,8 +340,8 @@ def _memory(program: Program, layout: NodeLayout) -> dict[tuple[Key, str], tuple
         if (rows != rows[:, :1]).any():
             name = layout.decomposed.labels.name(int(nodes[-1]) - 1)
             raise error(
-                f"microbatches take up other bytes of memory, the first at '{name}'",
-                remedy="compile the larger job",
+                f"microbatches allocate different numbers of bytes, first at '{name}'",
+                remedy="compile the larger job with stagec instead",
             )
         changes[key, place] = int(rows[0, 0]), int(rows[1, 0])
     return changes

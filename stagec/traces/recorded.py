@@ -236,14 +236,14 @@ def _longer(each: _Class, mesh: Mesh, more: Microbatches, streams: Sequence[int]
     old = microbatches_of(program)
     if more.count < old:
         raise error(
-            f"{more.count} microbatches are less than the {old} of the traces",
-            remedy="give as many or more",
+            f"--microbatches {more.count} is less than the {old} of the traces",
+            remedy=f"give {old} or more",
         )
     if not old:
         raise error(
-            "no name of a node says a microbatch ('forward/mb0/...'), so the traces do not say how "
-            "one follows another",
-            remedy="record two microbatches or more, with stagec's names",
+            "no node name has a microbatch ('forward/mb0/...'), so it is unknown how microbatches "
+            "follow each other",
+            remedy="record two microbatches or more, with nodes named as stagec names them",
         )
     turns: Callable[[int], list[Turn]] = one_after_the_other
     axis, chunks = "", 1
@@ -266,26 +266,26 @@ def _grown(recording: Recording, mesh: Mesh) -> frozenset[str]:
     old, count = recording.mesh, prod(recording.mesh.values())
     if count != len(recording.paths):
         raise error(
-            f"the mesh {_text(old)} has {count} ranks, and there are {len(recording.paths)} traces",
-            remedy="give the mesh of the traces, the axis of neighbouring ranks last: --from",
+            f"the mesh {_text(old)} has {count} ranks, but there are {len(recording.paths)} traces",
+            remedy="give the mesh of the traces with --from, the axis of neighbouring ranks last",
         )
     if [axis for axis in mesh if axis in old] != [*old]:
         raise error(
-            f"the mesh {_text(mesh)} does not have the axes of {_text(old)} in their order",
+            f"the mesh {_text(mesh)} lacks axes of {_text(old)}, or has them in another order",
             remedy=f"write --to with all of {', '.join(old)}, in this order",
         )
     if prod(mesh.values()) > MAX_RANKS:
         raise error(
             f"the mesh {_text(mesh)} has {prod(mesh.values()):,} ranks, expected at most "
             f"{MAX_RANKS:,}",
-            remedy="give fewer",
+            remedy="choose a smaller mesh",
         )
     grown = frozenset(axis for axis, size in mesh.items() if size != old.get(axis, 1))
     for axis in sorted(grown):
         if mesh[axis] < old.get(axis, 1):
             raise error(
-                f"{axis} = {mesh[axis]} is less than the {old[axis]} of the traces",
-                remedy="give as many ranks or more",
+                f"--to {axis}={mesh[axis]} is less than the {old[axis]} ranks of the traces",
+                remedy=f"give {axis}={old[axis]} or more",
             )
     return grown
 
@@ -357,7 +357,8 @@ class _Rank:
             raise error(str(problem), remedy="give complete traces") from None
         except (KeyError, OverflowError, ValueError) as problem:
             raise error(
-                f"{self.path}: {problem}", remedy="'stagec scale' is for traces as stagec has them"
+                f"{self.path}: {problem}",
+                remedy="'stagec scale' reads traces as stagec writes them",
             ) from None
         name = str(entry.get("name", f"rank{self.rank}"))
         return reader.program(name, static_bytes(entry.get("memory")))
@@ -368,7 +369,7 @@ class _Rank:
         if text not in self._axes:
             members = self._groups.get(int(text)) if text.isdecimal() else None
             if members is None:
-                raise ValueError(f"{node.label}: no file says who is in group '{text}'")
+                raise ValueError(f"{node.label}: no groups file lists the ranks of group '{text}'")
             self._axes[text] = self._axes_of(node, tuple(members))
         return self._axes[text]
 
@@ -385,19 +386,19 @@ class _Rank:
                     if _members(self._mesh, group, self.rank) == members:
                         return group
         raise ValueError(
-            f"{node.label}: its group {list(members)[:8]} is not that of rank {self.rank} along "
-            f"axes of {_text(self._mesh)}"
+            f"{node.label}: ranks {list(members)[:8]} of its group do not lie along axes of "
+            f"{_text(self._mesh)} at rank {self.rank}"
         )
 
     def _way(self, node: TraceNode) -> Way:
         """The axis of a message, and how much further the other end is."""
         peer = node.attrs.get(_MESSAGES[NodeKind(node.kind)])
         if not isinstance(peer, int) or not 0 <= peer < prod(self._mesh.values()):
-            raise ValueError(f"{node.label}: its peer is no rank")
+            raise ValueError(f"{node.label}: its peer is not a rank of the mesh")
         here, there = coordinates(self._mesh, self.rank), coordinates(self._mesh, peer)
         ways = [(a, (there[a] - here[a]) % n) for a, n in self._mesh.items() if there[a] != here[a]]
         if len(ways) != 1:
-            raise ValueError(f"{node.label}: rank {peer} is no neighbour along one axis")
+            raise ValueError(f"{node.label}: rank {peer} differs along more than one axis")
         return ways[0]
 
 
@@ -408,9 +409,9 @@ def _check_known(node: TraceNode) -> None:
     """Refuse what would be lost. Raises ValueError."""
     unknown = sorted({*node.attrs} - _KNOWN)
     if unknown:
-        raise ValueError(f"{node.label}: '{unknown[0]}' would be lost")
+        raise ValueError(f"{node.label}: the attribute '{unknown[0]}' cannot be scaled")
     if node.attrs.get("is_cpu_op") is not False or node.start_micros:
-        raise ValueError(f"{node.label} is of a host, or says when it started")
+        raise ValueError(f"{node.label} runs on a host, or has a start time")
 
 
 def _check_alike(first: _Rank, other: _Rank, grown: frozenset[str]) -> None:
@@ -418,9 +419,9 @@ def _check_alike(first: _Rank, other: _Rank, grown: frozenset[str]) -> None:
     if first is other or first.facts() == other.facts():
         return
     raise error(
-        f"ranks {first.rank} and {other.rank} differ along {', '.join(sorted(grown))} only, and "
-        "run different programs",
-        remedy=f"'stagec diff {first.path} {other.path}' says how; compile the larger job",
+        f"ranks {first.rank} and {other.rank}, which differ only along "
+        f"{', '.join(sorted(grown))}, run different programs",
+        remedy=f"compile the larger job; 'stagec diff {first.path} {other.path}' shows how",
     )
 
 
@@ -430,8 +431,8 @@ def _check_grows(rank: _Rank, recording: Recording, grown: frozenset[str]) -> No
     other = next((n.name for n in rank.program.prototypes if n.phase != "forward"), None)
     if new and other is not None:
         raise error(
-            f"the traces have one rank along {', '.join(new)}, so they do not show what ranks "
-            f"along it exchange: '{other}' is not of a forward pass",
+            f"the traces have one rank along {', '.join(new)}, so what ranks along it exchange in "
+            f"the backward pass is unknown: '{other}'",
             remedy=f"record two ranks along it: --from {new[0]}=2,...",
         )
     for node in rank.program.prototypes:
@@ -439,8 +440,8 @@ def _check_grows(rank: _Rank, recording: Recording, grown: frozenset[str]) -> No
         if not along or (node.kind == "all_reduce" and node.phase in _REDUCING):
             continue
         raise error(
-            f"'{node.name}', {node.kind} along {', '.join(along)}, reduces no gradient by its name "
-            "('gradient/...'): it is of shards, which have other sizes on more ranks",
-            remedy="ranks replicate along an axis without ZeRO, tensors, experts or rings along "
-            "it; compile the larger job",
+            f"'{node.name}', {node.kind} along {', '.join(along)}, is not named as a reduction of "
+            "gradients ('gradient/...'): it exchanges shards, whose sizes change with the ranks",
+            remedy="scale along an axis that only replicates (no ZeRO, tp, ep or cp along it), or "
+            "compile the larger job",
         )

@@ -74,7 +74,10 @@ def _arrived(folder: Path, files: Files) -> None:
     deadline = time.monotonic() + _LAG
     while missing := [n for n, (size, _) in files.items() if _size(folder / n) != size]:
         if time.monotonic() > deadline:
-            raise error(f"a worker wrote '{missing[0]}', but not to '{folder}'", remedy=_SHARED)
+            raise error(
+                f"a worker wrote '{missing[0]}', which does not appear in '{folder}' here",
+                remedy=_SHARED,
+            )
         time.sleep(0.1)
 
 
@@ -104,8 +107,8 @@ def _write(order: WorkOrder, unit: Unit) -> Done:
 def _writer(order: WorkOrder) -> RankWriter:
     path, folder = Path(order.archive), Path(order.folder)
     if not folder.is_dir() or not path.is_file():
-        raise error(f"a worker does not see '{path}' and '{folder}'", remedy=_SHARED)
+        raise error(f"a worker cannot see '{path}' or '{folder}'", remedy=_SHARED)
     archive = Archive.open(path, _brought(order.format))
     if archive.digest != order.digest:
-        raise error(f"'{path}' is another file for a worker", remedy=_SHARED)
+        raise error(f"a worker reads a different file at '{path}'", remedy=_SHARED)
     return RankWriter(archive, folder, order.compare, by_rename=True)

@@ -66,7 +66,7 @@ class ProgramReader:
         if node.id != len(self.starts):
             raise ValueError(f"{node.label}: expected node {len(self.starts)}")
         if not all(0 < other < node.id for other in (*node.data_deps, *node.ctrl_deps)):
-            raise ValueError(f"{node.label} waits for no earlier node")
+            raise ValueError(f"{node.label} depends on a node that does not come before it")
         new = self._node(node, axes, way)
         what = new.kind, new.name, new.size, new.flops, new.seconds
         facts = *what, new.group, new.over, new.by
@@ -140,7 +140,7 @@ def stored_program(
 def _integer(node: TraceNode, name: str) -> int:
     value = node.attrs.get(name, 0)
     if not isinstance(value, int):
-        raise ValueError(f"{node.label}: {name} is no integer")
+        raise ValueError(f"{node.label}: {name} is not an integer")
     return value
 
 

@@ -150,7 +150,7 @@ def _received(pipe: Connection) -> object:
 
 def _killed() -> Exception:
     return error(
-        "a worker process was killed, perhaps for lack of memory",
+        "a worker process was killed; memory may have run out",
         remedy="run the same command with fewer --jobs; compile and materialize have --resume",
     )
 

@@ -191,12 +191,10 @@ def _named(format_: JobFormat, files: Any) -> Iterator[tuple[str, Iterable[Any]]
     remedy = "yield from 'files' a name and its parts for each file: yield name, [text.encode()]"
     if not hasattr(files, "__iter__"):
         kind = type(files).__name__
-        raise error(f"the format '{format_.name}' gives a {kind} as its files", remedy=remedy)
+        raise error(f"the format '{format_.name}' returns a {kind} from 'files'", remedy=remedy)
     for each in files:
         if not _is_named(each):
-            raise error(
-                f"the format '{format_.name}' gives {each!r} as one of its files", remedy=remedy
-            )
+            raise error(f"the format '{format_.name}' yields {each!r} from 'files'", remedy=remedy)
         yield each
 
 
@@ -218,7 +216,7 @@ def _write_whole(
     for name, parts in _named(format_, format_.files(source, ranks)):
         if name in files or name == MANIFEST or Path(name).name != name:
             raise error(
-                f"the format '{format_.name}' names a file '{name}', which cannot be",
+                f"the format '{format_.name}' yields the invalid or repeated file name '{name}'",
                 remedy="give each file of a job a name of its own, without folders",
             )
         files[name] = writer.put_parts(name, parts)

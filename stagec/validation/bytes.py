@@ -97,7 +97,7 @@ def _of_moment(
     known = set(ours["by"])
     for name in measured:
         if name not in known:
-            raise ValueError(f"'{moment}.{name}' is no category: choose among {', '.join(known)}")
+            raise ValueError(f"unknown category '{moment}.{name}': choose among {', '.join(known)}")
     pairs = [(name, size, ours["by"][name]) for name, size in measured.items()]
     for category, size, own in [*pairs, ("total", every, ours["total"])]:
         small = max(size, own) < SMALLEST * every or not size

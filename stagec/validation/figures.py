@@ -126,12 +126,12 @@ class FigureJob:
         if name == ("bubble",):
             return self._bubble()
         if self._model is None:
-            raise ValueError(f"'{'.'.join(name)}' of no model")
+            raise ValueError(f"'{'.'.join(name)}' needs a model, but the row has none")
         counted = quantity(self._counts(self._model, self._row.flags), name)
         try:
             return Fraction(function(counted)(sizes))
         except KeyError as missing:
-            raise ValueError(f"'{'.'.join(name)}' needs a size for {missing}") from None
+            raise ValueError(f"'{'.'.join(name)}' needs a value for {missing}") from None
 
     def _bubble(self) -> Fraction:
         """Units of idle time of a schedule, where F = 1, B = 2 and W = 1."""
@@ -162,7 +162,7 @@ def quantity(counts: Counts, name: tuple[str, ...]) -> Expr:
                 return total(c.bytes if what == "bytes" else c.count for c in chosen)
         case _:
             pass
-    raise ValueError(f"nothing is counted as '{' '.join(name)}'")
+    raise ValueError(f"unknown quantity '{' '.join(name)}'")
 
 
 def _table(counts: Counts, name: str) -> Mapping[str, Expr]:

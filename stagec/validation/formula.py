@@ -41,12 +41,12 @@ def sizes_of(given: Mapping[str, Any]) -> dict[str, int]:
 
 def _whole(value: Fraction) -> int:
     if value.denominator != 1:
-        raise ValueError(f"a size of {value}")
+        raise ValueError(f"a size cannot be {value}")
     return value.numerator
 
 
 def _no_quantity(name: tuple[str, ...], _: Mapping[str, int]) -> Fraction:
-    raise ValueError(f"there is no size '{'.'.join(name)}'")
+    raise ValueError(f"unknown size '{'.'.join(name)}'")
 
 
 def _value(node: ast.expr, sizes: Mapping[str, int], quantity: Quantity) -> Fraction:
@@ -75,4 +75,4 @@ def _names(node: ast.expr) -> tuple[str, ...]:
         case ast.Attribute(ast.Name(name), part):
             return (name, part)
         case _:
-            raise ValueError(f"'{ast.unparse(node)}' has no place in a formula")
+            raise ValueError(f"a formula cannot contain '{ast.unparse(node)}'")

@@ -141,7 +141,7 @@ def _server(source: ValidationSource, row: ServeRow, judged: bool, fitted: bool)
     values, _ = values_of(JOB, flags)
     ttft, tpot = float(row.ttft) * 1e-3, float(row.tpot) * 1e-3
     if not (ttft > 0 and tpot > 0):
-        raise ValueError(f"times of {row.ttft} and {row.tpot} ms")
+        raise ValueError(f"'ttft' and 'tpot' cannot be {row.ttft} and {row.tpot} ms")
     return MeasuredServer(
         source=source.name,
         row=filled(row.row, {**row.sizes, **row.flags, **row.notes}),

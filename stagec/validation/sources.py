@@ -52,13 +52,17 @@ class SourceRow:
         for name, value in self.given.items():
             if name not in known:
                 remedy = did_you_mean(name, known) or f"choose among {', '.join(known)}"
-                raise error(f"there is no '{name}' here", self.place, remedy=remedy)
-            if isinstance(value, Mapping) != (known[name].default_factory is not MISSING):
-                raise error(f"'{name}' is not what it should be", self.place, remedy=_TABLES)
+                raise error(f"unknown name '{name}'", self.place, remedy=remedy)
+            table = known[name].default_factory is not MISSING
+            if isinstance(value, Mapping) != table:
+                kind = "a table" if table else "a value, not a table"
+                raise error(f"'{name}' must be {kind}", self.place, remedy=_TABLES)
         for name, each in known.items():
             needed = each.default is MISSING and each.default_factory is MISSING
             if needed and name not in self.given:
-                raise error(f"'{name}' is missing", self.place, remedy="add it for this row or all")
+                raise error(
+                    f"'{name}' is missing", self.place, remedy="add it to this row, or to [common]"
+                )
         texts = {n: text_of(v) for n, v in self.given.items() if not isinstance(v, Mapping)}
         return cls(**{**self.given, **texts})
 
@@ -135,10 +139,12 @@ class ValidationSource:
         for line, cells in enumerate(_cells(path), 2):
             place, name = FileLoc(path, line, 1), cells.get("kind") or ""
             if None in cells:
-                raise error("more cells than columns", place, remedy="quote texts with commas")
+                raise error(
+                    "more cells than columns", place, remedy="quote cells that contain commas"
+                )
             if name not in kinds:
-                remedy = did_you_mean(name, kinds) or f"write it in {ABOUT}"
-                raise error(f"there is no [kind.{name}]", place, remedy=remedy)
+                remedy = did_you_mean(name, kinds) or f"add [kind.{name}] to {ABOUT}"
+                raise error(f"unknown kind '{name}'", place, remedy=remedy)
             own = [_nested(key, text) for key, text in cells.items() if text]
             yield SourceRow(place, _merged(self.text.common, kinds[name], *own))
 
@@ -163,18 +169,18 @@ def validation_sources(name: str | None = None, *, kind: str) -> list[Validation
     folders = _folders()
     if not folders:
         raise error(
-            "published figures are a distribution of their own, which is not installed",
+            "the published figures are not installed",
             remedy="pip install 'stagec[validation]', or run stagec from a checkout",
         )
     named = [folder / name for folder in folders for name in _source_names(folder / LIST)]
     sources = [ValidationSource(path, _table(path / ABOUT).read(SourceText)) for path in named]
     for each, count in Counter(source.name for source in sources).items():
         if count > 1:
-            raise error(f"two sources are called '{each}'", remedy="rename the folder of one")
+            raise error(f"two sources have the name '{each}'", remedy="rename the folder of one")
     chosen = {source.name: source for source in sources if source.text.rows_are == kind}
     if name is not None and name not in chosen:
         remedy = did_you_mean(name, chosen) or f"choose among {', '.join(chosen)}"
-        raise error(f"--source {name}: no such source", remedy=remedy)
+        raise error(f"unknown source '--source {name}'", remedy=remedy)
     return list(chosen.values()) if name is None else [chosen[name]]
 
 
@@ -200,7 +206,7 @@ def _folder(package: str) -> Path:
     with suppress(ImportError, ValueError):
         spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise error(f"{GROUP}: there is no package '{package}'", remedy="install it again")
+        raise error(f"{GROUP}: cannot find the package '{package}'", remedy="install it again")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -246,7 +252,7 @@ def filled(text: str, names: Mapping[str, object]) -> str:
     try:
         return Template(text).substitute(names)
     except KeyError as missing:
-        raise ValueError(f"'{text}': there is no {missing}") from None
+        raise ValueError(f"'{text}': unknown name {missing}") from None
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class MeasuredStep:
 
 def _of_throughput(row: StepRow, sizes: Mapping[str, int]) -> float:
     if not {"B", "S"} <= sizes.keys():
-        raise ValueError("tokens of a step need the sizes B and S")
+        raise ValueError("the tokens of a step need values for B and S")
     return sizes["B"] * sizes["S"] / (int(row.gpus) * float(row.measured))
 
 
@@ -130,9 +130,9 @@ def measured_steps(source: str | None = None) -> dict[str, list[MeasuredStep]]:
 def _step(source: ValidationSource, row: StepRow, judged: bool, fitted: bool) -> MeasuredStep:
     sizes = sizes_of(row.sizes)
     if row.unit not in _UNITS:
-        raise ValueError(f"no unit '{row.unit}': choose among {', '.join(_UNITS)}")
+        raise ValueError(f"unknown unit '{row.unit}': choose among {', '.join(_UNITS)}")
     if not (seconds := _UNITS[row.unit](row, sizes)) > 0:
-        raise ValueError(f"a step of {seconds:g} s")
+        raise ValueError(f"a step cannot take {seconds:g} s")
     values, _ = values_of(JOB, row.flags)
     names = {**sizes, **row.flags, "gpus": row.gpus, **row.notes}
     return MeasuredStep(

@@ -316,7 +316,7 @@ def test_latents_are_gathered_instead_of_activations() -> None:
 @pytest.mark.parametrize(
     ("options", "message", "remedy"),
     [
-        (["--ep", "4"], "--ep 4 does not divide --dp 1", "--ep among 1"),
+        (["--ep", "4"], "--ep 4 does not divide --dp 1", "choose --ep 1,"),
         (["--dp", "8", "--ep", "3"], "--ep 3 does not divide --dp 8", "--ep among 1, 2, 4"),
         (
             ["--dp", "16", "--ep", "16"],

@@ -324,8 +324,8 @@ def test_figures_of_llama_are_those_of_words_of_the_tower_and_of_cross_attention
 def test_models_without_images_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "llama.json"
     path.write_text(json.dumps(small("llama")))
-    with pytest.raises(DiagnosticError, match="no text of Llama takes images with text"):
+    with pytest.raises(DiagnosticError, match="Llama has no model of images with text"):
         import_configuration(str(path), Session(), images=True)
     found = stagec("import", path, "--images")
     assert found.code == 1
-    assert "leave --images out; it is for Qwen2.5-VL, Qwen2-VL, Llama 3.2 Vision" in found.err
+    assert "drop --images, or import one of Qwen2.5-VL, Qwen2-VL, Llama 3.2 Vision" in found.err

@@ -153,9 +153,9 @@ def test_coarser_nodes_hold_what_is_in_them(name: str, granularity: str, tmp_pat
 def test_nothing_else_changes(name: str, tmp_path: Path) -> None:
     """Without the events, each record has the bytes that it has without the option."""
     plain = written(tmp_path / "plain", JOBS[name])
-    told = written(tmp_path / "told", JOBS[name], "--memory-events", "--jobs", "2")
+    message = written(tmp_path / "told", JOBS[name], "--memory-events", "--jobs", "2")
     some: dict[str, Any] = {}
-    for ours, theirs in zip(told, plain, strict=True):
+    for ours, theirs in zip(message, plain, strict=True):
         for node, other in zip(ours, theirs, strict=True):
             attrs = {n: v for n, v in node.attrs.items() if n not in EVENTS}
             assert encode_node(replace(node, attrs=attrs)) == encode_node(other)

@@ -135,20 +135,20 @@ def nodes(**options: Any) -> list[Node]:
 @pytest.mark.parametrize("what", ["activations", "optimizer"])
 def test_copies_are_nodes_on_request_only(what: str) -> None:
     plain_ones = nodes()
-    silent, told = nodes(offload=what), nodes(offload=what, memory_nodes=True)
+    silent, refusal = nodes(offload=what), nodes(offload=what, memory_nodes=True)
     assert [(n.name, n.flops, n.size) for n in silent] == [
         (n.name, n.flops, n.size) for n in plain_ones
     ]
-    assert len(told) == len(silent) + sum(n.is_copy for n in told)
+    assert len(refusal) == len(silent) + sum(n.is_copy for n in refusal)
     moved = L * STASHED if what == "activations" else 12 * PARAMETERS
     for kind in ("store", "load"):
-        assert sum(n.size for n in told if n.kind == kind) == moved
-        assert all(n.name.endswith(f".{kind}") for n in told if n.kind == kind)
+        assert sum(n.size for n in refusal if n.kind == kind) == moved
+        assert all(n.name.endswith(f".{kind}") for n in refusal if n.kind == kind)
 
 
 def test_backward_waits_for_the_load_that_waits_for_the_store() -> None:
-    told = nodes(offload="activations", memory_nodes=True)
-    user = next(n for n in told if n.kind == "swiglu_grad")
+    refusal = nodes(offload="activations", memory_nodes=True)
+    user = next(n for n in refusal if n.kind == "swiglu_grad")
     (back,) = [d for d in user.deps if d.is_copy]
     (out,) = [d for d in back.deps if d.is_copy]
     assert (out.kind, out.phase, back.kind, back.phase) == ("store", "forward", "load", "backward")
@@ -165,9 +165,9 @@ def test_copies_run_beside_computations(options: dict[str, Any]) -> None:
         )
     )
     for each in rank_classes(builder.lower()):
-        told = each.program().nodes
+        refusal = each.program().nodes
         latest: dict[str, Node] = {}
-        for node in told:
+        for node in refusal:
             before = (*node.deps, *node.after)
             if node.is_copy:
                 above = latest.get("computation")
@@ -267,10 +267,10 @@ def test_the_host_holds_the_stashes_of_all_microbatches_in_flight(schedule: str)
 
 def test_copies_of_every_microbatch_are_nodes() -> None:
     options: dict[str, Any] = {"pp": 2, "microbatches": 4, "sizes": {"L": 4, "B": 4}}
-    told = JobBuilder(JobOptions(LLAMA, offload="activations", memory_nodes=True, **options))
+    refusal = JobBuilder(JobOptions(LLAMA, offload="activations", memory_nodes=True, **options))
     plain = JobBuilder(JobOptions(LLAMA, **options))
     for with_copies, without in zip(
-        rank_classes(told.lower()), rank_classes(plain.lower()), strict=True
+        rank_classes(refusal.lower()), rank_classes(plain.lower()), strict=True
     ):
         copies = [n for n in with_copies.program().nodes if n.is_copy]
         assert sum(n.size for n in copies) == 2 * 4 * 2 * STASHED  # to and fro

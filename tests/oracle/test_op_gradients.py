@@ -630,8 +630,8 @@ def test_gradient_equals_central_differences(name: str) -> None:
         for _ in range(DIRECTIONS):
             direction = random.uniform(-1, 1, np.shape(case.inputs[param]))
             gains.append(case.gained(param, direction))
-            told = float(np.sum(derived * direction))
-            np.testing.assert_allclose(told, gains[-1], rtol=1e-6, atol=1e-7, err_msg=param)
+            message = float(np.sum(derived * direction))
+            np.testing.assert_allclose(message, gains[-1], rtol=1e-6, atol=1e-7, err_msg=param)
         assert np.abs(gains).max() > 1e-3, f"{param} does not influence this loss: a weak case"
 
 

@@ -85,11 +85,11 @@ def test_it_says_where_activations_stay_as_they_are() -> None:
     """And the command of the job says it too, whoever runs it without the machine."""
     few = ("--weight-dtype", "nvfp4")
     words = ("--serve", "decode", "--set", "L=1", "--batch", "1", "--context", "64", *few)
-    told = {m: stagec("time", LLAMA, *words, "--machine", m).err for m in ("h100-sxm", "b200")}
-    assert "no units for products of f4e2m1" in told["h100-sxm"]
-    assert "(W4A16)" in told["h100-sxm"]
-    assert "W4A16" not in told["b200"]
-    assert "no units" not in told["b200"]
+    expected = {m: stagec("time", LLAMA, *words, "--machine", m).err for m in ("h100-sxm", "b200")}
+    assert "no units for products of f4e2m1" in expected["h100-sxm"]
+    assert "(W4A16)" in expected["h100-sxm"]
+    assert "W4A16" not in expected["b200"]
+    assert "no units" not in expected["b200"]
     written = [*job_words(job("nvfp4", "h100-sxm"))]
     assert written[written.index("--activation-dtype") + 1] == "bf16"
     assert "--activation-dtype" not in job_words(job("nvfp4", "b200"))

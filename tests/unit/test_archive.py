@@ -257,7 +257,7 @@ def test_an_index_that_unpacks_to_more_than_it_says(archive: Path, tmp_path: Pat
 def test_what_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "noise").write_bytes(os.urandom(4096))
     done = stagec("materialize", tmp_path / "noise", "-o", tmp_path / "out")
-    assert (done.code, "does not start as one" in done.err) == (1, True)
+    assert (done.code, "does not start with the header of an archive" in done.err) == (1, True)
     done = stagec("check", tmp_path / "noise")
     assert (done.code, "[unreadable]" in done.err) == (1, True)
     assert stagec("check", tmp_path / "nowhere").code == 1

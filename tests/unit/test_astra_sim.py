@@ -191,7 +191,7 @@ def test_files_fit_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "the job has one rank, and ASTRA-sim's network has two at least"),
+        ((), "the job has one rank, but ASTRA-sim's network needs two or more"),
     ],
 )
 def test_what_stops_astra_sim_is_refused(
@@ -268,8 +268,8 @@ def assert_as_analyzed(tmp_path: Path, words: Sequence[str]) -> None:
     the step add up."""
     folder = written(tmp_path, *words)
     found = simulated(folder, stub(tmp_path))
-    told = stagec("analyze", *words[1:], "--json")
-    about = json.loads(told.out)
+    message = stagec("analyze", *words[1:], "--json")
+    about = json.loads(message.out)
     rank = found["slowest_rank"]
     each = next(c for c in about["classes"] if c["example_rank"] == rank)
     expected: dict[tuple[str, str], Counter[str]] = {}
@@ -545,7 +545,7 @@ def test_the_simulator_agrees_with_stagec_time_and_with_the_plan(tmp_path: Path)
     words = "compile", *job, "--format", "astra-sim", "--machine", machine, "--tensor-names"
     assert stagec(*words, "-o", tmp_path / "job", "--quiet").code == 0
     found = simulated(tmp_path / "job", Path(os.environ["ASTRA_SIM"]))
-    told = json.loads(stagec("time", *job, "--machine", machine, "--json", "--no-levers").out)
-    assert found["step_seconds"] == pytest.approx(told["step_seconds"], rel=1e-4)
+    message = json.loads(stagec("time", *job, "--machine", machine, "--json", "--no-levers").out)
+    assert found["step_seconds"] == pytest.approx(message["step_seconds"], rel=1e-4)
     manifest = json.loads((tmp_path / "job" / "manifest.json").read_text())
     assert found["peak_bytes"] == manifest["classes"][0]["memory"]["peak_bytes"]

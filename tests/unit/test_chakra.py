@@ -334,7 +334,7 @@ NODE = encode_node(COMP)
         (b"", 0, "empty file"),
         (b"\x0a", 0, "truncated"),
         (META + NODE[:-1], len(META), "truncated"),
-        (META + NODE + b"\x80", len(META) + len(NODE), "truncated in the length"),
+        (META + NODE + b"\x80", len(META) + len(NODE), "ends within the length"),
         (META + b"\xff\xff\xff\xff\x0f" + NODE, len(META), "at most 16777216 bytes"),
         (META + b"\xff" * 9 + NODE, len(META), "at most 5 bytes"),
         (META + b"\xff\xff\xff\x07" + NODE, len(META), "truncated"),

@@ -56,8 +56,8 @@ def test_a_folder_of_json_is_checked(
         name = f"llama3-8b.{rank}"
         text = jsonized(job / f"{name}.et", tmp_path / f"{name}.json", monkeypatch)
     (tmp_path / "llama3-8b.json").write_bytes((job / "llama3-8b.json").read_bytes())
-    told = stagec("check", tmp_path).out.partition(": ")[2]
-    assert told == stagec("check", job).out.partition(": ")[2]
+    expected = stagec("check", tmp_path).out.partition(": ")[2]
+    assert expected == stagec("check", job).out.partition(": ")[2]
     assert stagec("diff", job, tmp_path).code == 0
     text.write_text(text.read_text().replace('"comm_size"', '"comm_sise"', 1))
     ran = stagec("check", tmp_path)
@@ -109,23 +109,23 @@ def test_the_graph_of_the_feeder_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
-        ('{"version": "1"} [1]', "expects a record, an object"),
+        ('{"version": "1"} [1]', "expected an object for each record"),
         ('{"version": 7}', "expected the metadata of a trace"),
         ('{"version": "1"} {"id": -1}', "expected a Chakra node"),
         ('{"version": "1"} {"attr": [{"name": "x", "int64Val": "y"}]}', "expected a Chakra node"),
         ('{"version": "1"} {"id": "1", "name": "a"', "the file ends"),
         ('{"workload_graph": [{"Id": "x"}]}', "expected a Chakra node"),
-        ('{"workload_graph": 3}', "expected a Chakra node: it is no object"),
+        ('{"workload_graph": 3}', "expected a Chakra node: it is not an object"),
         ('{"x": {"workload_graph": 3}}', "expects a list 'workload_graph'"),
     ],
 )
-def test_texts_that_are_no_traces(text: str, told: str, tmp_path: Path) -> None:
+def test_texts_that_are_no_traces(text: str, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "job.0.json"
     path.write_text(text)
     ran = stagec("show", path)
-    assert (ran.code, told in ran.err) == (1, True), ran.err
+    assert (ran.code, expected in ran.err) == (1, True), ran.err
     assert "line 1" in ran.err
 
 

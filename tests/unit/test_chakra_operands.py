@@ -88,4 +88,4 @@ def test_an_archive_has_no_operands(tmp_path: Path) -> None:
     assert made.code == 0, made.err
     out = stagec("materialize", archive, "--format", "chakra{io}", "-o", tmp_path / "out")
     assert out.code == 1
-    assert "operands (io) are not in archives" in out.err
+    assert "archives and traces that were read contain no operands" in out.err

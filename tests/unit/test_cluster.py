@@ -193,14 +193,16 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense", "ftp://x:1", "nowhere.json"])
 def test_without_a_scheduler(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_CONNECT", 0.2)
-    assert f"no Dask scheduler at '{address}'" in refusal(tmp_path, "--scheduler", address)
+    assert f"cannot reach a Dask scheduler at '{address}'" in refusal(
+        tmp_path, "--scheduler", address
+    )
 
 
 def test_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "PATIENCE", 0.1)
     with local_cluster(0) as made:
-        told = refusal(tmp_path, "--scheduler", made.scheduler_address)
-    assert "has had no worker" in told
+        message = refusal(tmp_path, "--scheduler", made.scheduler_address)
+    assert "has had no worker" in message
 
 
 def test_an_archive_is_not_for_a_cluster(tmp_path: Path) -> None:
@@ -209,15 +211,15 @@ def test_an_archive_is_not_for_a_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
-        ({"archive": "/nowhere/job"}, "does not see"),
-        ({"folder": "/nowhere/out"}, "does not see"),
-        ({"digest": "0"}, "is another file for a worker"),
+        ({"archive": "/nowhere/job"}, "cannot see"),
+        ({"folder": "/nowhere/out"}, "cannot see"),
+        ({"digest": "0"}, "reads a different file"),
     ],
 )
 def test_a_worker_that_sees_something_else_says_so(
-    changed: dict[str, Any], told: str, tmp_path: Path
+    changed: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     assert stagec(*JOB, "--archive", tmp_path / "job").code == 0
     archive = Archive.open(tmp_path / "job")
@@ -229,14 +231,14 @@ def test_a_worker_that_sees_something_else_says_so(
     assert write(right, unit)[1]
     with pytest.raises(DiagnosticError) as caught:
         write(replace(right, **changed), unit)
-    assert told in f"{caught.value} {caught.value.diagnostics[0].remedy}"
+    assert message in f"{caught.value} {caught.value.diagnostics[0].remedy}"
 
 
 def test_a_worker_of_another_version_says_so(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "__version__", "0.0.0")
     with cluster(local.scheduler_address) as run, pytest.raises(DiagnosticError) as caught:
         list(run(abs, [1]))
-    assert "this command is of 0.0.0" in str(caught.value)
+    assert "this command runs 0.0.0" in str(caught.value)
 
 
 # -- SLURM: dask-jobqueue makes the cluster, so here is something in its place

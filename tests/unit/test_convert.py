@@ -180,7 +180,7 @@ UNTIMED = (*NODES, TraceNode(4, "s", NodeKind.SEND, (), (), {"comm_dst": 1}))
     ("nodes", "told"),
     [
         (UNTIMED, "node 4 's' has no duration, nor has any other send node"),
-        (RING, "nodes wait for each other in a ring"),
+        (RING, "nodes depend on each other in a cycle"),
         ([LONG], "its times go on for"),
     ],
 )

@@ -112,7 +112,7 @@ def other_group(nodes: Nodes) -> Nodes:
 
 
 @pytest.mark.parametrize(
-    ("change", "kinds", "told"),
+    ("change", "kinds", "expected"),
     [
         (with_attr(NodeKind.COMP, "num_ops", 5), ["different"], "num_ops"),
         (with_attr(NodeKind.COLL, "comm_size", 64), ["different"], "comm_size"),
@@ -126,14 +126,14 @@ def other_group(nodes: Nodes) -> Nodes:
     ],
 )
 def test_each_change_is_told_as_what_it_is(
-    change: Callable[[Nodes], Nodes], kinds: Sequence[str], told: str, job: Path, tmp_path: Path
+    change: Callable[[Nodes], Nodes], kinds: Sequence[str], expected: str, job: Path, tmp_path: Path
 ) -> None:
     changed = rewritten(job, tmp_path / "b", 3, change)
     found = differences(job, changed)
     assert [(row["kind"], row["ranks"], row["count"]) for row in found] == [
         (kind, [3], 1) for kind in kinds
     ]
-    assert told in found[0]["examples"][0]
+    assert expected in found[0]["examples"][0]
     back = {"only in A": "only in B", "only in B": "only in A"}
     assert [row["kind"] for row in differences(changed, job)] == [back.get(k, k) for k in kinds]
 

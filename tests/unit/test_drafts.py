@@ -22,7 +22,7 @@ def draft(flags: str = "", sizes: str = TINY) -> tuple[str, str]:
     return "--draft", f"llama3-8b[{sizes}]: {flags}"
 
 
-def told(command: str, *words: str) -> dict[str, Any]:
+def expected(command: str, *words: str) -> dict[str, Any]:
     ran = stagec(command, *words, "--json")
     assert ran.code == 0, ran.err
     found: dict[str, Any] = json.loads(ran.out)
@@ -51,7 +51,7 @@ def test_pods_are_one_job(main: str, flags: str, copies: tuple[int, int], tmp_pa
     manifest = json.loads((tmp_path / "job" / "manifest.json").read_text())
     assert set(manifest["pods"]) == {"main", "draft"}
     assert f"--draft '{draft(flags)[1]}'" in manifest["command"]
-    crossings = told("analyze", *words)["crossings"]
+    crossings = expected("analyze", *words)["crossings"]
     sent = {(each["source"], each["to"]): each["bytes"] for each in crossings}
     in_main, in_draft = copies
     assert sent == {
@@ -67,17 +67,17 @@ def test_drafts_cost_steps_of_decode(flags: str) -> None:
     costs what it costs by itself."""
     drafts = 3
     words = (*STEP, "--tp", "2", "--speculative", f"{drafts}")
-    pods = told("analyze", *words, *draft(flags))["pods"]
+    pods = expected("analyze", *words, *draft(flags))["pods"]
     axis, degree = flags.split("=")
     alone = ("llama3-8b", "--set", TINY, *TARGET[3:], f"--{axis}", degree)
-    steps = [told("analyze", *alone, "--context", str(CONTEXT + n)) for n in range(drafts)]
+    steps = [expected("analyze", *alone, "--context", str(CONTEXT + n)) for n in range(drafts)]
     (mine,) = pods["draft"]["classes"]
     each = [step["classes"][0] for step in steps]
     assert mine["matmul_flops"]["forward"] == sum(s["matmul_flops"]["forward"] for s in each)
     assert _reduced(mine) == sum(map(_reduced, each))
     for category in ("parameters", "caches"):
         assert mine["memory"][category] == each[-1]["memory"][category]
-    (judge,), (theirs,) = pods["main"]["classes"], told("analyze", *words)["classes"]
+    (judge,), (theirs,) = pods["main"]["classes"], expected("analyze", *words)["classes"]
     assert judge["matmul_flops"] == theirs["matmul_flops"]
     assert judge["memory"]["caches"] == theirs["memory"]["caches"]
 
@@ -101,8 +101,8 @@ def test_a_draft_on_the_ranks_of_its_model(main: str, own: str, flags: str, tmp_
     """The ranks are those of the model. They do what those of both pods do, without messages, and
     hold weights and caches of both; the checker proves the traces."""
     words = (*STEP, "--speculative", "3", *main.split())
-    pods = told("analyze", *words, *draft(own))["pods"].values()
-    both = told("analyze", *words, *draft(flags))
+    pods = expected("analyze", *words, *draft(own))["pods"].values()
+    both = expected("analyze", *words, *draft(flags))
     assert both["ranks"] == next(iter(pods))["ranks"]
     assert both["parameters"] == sum(pod["parameters"] for pod in pods)
     (mine,), each = both["classes"], [pod["classes"][0] for pod in pods]
@@ -123,7 +123,7 @@ def test_models_on_the_same_ranks_take_turns(main: str, own: str, flags: str) ->
     """A step is as long as the steps of both models by themselves, and does the model FLOPs of
     both."""
     words = (*STEP, "--speculative", "3", "--machine", "h100-sxm", *main.split())
-    pods, both = told("time", *words, *draft(own)), told("time", *words, *draft(flags))
+    pods, both = expected("time", *words, *draft(own)), expected("time", *words, *draft(flags))
     assert both["step_seconds"] == pytest.approx(sum(pods["alone_seconds"].values()), rel=0.02)
     done = [each["mfu"] * each["step_seconds"] * each["ranks"] for each in (pods, both)]
     assert done[0] == pytest.approx(done[1], rel=1e-9)
@@ -138,8 +138,8 @@ def test_models_on_the_same_ranks_share_memory(main: str, own: str, flags: str) 
     """What stays is that of both, what else they need is there by turns. Memory says which of them
     takes what."""
     words = (*STEP, "--speculative", "3", *main.split())
-    pods = told("memory", *words, *draft(own))["pods"].values()
-    (both,) = told("memory", *words, *draft(flags))["classes"]
+    pods = expected("memory", *words, *draft(own))["pods"].values()
+    (both,) = expected("memory", *words, *draft(flags))["classes"]
     each = [pod["classes"][0] for pod in pods]
     assert max(c["peak"] for c in each) < both["peak"] < sum(c["peak"] for c in each)
     assert set(both["models"]) == {"main", "draft"}
@@ -160,7 +160,7 @@ def test_a_draft_without_experts_has_the_axes_of_a_model_with_experts() -> None:
         "--speculative",
         "2",
     )
-    found = told("analyze", *words, "--dp", "4", "--ep", "4", *draft("on=model"))
+    found = expected("analyze", *words, "--dp", "4", "--ep", "4", *draft("on=model"))
     assert found["mesh"] == {"ep": 4}
     assert found["classes"][0]["p2p"] == []
 
@@ -168,7 +168,7 @@ def test_a_draft_without_experts_has_the_axes_of_a_model_with_experts() -> None:
 @LONG
 def test_key_value_heads_are_replicated_in_both_models_alike() -> None:
     words = (*STEP, "--speculative", "2", "--tp", "8")
-    found = told("analyze", *words, *draft("on=model", TINY.replace("H=4,G=2", "H=8,G=4")))
+    found = expected("analyze", *words, *draft("on=model", TINY.replace("H=4,G=2", "H=8,G=4")))
     assert found["mesh"] == {"tp": 4, "tpr": 2}
     ran = stagec("analyze", *words, *draft("on=model", TINY.replace("H=4", "H=8")))
     assert "has tp = 2, tpr = 4, and these are tp 4 x tpr 2" in ran.err
@@ -242,8 +242,10 @@ def test_positions_of_the_draft_model_are_warned_of() -> None:
 
 
 def test_memory_is_told_of_both_models() -> None:
-    found = told("memory", *STEP, "--speculative", "2", "--tp", "2", *draft())["pods"]
-    alone = told("memory", "llama3-8b", "--set", TINY, *TARGET[3:], "--context", f"{CONTEXT + 1}")
+    found = expected("memory", *STEP, "--speculative", "2", "--tp", "2", *draft())["pods"]
+    alone = expected(
+        "memory", "llama3-8b", "--set", TINY, *TARGET[3:], "--context", f"{CONTEXT + 1}"
+    )
     (mine,), (theirs,) = found["draft"]["classes"], alone["classes"]
     assert mine["categories"]["caches"] == theirs["categories"]["caches"]
     assert found["draft"]["model"] == "llama3-8b (draft)"
@@ -261,13 +263,13 @@ def expected_tokens(rate: float, drafts: int) -> float:
 @pytest.mark.parametrize("more", [(), draft("tp=2")])
 def test_a_token_takes_its_share_of_a_step(more: tuple[str, ...]) -> None:
     words = (*STEP, "--speculative", "3", "--machine", "h100-sxm", "--no-levers", *more)
-    plain = told("time", *words)
+    plain = expected("time", *words)
     step = plain["step_seconds"]
     assert plain["serving"] == {"mode": "decode", "tpot_seconds": step, "accepted": 1.0}
-    some = told("time", *words, "--accepted", "2.5")["serving"]
+    some = expected("time", *words, "--accepted", "2.5")["serving"]
     assert some["tpot_seconds"] == pytest.approx(step / 2.5, rel=1e-12)
     for rate in (0.0, 0.7, 1.0):
-        found = told("time", *words, "--acceptance", str(rate))["serving"]
+        found = expected("time", *words, "--acceptance", str(rate))["serving"]
         assert found["accepted"] == pytest.approx(expected_tokens(rate, 3), rel=1e-12)
         assert found["tpot_seconds"] == pytest.approx(step / found["accepted"], rel=1e-12)
     assert "if no draft is right" in stagec("time", *words).out
@@ -277,7 +279,7 @@ def test_a_token_takes_its_share_of_a_step(more: tuple[str, ...]) -> None:
 def test_the_pods_take_turns() -> None:
     """One batch is drafted, then verified: the step is as long as both."""
     words = (*STEP, "--speculative", "3", "--machine", "h100-sxm", *draft("tp=2"), "--tp", "2")
-    found = told("time", *words)
+    found = expected("time", *words)
     alone = found["alone_seconds"]
     assert set(alone) == {"main", "draft"}
     assert sum(alone.values()) * 0.98 < found["step_seconds"] < sum(alone.values()) * 1.3
@@ -287,7 +289,7 @@ def test_a_server_gives_what_is_accepted() -> None:
     words = ("llama3-8b", "--set", SMALL, "--prompt", "32", "--machine", "h100-sxm")
     more = ("--batches", "1", "--speculative", "3")
     one, three = (
-        told("serve", *words, *more, "--accepted", count)["points"][0]["tpot"]
+        expected("serve", *words, *more, "--accepted", count)["points"][0]["tpot"]
         for count in ("1", "3")
     )
     assert three == pytest.approx(one / 3, rel=1e-9)
@@ -318,6 +320,6 @@ def test_what_cannot_be_accepted_is_refused(words: tuple[str, ...], text: str) -
 def test_model_flops_of_decode_are_those_of_the_step(model: str) -> None:
     """An encoder runs in the first step of prefill alone, and so do its words."""
     words = (model, "--set", "S=64", "--serve", "decode", "--batch", "8", "--context", "16")
-    found = told("time", *words, "--machine", "h100-sxm", "--no-levers")
+    found = expected("time", *words, "--machine", "h100-sxm", "--no-levers")
     assert found["mfu"] == pytest.approx(found["hfu"], rel=1e-3)
     assert found["tokens"] == 8

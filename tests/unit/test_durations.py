@@ -45,14 +45,14 @@ def test_a_computation_takes_what_the_model_says(tmp_path: Path) -> None:
     program = rank_classes(JobBuilder(OPTIONS).lower())[0].program()
     found = compiled(tmp_path / "o", "--machine", MACHINE)
     assert len(found) == len(program)
-    for node, told in zip(program.nodes, found, strict=True):
-        if told.kind != NodeKind.COMP:
-            assert told.duration_micros == 0
+    for node, refusal in zip(program.nodes, found, strict=True):
+        if refusal.kind != NodeKind.COMP:
+            assert refusal.duration_micros == 0
             continue
         assert node.kernel is not None
         (seconds,) = seconds_in_step(machine, [node.kernel])
         whole = 1e6 * (float(seconds) + machine.compute.launch.value)
-        assert told.duration_micros == max(1, round(whole))
+        assert refusal.duration_micros == max(1, round(whole))
     assert len({n.duration_micros for n in found}) > 10
 
 
@@ -72,9 +72,9 @@ def test_nodes_that_are_alike_have_times_of_their_own(tmp_path: Path) -> None:
     program = replace(program, prototypes=others)
     file = tmp_path / "job.et"
     file.write_bytes(CHAKRA.encoder(program, job.layout, seconds).rank(0))
-    for node, told in zip(program.nodes, read_trace(file), strict=True):
+    for node, refusal in zip(program.nodes, read_trace(file), strict=True):
         if node.kernel is not None:
-            assert told.duration_micros == 1 + node.kernel.extents[0]
+            assert refusal.duration_micros == 1 + node.kernel.extents[0]
 
 
 @pytest.mark.parametrize("granularity", ["op", "block", "layer"])

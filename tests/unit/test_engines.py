@@ -394,7 +394,7 @@ def test_validate_refuses_what_does_not_go_together(monkeypatch: pytest.MonkeyPa
     found = stagec("validate", "--serve", "--time")
     assert found.code == 1
     assert "--time, --memory, --serve cannot be used together" in found.err
-    with pytest.raises(DiagnosticError, match="no such source"):
+    with pytest.raises(DiagnosticError, match="unknown source"):
         measured_servers("nothing")
     few = min(measured_servers(), key=lambda server: server.batch)
 

@@ -185,7 +185,9 @@ def test_sizes_that_do_not_go_are_told_as_by_a_compile_of_their_own() -> None:
     family = family_of(text, LOADED.pipeline("train"))
     base = dict(parse_module(Source("job.stg", text), LOADED.registry).env)
     family.at(base)
-    with pytest.raises(DiagnosticError, match="H = 32 does not divide over tp = 3"):
+    with pytest.raises(
+        DiagnosticError, match="H = 32, G = 8 and F = 14336 do not divide over tp = 3"
+    ):
         family.at({**base, "tp": 3})
     family.at(base)
     assert len(family) == 1
@@ -210,7 +212,7 @@ OPEN = """stg.module @job {
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "expected"),
     [
         ({"B": 8}, "no value for dp"),
         ({}, "no value for B, dp"),
@@ -219,8 +221,8 @@ OPEN = """stg.module @job {
         ({"B": 0, "dp": 2}, "'B' to 0: sizes are positive whole numbers"),
     ],
 )
-def test_values_that_are_none_are_told(values: dict[str, int], told: str) -> None:
+def test_values_that_are_none_are_told(values: dict[str, int], expected: str) -> None:
     family = family_of(OPEN, LOADED.pipeline("train"))
-    with pytest.raises(DiagnosticError, match=told) as found:
+    with pytest.raises(DiagnosticError, match=expected) as found:
         family.at(values)
     assert found.value.diagnostics[0].remedy

@@ -211,10 +211,10 @@ def test_of_two_writers_one_wins_and_the_other_is_told(tmp_path: Path) -> None:
         assert run.stdin is not None
         run.stdin.write("\n")
         run.stdin.flush()
-    told = [run.communicate()[1] for run in runs]
+    expected = [run.communicate()[1] for run in runs]
     codes = sorted(run.returncode for run in runs)
-    assert codes == [0, 1], told
-    for text in filter(None, told):
+    assert codes == [0, 1], expected
+    for text in filter(None, expected):
         assert "is being written by process" in text or "is not empty" in text, text
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert stagec("check", out).code == 0

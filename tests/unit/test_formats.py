@@ -145,7 +145,7 @@ def test_a_format_without_patches_refuses_archives_and_clusters(
     monkeypatch.chdir(tmp_path)
     done = stagec(*JOB, *plugin(tmp_path, LINES), "--format", "lines", *option)
     assert done.code == 1
-    assert "error: the format 'lines' makes every rank anew" in done.err
+    assert "error: the format 'lines' encodes each rank on its own" in done.err
 
 
 def test_a_patched_format_goes_into_archives(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_format_that_there_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("formats", "told"),
+    ("formats", "message"),
     [
         ("(3,)", "registers 3 as a format"),
         ("(Format(),)", "as a format"),
@@ -193,15 +193,15 @@ def test_a_format_that_there_is_not(tmp_path: Path) -> None:
         ("(type('A', (Format,), {'name': 'a', 'suffix': '../x'})(),)", "as a format"),
     ],
 )
-def test_what_is_no_format_is_told_at_load(formats: str, told: str, tmp_path: Path) -> None:
+def test_what_is_no_format_is_told_at_load(formats: str, message: str, tmp_path: Path) -> None:
     text = f"from stagec.api import Format, Plugin\nPLUGIN = Plugin(formats={formats})\n"
     done = stagec(*JOB, *plugin(tmp_path, text), "-o", tmp_path / "out")
     assert done.code == 1
-    assert told in done.err
+    assert message in done.err
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ("pass", "the format 'mine' has no encoder"),
         ("encoder = lambda *_: None", "the format 'mine' gives a NoneType as its encoder"),
@@ -215,7 +215,7 @@ def test_what_is_no_format_is_told_at_load(formats: str, told: str, tmp_path: Pa
         ),
     ],
 )
-def test_mistakes_of_a_format_are_told(body: str, told: str, tmp_path: Path) -> None:
+def test_mistakes_of_a_format_are_told(body: str, message: str, tmp_path: Path) -> None:
     text = (
         "from stagec.api import Format, Plugin\n"
         f"class Mine(Format):\n    name, suffix = 'mine', 'x'\n    {body}\n"
@@ -224,7 +224,7 @@ def test_mistakes_of_a_format_are_told(body: str, told: str, tmp_path: Path) -> 
     words = *JOB, *plugin(tmp_path, text), "--format", "mine"
     done = stagec(*words, "-o", tmp_path / "out")
     assert done.code == 1
-    assert told in done.err
+    assert message in done.err
     assert not (tmp_path / "out").exists()
 
 
@@ -271,23 +271,23 @@ def test_a_format_of_a_job_names_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
-        ("return None", "gives a NoneType as its files"),
-        ("yield 3", "gives 3 as one of its files"),
-        ("yield 'a', 3", "gives ('a', 3) as one of its files"),
+        ("return None", "returns a NoneType from 'files'"),
+        ("yield 3", "yields 3 from 'files'"),
+        ("yield 'a', 3", "yields ('a', 3) from 'files'"),
         ("yield 'a', 'text'", "gives a str as a part of 'a', expected bytes"),
-        ("yield '../a', [b'']", "names a file '../a', which cannot be"),
+        ("yield '../a', [b'']", "yields the invalid or repeated file name '../a'"),
     ],
 )
-def test_files_that_are_none_are_told(body: str, told: str, tmp_path: Path) -> None:
+def test_files_that_are_none_are_told(body: str, message: str, tmp_path: Path) -> None:
     head, _, _ = WHOLE.partition("        yield")
     load = plugin(
         tmp_path, f"{head}        {body}\n\nPLUGIN = Plugin(name='w', formats=(Whole(),))"
     )
     done = stagec(*JOB, *load, "--format", "whole", "-o", tmp_path / "out")
     assert done.code == 1
-    assert f"error: the format 'whole' {told}" in done.err
+    assert f"error: the format 'whole' {message}" in done.err
     assert "  help: " in done.err
     assert not (tmp_path / "out").exists()
 

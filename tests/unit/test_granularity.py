@@ -83,8 +83,8 @@ def test_a_merged_node_takes_as_long_as_its_parts(tmp_path: Path) -> None:
         return [n for n in nodes if n.kind == NodeKind.COMP]
 
     def roofline(nodes: list[TraceNode]) -> float:
-        told = [[int(str(n.attrs[a])) for a in ("num_ops", "tensor_size")] for n in nodes]
-        return sum(1e6 * max(ops / flops, size / bandwidth) for ops, size in told)
+        message = [[int(str(n.attrs[a])) for a in ("num_ops", "tensor_size")] for n in nodes]
+        return sum(1e6 * max(ops / flops, size / bandwidth) for ops, size in message)
 
     found = {granularity: computations(granularity) for granularity in ("op", "block", "layer")}
     expected = roofline(found["op"])

@@ -286,7 +286,7 @@ def test_an_archive_has_both_pods(tmp_path: Path) -> None:
     assert files == {f.name: f.read_bytes() for f in (tmp_path / "made").iterdir()}
     refused = stagec("materialize", archive, "-o", tmp_path / "simai", "--format", "simai")
     assert refused.code == 1
-    assert "needs more of a job than an archive holds" in refused.err
+    assert "needs the model, which an archive does not contain" in refused.err
 
 
 INDEX: dict[str, Any] = {

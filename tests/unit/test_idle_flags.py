@@ -64,10 +64,10 @@ def silent(model: str, given: dict[str, Any]) -> list[str]:
             if stated or (flag.name, value) in SAME:
                 continue
             try:
-                other, told = program(model, given | {flag.name: value})
+                other, expected = program(model, given | {flag.name: value})
             except DiagnosticError:
                 continue
-            if other == text and not set(told) - set(said):
+            if other == text and not set(expected) - set(said):
                 found.append(f"{flag.option} {value}")
     return found
 

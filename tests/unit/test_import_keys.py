@@ -81,8 +81,8 @@ def test_a_key_that_restates_or_has_no_effect_changes_nothing(
 ) -> None:
     sizes = {"intermediate_size": 64} if "widening_factor" in keys else {}
     with_them, without = imported(small(model_type, **keys)), imported(small(model_type, **sizes))
-    told = [{n: s.value for n, s in text.symbols.items()} for text in (with_them, without)]
-    assert told[0] == told[1]
+    expected = [{n: s.value for n, s in text.symbols.items()} for text in (with_them, without)]
+    assert expected[0] == expected[1]
     assert with_them.functions == without.functions
 
 
@@ -104,5 +104,5 @@ def test_phi_by_the_keys_of_its_first_releases() -> None:
         imported({"model_type": "phi", "rope_theta": 100, "partial_rotary_factor": 0.5, **new}),
     ]
     assert texts[0].functions == texts[1].functions
-    told = [{n: s.value for n, s in text.symbols.items()} for text in texts]
-    assert told[0] == told[1]
+    expected = [{n: s.value for n, s in text.symbols.items()} for text in texts]
+    assert expected[0] == expected[1]

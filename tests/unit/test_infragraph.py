@@ -96,7 +96,7 @@ def test_a_network_alone_is_no_machine(tmp_path: Path) -> None:
     (tmp_path / "pod.yaml").write_text(POD)
     done = stagec("time", "llama3-8b", "--machine", tmp_path / "pod.yaml")
     assert done.code == 1
-    assert "describes a network, and no devices" in done.err
+    assert "describes a network without devices" in done.err
 
 
 def test_the_manifest_knows_the_file(tmp_path: Path) -> None:

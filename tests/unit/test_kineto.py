@@ -25,12 +25,12 @@ def measured(*readings: Reading) -> dict[Key, tuple[Any, int]]:
 
 def read(trace: Trace, tmp_path: Path, name: str = "trace.json") -> Reading:
     reading = read_trace(trace.write(tmp_path / name))
-    told = [
+    message = [
         *(s for found in reading.kernels.values() for s in found),
         *(s for found in reading.collectives.values() for _, s in found),
         *(s for found in reading.missed.values() for s in found),
     ]
-    assert sum(told) == pytest.approx(reading.gpu_seconds)
+    assert sum(message) == pytest.approx(reading.gpu_seconds)
     return reading
 
 
@@ -222,7 +222,7 @@ OPS: dict[str, tuple[str, Any, Any, Any, Key | str | None]] = {
         None,
         "a product of f8e5m2 by f8e4m3",
     ),
-    "no fit": ("aten::mm", [[2, 3], [4, 5]], [F32, F32], None, "its operands are no matrices"),
+    "no fit": ("aten::mm", [[2, 3], [4, 5]], [F32, F32], None, "its operands are not matrices"),
     "no rows": ("aten::mm", [[0, 3], [3, 5]], [F32, F32], None, "it has no elements"),
     "no shapes": ("aten::mm", None, None, None, NO_SHAPES),
     "flash backward": (
@@ -279,7 +279,7 @@ OPS: dict[str, tuple[str, Any, Any, Any, Key | str | None]] = {
         [Q, K, K],
         [BF16] * 3,
         None,
-        "its mask is not recorded",
+        "whether it is causal is not recorded",
     ),
     "rmsnorm": (
         "aten::_fused_rms_norm",

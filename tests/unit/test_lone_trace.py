@@ -99,23 +99,23 @@ def test_what_one_rank_shows_is_found(
 
 def test_what_is_no_trace_is_told(job: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.0.et").write_bytes(trace(job, 0).read_bytes()[:-3])
-    for path, told in (
+    for path, expected in (
         (tmp_path / "broken.0.et", "truncated"),
         (job / "manifest.json", "it has none of version, attr"),
         (job / "llama.json", "it has none of version, attr"),
     ):
         done = stagec("check", path)
-        assert (done.code, told in done.err) == (1, True), done.err
+        assert (done.code, expected in done.err) == (1, True), done.err
     archive = tmp_path / "job.stagec"
     words = ("compile", "llama3-8b", "--set", "L=2,S=64", "--quiet", "--archive", archive)
     assert stagec(*words).code == 0
-    for path, told in (
+    for path, expected in (
         (job, "give one of its traces: "),
         (archive, "stagec materialize"),
         (tmp_path / "nothing", "no file or folder '"),
     ):
         done = stagec("show", path)
-        assert (done.code, told in done.err) == (1, True), done.err
+        assert (done.code, expected in done.err) == (1, True), done.err
 
 
 def test_a_trace_is_compared_with_its_rank(job: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ TEXT = (ROOT / "stagec/machines/h100-sxm.toml").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "expected"),
     [
         ("[compute]", "[", "not TOML"),
         ("title = ", "name = ", "title: is missing"),
@@ -95,8 +95,8 @@ TEXT = (ROOT / "stagec/machines/h100-sxm.toml").read_text("utf-8")
         ('kind = "switch"', 'kind = "bus"', "network.0.kind"),
         ("ranks = 8", "ranks = 8.5", "network.0.ranks"),
         ("ranks = 8", "ranks = 1", "network.0.ranks"),
-        ("ranks = 8", "", "level 'nvlink' joins any number of ranks, so it is the last"),
-        ('name = "infiniband"', 'name = "nvlink"', "two levels have one name"),
+        ("ranks = 8", "", "level 'nvlink' has no 'ranks', so it must be the last"),
+        ('name = "infiniband"', 'name = "nvlink"', "two levels have the same name"),
         ("network.nvlink]", "network.nvlnk]", "has no level 'nvlnk'"),
         ("hops = 0,", "hops = -1,", "multicast.hops"),
         (
@@ -106,7 +106,7 @@ TEXT = (ROOT / "stagec/machines/h100-sxm.toml").read_text("utf-8")
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_line(old: str, new: str, told: str) -> None:
+def test_a_mistake_is_told_with_its_line(old: str, new: str, expected: str) -> None:
     """Where the text has no such line, the table that lacks it or the whole text is named."""
     before, _, after = TEXT.partition(old)
     assert after
@@ -114,9 +114,9 @@ def test_a_mistake_is_told_with_its_line(old: str, new: str, told: str) -> None:
         read_machine("x", f"{before}{new}{after}", "dir/x.toml")
     said = [render(d, {}) for d in caught.value.diagnostics]
     line = before.count("\n") + 1
-    found = [s for s in said if told in s]
+    found = [s for s in said if expected in s]
     assert found, said
-    whole = "is missing" in told or told.startswith(("level", "two"))
+    whole = "is missing" in expected or expected.startswith(("level", "two"))
     assert found[0].startswith("dir/x.toml:1:1: " if whole else f"dir/x.toml:{line}:"), said
 
 
@@ -148,22 +148,22 @@ def test_hostile_texts_are_errors(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"", "title: is missing"),
         (b"\xff", "byte 0 is not UTF-8"),
         (b"#" * (1 << 21), "longer than 1,048,576 bytes"),
-        (b'base = "m.toml"', "leads back to the text"),
+        (b'base = "m.toml"', "makes a cycle, or a chain"),
         (b'base = "h10"', "no machine 'h10'"),
         (b"base = 3", "'base' expects a name or a file"),
         (b'base = "nothing.toml"', "No such file"),
     ],
 )
-def test_files_that_are_none(tmp_path: Path, content: bytes, told: str) -> None:
+def test_files_that_are_none(tmp_path: Path, content: bytes, expected: str) -> None:
     file = tmp_path / "m.toml"
     file.write_bytes(content)
     ran = stagec("machines", str(file))
-    assert (ran.code, told in ran.err, "Traceback" in ran.err) == (1, True, False), ran.err
+    assert (ran.code, expected in ran.err, "Traceback" in ran.err) == (1, True, False), ran.err
     assert not content.startswith(b"base") or f"{file}:1:1: error: " in ran.err
     assert stagec("machines", str(tmp_path / "none.toml")).code == 1
     assert stagec("machines", f"{tmp_path}/").code == 1
@@ -177,9 +177,9 @@ def test_a_text_on_a_base_changes_single_figures(tmp_path: Path) -> None:
         'bandwidth = { value = "25 GB/s", source = "me" }\n'
     )
     mine, h100 = load_machine(str(file)), machines()["h100-sxm"]
-    told = {p: (f.source, f.value) for p, f in mine.figures()}
+    expected = {p: (f.source, f.value) for p, f in mine.figures()}
     known = {p: (f.source, f.value) for p, f in h100.figures()}
-    differ = {p: told[p] for p in told if told[p] != known[p]}
+    differ = {p: expected[p] for p in expected if expected[p] != known[p]}
     assert differ == {
         "memory.bandwidth": ("me", 2e12),
         "network.infiniband.bandwidth": ("me", 25e9),
@@ -245,7 +245,7 @@ def test_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "expected"),
     [
         ("memory.bandwith", 1, "has no figure 'memory.bandwith'"),
         ("memory", 1, "has no figure 'memory'"),
@@ -272,8 +272,8 @@ def test_changes() -> None:
         ("efficiency.network.nvlink.protocols.ll.hops", inf, "expects a finite number"),
     ],
 )
-def test_changes_that_are_none(path: str, value: float | str, told: str) -> None:
-    with pytest.raises(DiagnosticError, match=re.escape(told)):
+def test_changes_that_are_none(path: str, value: float | str, expected: str) -> None:
+    with pytest.raises(DiagnosticError, match=re.escape(expected)):
         machines()["h100-sxm"].changed({path: value})
 
 
@@ -315,7 +315,7 @@ def test_constants_change_as_a_text_has_them() -> None:
 
 def test_changed_levels_are_checked_together() -> None:
     llama = machines()["h100-llama3"]
-    with pytest.raises(DiagnosticError, match="level 'pod' joins 3072 ranks; expects a multiple"):
+    with pytest.raises(DiagnosticError, match="level 'pod' joins 3072 ranks; expected a multiple"):
         llama.changed({"network.nvlink.ranks": 7})
     both = llama.changed({"network.nvlink.ranks": 7, "network.pod.ranks": 21})
     assert [level.ranks for level in both.network] == [7, 21, None]
@@ -371,9 +371,9 @@ def test_the_command() -> None:
 def test_what_each_constant_was_fitted_on_is_printed() -> None:
     efficiency = load_machine("h100").model_dump()["efficiency"]
     parts = {n: part for n, part in efficiency.items() if n != "network" and is_table(part)}
-    told = [line for line in stagec("machines", "h100").out.splitlines() if ": " in line]
+    expected = [line for line in stagec("machines", "h100").out.splitlines() if ": " in line]
     for name, part in {**parts, **efficiency["network"]}.items():
-        (line,) = [line for line in told if line.startswith(f"efficiency of {name}: ")]
+        (line,) = [line for line in expected if line.startswith(f"efficiency of {name}: ")]
         assert part["fitted"] in line
         assert part["fitted"] or "not fitted" in line
 
@@ -407,16 +407,16 @@ def test_a_device_has_room_for_a_job_of_its_mesh() -> None:
     limit = LimitType().read("H100")
     h100 = machines()["h100-sxm"]
     assert limit.room({"dp": 4, "tp": 1}) == h100.left(1)
-    (told,) = [d.message for d in limit.remarks({"dp": 4, "tp": 8})]
-    assert told == (
+    (expected,) = [d.message for d in limit.remarks({"dp": 4, "tp": 8})]
+    assert expected == (
         "h100-sxm has 80.00 GiB; 922.00 MiB (driver), 551.00 MiB (context), 2 x 392.00 MiB "
         "(communicator of each axis of the mesh) are reserved: 77.80 GiB are left"
     )
 
 
 def test_what_is_not_known_of_a_device_is_told() -> None:
-    (told,) = LimitType().read("mi300x").remarks({"tp": 8})
-    assert told.message == (
+    (expected,) = LimitType().read("mi300x").remarks({"tp": 8})
+    assert expected.message == (
         "mi300x has 191.98 GiB; not known, and not counted: driver, context, communicators"
     )
 

@@ -48,10 +48,10 @@ def test_the_table_is_what_measured_takes(tmp_path: Path, name: str) -> None:
 
 def test_the_summary_says_what_is_covered(tmp_path: Path) -> None:
     path = a_trace().write(tmp_path / "trace.json")
-    told = stagec("measure", path).err
-    assert "rank 0, A GPU: 16 events; 6 on the GPU, 0.062 ms" in told
-    assert "3 rows from 96.8% of the GPU's time: all_reduce 48.4%, matmul 35.5%" in told
-    assert "0.002 ms   3.2%       1 x  mine (no op launched it)" in told
+    refusal = stagec("measure", path).err
+    assert "rank 0, A GPU: 16 events; 6 on the GPU, 0.062 ms" in refusal
+    assert "3 rows from 96.8% of the GPU's time: all_reduce 48.4%, matmul 35.5%" in refusal
+    assert "0.002 ms   3.2%       1 x  mine (no op launched it)" in refusal
     assert not stagec("measure", path, "--quiet").err
 
 
@@ -87,28 +87,28 @@ KERNEL = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, 
 WRONG: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "trace.json:1:1: error: the file is empty"),
     "spaces": (b" \n ", "the file is empty"),
-    "binary": (bytes(range(256)), "trace.json:1:1: error: expects a JSON object"),
-    "a list": (b"[1, 2]", "trace.json:1:1: error: expects a JSON object"),
-    "another object": (b'{"model": {"a": 1}}', "no 'traceEvents' in it"),
-    "no name": (b"{1: 2}", "trace.json:1:2: error: expects a name in quotes"),
-    "no colon": (b'{"a" 2}', "trace.json:1:6: error: expects ':' after 'a'"),
-    "no comma": (b'{"a": 2\n "b": 3}', "trace.json:2:2: error: expects ',' or '}'"),
+    "binary": (bytes(range(256)), "trace.json:1:1: error: expected a JSON object"),
+    "a list": (b"[1, 2]", "trace.json:1:1: error: expected a JSON object"),
+    "another object": (b'{"model": {"a": 1}}', "not a trace: it has no 'traceEvents'"),
+    "no name": (b"{1: 2}", "trace.json:1:2: error: expected a name in quotes"),
+    "no colon": (b'{"a" 2}', "trace.json:1:6: error: expected ':' after 'a'"),
+    "no comma": (b'{"a": 2\n "b": 3}', "trace.json:2:2: error: expected ',' or '}'"),
     "bad value": (b'{"a":\n  oops}', "trace.json:2:3: error: not JSON"),
     "depth": (b'{"traceEvents": ' + b"[" * 100_000, "not JSON"),
     "digits": (b'{"a": ' + b"9" * 10_000 + b"}", "not JSON"),
-    "nothing ran": (events(), "no work on a GPU"),
-    "no list": (b'{"traceEvents": {"a": 1}}', "no 'traceEvents' in it"),
+    "nothing ran": (events(), "ran on a GPU"),
+    "no list": (b'{"traceEvents": {"a": 1}}', "not a trace: it has no 'traceEvents'"),
     "no event": (events(KERNEL, 7), "expects an event, an object"),
     "no time": (events({**KERNEL, "ts": "soon"}), "'ts': expects microseconds, found 'soon'"),
     "negative": (events({**KERNEL, "dur": -1}), "'dur': expects microseconds"),
     "infinite": (events({**KERNEL, "dur": float("inf")}), "'dur': expects microseconds"),
     "no arguments": (events({**KERNEL, "args": []}), "'args': expects an object"),
     "no number": (events({**KERNEL, "args": {"correlation": {}}}), "'correlation': expects a"),
-    "no text": (events({**KERNEL, "name": None}), "'name': expects a text"),
+    "no text": (events({**KERNEL, "name": None}), "'name': expects a string"),
     "no thread": (events({**KERNEL, "cat": "cpu_op", "tid": []}), "expects 'pid' and 'tid'"),
     "unmatched": (events(KERNEL), "the profile has no kernels that can be identified"),
     "gzip of nothing": (gzip.compress(b""), "the file is empty"),
-    "no gzip": (b"\x1f\x8b oops", "broken gzip"),
+    "no gzip": (b"\x1f\x8b oops", "not a complete gzip"),
 }
 
 
@@ -166,15 +166,15 @@ def test_the_place_of_a_mistake_does_not_depend_on_the_pieces(
     path = tmp_path / "value.json"
     for at in range(5, len(text), 11):
         path.write_text(text[:at] + "@" + text[at:])
-        told: list[str] = []
+        refusal: list[str] = []
         for chunk in (3, 20, 1 << 20):
             monkeypatch.setattr(json_stream, "_CHUNK", chunk)
             with path.open("rb") as stream:
                 try:
                     list(JsonStream(stream, "value.json", "").members("list"))
                 except DiagnosticError as problem:
-                    told.append(str(problem.diagnostics[0].loc))
-        assert len(set(told)) <= 1
+                    refusal.append(str(problem.diagnostics[0].loc))
+        assert len(set(refusal)) <= 1
 
 
 def test_what_a_trace_measured_is_found_in_a_job(tmp_path: Path) -> None:
@@ -182,10 +182,10 @@ def test_what_a_trace_measured_is_found_in_a_job(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     assert stagec("measure", example, "-o", table, "--quiet").code == 0
     job = ("time", "llama3-8b", "--set", "L=1,S=4096,B=2", "--machine", "h100-sxm", "--json")
-    modelled, told = (
+    modelled, refusal = (
         json.loads(stagec(*job, *more).out) for more in ((), ("--measured", str(table)))
     )
     assert modelled["found"]["matched"] == 0
-    assert told["found"]["matched"] > 1
-    assert sum(modelled["found"].values()) == sum(told["found"].values())
-    assert told["step_seconds"] != modelled["step_seconds"]
+    assert refusal["found"]["matched"] > 1
+    assert sum(modelled["found"].values()) == sum(refusal["found"].values())
+    assert refusal["step_seconds"] != modelled["step_seconds"]

@@ -76,22 +76,22 @@ def test_a_count_is_a_whole_number(tmp_path: Path, count: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "expected"),
     [
-        ("matmul,bfloat16,1x2x3x4,,,2,1", "dtype: no element type 'bfloat16'"),
-        ("matmul,,1x2x3x4,,,2,1", "dtype: no element type ''"),
-        ("matmul,bf16,1x2x3x4,true,,2,1", "causal: a row of matmul has no mask"),
-        ("matmul,bf16,1x2x3x4,,gelu,2,1", "op: a row of matmul has none, found 'gelu'"),
-        ("memory,bf16,64,,,2,1", "dtype: a row of memory has none, found 'bf16'"),
-        ("all_gather,bf16,2x64,,,2,1", "dtype: a row of all_gather has none"),
+        ("matmul,bfloat16,1x2x3x4,,,2,1", "dtype: unknown element type 'bfloat16'"),
+        ("matmul,,1x2x3x4,,,2,1", "dtype: unknown element type ''"),
+        ("matmul,bf16,1x2x3x4,true,,2,1", "causal: expects nothing in a row of matmul"),
+        ("matmul,bf16,1x2x3x4,,gelu,2,1", "op: expects nothing in a row of matmul, found 'gelu'"),
+        ("memory,bf16,64,,,2,1", "dtype: expects nothing in a row of memory, found 'bf16'"),
+        ("all_gather,bf16,2x64,,,2,1", "dtype: expects nothing in a row of all_gather"),
     ],
 )
 def test_a_row_that_no_kernel_would_be_found_in_is_refused(
-    tmp_path: Path, row: str, told: str
+    tmp_path: Path, row: str, expected: str
 ) -> None:
     path = tmp_path / "table.csv"
     path.write_text(f"{HEAD}{row}\n")
-    with pytest.raises(DiagnosticError, match=told):
+    with pytest.raises(DiagnosticError, match=expected):
         read_measured(path)
 
 

@@ -156,8 +156,8 @@ HEAD = "kind,dtype,extents,microseconds\n"
     [
         ("", 1, "no column 'kind'"),
         (HEAD, 1, "no measurements"),
-        ("kind,dtype,extents,milliseconds\n", 1, "'milliseconds' is not a column"),
-        ("kind,kind,extents,microseconds\n", 1, "'kind' is twice"),
+        ("kind,dtype,extents,milliseconds\n", 1, "unknown column 'milliseconds'"),
+        ("kind,kind,extents,microseconds\n", 1, "duplicate column 'kind'"),
         (HEAD + "matmul,bf16,1x2x3x4,5\nmatmul,bf16,1x2", 3, "expects 4 fields"),
         (HEAD + "matmul,bf16,1x2x3,5\n", 2, "extents: expects batchxmxnxk"),
         (HEAD + "matmul,bf16,1x2x3x0,5\n", 2, "extents: expects"),

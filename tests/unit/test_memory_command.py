@@ -125,10 +125,10 @@ def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.Monk
     assert ran.code == 1
     assert re.match(r"stage0: peak \S+ GiB of 12.00 GiB: does not fit, by ", ran.out)
     assert "most of it is " in ran.err
-    told = re.findall(r"^  \[\d\]   (.*?)  +([0-9.]+ [MG]iB)  ", ran.err, re.M)
+    expected = re.findall(r"^  \[\d\]   (.*?)  +([0-9.]+ [MG]iB)  ", ran.err, re.M)
     commands = re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M)
-    assert len(told) == len(commands) > 1
-    for (changes, peak), command in zip(told, commands, strict=True):
+    assert len(expected) == len(commands) > 1
+    for (changes, peak), command in zip(expected, commands, strict=True):
         again = stagec(*shlex.split(command), "--json")
         assert again.code == 0, again.err
         assert set(changes.split()) <= set(command.split())
@@ -156,9 +156,9 @@ def test_what_would_make_a_step_of_serving_fit(words: str, limit: str) -> None:
     assert ran.code == 1
     assert "bug" not in ran.err
     assert "combinations of up to 3 changes were compiled" in ran.err
-    told = re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M)
-    assert told
-    for command in told:
+    expected = re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M)
+    assert expected
+    for command in expected:
         assert words.partition(" --tp")[0] in command.replace(" --batch 1", "")
         assert stagec(*shlex.split(command)).code == 0
 

@@ -53,8 +53,11 @@ def test_the_verdict_is_that_of_the_plan(tmp_path: Path, capacity: str) -> None:
     assert report.fit.as_json() == fit
     (row,) = asked("time", *JOB, "--machine", file, "--sweep", "dp=2", "--jobs", "1", "--json")
     assert row["fit"] == fit
-    told = stagec("time", *JOB, "--machine", file, "--no-levers").out
-    assert ("fits, by" in told, "does not fit, by" in told) == (fit["fits"], not fit["fits"])
+    expected = stagec("time", *JOB, "--machine", file, "--no-levers").out
+    assert ("fits, by" in expected, "does not fit, by" in expected) == (
+        fit["fits"],
+        not fit["fits"],
+    )
     verdict = stagec("memory", *JOB, "--limit", str(fit["room"]))
     assert (verdict.code == 0) is fit["fits"]
     assert verdict.out.startswith("stage0: peak ")
@@ -65,18 +68,18 @@ def test_what_to_know_is_in_every_output(tmp_path: Path) -> None:
     """The same text, as data and to be read."""
     on = ("--machine", MACHINE)
     ran = stagec("time", *JOB, *on, "--no-levers", "--json", "--html", tmp_path / "time.html")
-    (told,) = json.loads(ran.out)["cautions"]
-    assert told.startswith(f"{MACHINE} has defaults for ")
-    assert f"remark: {told}" in ran.err
-    page = told.replace("'", "&#x27;")
+    (expected,) = json.loads(ran.out)["cautions"]
+    assert expected.startswith(f"{MACHINE} has defaults for ")
+    assert f"remark: {expected}" in ran.err
+    page = expected.replace("'", "&#x27;")
     assert page in (tmp_path / "time.html").read_text("utf-8")
     report = time_step("llama3-8b", MACHINE, sizes={"L": 1, "B": 4}, tp=2, dp=2)
-    assert report.cautions == (told,)
+    assert report.cautions == (expected,)
     swept = ("time", *JOB, *on, "--sweep", "dp=1,2", "--jobs", "1")
     ran = stagec(*swept, "--csv", "--html", tmp_path / "sweep.html")
-    assert all(told in row["cautions"] for row in csv.DictReader(StringIO(ran.out)))
+    assert all(expected in row["cautions"] for row in csv.DictReader(StringIO(ran.out)))
     assert page in (tmp_path / "sweep.html").read_text("utf-8")
-    assert told.split()[0] in stagec(*swept).out.partition("[1] ")[2]
+    assert expected.split()[0] in stagec(*swept).out.partition("[1] ")[2]
 
 
 def test_a_step_of_serving_on_a_machine() -> None:
@@ -84,13 +87,13 @@ def test_a_step_of_serving_on_a_machine() -> None:
     on = ("--machine", MACHINE)
     found = asked("analyze", *words, *on, "--json")
     assert found["fit"]["peak"] == peak(*words)
-    (told,) = found["cautions"]
+    (expected,) = found["cautions"]
     ran = stagec("compile", *words, *on, "--dry-run")
     assert "memory: peak " in ran.out
-    assert told in ran.err
+    assert expected in ran.err
     prompts = "llama3-8b", "--set", "L=1", "--prompt", "64", *on, "--batches", "1"
     served = asked("serve", *prompts, "--json")
-    assert served["cautions"] == [told]
+    assert served["cautions"] == [expected]
     assert served["points"][0]["fit"]["fits"]
 
 
@@ -103,9 +106,9 @@ def test_a_search_tells_what_to_know(tmp_path: Path) -> None:
     ran = stagec(*job, "--json", "--html", page)
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
-    (told,) = found["cautions"]
+    (expected,) = found["cautions"]
     best = found["best"][0]
-    assert best["cautions"] == [told]
+    assert best["cautions"] == [expected]
     assert best["fit"]["by"] == best["head_room"]
-    assert told.replace("'", "&#x27;") in page.read_text("utf-8")
-    assert told in stagec(*job, "--csv").out
+    assert expected.replace("'", "&#x27;") in page.read_text("utf-8")
+    assert expected in stagec(*job, "--csv").out

@@ -168,7 +168,7 @@ def test_far_too_many_layers_are_refused(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     ran = stagec("memory", LLAMA, "--set", "L=100000", "--html", page)
     assert ran.code == 1
-    assert re.search(rf"would be of [0-9,]+ operations, more than {MOST_OPERATIONS:,}", ran.err)
+    assert re.search(rf"would have [0-9,]+ operations, more than {MOST_OPERATIONS:,}", ran.err)
     assert "more pipeline stages" in ran.err
     assert not page.exists()
 

@@ -91,7 +91,7 @@ def test_ranks_that_a_network_does_not_join() -> None:
     machine = read_machine("x", 'base = "h100-sxm"\n' + NODE)
     assert crossed(machine, 0, 7) == [("node", 2, 1, 2, 2)]
     for ask in (lambda: crossed(machine, 0, 8), lambda: level_between(machine, 0, 8)):
-        with pytest.raises(DiagnosticError, match="joins 8 ranks, but there is a rank 8"):
+        with pytest.raises(DiagnosticError, match="has 8 ranks, but the job has a rank 8"):
             ask()
 
 

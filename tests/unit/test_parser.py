@@ -47,13 +47,13 @@ def test_texts_that_are_read_at_once_keep_their_places() -> None:
 def test_a_text_that_fails_leaves_nothing_behind() -> None:
     good = 'stg.strategy @s {\n  stg.split[BB, "x", over = dp]\n}'
 
-    def told() -> list[object]:
+    def expected() -> list[object]:
         with pytest.raises(DiagnosticError) as e:
             parse_op(Source("good.stg", good), registry())
         return [d.loc for d in e.value.diagnostics]
 
-    before = told()
+    before = expected()
     for broken in ("stg.strategy @s {\n stg.split[(B, ", "stg.strategy @s { stg.split[1/0] }"):
         with pytest.raises(DiagnosticError):
             parse_op(Source("broken.stg", broken), registry())
-    assert told() == before == [FileLoc("good.stg", 2, 17)]
+    assert expected() == before == [FileLoc("good.stg", 2, 17)]

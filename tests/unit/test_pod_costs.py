@@ -31,7 +31,7 @@ PARTS = (
 MACHINE = ("--machine", "h100-sxm")
 
 
-def told(*words: str | Path) -> Any:
+def expected(*words: str | Path) -> Any:
     ran = stagec(*words, "--json")
     assert ran.code == 0, ran.err
     return json.loads(ran.out)
@@ -40,8 +40,8 @@ def told(*words: str | Path) -> Any:
 @pytest.mark.parametrize("job", [DRAFT, APART], ids=["draft", "disaggregated"])
 def test_a_row_is_the_memory_of_the_job(job: tuple[str, ...]) -> None:
     """Ranks of all pods, the peak of the fullest rank, and what each pod has."""
-    (row,) = told("memory", *job, "--sweep", "tp=2")
-    found = told("memory", *job, "--tp", "2")["pods"]
+    (row,) = expected("memory", *job, "--sweep", "tp=2")
+    found = expected("memory", *job, "--tp", "2")["pods"]
     classes = [c for plan in found.values() for c in plan["classes"]]
     assert row["ranks"] == sum(c["ranks"] for c in classes)
     fullest = max(classes, key=lambda c: c["peak"])
@@ -51,7 +51,7 @@ def test_a_row_is_the_memory_of_the_job(job: tuple[str, ...]) -> None:
         pod: {"mesh": plan["mesh"], "peak_bytes": max(c["peak"] for c in plan["classes"])}
         for pod, plan in found.items()
     }
-    counts = told("analyze", *job, "--tp", "2")["pods"]
+    counts = expected("analyze", *job, "--tp", "2")["pods"]
     assert row["flops"] == max(
         sum(c["flops"].values()) for pod in counts.values() for c in pod["classes"]
     )
@@ -60,7 +60,9 @@ def test_a_row_is_the_memory_of_the_job(job: tuple[str, ...]) -> None:
 
 
 def test_every_pod_of_a_row_must_fit() -> None:
-    peaks = [p["peak_bytes"] for p in told("memory", *DRAFT, "--sweep", "tp=1")[0]["pods"].values()]
+    peaks = [
+        p["peak_bytes"] for p in expected("memory", *DRAFT, "--sweep", "tp=1")[0]["pods"].values()
+    ]
     for limit, fits in ((max(peaks), True), (max(peaks) - 1, False)):
         ran = stagec("memory", *DRAFT, "--sweep", "tp=1", "--limit", str(limit), "--json")
         (row,) = json.loads(ran.out)
@@ -71,9 +73,9 @@ def test_every_pod_of_a_row_must_fit() -> None:
 def test_the_time_of_a_row_is_that_of_the_step() -> None:
     """That of all pods that wait for each other."""
     over = ("--sweep", "tp=1,2", *MACHINE)
-    rows = told("time", *DRAFT, *over)
+    rows = expected("time", *DRAFT, *over)
     for tp, row in zip((1, 2), rows, strict=True):
-        alone = told("time", *DRAFT, "--tp", str(tp), *MACHINE, "--no-levers")
+        alone = expected("time", *DRAFT, "--tp", str(tp), *MACHINE, "--no-levers")
         assert row["time"]["step_seconds"] == alone["step_seconds"]
         assert row["mesh"] == alone["mesh"]
         assert row["fit"] == alone["fit"]
@@ -100,7 +102,7 @@ def test_pods_that_prefill_and_decode_have_a_row_for_each_step(tmp_path: Path) -
     assert_schema("sweep", rows)
     chosen = [tuple(row["configuration"].values()) for row in rows]
     assert chosen == [(1, "prefill"), (1, "decode"), (3, "")]
-    alone = told("time", *APART, *MACHINE, "--no-levers")["pods"]
+    alone = expected("time", *APART, *MACHINE, "--no-levers")["pods"]
     for row in rows[:2]:
         step = alone[row["configuration"]["pod"]]
         assert row["time"]["step_seconds"] == step["step_seconds"]
@@ -123,7 +125,7 @@ def test_what_would_make_pods_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M)
     assert len(table) == len(commands) > 1
     for (_, peak), command in list(zip(table, commands, strict=True))[:2]:
-        pods = told(*shlex.split(command))["pods"].values()
+        pods = expected(*shlex.split(command))["pods"].values()
         assert bytes_text(max(c["peak"] for p in pods for c in p["classes"])) == peak
         assert all(p["fit"]["fits"] for p in pods)
 

@@ -83,27 +83,27 @@ def test_a_preset_is_its_model_text_and_step() -> None:
     """Wherever steps are asked for: alone, in a sweep, and step after step."""
     step = ("--serve", "decode", "--batch", "64", "--context", "4000")
     on = ("--machine", "h800", "--no-levers", "--json")
-    told = json.loads(stagec("time", "--preset", "gemma-3-decode", *on).out)
-    assert told == json.loads(stagec("time", "gemma-3-4b", "--tp", "2", *step, *on).out)
-    assert told["serving"] == {"mode": "decode", "tpot_seconds": told["step_seconds"]}
+    expected = json.loads(stagec("time", "--preset", "gemma-3-decode", *on).out)
+    assert expected == json.loads(stagec("time", "gemma-3-4b", "--tp", "2", *step, *on).out)
+    assert expected["serving"] == {"mode": "decode", "tpot_seconds": expected["step_seconds"]}
     (row,) = json.loads(stagec("time", "--sweep", "preset=gemma-3-decode", *on[:2], "--json").out)
-    assert row["time"]["step_seconds"] == told["step_seconds"]
+    assert row["time"]["step_seconds"] == expected["step_seconds"]
     slow = json.loads(stagec("time", "--preset", "gemma-3-decode", *on, "--no-graphs").out)
-    assert slow["step_seconds"] > 5 * told["step_seconds"]
+    assert slow["step_seconds"] > 5 * expected["step_seconds"]
     steps = stagec("compile", "--preset", "gemma-3-decode", "--steps", "2", "--dry-run")
     assert "decode=64x4001" in steps.out
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("serve", "--prompt", "64", "--machine", "h800"), "is one step of decode"),
         (("time", "--sweep", "preset=deepseek-v3", "--machine", "h800"), "cannot be used together"),
     ],
 )
-def test_where_a_preset_does_not_fit(words: Sequence[str], told: str) -> None:
+def test_where_a_preset_does_not_fit(words: Sequence[str], expected: str) -> None:
     done = stagec(words[0], "--preset", "gemma-3-decode", *words[1:])
-    assert (done.code, told in done.err) == (1, True), done.err
+    assert (done.code, expected in done.err) == (1, True), done.err
 
 
 def served(name: str, *more: str) -> dict[str, Any]:

@@ -16,27 +16,31 @@ from tests.support import stagec
 
 
 def test_a_step_tells_each_of_its_passes_and_the_replay() -> None:
-    told: list[str] = []
+    expected: list[str] = []
     options = JobOptions("llama3-8b", sizes={"L": 2, "B": 2}, tp=2)
     time_job(
-        options, machine_of("h100-sxm", Session()), Session(), levers=False, progress=told.append
+        options,
+        machine_of("h100-sxm", Session()),
+        Session(),
+        levers=False,
+        progress=expected.append,
     )
-    passes = [line for line in told if line.startswith("compiling, pass ")]
+    passes = [line for line in expected if line.startswith("compiling, pass ")]
     numbers = [tuple(map(int, line.split(":")[0].split()[2::2])) for line in passes]
     assert [n for n, _ in numbers] == sorted({n for n, _ in numbers})
     assert len({count for _, count in numbers}) == 1
     assert numbers[-1][0] <= numbers[-1][1]
-    assert told[-1] == "replaying the step on the machine"
+    assert expected[-1] == "replaying the step on the machine"
 
 
 def test_steps_of_a_server_are_counted_while_they_are_timed() -> None:
-    told: list[str] = []
+    expected: list[str] = []
     step = step_of([SequenceClass(1, 10, 1)])
-    counted = _counted(lambda _: 7, 500, told.append)
+    counted = _counted(lambda _: 7, 500, expected.append)
     assert not isinstance(counted, int)
     assert [counted(step) for _ in range(201)] == [7] * 201
-    assert told == [f"serving: {n} of at most 500 steps timed" for n in (1, 101, 201)]
-    assert _counted(5, 500, told.append) == 5
+    assert expected == [f"serving: {n} of at most 500 steps timed" for n in (1, 101, 201)]
+    assert _counted(5, 500, expected.append) == 5
 
 
 def test_an_interrupted_server_says_how_many_requests_it_served(

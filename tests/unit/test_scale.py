@@ -136,27 +136,27 @@ def test_traces_without_a_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "to", "told"),
+    ("words", "to", "expected"),
     [
-        (("--dp", "2", "--zero", "1"), "dp=4", "is of shards, which have other sizes"),
-        (("--dp", "2", "--zero", "3"), "dp=4", "is of shards, which have other sizes"),
-        (("--dp", "2", "--names", "none"), "dp=4", "reduces no gradient by its name"),
-        (("--tp", "2"), "tp=4", "is of shards, which have other sizes"),
+        (("--dp", "2", "--zero", "1"), "dp=4", "it exchanges shards, whose sizes"),
+        (("--dp", "2", "--zero", "3"), "dp=4", "it exchanges shards, whose sizes"),
+        (("--dp", "2", "--names", "none"), "dp=4", "is not named as a reduction of"),
+        (("--tp", "2"), "tp=4", "it exchanges shards, whose sizes"),
         (("--tp", "2"), "dp=4,tp=2", "the traces have one rank along dp"),
         (("--pp", "2", "--microbatches", "2"), "pp=4", "run different programs"),
-        (("--dp", "2", "--tp", "2"), "tp=2,dp=4", "does not have the axes of dp=2,tp=2 in their"),
-        (("--dp", "2", "--tp", "2"), "dp=4", "does not have the axes of dp=2,tp=2 in their"),
+        (("--dp", "2", "--tp", "2"), "tp=2,dp=4", "lacks axes of dp=2,tp=2, or has them in"),
+        (("--dp", "2", "--tp", "2"), "dp=4", "lacks axes of dp=2,tp=2, or has them in"),
         (("--dp", "2"), "dp=4194305", "has 4,194,305 ranks, expected at most 4,194,304"),
-        (("--dp", "4"), "dp=2", "dp = 2 is less than the 4 of the traces"),
-        (("--dp", "2", "--tensor-names"), "dp=4", "'inputs' would be lost"),
+        (("--dp", "4"), "dp=2", "--to dp=2 is less than the 4 ranks of the traces"),
+        (("--dp", "2", "--tensor-names"), "dp=4", "the attribute 'inputs' cannot be scaled"),
     ],
 )
 def test_what_is_not_exact_is_refused(
-    words: Sequence[str], to: str, told: str, tmp_path: Path
+    words: Sequence[str], to: str, expected: str, tmp_path: Path
 ) -> None:
     small = compiled(tmp_path / "small", "llama3-8b", words, B=8)
     done = stagec("scale", small, "--to", to, "-o", tmp_path / "out")
-    assert (done.code, told in done.err) == (1, True), done.err
+    assert (done.code, expected in done.err) == (1, True), done.err
     assert not (tmp_path / "out").exists()
 
 
@@ -186,32 +186,32 @@ def slower(node: TraceNode) -> TraceNode:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
-        (with_attr("involved_dim", True), "would be lost"),
-        (with_attr("is_cpu_op", True), "is of a host"),
+        (with_attr("involved_dim", True), "cannot be scaled"),
+        (with_attr("is_cpu_op", True), "runs on a host"),
         (other_id, "expected node 1"),
         (other_name, "run different programs"),
         (slower, "run different programs"),
-        (with_attr("pg_name", "77"), "no file says who is in"),
+        (with_attr("pg_name", "77"), "no groups file lists the ranks of"),
     ],
 )
 def test_traces_that_do_not_fit(
-    change: Callable[[TraceNode], TraceNode], told: str, tmp_path: Path
+    change: Callable[[TraceNode], TraceNode], expected: str, tmp_path: Path
 ) -> None:
     small = compiled(tmp_path / "small", "llama3-8b", ["--dp", "2", "--tp", "2"], B=8)
     changed(small, 2, change)
     done = stagec("scale", small, "--to", "dp=4,tp=2", "-o", tmp_path / "out")
-    assert (done.code, told in done.err) == (1, True), done.err
+    assert (done.code, expected in done.err) == (1, True), done.err
 
 
 def test_groups_that_are_of_no_mesh(tmp_path: Path) -> None:
     small = compiled(tmp_path / "small", "llama3-8b", ["--dp", "2", "--tp", "2"], B=8)
     asked = ("scale", small, "-o", tmp_path / "out", "--from")
     done = stagec(*asked, "dp=4", "--to", "dp=8")
-    assert (done.code, "is not that of rank 0 along axes of dp=4" in done.err) == (1, True)
+    assert (done.code, "do not lie along axes of dp=4 at rank 0" in done.err) == (1, True)
     done = stagec(*asked, "dp=2,tp=3", "--to", "dp=4,tp=3")
-    assert (done.code, "has 6 ranks, and there are 4 traces" in done.err) == (1, True)
+    assert (done.code, "has 6 ranks, but there are 4 traces" in done.err) == (1, True)
     shutil.rmtree(small)
     done = stagec(*asked, "dp=2", "--to", "dp=8")
     assert (done.code, "expected a directory of traces" in done.err) == (1, True)

@@ -61,9 +61,9 @@ JOBS = [
 ]
 #: Why few recorded microbatches may not be enough.
 FEW = (
-    "the traces do not have the actions that follow each other with more microbatches",
-    "the memory of a microbatch that is neither the first nor the last is not in the traces",
-    "the traces do not show whether computations wait for a collective",
+    "with more microbatches, actions follow each other that never do so in the traces",
+    "the traces have no microbatch between the first and the last, whose memory is needed",
+    "too few microbatches to see which computations wait for a collective",
 )
 
 
@@ -172,10 +172,10 @@ def other_tag(node: TraceNode) -> TraceNode:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (renamed, "no name of a node says a microbatch"),
-        (slower, "microbatches differ, or their order is another: 'forward/mb0/x' and"),
-        (waits_more, "does not follow from the microbatches before it"),
-        (other_tag, "do not number them on their streams"),
+        (renamed, "no node name has a microbatch"),
+        (slower, "microbatches differ: 'forward/mb0/x' and"),
+        (waits_more, "has other dependencies, or another tag"),
+        (other_tag, "do not count up on each stream"),
     ],
 )
 def test_what_is_not_exact_is_refused(
@@ -197,7 +197,7 @@ def test_what_is_asked_makes_sense(tmp_path: Path) -> None:
     assert compiled(small, "llama3-8b", ("--pp", "2"), 3)
     for words, told in (
         ((), "neither --to nor --microbatches is given, so nothing would be scaled"),
-        (("--microbatches", "2"), "2 microbatches are less than the 3 of the traces"),
+        (("--microbatches", "2"), "--microbatches 2 is less than the 3 of the traces"),
         (("--to", "pp=2", "--schedule", "1f1b"), "--schedule needs --microbatches"),
         (("--microbatches", "6", "--schedule", "dualpipe"), "dualpipe"),
     ):

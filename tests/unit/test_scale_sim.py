@@ -102,7 +102,7 @@ def test_the_configuration_is_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "problem"),
     [
-        ("rows=0", "an array of 0 x 128: expected positive numbers"),
+        ("rows=0", "rows=0, columns=128: expected positive numbers"),
         ("dataflow=rs", "expects ws, os, is, found 'rs'"),
         ("rows=a", "option 'rows' of format 'scale-sim' expects an integer, found 'a'"),
     ],

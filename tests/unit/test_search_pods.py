@@ -188,4 +188,4 @@ def test_what_makes_no_pods_is_refused_once(words: tuple[str, ...], error: str) 
 def test_a_refusal_of_a_point_says_which_pod_it_is_about() -> None:
     ran = stagec("search", *LLAMA, "--draft", "llama3-8b[L=2]: tp=3", *SERVED, *HOW)
     assert ran.code == 1
-    assert "5: refused by the compiler: draft: H = 32 does not divide over tp = 3" in ran.out
+    assert "refused by the compiler: draft: H = 32, G = 8" in ran.out

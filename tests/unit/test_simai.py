@@ -128,8 +128,8 @@ def test_sums_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
         assert (found, calls) == (expected, called)
         left = [r for r in each["collectives"] if "+".join(r["over"]) not in names]
         program = job.program(number)
-        told = " ".join(SIMAI.drops(program, job.layout))
-        assert all(f"{row['op']} over {'+'.join(row['over'])}" in told for row in left)
+        message = " ".join(SIMAI.drops(program, job.layout))
+        assert all(f"{row['op']} over {'+'.join(row['over'])}" in message for row in left)
         stages = [m for m in each["p2p"] if m["over"] == "pp"]
         sizes = {m["bytes"] // m["count"] for m in stages if m["dir"] == "send"}
         assert text.pairs.get("pp_comm:", 0) == max(sizes, default=0)

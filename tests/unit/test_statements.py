@@ -169,9 +169,9 @@ def test_help_has_sections(name: str) -> None:
     """Each option once, a flag in the section that docs/flags.md has it in too."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
-    told = stagec(name, "--help-all").out
-    assert all(len(line) <= 80 for line in told.splitlines())
-    parts = re.split(r"^(\S.*):$", told, flags=re.MULTILINE)
+    expected = stagec(name, "--help-all").out
+    assert all(len(line) <= 80 for line in expected.splitlines())
+    parts = re.split(r"^(\S.*):$", expected, flags=re.MULTILINE)
     options = {
         title: re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
         for title, text in zip(parts[1::2], parts[2::2], strict=True)

@@ -257,7 +257,7 @@ def test_on_one_stream_a_sum_before_the_last_send_stops_all(
     monkeypatch.setattr("stagec.program.classes.joined_axis", _no_axis)
     issued = issued_of(options_of(*_job("tied embeddings")))
     costs: Mapping[int, Costs] = dict.fromkeys(range(len(issued.classes)), arbitrary)
-    with pytest.raises(DiagnosticError, match="the replay stands still"):
+    with pytest.raises(DiagnosticError, match="deadlock"):
         replayed(issued, costs, one_stream=True)
     with pytest.raises(CycleError):
         clocked(issued, costs, 0, overlap=True, one_stream=True)

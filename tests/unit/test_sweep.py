@@ -213,8 +213,8 @@ def test_the_table_has_jobs_and_one_line_for_all_that_do_not_divide() -> None:
         ["2", "on"],
         ["2", "off"],
     ]
-    (told,) = (line for line in out.splitlines() if "divide" in line)
-    assert told == (
+    (message,) = (line for line in out.splitlines() if "divide" in line)
+    assert message == (
         "4 of 8 configurations failed: H = 8 does not divide over tp = 3 (2); "
         "H = 8 does not divide over tp = 6 (2)"
     )
@@ -333,7 +333,7 @@ def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[a]\ntpp = 1", ":2:1: error: 'tpp' is neither a flag nor a symbol; did you mean 'tp'?"),
         ("[b]\ntp = 1\n[a]\n  tp = 'x'", ":4:3: error: 'x' is not a valid integer"),
@@ -344,12 +344,12 @@ def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("[a", " is not valid TOML: "),
     ],
 )
-def test_what_is_no_configuration(text: str, told: str, tmp_path: Path) -> None:
+def test_what_is_no_configuration(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(text)
     ran = stagec("analyze", LLAMA, "--sweep", path)
     assert (ran.code, ran.out) == (1, "")
-    assert f"{path}{told}" in ran.err
+    assert f"{path}{message}" in ran.err
     assert "\n  help: " in ran.err
 
 
@@ -364,7 +364,7 @@ def test_a_flag_is_set_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         (["--sweep", "tp=1", "--sweep", "tp=2"], "--sweep tp is given twice"),
         (["--sweep", "tp=1", "--symbolic"], "leave out --symbolic"),
@@ -378,12 +378,12 @@ def test_a_flag_is_set_once(tmp_path: Path) -> None:
             "--limit for one job without --serve is an option of 'stagec memory'",
         ),
         (["--scheduler", "tcp://127.0.0.1:1"], "add --sweep"),
-        (["--sweep", "tp=1", "--scheduler", "nonsense"], "no Dask scheduler"),
+        (["--sweep", "tp=1", "--scheduler", "nonsense"], "cannot reach a Dask"),
     ],
 )
-def test_what_does_not_go_together(more: list[str], told: str) -> None:
+def test_what_does_not_go_together(more: list[str], message: str) -> None:
     ran = stagec(*BASE, *more)
-    assert (ran.code, told in ran.err, "\n  help: " in ran.err) == (1, True, True), ran.err
+    assert (ran.code, message in ran.err, "\n  help: " in ran.err) == (1, True, True), ran.err
 
 
 @pytest.mark.parametrize("more", [["--fit", "caching"], ["--stage", "0"], ["--snapshot", "x"]])

@@ -68,24 +68,24 @@ def test_distances_of_patches_are_no_tokens(tmp_path: Path) -> None:
 def test_a_step_that_hosts_hold_up_says_so() -> None:
     """Of small work, on a machine whose hosts are known to be slow; not of large."""
     words = "--machine", "h100-sxm", "--no-levers", "--set", "L=2,B=1"
-    told = [stagec("time", model, *words).out for model in ("gpt2", "llama3-8b")]
-    assert ["Hosts hold this step up" in text for text in told] == [True, False]
+    expected = [stagec("time", model, *words).out for model in ("gpt2", "llama3-8b")]
+    assert ["Hosts hold this step up" in text for text in expected] == [True, False]
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "expected"),
     [
         (["--machine", "h200"], ""),
         (["--machine", "mi300x"], "remark: mi300x has defaults for attention, memory"),
         (["--machine", "h200", "--sweep", "machine=h200,tpu-v5p"], "[1] tpu-v5p has defaults"),
     ],
 )
-def test_a_machine_that_was_not_measured_is_remarked_on(more: list[str], told: str) -> None:
+def test_a_machine_that_was_not_measured_is_remarked_on(more: list[str], expected: str) -> None:
     """Its kernels are at their best, and in a step none is."""
     ran = stagec("time", "llama3-8b", "--set", "L=1", *more)
     assert ran.code == 0
-    assert told in ran.err + ran.out
-    assert bool(ran.err) == told.startswith("remark")
+    assert expected in ran.err + ran.out
+    assert bool(ran.err) == expected.startswith("remark")
 
 
 def test_utilizations_of_a_machine_without_matrix_units_for_16_bits(tmp_path: Path) -> None:

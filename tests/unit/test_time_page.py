@@ -170,10 +170,10 @@ def test_big_jobs_are_bounded(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> 
     (coarse,) = picture["coarse"]
     assert [each["memory"] is None for each in picture["classes"]].count(True) == 1
     assert picture["classes"][coarse]["memory"] is None
-    told = [(n, k) for n, k in shown(picture, picture["classes"][coarse]) if k != "wait"]
-    assert {n[1] for n, _ in told} == {"several"}
-    assert len(told) < full[coarse][0]
-    assert sum(n[3] for n, _ in told) == full[coarse][1]
+    message = [(n, k) for n, k in shown(picture, picture["classes"][coarse]) if k != "wait"]
+    assert {n[1] for n, _ in message} == {"several"}
+    assert len(message) < full[coarse][0]
+    assert sum(n[3] for n, _ in message) == full[coarse][1]
 
 
 def shown_times(timed: Timed) -> list[tuple[int, int]]:

@@ -200,9 +200,9 @@ def drawn(tmp_path: Path, name: str, *arguments: str) -> str:
 def test_a_plot_has_a_point_for_every_job(tmp_path: Path, columns: tuple[str, ...]) -> None:
     root = ElementTree.fromstring(drawn(tmp_path, "plot.svg", *columns))
     space = "{http://www.w3.org/2000/svg}"
-    told = [t.text or "" for t in root.iter(f"{space}title")]
-    assert len(told) == len([row for row in strategies() if "error" not in row])
-    assert all(t.startswith(("tp 1", "tp 2", "tp 4")) for t in told)
+    expected = [t.text or "" for t in root.iter(f"{space}title")]
+    assert len(expected) == len([row for row in strategies() if "error" not in row])
+    assert all(t.startswith(("tp 1", "tp 2", "tp 4")) for t in expected)
     width, height = map(float, root.attrib["viewBox"].split()[2:])
     for circle in root.findall(f"{space}circle"):
         assert 0 <= float(circle.attrib["cx"]) <= width
@@ -225,7 +225,7 @@ def test_the_other_commands_draw_too(tmp_path: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "expected"),
     [
         (["--sweep", "tp=1"], "no machine is given"),
         (["--sweep", "tp=1", "--machine", "h100", "--pareto", "tome"], "did you mean 'time'"),
@@ -238,9 +238,9 @@ def test_the_other_commands_draw_too(tmp_path: Path, command: str) -> None:
         (["--sweep", "machine.memory.bandwidth=x0", "--machine", "h100"], "more than zero"),
     ],
 )
-def test_mistakes_are_told(more: list[str], told: str) -> None:
+def test_mistakes_are_told(more: list[str], expected: str) -> None:
     ran = stagec("time", LLAMA, "--set", "L=2", *more)
-    assert (ran.code, told in ran.err, "\n  help: " in ran.err) == (1, True, True), ran.err
+    assert (ran.code, expected in ran.err, "\n  help: " in ran.err) == (1, True, True), ran.err
 
 
 def test_only_times_have_a_machine_to_sweep() -> None:

@@ -320,7 +320,10 @@ def test_an_archive_has_no_times(tmp_path: Path) -> None:
     done = stagec(
         "materialize", tmp_path / "job", "--format", "kineto", *MACHINE, "-o", tmp_path / "out"
     )
-    assert (done.code, "needs more of a job than an archive holds" in done.err) == (1, True)
+    assert (done.code, "needs the model, which an archive does not contain" in done.err) == (
+        1,
+        True,
+    )
 
 
 def test_pods_are_one_timeline(tmp_path: Path) -> None:

@@ -122,14 +122,14 @@ def test_pods_take_whole_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "told"),
+    ("used", "expected"),
     [
-        ({"nvlink": 73}, "73 ranks are used of level 'nvlink'; expects at most 72"),
-        ({"infiniband": 4}, "expects none, for it joins any number"),
+        ({"nvlink": 73}, "level 'nvlink' has used = 73; expected at most 72"),
+        ({"infiniband": 4}, "expected no 'used' without 'ranks'"),
     ],
 )
-def test_used_ranks_that_cannot_be(used: dict[str, int], told: str) -> None:
-    with pytest.raises(DiagnosticError, match=told):
+def test_used_ranks_that_cannot_be(used: dict[str, int], expected: str) -> None:
+    with pytest.raises(DiagnosticError, match=expected):
         GB200.changed({f"network.{level}.used": n for level, n in used.items()})
 
 
@@ -139,7 +139,7 @@ def test_used_ranks_of_levels_are_whole_units() -> None:
         llama.changed({"network.pod.used": 100})
     both = llama.changed({"network.nvlink.used": 4, "network.pod.used": 100})
     assert [level.unit for level in both.network] == [4, 100, None]
-    with pytest.raises(DiagnosticError, match="expects at most 1536"):
+    with pytest.raises(DiagnosticError, match="expected at most 1536"):
         llama.changed({"network.nvlink.used": 4, "network.pod.used": 2048})
 
 
@@ -148,9 +148,9 @@ def test_nodes_of_a_power_of_two_are_used_whole() -> None:
     h100, mesh = machines()["h100-sxm"], {"dp": 4, "tp": 6}
     assert h100.for_mesh(mesh) is h100
     assert crossed(h100, mesh)["tp"] is h100.network[1]
-    (told,) = cautions(h100, [mesh])
-    assert "groups of tp lie in blocks of 6 ranks" in told
-    assert "--used-ranks nvlink=6 " in told
+    (expected,) = cautions(h100, [mesh])
+    assert "groups of tp lie in blocks of 6 ranks" in expected
+    assert "--used-ranks nvlink=6 " in expected
 
 
 def test_what_crosses_without_need_is_told_and_is_a_lever(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_what_crosses_without_need_is_told_and_is_a_lever(tmp_path: Path) -> Non
     across, err = timed("--levers", "--used-ranks", "nvlink=6")
     assert across["used_ranks"] == {}
     assert across["step_seconds"] > default["step_seconds"]
-    (told,) = across["cautions"]
-    assert f"remark: {told}" in err
-    assert "--used-ranks nvlink=4 " in told
+    (expected,) = across["cautions"]
+    assert f"remark: {expected}" in err
+    assert "--used-ranks nvlink=4 " in expected
     levers = {each["name"]: each["step_seconds"] for each in across["levers"]}
     assert levers["4 ranks of each nvlink"] == default["step_seconds"]
     again, _ = timed("--no-levers", "--used-ranks", "nvlink=4")
@@ -179,7 +179,7 @@ def test_what_crosses_without_need_is_told_and_is_a_lever(tmp_path: Path) -> Non
                  "--json", "--jobs", "1")  # fmt: skip
     rows = [row["time"] for row in json.loads(ran.out)]
     assert [r["step_seconds"] for r in rows] == [default["step_seconds"], across["step_seconds"]]
-    assert [r["cautions"] for r in rows] == [[], [told]]
+    assert [r["cautions"] for r in rows] == [[], [expected]]
 
 
 @pytest.mark.parametrize("given", ["nvlink", "nvlink=x", "nvlink=4,nvlink=2", "=4"])

@@ -242,9 +242,9 @@ def test_models_have_the_parameters_that_rows_are_named_after() -> None:
         for row in STEPS[source]:
             size = re.match(r"([0-9.]+)(B|T)", row.row)
             assert size, row.row
-            told = float(size[1]) * (1000 if size[2] == "T" else 1)
+            expected = float(size[1]) * (1000 if size[2] == "T" else 1)
             # Korthikanti et al. round
-            assert parameters(row) / 1e9 == pytest.approx(told, rel=0.02, abs=0.05), row.row
+            assert parameters(row) / 1e9 == pytest.approx(expected, rel=0.02, abs=0.05), row.row
 
 
 def test_models_of_sweeps_have_the_published_parameters() -> None:

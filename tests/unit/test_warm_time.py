@@ -180,33 +180,35 @@ def test_compiles_are_counted_not_structures(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_it_is_what_the_command_tells() -> None:
-    told = stagec("time", LLAMA, "--tp", "2", "--sp", "--set", "L=4", "--machine", "b200", "--json")
+    expected = stagec(
+        "time", LLAMA, "--tp", "2", "--sp", "--set", "L=4", "--machine", "b200", "--json"
+    )
     found = time_step(LLAMA, "b200", tp=2, sp=True, sizes={"L": 4}, levers=True)
-    assert told.out.count("\n") > 10
+    assert expected.out.count("\n") > 10
     import json
 
-    assert json.loads(told.out) == found.as_json()
+    assert json.loads(expected.out) == found.as_json()
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         ({"tpp": 2}, "no flag 'tpp'"),
         ({"tp": "two"}, "tp: 'two' is not a valid integer"),
         ({"zero": 9}, "zero: 9 is not in the range"),
         ({"sp": 3}, "sp: "),
         ({"sizes": {"S": -1}}, "S expects a positive integer"),
-        ({"tp": 3}, "H = 32 does not divide over tp = 3"),
+        ({"tp": 3}, "H = 32, G = 8 and F = 14336 do not divide over tp = 3"),
         ({"tp": 2.5}, "tp: '2.5' is not a valid integer"),
         ({"ranks": 2.5}, "ranks: '2.5' is not a valid integer"),
         ({"mesh": ["dp"]}, "mesh: expects a dictionary"),
         ({"strategy": "no/such.stg"}, "no/such.stg: No such file"),
     ],
 )
-def test_mistakes_are_told_as_those_of_a_command(flags: dict[str, Any], told: str) -> None:
+def test_mistakes_are_told_as_those_of_a_command(flags: dict[str, Any], expected: str) -> None:
     with pytest.raises(DiagnosticError) as problem:
         time_step(LLAMA, **flags)
-    assert told in str(problem.value.diagnostics[0].message)
+    assert expected in str(problem.value.diagnostics[0].message)
     assert problem.value.diagnostics[0].remedy
 
 

@@ -101,7 +101,7 @@ def breakdown(
     facts: dict[tuple[str, str], list[int]] = {}
     for node in nodes:
         if node.id not in spans:
-            raise ValueError(f"{node.label} has no time")
+            raise ValueError(f"{node.label} has no start or end time")
         span = spans[node.id]
         if node.kind == NodeKind.COMP:
             computed.append(span)

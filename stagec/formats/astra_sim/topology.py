@@ -55,8 +55,8 @@ def dimensions(mesh: Mapping[str, int], machine: Machine) -> list[Dimension]:
     ranks = prod(mesh.values())
     if ranks == 1:
         raise error(
-            "the job has one rank, and ASTRA-sim's network has two at least",
-            remedy="add --dp 2: both ranks then do the same",
+            "the job has one rank, but ASTRA-sim's network needs two or more",
+            remedy="add --dp 2: both ranks then do the same work",
         )
     return [_dimension(axis, mesh[axis], level) for axis, level in _levels(machine, mesh).items()]
 
@@ -69,7 +69,7 @@ def _levels(machine: Machine, mesh: Mapping[str, int]) -> dict[str, Level]:
         ranks, most = prod(mesh.values()), machine.network[-1].unit
         raise error(
             f"the job has {ranks} ranks, and '{machine.name}' joins {most}",
-            remedy="choose a smaller mesh, or a machine with a further level",
+            remedy="choose a smaller mesh, or a machine with one more network level",
         )
     return joined
 

@@ -99,7 +99,7 @@ def _records(path: Path, file: io.BufferedReader) -> Iterator[Record]:
     try:
         yield from _text_or_binary(path, io.BufferedReader(cast("io.RawIOBase", unpacked)))
     except (EOFError, zlib.error) as error:
-        raise TraceError(path, 0, f"expected a whole gzip file: {error}") from error
+        raise TraceError(path, 0, f"expected a complete gzip file: {error}") from error
 
 
 def _text_or_binary(path: Path, file: io.BufferedReader) -> Iterator[Record]:
@@ -148,7 +148,7 @@ def _length(path: Path, offset: int, buffer: bytes, position: int) -> tuple[int,
     length = 0
     for index in range(_MAX_VARINT_BYTES):
         if position + index >= len(buffer):
-            raise TraceError(path, offset, "truncated in the length of a record")
+            raise TraceError(path, offset, "the file ends within the length of a record")
         byte = buffer[position + index]
         length |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
@@ -191,7 +191,7 @@ def _values(stream: JsonStream) -> Iterator[bytes]:
     first = True
     for value in stream.values():
         if not isinstance(value, dict):
-            raise stream.error("expects a record, an object")
+            raise stream.error("expected an object for each record")
         other = next((what for key, what in _OTHERS.items() if first and key in value), None)
         if other is not None:
             raise stream.error(
@@ -227,7 +227,7 @@ _FED_TYPES = {"comm_priority": "int32"}
 def _fed(value: object) -> TraceNode:
     """A node as the feeder names its parts; what it does not know is an attribute as it is."""
     if not isinstance(value, dict):
-        raise TypeError("it is no object")
+        raise TypeError("it is not an object")
     given = dict(cast("Mapping[str, object]", value))
     number, kind = given.pop("Id", None), given.pop("NodeType", int(NodeKind.INVALID))
     name, runtime = given.pop("Name", ""), given.pop("runtime", 0)

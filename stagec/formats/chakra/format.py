@@ -45,7 +45,7 @@ class ChakraFormat(Format):
     def check(self, job: TraceJob) -> None:
         if self.io and not job.models:
             raise error(
-                "operands (io) are not in archives, nor in traces that were read",
+                "archives and traces that were read contain no operands (io)",
                 remedy="compile the job with --format 'chakra{io=yes}'",
             )
 

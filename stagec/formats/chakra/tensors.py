@@ -70,7 +70,7 @@ def tensors_of(program: Program) -> TensorLists:
         raise error("tensors need memory events", remedy="compile with --tensor-names")
     if count > MOST_NODES:
         raise error(
-            f"a rank has {count:,} nodes, and tensors are named of {MOST_NODES:,} at most",
+            f"a rank has {count:,} nodes; tensors can be named up to {MOST_NODES:,}",
             remedy="choose fewer layers, or --granularity layer",
         )
     inputs: list[Tensors] = [[] for _ in range(count)]

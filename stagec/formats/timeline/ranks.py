@@ -201,7 +201,7 @@ def replays_of(job: TraceJob) -> list[Replay]:
     decodes behind the others, when all caches are there. Raises `DiagnosticError`."""
     models, machine = job.models, job.machine
     if not models or machine is None:
-        raise error("a timeline needs a model and a machine", remedy="compile it with --machine")
+        raise error("a timeline needs the model and a machine", remedy="compile it with --machine")
     asked = machine, *(p for m in models for p in (m.module, m.measured, m.graphs))
     before = _last.get("")
     if before is None or [*map(id, before[0])] != [*map(id, asked)]:
@@ -317,7 +317,7 @@ class TimelineFormat(JobFormat):
 def too_many(what: str, nodes: int, ranks: int) -> Exception:
     """The error for more nodes than a viewer takes."""
     return error(
-        f"{what}: {nodes:,} nodes are more than a viewer takes, which is about {MOST_NODES:,}",
+        f"{what}: {nodes:,} nodes, and viewers open about {MOST_NODES:,}",
         remedy=f"choose {MOST_NODES * ranks // nodes} ranks or fewer",
     )
 

@@ -99,8 +99,8 @@ class _Rank:
             replay = every or _replayed(nodes, steps, lambda n: n.data_deps)
             if replay is None:
                 raise error(
-                    f"{self.path}: nodes wait for each other in a ring",
-                    remedy="'stagec check' says which",
+                    f"{self.path}: nodes depend on each other in a cycle",
+                    remedy="'stagec check' names them",
                 )
             starts = replay
         order = sorted(range(len(nodes)), key=starts.__getitem__)
@@ -163,7 +163,7 @@ def _replayed(
     steps: Sequence[OnStreams],
     waits_for: Callable[[TraceNode], Sequence[int]],
 ) -> list[int] | None:
-    """When each node starts, in picoseconds; None if nodes wait for each other in a ring."""
+    """When each node starts, in picoseconds; None if nodes depend on each other in a cycle."""
     index = {node.id: i for i, node in enumerate(nodes)}
     users: defaultdict[int, list[int]] = defaultdict(list)
     waiting: list[int] = []

@@ -37,7 +37,7 @@ def read_latents(config: Config, text: ModelText, side: int, channels: int) -> N
     patch = read_size(config, text, "P", "patch_size", default=2)
     size = config.size("sample_size", default=side)
     if size % patch:
-        raise config.refuse("sample_size", f"is {size}, which {patch} does not divide")
+        raise config.refuse("sample_size", f"is {size}, not a multiple of 'patch_size' {patch}")
     text.symbol("X", size // patch, "patches along a side: sample_size / patch_size")
     inputs = read_size(config, text, "C", "in_channels", default=channels)
     read_size(config, text, "C_out", "out_channels", default=inputs)

@@ -205,7 +205,7 @@ class DecoderModel:
         e = self.size("E", *filter(None, [names.get("E")]), *_EXPERTS, default=count)
         t = self.size("T", *filter(None, [names.get("T")]), *_TOP, default=top)
         if t > e:
-            raise self.config.refuse(_TOP[0], f"is {t}, more than the {e} experts")
+            raise self.config.refuse(_TOP[0], f"is {t}, but there are only {e} experts")
         if inner == "F":
             f = self.text.symbols["F"]
             self.text.symbol("M", f.value, f.comment)
@@ -253,7 +253,11 @@ class DecoderModel:
         top = self.config.size("topk_group", default=min(top or groups, groups))
         experts = self.text.value("E")
         if experts % groups or top > groups:
-            raise self.config.refuse("n_group", f"is {groups}: {experts} experts, {top} groups")
+            raise self.config.refuse(
+                "n_group",
+                f"is {groups}: it must divide the {experts} experts, and be at least "
+                f"'topk_group' {top}",
+            )
         if top == groups:
             return []
         self.text.symbol(symbol, groups, "n_group")

@@ -63,7 +63,9 @@ def tower_of(config: Config) -> Config:
     """The configuration of the tower. Raises `DiagnosticError` where there is none."""
     vision = config.section("vision_config")
     if vision is None:
-        raise config.refuse("vision_config", "is missing: expected the tower of vision")
+        raise config.refuse(
+            "vision_config", "is missing: expected the configuration of the vision tower"
+        )
     return vision
 
 
@@ -161,7 +163,7 @@ def llama4_tower(config: Config, text: ModelText) -> ModelText:
     vision.only("vision_output_dim", text.value("O_v"))
     shuffled = text.value("D_v") / ratio**2
     if shuffled.denominator != 1 or shuffled != text.symbols["F_v"].value:
-        raise vision.refuse("pixel_shuffle_ratio", "gives another width than 'intermediate_size'")
+        raise vision.refuse("pixel_shuffle_ratio", "does not give the width in 'intermediate_size'")
     vision.skip("rope_theta", "vision_feature_layer", "vision_feature_select_strategy")
     vision.skip("multi_modal_projector_bias", "projector_dropout", "rope_parameters")
     idle = _as_clip(text)

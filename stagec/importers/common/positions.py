@@ -106,7 +106,7 @@ def _expect_part(config: Config, text: ModelText, share: Fraction, key: str) -> 
     kept, turned = text.symbols["K"].value or 0, text.value("R")
     whole = kept + turned
     if share not in (1, Fraction(turned, whole)):
-        raise config.refuse(key, f"is {share}, but {turned} of {whole} elements are rotated")
+        raise config.refuse(key, f"is {share}, but the model rotates {turned} of {whole} elements")
     return False
 
 
@@ -115,7 +115,7 @@ def declare_part(config: Config, text: ModelText, rotated: int, key: str) -> boo
     dim = text.value("K")
     if not 1 < rotated <= dim or rotated % 2:
         raise config.refuse(
-            key, f"leaves {rotated} of {dim} elements to rotate: expected an even number"
+            key, f"rotates {rotated} of {dim} elements of a head: expected an even number from 2"
         )
     if rotated < dim:
         text.symbol("R", rotated, f"rotated elements of a head, by {key}")
@@ -173,7 +173,7 @@ def _stretch_base(scaling: Config, text: ModelText, key: str) -> None:
         raise scaling.wrong(key, "a positive number")
     dim = (symbols.get("R") or symbols["K"]).value or 1
     if dim < 4 or "theta" not in symbols:
-        raise scaling.refuse(key, "stretches positions of fewer than four elements of a head")
+        raise scaling.refuse(key, "needs heads with at least four rotated elements")
     theta = symbols["theta"].value or 1
     stretched = max(1, round(theta * float(by) ** (dim / (dim - 2))))
     text.replace("theta", stretched, f"rope_theta times {key}^({dim}/{dim - 2})")
@@ -188,7 +188,7 @@ def _llama3(scaling: Config, config: Config) -> list[str]:
     low = scaling.ratio("low_freq_factor", default=1)
     high = scaling.ratio("high_freq_factor", default=4)
     if low <= 0 or high < low:
-        raise scaling.refuse("high_freq_factor", f"is {high}, and 'low_freq_factor' {low}")
+        raise scaling.refuse("high_freq_factor", f"is {high}, less than 'low_freq_factor' {low}")
     return [*words, *_changed("low", low, 1), *_changed("high", high, 4)]
 
 
@@ -198,7 +198,7 @@ def _yarn(scaling: Config, config: Config) -> list[str]:
     fast = scaling.ratio("beta_fast", default=32)
     slow = scaling.ratio("beta_slow", default=1)
     if slow <= 0 or fast < slow:
-        raise scaling.refuse("beta_fast", f"is {fast}, and 'beta_slow' {slow}")
+        raise scaling.refuse("beta_fast", f"is {fast}, less than 'beta_slow' {slow}")
     words += [*_changed("low", slow, 1), *_changed("high", fast, 32)]
     if not scaling.flag("truncate", default=True):
         words.append("smooth")
@@ -232,7 +232,9 @@ def _longrope(scaling: Config, config: Config, text: ModelText) -> list[str]:
     scales = scales or {scaling.ratio("attention_factor", default=0)} - {0}
     for wanted in scales:
         if factor == 1 and wanted != 1:
-            raise scaling.refuse("attention_factor", f"is {wanted} in a context that is not longer")
+            raise scaling.refuse(
+                "attention_factor", f"is {wanted}, but the context is not extended"
+            )
         more = (float(wanted) - 1) / log(factor) * 10 if factor != 1 else 0
         words.append(f"mscale = {_short_fraction(more)}")
     return words

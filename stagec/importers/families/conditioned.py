@@ -48,7 +48,9 @@ def read_qwen_image(config: Config) -> ModelText:
         config.only(key, False)
     axes = config.sizes("axes_dims_rope") or (16, 56, 56)
     if sum(axes) != text.symbols["K"].value:
-        raise config.refuse("axes_dims_rope", "does not add up to 'attention_head_dim'")
+        raise config.refuse(
+            "axes_dims_rope", f"has the sum {sum(axes)}, expected 'attention_head_dim'"
+        )
     body = Body()
     block = joint(text, "rotated")
     x = projected(text, body, "x0", "%images", "image_in", "C, D")
@@ -120,7 +122,9 @@ def read_pixart(config: Config) -> ModelText:
     t = embedded_time(text, body)
     if sized:
         if width % 3:
-            raise config.refuse("num_attention_heads", f"make a width of {width}, not thirds of it")
+            raise config.refuse(
+                "num_attention_heads", f"gives the width {width}, not a multiple of 3"
+            )
         text.assume("D % 3 == 0")
         block = _use(text, "size_condition", symbols="D U")
         both = (body.call(f"{n}_c", block.with_(f"as = {n}"), f"%{n}") for n in ("size", "ratio"))

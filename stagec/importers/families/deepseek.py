@@ -144,7 +144,7 @@ def read_deepseek_v32(config: Config) -> ModelText:
     """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3, whose attention sees selected keys only."""
     model, latent = latent_of(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
     if "Q" not in model.text.symbols:
-        raise config.refuse("q_lora_rank", "is null, but the indexer needs the queries' latent")
+        raise config.refuse("q_lora_rank", "is null, but the indexer needs a latent of the queries")
     read_size(config, model.text, "H_i", "index_n_heads", default=64)
     read_size(config, model.text, "J", "index_head_dim", default=128)
     read_size(config, model.text, "N_keys", "index_topk", default=2048)

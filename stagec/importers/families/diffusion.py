@@ -39,7 +39,7 @@ def read_dit(config: Config) -> ModelText:
     text.symbol("F", 4 * text.value("D"), "four times the width")
     count = config.layers("num_layers", default=28)
     if count < 2:
-        raise config.refuse("num_layers", "is 1: expected a first block and others")
+        raise config.refuse("num_layers", "is 1: expected two layers or more")
     text.symbol("L", count - 1, "num_layers - 1")
     text.symbol("N", config.size("num_embeds_ada_norm", default=1000) + 1, "classes, and none")
     config.only("norm_type", "ada_norm_zero")
@@ -109,7 +109,10 @@ def read_flux(config: Config) -> ModelText:
     guided = config.flag("guidance_embeds", default=False)
     axes = config.sizes("axes_dims_rope")
     if axes and sum(axes) != text.symbols["K"].value:
-        raise config.refuse("axes_dims_rope", "does not make up a head")
+        raise config.refuse(
+            "axes_dims_rope",
+            f"has the sum {sum(axes)}, expected the {text.symbols['K'].value} elements of a head",
+        )
     double = joint(text, "rotated")
     single = text.use("flux_single", "D H K F")
     body = Body()
@@ -168,7 +171,9 @@ def read_sd3(config: Config) -> ModelText:
     count = config.layers("num_layers", default=18)
     duals = config.sizes("dual_attention_layers", most=count - 1)
     if sorted(duals) != list(range(len(duals))) or len(duals) >= count:
-        raise config.refuse("dual_attention_layers", "are not the first layers of the model")
+        raise config.refuse(
+            "dual_attention_layers", "must be the first layers, 0, 1, 2, ..., and not all of them"
+        )
     body = Body()
     x = added_positions(text, body)
     c = projected(text, body, "c0", "%texts", "text_in", "J, D")

@@ -72,7 +72,9 @@ def _begin(
     read_size(config, text, "V", "vocab_size", default=v)
     text.symbol("L", config.layers(default=layers), "num_hidden_layers")
     if not config.flag("relative_attention", default=False):
-        raise config.refuse("relative_attention", "is off, but scores by distance are expected")
+        raise config.refuse(
+            "relative_attention", "is false, but only scores by distance are modeled"
+        )
     config.only("embedding_size", text.value("D"))
     config.only("tie_word_embeddings", True)
     config.only("legacy", True)

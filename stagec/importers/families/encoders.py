@@ -169,7 +169,7 @@ def _bert_head(
     heads = {n.rpartition("For")[2] if "For" in n else n[-5:] for n in names} or {"MaskedLM"}
     known = {"MaskedLM", "PreTraining", "Model", "CausalLM", *_CLASSES}
     if not heads & known:
-        raise config.refuse("architectures", f"has a head that is not known: {', '.join(names)}")
+        raise config.refuse("architectures", f"has a head that is not modeled: {', '.join(names)}")
     if "Model" in heads:
         return train_vectors(text, body, y, args, pooler=pooler)
     if heads & {*_CLASSES}:

@@ -67,7 +67,7 @@ def read_falcon_h1(config: Config) -> ModelText:
         inner=inner,
     )
     if text.value("H_m") * text.value("P") != inner:
-        raise config.refuse("mamba_d_ssm", f"is {inner}, not mamba_n_heads * mamba_d_head")
+        raise config.refuse("mamba_d_ssm", f"is {inner}, expected mamba_n_heads * mamba_d_head")
     if config.flag("mamba_rms_norm", default=False):
         config.only("mamba_norm_before_gate", False)
     config.skip("mamba_norm_before_gate")

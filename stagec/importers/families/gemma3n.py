@@ -47,7 +47,9 @@ def read_gemma3n(config: Config) -> ModelText:
     shares = shares or (Fraction(19, 20),) * few + (Fraction(0),) * (model.count - few)
     nonzero = {share for share in shares if share}
     if len(nonzero) > 1 or not all(0 < share < 1 for share in nonzero):
-        raise config.refuse("activation_sparsity_pattern", "has other shares than one and 0")
+        raise config.refuse(
+            "activation_sparsity_pattern", "must contain 0 and at most one other share, below 1"
+        )
     # the gate lets through what is above this share of normal numbers
     above = Fraction(NormalDist().inv_cdf(float(min(nonzero)))) if nonzero else Fraction(0)
     sparse = f"above = (by = {-above.limit_denominator(10**6)})"
@@ -65,7 +67,9 @@ def read_gemma3n(config: Config) -> ModelText:
         layers[order[-1]] = SharingLayer(heads, block, ("%tokens", "%x0", "%words_norm"))
     shared = config.count("num_kv_shared_layers", default=15, most=model.count - 1)
     if shared and set(kinds[-shared - 2 : -shared]) != set(kinds):
-        raise config.refuse("num_kv_shared_layers", "does not follow a layer of each kind")
+        raise config.refuse(
+            "num_kv_shared_layers", "needs a layer of each kind before the layers that share"
+        )
     cap = config.ratio("final_logit_softcapping", default=30)
     decoder = Decoder(tied=model.tied(True), embed_scale=root(model.width), logit_cap=cap or None)
     body = Body()

@@ -120,7 +120,9 @@ def read_gemma4(config: Config) -> ModelText:
     shared = config.count("num_kv_shared_layers", default=0, most=model.count - 1)
     wide = model.flag("use_double_wide_mlp")
     if shared and not set(named[-shared - 2 : -shared]) == set(named):
-        raise config.refuse("num_kv_shared_layers", "does not follow a layer of each kind")
+        raise config.refuse(
+            "num_kv_shared_layers", "needs a layer of each kind before the layers that share"
+        )
     x = write_layers(text, body, x, layers, named, shared, wide=wide)
     decoder.write_head(text, body, x, table)
     return text.train(arguments(text), body)
@@ -142,7 +144,7 @@ def write_layers(
     own = order[: len(order) - shared]
     heads = [layers[name].heads.kind for name in order]
     if shared and set(heads[-shared - 2 : -shared]) != set(heads):
-        message = f"{shared} layers share keys and values, but follow no layer of each kind"
+        message = f"{shared} layers share keys and values, but not all kinds of layers precede them"
         raise ValueError(message)
     last = [len(own) - 1 - heads[: len(own)][::-1].index(k) for k in set(heads)] if shared else []
     kept = min(last, default=len(own))
@@ -190,7 +192,9 @@ def _read_heads(model: DecoderModel) -> tuple[SharingHeads, SharingHeads]:
         for pair in pairs:
             wide, groups = pair
     if model.heads % groups:
-        raise config.refuse("num_global_key_value_heads", f"is {groups}: {model.heads} heads")
+        raise config.refuse(
+            "num_global_key_value_heads", f"is {groups}, which does not divide {model.heads} heads"
+        )
     text.symbol("K_global", wide, "global_head_dim")
     text.symbol("G_global", groups, "heads of keys and values of global layers")
     return (
@@ -204,7 +208,9 @@ def _read_experts(model: DecoderModel) -> None:
     read_size(model.config, model.text, "E", "num_experts")
     top = read_size(model.config, model.text, "T", "top_k_experts")
     if top > model.text.value("E"):
-        raise model.config.refuse("top_k_experts", f"is {top}, more than there are experts")
+        raise model.config.refuse(
+            "top_k_experts", f"is {top}, but there are only {model.text.value('E')} experts"
+        )
     read_size(model.config, model.text, "M", "moe_intermediate_size")
 
 

@@ -36,12 +36,12 @@ def read_recurrent_gemma(config: Config) -> ModelText:
     text = model.text
     if model.inner % 2:
         raise config.refuse(
-            "intermediate_size", f"is {model.inner}: it is gate and up, an even one"
+            "intermediate_size", f"is {model.inner}: expected an even number, gate and up together"
         )
     text.replace("F", model.inner // 2, "intermediate_size / 2")
     width = config.size("lru_width", default=model.width)
     if width % model.heads:
-        raise config.refuse("lru_width", f"is {width}, which {model.heads} heads do not divide")
+        raise config.refuse("lru_width", f"is {width}, not a multiple of {model.heads} heads")
     text.symbol("P", width // model.heads, "lru_width / num_attention_heads")
     model.size("W_m", "conv1d_width", default=4)
     model.size("W", "attention_window_size", "sliding_window", default=2048)

@@ -75,7 +75,11 @@ def _by_axes(model: DecoderModel) -> Rope:
         sections = sections or (inner.sizes("mrope_section", length=3) if inner else ())
     sections = sections or (16, 24, 24)
     if 2 * sum(sections) != model.dim:
-        raise model.config.refuse("rope_scaling", f"has sections that do not make up {model.dim}")
+        raise model.config.refuse(
+            "rope_scaling",
+            f"has 'mrope_section' with the sum {sum(sections)}, expected half of a head of "
+            f"{model.dim}",
+        )
     rope = model.rope()
     model.text.notes = [n for n in model.text.notes if "on all axes" not in n]
     return replace(rope, sections=f"sections = ({', '.join(map(str, sections))})")
@@ -96,7 +100,9 @@ def _read_tower(vision: Config, text: ModelText, windows: bool) -> int:
     merge = vision.size("spatial_merge_size", default=2)
     side = vision.size("window_size", default=112) // patch // merge * merge if windows else 1
     if not side or (text.symbols["K_v"].value or 4) % 4:
-        raise vision.refuse("window_size", "is less than a token, or heads are no four parts")
+        raise vision.refuse(
+            "window_size", "is less than one token, or the heads are not a multiple of 4 wide"
+        )
     text.symbol("I_v", 1, "images of a sequence")
     text.symbol("N_v", _PATCHES, "patches of an image")
     if windows:

@@ -190,7 +190,8 @@ def _product(body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool)
 def _squares(config: Config, key: str, text: ModelText, body: Body, x: str, side: int) -> str:
     """Append squares of side x side patches: [B*I_v, rows, side, columns, side, D_v]."""
     if side < 1 or text.value("X_v") % side:
-        raise config.refuse(key, f"makes squares of {side}, not of {text.value('X_v')} patches")
+        patches = text.value("X_v")
+        raise config.refuse(key, f"gives squares of {side}, which do not tile {patches} patches")
     sizes = f"({side}, X_v/{side}, {side})"
     text.assume(f"X_v % {side} == 0")
     cut = f'stg.reshape["b(huwv)d->bhuwvd", factors = (u, w, v), sizes = {sizes}]'
@@ -280,7 +281,7 @@ def reader(project: Projector, tower: str, words: str) -> Reader:
     def read(config: Config) -> ModelText:
         vision, spoken = config.section("vision_config"), config.section("text_config")
         if vision is None or spoken is None:
-            raise config.refuse("text_config", "is missing: expected a language model and a tower")
+            raise config.refuse("text_config", "or 'vision_config' is missing: expected both")
         kind = vision.word("model_type", among=_EYES, default=tower)
         idles: list[Idle] = []
         spoken.among = _among(config, vision, kind, project, idles)

@@ -51,7 +51,8 @@ def read_mllama_images(config: Config) -> ModelText:
     )
     text = model.text
     if any(layer >= model.count for layer in crossed) or len(set(crossed)) < len(crossed):
-        raise config.refuse("cross_attention_layers", f"are not layers of {model.count}")
+        message = f"must be different layers below {model.count}"
+        raise config.refuse("cross_attention_layers", message)
     block = FeedForward(model.activation()).write(text)
     kinds = {
         "layers": Layer(
@@ -98,7 +99,7 @@ def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:
     kept = vision.sizes("intermediate_layers_indices", most=count - 1)
     kept = kept or tuple(min(i, count - 1) for i in _INDICES)
     if list(kept) != sorted(kept):
-        raise vision.refuse("intermediate_layers_indices", "are not in order: not modeled")
+        raise vision.refuse("intermediate_layers_indices", "must be in increasing order")
     width = (1 + len(kept)) * text.value("D_v")
     vision.only("vision_output_dim", width)
     vision.skip("norm_eps")

@@ -34,7 +34,7 @@ def _reader(read: Reader) -> Reader:
     def read_images(config: Config) -> ModelText:
         vision, words = config.section("vision_config"), config.section("text_config")
         if vision is None or words is None:
-            raise config.refuse("text_config", "is missing: expected a language model and a tower")
+            raise config.refuse("text_config", "or 'vision_config' is missing: expected both")
         words.inherit(config, "tie_word_embeddings")
         if not words.has("model_type"):
             words.inherit(config, "model_type")
@@ -43,7 +43,10 @@ def _reader(read: Reader) -> Reader:
         if not vision.is_list("deepstack_visual_indexes"):
             deep = (8, 16, 24)
         if list(deep) != sorted(set(deep)) or len(deep) >= words.layers(default=32):
-            raise vision.refuse("deepstack_visual_indexes", "are not in order, or too many")
+            raise vision.refuse(
+                "deepstack_visual_indexes",
+                "must increase, and be fewer than the layers of the language model",
+            )
 
         def write(text: ModelText, body: Body) -> str:
             _read_tower(vision, text)

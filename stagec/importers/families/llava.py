@@ -158,7 +158,7 @@ def _read(config: Config, projector: Projector, *, tower: str, words: str) -> Mo
     seen = config.section("vision_config", "audio_config")
     spoken = config.section("text_config")
     if seen is None or spoken is None:
-        raise config.refuse("text_config", "is missing: expected a language model and a tower")
+        raise config.refuse("text_config", "or 'vision_config' is missing: expected both")
     text = language_of(config, spoken, words)
     kind = seen.word("model_type", among=("", *_TOWERS), default=tower)  # '': Kimi-K2.5-NVFP4
     idle = _TOWERS[kind or tower](seen, text)

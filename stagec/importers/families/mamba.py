@@ -90,7 +90,9 @@ def _period(config: Config, name: str, period: int, offset: int) -> tuple[int, i
     every = config.size(f"{name}_layer_period", default=period)
     at = config.count(f"{name}_layer_offset", default=offset)
     if at >= every:
-        raise config.refuse(f"{name}_layer_offset", f"is {at}, not below the period {every}")
+        raise config.refuse(
+            f"{name}_layer_offset", f"is {at}: expected less than the period {every}"
+        )
     return every, at
 
 
@@ -267,7 +269,8 @@ def _pattern(config: Config, count: int) -> str:
     word = config.text("hybrid_override_pattern")
     if len(word) != count:
         raise config.refuse(
-            "hybrid_override_pattern", f"has {len(word)} letters, expected {count}: one a layer"
+            "hybrid_override_pattern",
+            f"has {len(word)} letters, expected one for each of {count} layers",
         )
     wrong = sorted(set(word) - set("M*-E"))
     if wrong:

@@ -272,7 +272,10 @@ def read_grok(config: Config) -> ModelText:
     if config.has("widening_factor"):
         wide = config.size("widening_factor") * model.width * 2 // 3
         if -(-wide // 8) * 8 != model.inner:
-            raise config.refuse("widening_factor", f"means a width of {wide}, not {model.inner}")
+            raise config.refuse(
+                "widening_factor",
+                f"gives the width {wide}, but 'intermediate_size' is {model.inner}",
+            )
     cap = config.ratio("max_attn_value", "attn_logit_softcapping", default=30)
     scale = config.ratio("attn_output_multiplier", default=0)
     rsqrt = f", rsqrt = {round(1 / scale**2)}" if scale > 0 else ""

@@ -128,7 +128,7 @@ def read_mllama(config: Config) -> ModelText:
     )
     text, total = model.text, model.count
     if any(layer >= total for layer in crossed) or len(set(crossed)) < len(crossed):
-        raise config.refuse("cross_attention_layers", f"are not layers of {total}")
+        raise config.refuse("cross_attention_layers", f"must be different layers below {total}")
     model = _without(model, total - len(crossed))
     mixer, block = Attention(rope=model.rope()), FeedForward(model.activation())
     model.stack(mixer, block)
@@ -143,7 +143,9 @@ def read_mllama(config: Config) -> ModelText:
 
 def _without(model: DecoderModel, count: int) -> DecoderModel:
     if count < 1:
-        raise model.config.refuse("cross_attention_layers", "leave no layer of self-attention")
+        raise model.config.refuse(
+            "cross_attention_layers", "contains all layers: none is left for self-attention"
+        )
     model.count = count
     return model
 
@@ -322,7 +324,9 @@ def words_and_tower(config: Config, read: Reader) -> tuple[ModelText, Config]:
     """The text of the language model in `text_config`, and the tower's configuration."""
     words = config.section("text_config")
     if words is None:
-        raise config.refuse("text_config", "is missing: expected the language model")
+        raise config.refuse(
+            "text_config", "is missing: expected the configuration of the language model"
+        )
     words.inherit(config, "tie_word_embeddings")
     if not words.has("model_type"):
         words.inherit(config, "model_type")

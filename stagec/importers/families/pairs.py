@@ -41,7 +41,7 @@ def read_clip(config: Config) -> ModelText:
     i = body.let("i", f'stg.einsum["bd,de->be"]({i}, {w_image})')  # a part may end here
     act = read_activation(words, "hidden_act", default="quick_gelu")
     if ACTIVATIONS[act] != ACTIVATIONS[mlp.activation]:
-        raise words.refuse("hidden_act", f"is {act!r}, and that of images {mlp.activation!r}")
+        raise words.refuse("hidden_act", f"is {act!r}, but that of images is {mlp.activation!r}")
     w = _clip_text(text, body, t, mlp, "text")
     w_text = body.param("w_text", f"{t['D']}, J")
     w = body.let("w", f'stg.einsum["bd,de->be"]({w}, {w_text})')  # a part may end here
@@ -123,7 +123,7 @@ def _two_towers(config: Config, title: str) -> tuple[ModelText, Config, Config]:
     text = begin_text(config, title, "Model")
     vision, words = config.section("vision_config"), config.section("text_config")
     if vision is None or words is None:
-        raise config.refuse("vision_config", "and 'text_config' are the two towers: one is missing")
+        raise config.refuse("vision_config", "or 'text_config' is missing: expected both")
     config.skip("vision_config_dict", "text_config_dict")
     return text, vision, words
 
@@ -160,7 +160,7 @@ def read_siglip(config: Config) -> ModelText:
         side.skip("projection_dim", "projection_size", "num_image_tokens")
     vision.only("vision_use_head", True)
     if text.symbols["D"].value != text.symbols["D_v"].value:
-        raise words.refuse("hidden_size", "differs from that of images")
+        raise words.refuse("hidden_size", "must be equal to that of images")
     act = read_activation(vision, "hidden_act", default="gelu_pytorch_tanh")
     words.only("hidden_act", act)
     mlp = FeedForward(act, False, True)

@@ -37,9 +37,7 @@ def begin_pyramid(
     image = config.side("image_size", default=224)
     side, halves = image // (patch or 1), len(depths) - 1
     if side < 1 or side * (patch or 1) != image or side % (1 << halves):
-        raise config.refuse(
-            "image_size", f"is {image}, which {patch} * {1 << halves} does not divide"
-        )
+        raise config.refuse("image_size", f"is {image}, not a multiple of {patch} * {1 << halves}")
     text.symbol("X", side, "patches along a side: image_size / patch_size")
     for i, (width, depth) in enumerate(zip(widths, depths, strict=True), 1):
         text.symbol(at("D", i), width, f"width of stage {i}")

@@ -251,7 +251,9 @@ def read_mimo_v2(config: Config) -> ModelText:
     model.size("W_v", "v_head_dim", default=128)
     twice = config.size("swa_num_key_value_heads", default=2 * model.groups_of_heads)
     if model.heads % twice:
-        raise config.refuse("swa_num_key_value_heads", f"is {twice}: {model.heads} heads")
+        raise config.refuse(
+            "swa_num_key_value_heads", f"is {twice}, which does not divide {model.heads} heads"
+        )
     text.symbol("G_local", twice, "heads of keys of layers with a window")
     for key, value in (("head_dim", model.dim), ("num_attention_heads", model.heads)):
         config.only(f"swa_{key}", value)
@@ -269,7 +271,8 @@ def read_mimo_v2(config: Config) -> ModelText:
         share = config.ratio("partial_rotary_factor", default=third)
         shares[kind] = inner.ratio("partial_rotary_factor", default=share) if inner else share
     if len(set(shares.values())) > 1:
-        raise config.refuse("rope_parameters", "rotate different parts of a head by kind of layers")
+        message = "rotates different shares of a head in different kinds of layers"
+        raise config.refuse("rope_parameters", message)
     rotated = int(shares["full_attention"] * model.dim) // 2 * 2
     scale = config.ratio("attention_value_scale", default=Fraction("0.707"))
     full = Attention(

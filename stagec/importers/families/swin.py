@@ -85,7 +85,10 @@ def _swin(config: Config, title: str, *, second_version: bool) -> ModelText:
         if side % windows[i - 1]:
             raise config.refuse("window_size", f"is {window}, which does not divide {side} patches")
         if side > window and depths[i - 1] % 2:
-            raise config.refuse("depths", f"has {depths[i - 1]}: every second layer is shifted")
+            raise config.refuse(
+                "depths",
+                f"has {depths[i - 1]}: expected an even number, as every second layer shifts",
+            )
         text.symbol(at("H", i), number, f"heads of stage {i}")
         text.symbol(at("K", i), d // number, "width / heads")
         text.symbol(at("F", i), int(ratio * d), "mlp_ratio * width")

@@ -139,7 +139,8 @@ def _beit(config: Config, *, pooler: bool) -> ModelText:
     own = config.flag("use_relative_position_bias", default=False)
     shared = config.flag("use_shared_relative_position_bias", default=False)
     if own and shared:
-        raise config.refuse("use_shared_relative_position_bias", "stands beside biases of layers")
+        message = "cannot be combined with 'use_relative_position_bias'"
+        raise config.refuse("use_shared_relative_position_bias", message)
     operands = [pair_bias(body, "bias", body.param("bias_table", "N, H"))] if shared else []
     operands += ["%pairs"] if own else []
     mixer = MultiHead("qvo", bias=shared, pairs=own)

@@ -248,7 +248,7 @@ def _rotated(model: DecoderModel) -> list[bool]:
     every = config.size("no_rope_layer_interval", default=4)
     flags = config.sizes("no_rope_layers", most=1)
     if flags and len(flags) != model.count:
-        raise config.refuse("no_rope_layers", f"has {len(flags)} elements for {model.count} layers")
+        raise config.refuse("no_rope_layers", f"has {len(flags)} elements, expected {model.count}")
     among = ("full_attention", "chunked_attention")
     types = config.words("layer_types", among=among, length=model.count)
     rotated = [bool(f) for f in flags] or [(i + 1) % every != 0 for i in range(model.count)]
@@ -264,7 +264,7 @@ def _llama4_blocks(model: DecoderModel) -> list[Named]:
     sparse = config.sizes("moe_layers", most=model.count - 1) or range(step - 1, model.count, step)
     mixture = model.experts(count=16, top=1, inner="F")
     if model.text.symbols["T"].value != 1:
-        raise config.refuse("num_experts_per_tok", "is not 1: inputs are scaled for one expert")
+        raise config.refuse("num_experts_per_tok", "is not 1: only one expert per token is modeled")
     shared = FeedForward(model.activation())
     model.text.symbol("F_shared", model.inner, "intermediate_size")
     mixture = replace(mixture, route=("scores = sigmoid",), scaled_inputs=True, shared=shared)

@@ -144,7 +144,9 @@ def _order(config: Config) -> list[str]:
     ids = config.sizes("hybrid_layer_ids", most=count - 1)
     shares = [i for i, t in enumerate(types) if t == "hybrid"] if types else list(ids)
     if types and ids and shares != sorted(ids):
-        raise config.refuse("hybrid_layer_ids", "does not name the hybrid layers of the other key")
+        raise config.refuse(
+            "hybrid_layer_ids", "does not list the layers that the other key calls hybrid"
+        )
     blocks = config.size("num_mem_blocks", default=1)
     return [f"hybrid{shares.index(i) % blocks}" if i in shares else "mamba" for i in range(count)]
 

@@ -131,7 +131,7 @@ class Config:
             return self.size(key, default=default)
         height, width = self.sizes(key, length=2, least=1)
         if height != width:
-            raise self.refuse(key, f"is {height} x {width}, but only squares are modelled")
+            raise self.refuse(key, f"is {height} x {width}, but only squares are modeled")
         return height
 
     def layers(self, *keys: str, default: int | None = None) -> int:
@@ -268,7 +268,7 @@ class Config:
             raise self.wrong(key, "a list")
         if length is not None and len(value) != length:
             message = f"'{self._where}{key}' has {len(value)} elements, expected {length}"
-            raise error(message, self.place(key), remedy="one element for each layer")
+            raise error(message, self.place(key), remedy=f"give {length} elements")
         return value
 
     def section(self, *keys: str) -> Config | None:
@@ -339,7 +339,8 @@ class Config:
         return error(
             f"'{self._where}{key}' is {value}, expected {expected}",
             self.place(key),
-            remedy=remedy or "correct the value; the model's own config.json has one",
+            remedy=remedy
+            or "correct the value; see the config.json that the model was published with",
         )
 
     def refuse(self, key: str, message: str) -> DiagnosticError:
@@ -374,19 +375,19 @@ class Config:
         suggestion = did_you_mean(key, self._asked - self._members.keys())
         ignore = self._ignore(key)
         return Diagnostic(
-            f"the key '{self._where}{key}' is not known, and may change the computation: "
+            f"unknown key '{self._where}{key}', which may change the computation: "
             f"{_shown(member.value)}",
             self.place(key),
-            remedy=f"{suggestion} If {ignore}" if suggestion else f"if {ignore}",
+            remedy=f"{suggestion} Otherwise, {ignore}" if suggestion else ignore,
         )
 
     def _left_out(self, key: str, member: Member) -> Diagnostic:
-        message = f"the key '{self._where}{key}' is not known, and is taken as left out: "
+        message = f"ignored the unknown key '{self._where}{key}': "
         return Diagnostic(message + _shown(member.value), self.place(key), "remark")
 
     def _ignore(self, key: str) -> str:
         name = f"{self._where}{key}"
-        return f"it does not matter here: stagec import --ignore-key {name} -o MODEL.stg"
+        return f"if it has no effect here, run stagec import --ignore-key {name} -o MODEL.stg"
 
 
 def _is_off(key: str, value: Json) -> bool:

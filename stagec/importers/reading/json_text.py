@@ -70,10 +70,12 @@ class JsonText:
         object."""
         first = self._peek()
         if first != "{":
-            raise self._error("expects a JSON object", self._next("the file is empty"))
+            raise self._error("expected a JSON object", self._next("the file is empty"))
         value = self._object(1)
         if self._peek():
-            raise self._error(f"expects nothing behind the object, found {self._peek()!r}")
+            raise self._error(
+                f"expected the end of the file after the object, found {self._peek()!r}"
+            )
         return value
 
     # -- the parts of the text ---------------------------------------------------------------------
@@ -87,7 +89,7 @@ class JsonText:
         if first == "[":
             return self._list(depth)
         if not first:
-            raise self._error("expects a value, the file ends")
+            raise self._error("expected a value, but the file ends")
         return self._plain()
 
     def _object(self, depth: int) -> Object:
@@ -98,18 +100,18 @@ class JsonText:
             return members
         while True:
             if self._peek() != '"':
-                raise self._error("expects a key in quotes", self._next())
+                raise self._error("expected a key in quotes", self._next())
             key_at = self._at
             key = str(self._plain())
             if self._peek() != ":":
-                raise self._error(f"expects ':' behind {key!r:.60}", self._next())
+                raise self._error(f"expected ':' after {key!r:.60}", self._next())
             self._at += 1
             self._peek()
             value_at = self._at
             value = self._value(depth + 1)
             if key in members:
                 raise error(
-                    f"the key {key!r:.60} stands twice",
+                    f"duplicate key {key!r:.60}",
                     self.place(key_at, len(key) + 2),
                     remedy="remove one of the two",
                 )
@@ -144,7 +146,7 @@ class JsonText:
     def _another(self, closing: str) -> bool:
         mark = self._peek()
         if mark not in (",", closing) or not mark:
-            raise self._error(f"expects ',' or '{closing}'", self._next())
+            raise self._error(f"expected ',' or '{closing}'", self._next())
         self._at += 1
         return mark == ","
 

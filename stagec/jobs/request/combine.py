@@ -52,9 +52,10 @@ _LARGEST = 1 << 16
 
 
 def nearest(wanted: int, valid: Iterable[int], count: int = 3) -> str:
-    """The valid numbers that are nearest to what was tried."""
+    """`among 2, 4, 8`: the valid numbers that are nearest to what was tried; `1` if it is one."""
     best = sorted(sorted(valid), key=lambda n: abs(n - wanted))[:count]
-    return ", ".join(map(str, sorted(best))) or "none"
+    listed = ", ".join(map(str, sorted(best))) or "none"
+    return f"among {listed}" if len(best) > 1 else listed
 
 
 def divisors(number: int) -> list[int]:
@@ -111,15 +112,16 @@ def _quotient(ranks: int, axis: str, others: Mapping[str, int]) -> int:
     if ranks % taken == 0:
         return ranks // taken
     shown = " x ".join(f"{a} {n}" for a, n in others.items())
+    shown += f" = {taken}" if len(others) > 1 else ""
     below = ranks // taken * taken
     counts = ", ".join(str(n) for n in (below, below + taken) if n)
     choices = [
-        f"{flag(a)} among {nearest(n, divisors(ranks * n // taken))}"
+        f"{flag(a)} {nearest(n, divisors(ranks * n // taken))}"
         for a, n in others.items()
         if ranks % (taken // n) == 0
     ]
     raise error(
-        f"--ranks {ranks} is not a multiple of {shown} = {taken}, so axis '{axis}' gets no size",
+        f"--ranks {ranks} is not a multiple of {shown}, so axis '{axis}' gets no size",
         remedy=f"choose {' or '.join([f'--ranks among {counts}', *choices])}",
     )
 
@@ -189,7 +191,7 @@ def _heads(request: FlagValues) -> Iterator[Diagnostic]:
         valid = [n for n in divisors(heads) if n % groups == 0 or groups % n == 0]
         yield _error(
             f"H = {heads} does not divide over tp = {tp}",
-            f"choose --tp among {nearest(tp, valid)}",
+            f"choose --tp {nearest(tp, valid)}",
         )
 
 
@@ -202,7 +204,7 @@ def _ulysses(request: FlagValues) -> Iterator[Diagnostic]:
     yield _error(
         f"G = {heads} does not divide over tp*cp = {tp * cp}: --cp-mode ulysses splits the "
         "key/value heads over cp",
-        f"choose --cp among {nearest(cp, divisors(left))}, or --cp-mode all-gather",
+        f"choose --cp {nearest(cp, divisors(left))}, or --cp-mode all-gather",
     )
 
 

@@ -88,7 +88,7 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
     count = experts + options.redundant_experts if experts is not None else 0
     units = {unit} if options.etp else {unit, options.tp}
     fits = sorted({n * u for n in divisors(ranks) for u in units if count % (n * u) == 0})
-    choices = f"choose --ep among {nearest(options.ep, fits)}"
+    choices = f"choose --ep {nearest(options.ep, fits)}"
     flag = axis.replace("_", "-")
     if ranks * unit % options.ep or options.ep % unit:
         whole = f", a multiple of --tp {unit}," if unit > 1 else ""

@@ -186,8 +186,8 @@ class StepGraph:
             left[order[:number]] = False
             late = [each.name for each in self.classes if left[each.own].any()]
             raise error(
-                f"the replay stands still: {', '.join(late)} wait for each other",
-                remedy="see what 'stagec check' says of the order of messages",
+                f"deadlock: {', '.join(late)} wait for each other",
+                remedy="run 'stagec check' on the traces, which reports the order of messages",
             )
         return order
 

@@ -66,7 +66,7 @@ def node_times(program: Program, each: ClassTimes) -> NodeTimes:
         days = each.end / PICOSECONDS / 86400
         raise error(
             f"a step of {days:,.0f} days is too long to show node by node",
-            remedy="look for a figure of the machine that is too small or too large",
+            remedy="check the figures of the machine: one is too small or too large",
         )
     marked = np.array([bool(marker_of(n.name)) for n in program.prototypes], dtype=bool)
     microbatch = np.where(marked[program.prototype], program.microbatch, NONE)

@@ -308,8 +308,8 @@ def peak(machine: Machine, dtype: str) -> float:
     peaks = {str(name): figure.value for name, figure in rates.items()}
     if dtype not in peaks:
         raise error(
-            f"machine '{machine.name}' computes no products of {dtype}, but of {', '.join(peaks)}",
-            remedy=f"give compute.matrix.{dtype} in its text, or choose another type",
+            f"machine '{machine.name}' has no peak for {dtype}; it has {', '.join(peaks)}",
+            remedy=f"add compute.matrix.{dtype} to its file, or choose another type",
         )
     return peaks[dtype]
 

@@ -119,8 +119,8 @@ def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
 def _too_many(machine: Machine, rank: int) -> Exception:
     last = machine.network[-1]
     return error(
-        f"machine {machine.name} joins {last.unit} ranks, but there is a rank {rank}",
-        remedy=f"give its network a level around '{last.name}', or level '{last.name}' more ranks",
+        f"machine '{machine.name}' has {last.unit} ranks, but the job has a rank {rank}",
+        remedy=f"add a network level after '{last.name}', or give '{last.name}' more ranks",
     )
 
 

@@ -293,7 +293,7 @@ def picoseconds(seconds: float) -> int:
     number = seconds * PICOSECONDS
     if not isfinite(number):
         raise error(
-            "a kernel or a message of the step takes longer than any number of seconds",
-            remedy="look for a figure of the machine that is too small or too large",
+            "a kernel or a message takes infinitely long",
+            remedy="check the figures of the machine: one is too small or too large",
         )
     return round(number)

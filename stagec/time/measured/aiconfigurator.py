@@ -99,7 +99,7 @@ def _columns(path: Path) -> Columns:
         return {name: table[name].to_numpy() for name in table.column_names}
     except (OSError, ValueError) as problem:  # pyarrow's errors are among them
         raise error(
-            f"{path}: no table can be read: {problem}", remedy="install the package again"
+            f"{path}: cannot read the table: {problem}", remedy="install the package again"
         ) from None
 
 

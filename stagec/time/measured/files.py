@@ -180,9 +180,9 @@ def _check_names(names: list[str], place: Loc) -> None:
     for name in names:
         if name not in _NAMES or names.count(name) > 1:
             if name in _NAMES:
-                raise error(f"'{name}' is twice", place, remedy="leave one of them out")
+                raise error(f"duplicate column '{name}'", place, remedy="remove one of them")
             hint = did_you_mean(name, _NAMES) or f"the columns are: {', '.join(_NAMES)}"
-            raise error(f"'{name:.40}' is not a column of a table", place, remedy=hint)
+            raise error(f"unknown column '{name:.40}'", place, remedy=hint)
     missing = [n for n in _REQUIRED if n not in names]
     if missing:
         raise error(f"no column '{missing[0]}'", place, remedy=f"write {','.join(_NAMES)}")
@@ -211,14 +211,14 @@ def _check_of_kind(kind: str, dtype: str, op: str, causal: bool) -> None:
     """Only what a kernel of this kind has: else no kernel would ever be found in the row."""
     if not EXTENTS.get(kind):
         if dtype:
-            raise ValueError(f"dtype: a row of {kind} has none, found {dtype!r:.40}")
+            raise ValueError(f"dtype: expects nothing in a row of {kind}, found {dtype!r:.40}")
     elif dtype not in DTYPE_BYTES:
         hint = did_you_mean(dtype, DTYPE_BYTES) or f"the types are: {', '.join(DTYPE_BYTES)}"
-        raise ValueError(f"dtype: no element type {dtype!r:.40}; {hint}")
+        raise ValueError(f"dtype: unknown element type {dtype!r:.40}; {hint}")
     if causal and not kind.startswith("attention"):
-        raise ValueError(f"causal: a row of {kind} has no mask")
+        raise ValueError(f"causal: expects nothing in a row of {kind}")
     if op and kind != "memory":
-        raise ValueError(f"op: a row of {kind} has none, found {op!r:.40}")
+        raise ValueError(f"op: expects nothing in a row of {kind}, found {op!r:.40}")
 
 
 def _whole(value: Any, names: tuple[str, ...]) -> list[int]:

@@ -85,10 +85,10 @@ def read_trace(path: Path, progress: Progress | None = None) -> Reading:
         try:
             _read(stream, result, columns, lambda: progress(file.tell()) if progress else None)
         except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
-            raise error(f"{path}: broken gzip: {problem}", remedy=REMEDY) from None
+            raise error(f"{path}: not a complete gzip file: {problem}", remedy=REMEDY) from None
     if not columns.duration:
         raise error(
-            f"{path}: no work on a GPU in {result.events:,} events",
+            f"{path}: none of {result.events:,} events ran on a GPU",
             remedy="profile with ProfilerActivity.CUDA, on a machine with a GPU",
         )
     _join(result, columns)
@@ -110,7 +110,7 @@ def _read(stream: BinaryIO, result: Reading, columns: _Columns, tell: Callable[[
             raise text.error(str(problem)) from None
     if not text.found:
         place = FileLoc(str(result.path), 1, 1)
-        raise error(f"no '{_EVENTS}' in it: this is not a trace", place, remedy=REMEDY)
+        raise error(f"not a trace: it has no '{_EVENTS}'", place, remedy=REMEDY)
 
 
 def _note(result: Reading, name: str, value: Any) -> None:
@@ -255,7 +255,7 @@ def _args(event: dict[str, Any]) -> dict[str, Any]:
 def _name(event: dict[str, Any]) -> str:
     name = event.get("name")
     if not isinstance(name, str):
-        raise ValueError(f"'name': expects a text, found {name!r:.40}")
+        raise ValueError(f"'name': expects a string, found {name!r:.40}")
     return name
 
 

@@ -150,7 +150,7 @@ def _product(op: Recorded, first: int) -> Key:
     """Operands [.., m, k] and [.., k, n] at `first` and after it."""
     left, right = op.tensor(first), op.tensor(first + 1)
     if len(left.shape) != len(right.shape) or left.shape[-1:] != right.shape[-2:-1]:
-        raise ValueError("its operands are no matrices that fit")
+        raise ValueError("its operands are not matrices that can be multiplied")
     *batch, m, k = left.shape
     if left.dtype != right.dtype:
         raise ValueError(f"a product of {left.dtype} by {right.dtype}")
@@ -173,14 +173,14 @@ class _Attention:
     def __call__(self, op: Recorded) -> Key:
         q, k, v = (op.tensor(self.query + i) for i in range(3))
         if not all(len(t.shape) == 4 for t in (q, k, v)):
-            raise ValueError("sequences of several lengths")
+            raise ValueError("sequences of different lengths")
         if self.bias is not None and op.has(self.bias):
             raise ValueError("attention with a bias")
         if self.window is not None and not op.value(self.window).startswith("-"):
             raise ValueError("attention with a window")
         causal = op.value(self.causal)
         if causal not in ("True", "False"):
-            raise ValueError("its mask is not recorded")
+            raise ValueError("whether it is causal is not recorded")
         rows, heads = (2, 1) if self.heads else (1, 2)
         extents = (q.shape[0], q.shape[heads], k.shape[heads], q.shape[rows], k.shape[rows])
         return Key(self.kind, q.dtype, (*extents, q.shape[3], v.shape[3]), causal == "True")
@@ -210,7 +210,7 @@ def _embedding(op: Recorded) -> Key:
     """Reads an index and a row for each token, writes the row."""
     table, tokens = op.tensor(0), op.tensor(1)
     if len(table.shape) != 2:
-        raise ValueError("its table is no matrix")
+        raise ValueError("its table is not a matrix")
     row = table.shape[1] * table.width
     return _memory(math.prod(tokens.shape) * (2 * row + tokens.width), "embedding")
 
