@@ -237,14 +237,15 @@ T = TypeVar("T")
 
 def front_of(computations: Iterator[tuple[T, bool]]) -> tuple[list[tuple[T, bool]], bool]:
     """What later nodes refer to of computations that are given last one first: the last one, the
-    last matrix product and the one right before that, in order; and whether all were found."""
+    last matrix product and the one right before that, in order; and whether all were found. Nobody
+    asks whether the one before the product is a product as well: it is noted as if it was not, so
+    that steps which differ in that alone share a template."""
     front: list[tuple[T, bool]] = []
     for which, product in computations:
-        after_product = bool(front) and front[-1][1]
-        if not front or product or after_product:
+        if front and front[-1][1]:
+            return [(which, False), *front[::-1]], True
+        if not front or product:
             front.append((which, product))
-        if after_product:
-            return front[::-1], True
     return front[::-1], False
 
 
