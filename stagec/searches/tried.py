@@ -61,10 +61,12 @@ def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
 
 
 def _flags(answer: Answer) -> Iterator[Flag]:
-    given = answer.question.given
+    given, job = answer.question.given, _best(answer)
+    memory = answer.question.objective == "memory"
     for flag in OF_ONE_MESH.values():
         fixed = flag.numerics or flag.software or flag.name in given or flag.name in _FOLLOW
-        if not fixed:
+        worse = flag.spares and flag.is_default(getattr(job, flag.name)) and not memory
+        if not (fixed or worse):
             yield flag
     if MICROBATCH in answer.question.space.knobs.keys() - given:
         yield MICROBATCH_FLAG
