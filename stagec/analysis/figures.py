@@ -10,12 +10,13 @@ rows of counts; `at` puts numbers in. The worst moment is found anew for each of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from math import prod
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -44,6 +45,7 @@ from stagec.schedule.attached import idle_share, stages_of
 #: What is there for a time, as far as it is there at the peak.
 OTHERS = "others"
 Values = Mapping[str, Any]
+Key = TypeVar("Key", MicrobatchState, ActionInState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,15 +293,17 @@ class _Graph:
         pairs: list[tuple[Ints, Ints]] = []
         for stage in self._stages:
             turns = [
-                [*self._counts(states), *(works.count(w) for w in self._columns)]
+                [*_counted(states, self._states), *_counted(Counter(works), self._columns)]
                 for states, works in turns_of(self._module, self._graph, stage)
             ]
             after: list[list[int]] = []
             if any("host" in op.attrs for op in self._works):
                 hosted = turns_of(self._module, self._graph, stage, "host")
-                after = [self._counts(states) for states, _ in hosted]
+                after = [_counted(states, self._states) for states, _ in hosted]
             pairs.append((np.array(turns, dtype=np.int64), np.array(after, dtype=np.int64)))
         return pairs
 
-    def _counts(self, states: Mapping[MicrobatchState, int]) -> list[int]:
-        return [states.get(s, 0) for s in self._states]
+
+def _counted(counts: Mapping[Key, int], among: Sequence[Key]) -> list[int]:
+    """How many there are of each of these."""
+    return [counts.get(each, 0) for each in among]

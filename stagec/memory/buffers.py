@@ -91,7 +91,8 @@ class Buffer:
             made = self.kinds[self.value] = GATHERED if is_gathered(self.value) else made
         if made == GATHERED:
             return GATHERED
-        if (made == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
+        handed_on = any(part is not self.part for part in self.last)
+        if handed_on or (made == "forward" and self.phases & LATER):
             return STASH
         if made != "optimizer" and "optimizer" in self.phases:
             return GRADIENTS

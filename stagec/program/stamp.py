@@ -65,6 +65,12 @@ class Seen:
         """What it takes from outside."""
         return captured(self.body, self.skip)
 
+    @cached_property
+    def looks_back(self) -> bool:
+        """Whether it may refer to computations before it, as receives that are posted do not."""
+        ops = (op for op in self.body.ops[:-1] if op not in self.skip)
+        return any(op.name != "et.recv" or op.flag("overlapped") for op in ops)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TemplatePart:
@@ -96,6 +102,9 @@ class Frontier(NamedTuple):
         """From a row for each."""
         rows = list(nodes)
         return cls(tuple(place for place, _ in rows), tuple(product for _, product in rows))
+
+
+NO_FRONT = Frontier((), ())
 
 
 @dataclass(slots=True, eq=False)
