@@ -46,7 +46,7 @@ class _Trial(NamedTuple):
 def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
     """How many jobs were tried, and those that are better than the best of the space, the best of
     them first."""
-    every = (t for flag in _flags(answer) for t in _of_flag(answer, flag))
+    every = (t for flag in flags_to_try(answer) for t in _of_flag(answer, flag))
     trials = [*{repr(vars(t.job)): t for t in every}.values()]
     better = [*_evaluated(answer, trials, _telling(run, tell))]
     together = _together(better)
@@ -60,7 +60,8 @@ def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
     }
 
 
-def _flags(answer: Answer) -> Iterator[Flag]:
+def flags_to_try(answer: Answer) -> Iterator[Flag]:
+    """The flags beyond the space of which other values may make the best job better."""
     given, job = answer.question.given, _best(answer)
     memory = answer.question.objective == "memory"
     for flag in OF_ONE_MESH.values():
