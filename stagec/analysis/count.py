@@ -123,15 +123,10 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
         elif isinstance(op.definition, MessageOp):
             _count_message(terms, op, times, size)
     _sum_up(counts, terms)
-    counts.memory = planned_bytes(module, graph)
+    for op in module.ops("stg.memory"):
+        if op.attrs.get("stages") == graph.attrs.get("stages"):
+            counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
     return counts
-
-
-def planned_bytes(module: Module, graph: Operation) -> dict[str, Expr]:
-    """What the memory plan says of the ranks that run a graph; nothing without a plan."""
-    stages = graph.attrs.get("stages")
-    plans = (o for o in module.ops("stg.memory") if o.attrs.get("stages") == stages)
-    return {n: op.expr(n) for op in plans for n in MEMORY if n in op.attrs}
 
 
 def _sum_up(counts: Counts, terms: _Terms) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from weakref import finalize
 
-from stagec.analysis.figures import FigureFormulas, Figures, Held
+from stagec.analysis.figures import FigureFormulas, Figures
 from stagec.analysis.memory_moments import MemoryMoments
 from stagec.analysis.model_flops import ModelFlops, model_flops, step_flops, step_tokens
 from stagec.ir.bind import check_names
@@ -210,17 +209,7 @@ class Compiled:
 
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for values that were decided alike. Raises `DiagnosticError`."""
-        with self._known():
-            return self._formulas.at(values)
-
-    def held(self, values: Mapping[str, int]) -> Held:
-        """What ranks hold for values that were decided alike. Raises `DiagnosticError`."""
-        with self._known():
-            return self._formulas.held(values)
-
-    @contextmanager
-    def _known(self) -> Generator[None]:
         try:
-            yield
+            return self._formulas.at(values)
         except UnboundError as e:
             raise self._module.no_value(e.names, self._module.root.loc) from None

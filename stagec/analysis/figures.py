@@ -10,13 +10,12 @@ rows of counts; `at` puts numbers in. The worst moment is found anew for each of
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from math import prod
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from stagec.analysis.count import (
     count_graph,
     group_size,
     lowered_graphs,
-    planned_bytes,
     ring_bytes,
 )
 from stagec.analysis.mean_loads import MeanLoads
@@ -45,22 +43,32 @@ from stagec.schedule.attached import idle_share, stages_of
 #: What is there for a time, as far as it is there at the peak.
 OTHERS = "others"
 Values = Mapping[str, Any]
-Key = TypeVar("Key", MicrobatchState, ActionInState)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What the fullest rank holds in one training step: at its peak in bytes as `memory`, the same
-    of each pipeline stage `by_stage`, and `categories` by every category of `stagec memory`; `host`
-    is the most in host memory. `pods` are those of several pods by name; axes of the mesh are
-    called after them, `main/tp`."""
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The most that any rank has of everything, in one training step.
 
+    `flops` are executed, `sent` are bytes on a ring and in messages, `copied` bytes between host
+    and device, `host` bytes in host memory. `memory` says what is held at the peak by the rank
+    whose peak it is, in bytes, `by_stage` the same of each pipeline stage, and `categories` has it
+    by every category of `stagec memory`. `idle` is the share of the step in which the schedule
+    leaves a rank without work, on a clock on which backward takes twice as long as forward. `pods`
+    are the figures of several pods by name; axes of the mesh are called after them, `main/tp`.
+    """
+
+    ranks: int
     mesh: Mapping[str, int]
+    parameters: int
+    flops: int
+    sent: int
+    copied: int
     host: int
+    idle: Fraction
     memory: Mapping[str, int]
     categories: Mapping[str, int]
     by_stage: Sequence[Mapping[str, int]] = ()
-    pods: Mapping[str, Self] = field(default_factory=dict[str, Any])
+    pods: Mapping[str, Figures] = field(default_factory=dict[str, "Figures"])
 
     @property
     def peak(self) -> int:
@@ -68,31 +76,14 @@ class Held:
         return sum(self.memory.values())
 
     @property
-    def each(self) -> Sequence[Self]:
-        """Those of each pod, of one pod these."""
+    def each(self) -> Sequence[Figures]:
+        """The figures of each pod, of one pod these."""
         return [*self.pods.values()] or [self]
 
     def missing(self, room: Callable[[Mapping[str, int]], int]) -> int:
         """The most bytes that a rank of a pod holds beyond what one of its mesh may hold; below 0
         if all fit."""
         return max(f.peak - room(f.mesh) for f in self.each)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures(Held):
-    """The most that any rank has of everything, in one training step.
-
-    `flops` are executed, `sent` are bytes on a ring and in messages, `copied` bytes between host
-    and device. `idle` is the share of the step in which the schedule leaves a rank without work, on
-    a clock on which backward takes twice as long as forward.
-    """
-
-    ranks: int
-    parameters: int
-    flops: int
-    sent: int
-    copied: int
-    idle: Fraction
 
 
 def joined_figures(pods: Mapping[str, Figures], twice: Collection[str] = ()) -> Figures:
@@ -130,33 +121,24 @@ class FigureFormulas:
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for these values of all symbols and axes. Raises `NotAnIntegerError` for
         sizes that do not divide."""
-        said = self._held(values)
-        counted = [c for graph in self._graphs for c in graph.counted(values)]
-        return Figures(
-            **said,
-            ranks=prod(said["mesh"].values()),
-            parameters=evaluate(self._graphs[0].counts.parameters, values),
-            flops=max(flops for flops, _ in counted),
-            sent=max(sent for _, sent in counted),
-            copied=max(evaluate(e, {**values, **self._plans.loads}) for e in self._plans.copied),
-            idle=self._idle,
-        )
-
-    def held(self, values: Mapping[str, int]) -> Held:
-        """What is held for these values, without a count of what is done."""
-        return Held(**self._held(values))
-
-    def _held(self, values: Mapping[str, int]) -> dict[str, Any]:
+        mesh = {a: values[a] for a in self._axes}
         planned = {**values, **self._plans.loads}
         memory = [m for graph in self._graphs for m in graph.memory(planned)]
         fullest = max(memory, key=lambda each: sum(each.memory.values()))
-        return {
-            "mesh": {a: values[a] for a in self._axes},
-            "host": max(each.host for each in memory),
-            "memory": fullest.memory,
-            "categories": fullest.categories(),
-            "by_stage": [each.memory for each in memory],
-        }
+        counted = [c for graph in self._graphs for c in graph.counted(values)]
+        return Figures(
+            prod(mesh.values()),
+            mesh,
+            evaluate(self._graphs[0].counts.parameters, values),
+            flops=max(flops for flops, _ in counted),
+            sent=max(sent for _, sent in counted),
+            copied=max(evaluate(e, planned) for e in self._plans.copied),
+            host=max(each.host for each in memory),
+            idle=self._idle,
+            memory=fullest.memory,
+            categories=fullest.categories(),
+            by_stage=[each.memory for each in memory],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +156,8 @@ class _Graph:
     def __init__(self, module: Module, graph: Operation, plans: MemoryMoments) -> None:
         self._module, self._graph = module, graph
         self._means = MeanLoads(module, graph)
-        self._planned = planned_bytes(module, graph)
+        self.counts: Counts = count_graph(module, graph, self._means.size)
+        self._flops = total(self.counts.flops.get(p, ZERO) for p in FLOP_PHASES)
         stages = graph.attrs.get("stages")
         self._plan = plans.of[stages]
         planned = (o for o in module.ops("stg.memory") if o.attrs.get("stages") == stages)
@@ -186,20 +169,14 @@ class _Graph:
 
     # -- counts ------------------------------------------------------------------------------------
 
-    @cached_property
-    def counts(self) -> Counts:
-        """What one rank does."""
-        return count_graph(self._module, self._graph, self._means.size)
-
     def counted(self, values: Mapping[str, int]) -> list[tuple[int, int]]:
         """FLOPs and bytes sent of each of its classes."""
         pairs: list[tuple[int, int]] = []
-        flops = total(self.counts.flops.get(p, ZERO) for p in FLOP_PHASES)
         for coords in self._coordinates(values):
             inner = {index_name(a): coords[a] for a in self._indices}
             loads = self._means.values(coords)
             env: Env = {**values, **inner, **loads}
-            pairs.append((evaluate(flops, env), self._sent(env)))
+            pairs.append((evaluate(self._flops, env), self._sent(env)))
         return pairs
 
     def _coordinates(self, values: Mapping[str, int]) -> list[dict[str, int]]:
@@ -224,7 +201,7 @@ class _Graph:
 
     def memory(self, values: Values) -> list[_StageMemory]:
         """The memory of each of its stages."""
-        planned = self._planned
+        planned = self.counts.memory
         static = {n: evaluate(planned[n], values) for n in (*STATIC, CACHES) if n in planned}
         sizes = self._plan.bytes_of(values)
         outside, row = worst(self._plan.outside, sizes)
@@ -293,17 +270,15 @@ class _Graph:
         pairs: list[tuple[Ints, Ints]] = []
         for stage in self._stages:
             turns = [
-                [*_counted(states, self._states), *_counted(Counter(works), self._columns)]
+                [*self._counts(states), *(works.count(w) for w in self._columns)]
                 for states, works in turns_of(self._module, self._graph, stage)
             ]
             after: list[list[int]] = []
             if any("host" in op.attrs for op in self._works):
                 hosted = turns_of(self._module, self._graph, stage, "host")
-                after = [_counted(states, self._states) for states, _ in hosted]
+                after = [self._counts(states) for states, _ in hosted]
             pairs.append((np.array(turns, dtype=np.int64), np.array(after, dtype=np.int64)))
         return pairs
 
-
-def _counted(counts: Mapping[Key, int], among: Sequence[Key]) -> list[int]:
-    """How many there are of each of these."""
-    return [counts.get(each, 0) for each in among]
+    def _counts(self, states: Mapping[MicrobatchState, int]) -> list[int]:
+        return [states.get(s, 0) for s in self._states]

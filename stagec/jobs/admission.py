@@ -56,7 +56,7 @@ def cache_room(
     nothing is left."""
     from stagec.output.tables import bytes_text
 
-    full = [each.compiled(largest).held() for each in models]
+    full = [each.compiled(largest).figures() for each in models]
     mesh = full[0].mesh
     if limit is None or limit.text == AT_HAND:
         scheduler = read_strategy(models[0].builder.module).one(SchedulerRule)
@@ -76,7 +76,7 @@ def cache_room(
         )
     ranks = prod(mesh.values())
     one = step_of([SequenceClass(1, tokens - 1, 1, ranks)])
-    kept = zip(*(each.compiled(one).held().by_stage for each in models), strict=True)
+    kept = zip(*(each.compiled(one).figures().by_stage for each in models), strict=True)
     cached = [sum(held.get(CACHES, 0) for held in stage) for stage in kept]
     blocks = [(room - held) * ranks // c for held, c in zip(taken, cached, strict=True) if c]
     return Room(room, max(taken), min(blocks, default=0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stagec.analysis.family import Compiled, Compiles
-from stagec.analysis.figures import Figures, Held
+from stagec.analysis.figures import Figures
 from stagec.analysis.memory_fit import MemoryFit, memory_fit
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.instruments import instruments
@@ -57,10 +57,6 @@ class CompiledJob:
         """What it costs. Raises `DiagnosticError`."""
         return self.compiled.at(self.values)
 
-    def held(self) -> Held:
-        """What its ranks hold, as the figures say it. Raises `DiagnosticError`."""
-        return self.compiled.held(self.values)
-
     def time(
         self,
         machine: Machine,
@@ -89,8 +85,8 @@ class CompiledJob:
 
     def fit(self, machine: Machine) -> MemoryFit:
         """Whether it fits the memory of a machine. Raises `DiagnosticError`."""
-        held = self.held()
-        return memory_fit(machine, held.mesh, held.peak)
+        figures = self.figures()
+        return memory_fit(machine, figures.mesh, figures.peak)
 
 
 def _compiles_of(builder: JobBuilder) -> Compiles:

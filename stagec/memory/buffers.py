@@ -91,8 +91,7 @@ class Buffer:
             made = self.kinds[self.value] = GATHERED if is_gathered(self.value) else made
         if made == GATHERED:
             return GATHERED
-        handed_on = any(part is not self.part for part in self.last)
-        if handed_on or (made == "forward" and self.phases & LATER):
+        if (made == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
             return STASH
         if made != "optimizer" and "optimizer" in self.phases:
             return GRADIENTS

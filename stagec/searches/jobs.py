@@ -82,13 +82,13 @@ def evaluate(task: Task) -> Evaluated | str:
     gc.set_threshold(_RARELY, 20, 100)
     try:
         job = job_costs(with_batch_option(task.options))
-        held = job.held()
-        fullest = max(held.each, key=lambda each: each.peak)
+        figures = job.figures()
+        fullest = max(figures.each, key=lambda each: each.peak)
         room = partial(task.limit.room, machine=task.machine) if task.limit else None
-        pods = {pod: each.mesh for pod, each in held.pods.items()}
+        pods = {pod: each.mesh for pod, each in figures.pods.items()}
         most = room(fullest.mesh) if room is not None else None
         evaluated = Evaluated(fullest.mesh, fullest.categories, most, pods=pods)
-        if room is not None and held.missing(room) > 0:
+        if room is not None and figures.missing(room) > 0:
             return evaluated
         report = job.time(task.machine, overlap=task.overlap, measured=task.measured)
         mesh = pods.get(report.slowest.partition("/")[0], fullest.mesh)

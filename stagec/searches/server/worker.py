@@ -243,7 +243,7 @@ class _Timing:
         stage holds the caches of the sequences of all stages, of which the step has those of one.
         Of a prompt that `sends` its caches, their bytes are noted."""
         job = CompiledJob.of(asked, Session())
-        stages = job.held().by_stage
+        stages = job.figures().by_stage
         more = self._stages - 1
         peak = max(sum(each.values()) + more * each.get(CACHES, 0) for each in stages)
         if peak > self._room:
