@@ -200,7 +200,8 @@ def _issued(order: Sequence[Node | Instance]) -> Ints:
     rows = [(t.id, 1) if isinstance(t, Node) else (t.base, t.template.ordered) for t in order]
     first, number = np.array(rows, dtype=np.int64).reshape(-1, 2).T
     skipped = first - (np.cumsum(number) - number)  # handles that are of no issued node
-    return np.arange(number.sum()) + np.repeat(skipped, number)
+    handles: Ints = np.arange(number.sum()) + np.repeat(skipped, number)
+    return handles
 
 
 def cut_buckets(
