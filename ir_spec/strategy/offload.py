@@ -43,6 +43,7 @@ class OffloadRule(Record):
             default="",
             metavar="NAME[:SHARE],...",
             choices=("activations", "optimizer"),
+            spares=True,
         ),
     )
     nodes: bool = flagged(

@@ -79,6 +79,7 @@ class Flag:
     numerics: bool = False  # it changes the numbers that training sees
     rare: bool = False  # --help-all tells of it, --help does not
     software: bool = False  # what runs the job decides it: a search does not try other values
+    spares: bool = False  # it spares memory and no time: a search for less time does not try it
 
     @property
     def option(self) -> str:

@@ -201,15 +201,16 @@ class Region:
 class Operation:
     """`results = name @symbol [attrs] (operands) region`.
 
+    `operands` are the values used; the methods below change them, since values know their uses.
     `origin` is the operation that it was lowered from, while both are at hand: no part of the text.
     """
 
     __slots__ = (
-        "_operands",
         "attrs",
         "definition",
         "loc",
         "name",
+        "operands",
         "origin",
         "parent",
         "region",
@@ -232,41 +233,36 @@ class Operation:
         self.region: Region | None = None
         self.parent: Region | None = None
         self.origin: Operation | None = None
-        self._operands: list[Value] = []
-        for value in operands:
-            self.add_operand(value)
+        self.operands: tuple[Value, ...] = ()
+        self.set_operands(operands)
 
     def has(self, trait: type[Trait]) -> bool:
         """Whether its definition has the trait, or one that refines it."""
         return trait in self.definition.kinds
 
-    @property
-    def operands(self) -> tuple[Value, ...]:
-        """The values used."""
-        return tuple(self._operands)
-
     def add_operand(self, value: Value) -> None:
         """Append an operand."""
-        value.uses.append((self, len(self._operands)))
-        self._operands.append(value)
+        value.uses.append((self, len(self.operands)))
+        self.operands = (*self.operands, value)
 
     def set_operand(self, index: int, value: Value) -> None:
         """Use another value as operand `index`."""
-        self._operands[index].uses.remove((self, index))
-        self._operands[index] = value
+        self.operands[index].uses.remove((self, index))
+        self.operands = (*self.operands[:index], value, *self.operands[index + 1 :])
         value.uses.append((self, index))
 
     def set_operands(self, values: Iterable[Value]) -> None:
         """Use these values instead of the present operands."""
         self.drop_operands()
-        for value in values:
-            self.add_operand(value)
+        self.operands = tuple(values)
+        for index, value in enumerate(self.operands):
+            value.uses.append((self, index))
 
     def drop_operands(self) -> None:
         """Use nothing."""
-        for index, value in enumerate(self._operands):
+        for index, value in enumerate(self.operands):
             value.uses.remove((self, index))
-        self._operands = []
+        self.operands = ()
 
     def add_result(self, name: str, type: Type | None = None, loc: Loc | None = None) -> Value:
         """Append a result."""
@@ -377,7 +373,7 @@ class Operation:
         """Take all below it out of each other, so that their memory comes back without a look for
         garbage. Who holds an operation still has what is its own: attributes, and where it was."""
         for op in [self, *(self.region.walk() if self.region else ())]:
-            op.results, op._operands = [], []
+            op.results, op.operands = [], ()
             if op.region is not None:
                 op.region.args, op.region.ops, op.region = [], [], None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product as combinations
 from typing import Literal
 
@@ -82,6 +83,13 @@ def divisible(left: Expr, right: Expr) -> Relation:
     return Relation(left, "==", as_expr(0), right)
 
 
+@lru_cache(maxsize=64)
+def _proofs(relations: tuple[Relation, ...]) -> dict[tuple[Expr, Expr], bool]:
+    """Which sizes are multiples of which divisors for all values, as far as it was asked: what
+    follows from these relations alone, so modules of one model share the answers."""
+    return {}
+
+
 class Facts:
     """Decides from a module's relations whether one size divides another.
 
@@ -99,7 +107,7 @@ class Facts:
         self._known: set[tuple[Expr, Expr]] = set()
         self._inverses: dict[Expr, None] = {}
         self._cache: dict[tuple[Expr, Expr], bool] = {}
-        self._proofs: dict[tuple[Expr, Expr], bool] = {}
+        self._proofs: dict[tuple[Expr, Expr], bool] | None = None
         for relation in relations:
             self.add(relation)
 
@@ -108,7 +116,7 @@ class Facts:
         `a == b` as that in both directions."""
         self._relations.append(relation)
         self._cache.clear()
-        self._proofs.clear()
+        self._proofs = None
         self._bound = None
         left, right, modulus = relation.left, relation.right, relation.modulus
         if relation.op != "==" or left == 0 or modulus == 0:
@@ -152,6 +160,8 @@ class Facts:
 
     def _proven(self, divisor: Expr, size: Expr) -> bool:
         """Whether it follows from the relations, for all values."""
+        if self._proofs is None:
+            self._proofs = _proofs(self.relations)
         key = divisor, size
         if key not in self._proofs:
             self._proofs[key] = self._prove(divisor, size)

@@ -142,7 +142,7 @@ class _Facts:
         if len(inner):
             places = [template.place(other) for each in (deps, after) for _, other in each]
             control = np.repeat([0, 1], [len(deps), len(after)])
-            tables = np.stack([i.table for i in instances])
+            tables = np.concatenate([i.table for i in instances]).reshape(len(instances), -1)
             row = np.broadcast_to(control, (len(instances), len(control)))
             self._parts.append(((bases + inner).ravel(), tables[:, places].ravel(), row.ravel()))
 
@@ -197,11 +197,11 @@ def _tag_offsets(template: Template, instances: Sequence[Instance]) -> Ints:
 
 
 def _issued(order: Sequence[Node | Instance]) -> Ints:
-    parts = [
-        np.array([t.id]) if isinstance(t, Node) else np.arange(t.base, t.base + t.template.ordered)
-        for t in order
-    ]
-    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+    rows = [(t.id, 1) if isinstance(t, Node) else (t.base, t.template.ordered) for t in order]
+    first, number = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    skipped = first - (np.cumsum(number) - number)  # handles that are of no issued node
+    handles: Ints = np.arange(number.sum()) + np.repeat(skipped, number)
+    return handles
 
 
 def cut_buckets(

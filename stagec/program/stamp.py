@@ -65,6 +65,12 @@ class Seen:
         """What it takes from outside."""
         return captured(self.body, self.skip)
 
+    @cached_property
+    def looks_back(self) -> bool:
+        """Whether it may refer to computations before it, as receives that are posted do not."""
+        ops = (op for op in self.body.ops[:-1] if op not in self.skip)
+        return any(op.name != "et.recv" or op.flag("overlapped") for op in ops)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TemplatePart:
@@ -96,6 +102,9 @@ class Frontier(NamedTuple):
         """From a row for each."""
         rows = list(nodes)
         return cls(tuple(place for place, _ in rows), tuple(product for _, product in rows))
+
+
+NO_FRONT = Frontier((), ())
 
 
 @dataclass(slots=True, eq=False)
@@ -237,14 +246,15 @@ T = TypeVar("T")
 
 def front_of(computations: Iterator[tuple[T, bool]]) -> tuple[list[tuple[T, bool]], bool]:
     """What later nodes refer to of computations that are given last one first: the last one, the
-    last matrix product and the one right before that, in order; and whether all were found."""
+    last matrix product and the one right before that, in order; and whether all were found. Nobody
+    asks whether the one before the product is a product as well: it is noted as if it was not, so
+    that steps which differ in that alone share a template."""
     front: list[tuple[T, bool]] = []
     for which, product in computations:
-        after_product = bool(front) and front[-1][1]
-        if not front or product or after_product:
+        if front and front[-1][1]:
+            return [(which, False), *front[::-1]], True
+        if not front or product:
             front.append((which, product))
-        if after_product:
-            return front[::-1], True
     return front[::-1], False
 
 

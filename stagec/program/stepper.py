@@ -20,6 +20,7 @@ from stagec.program.nodes import MICROBATCH, OUTSIDE, Node, Program, Ref
 from stagec.program.sizes import Layered
 from stagec.program.stamp import (
     INSIDE,
+    NO_FRONT,
     Frontier,
     Inputs,
     Instance,
@@ -170,7 +171,8 @@ class Stepper(Unroller):
     ) -> None:
         """Run the regions of one step: stamp what it was when it was first seen."""
         sources, origins = made.sources(parts, microbatches)
-        last, front = self._front()
+        looks_back = any(part.seen.looks_back for part in parts)
+        last, front = self._front() if looks_back else (None, NO_FRONT)
         key = parts, origins, front if last is None else last.inputs.template
         instances = [s.instance if isinstance(s, Stamp) else None for s in sources]
         instances.append(last)

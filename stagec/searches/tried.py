@@ -46,7 +46,7 @@ class _Trial(NamedTuple):
 def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
     """How many jobs were tried, and those that are better than the best of the space, the best of
     them first."""
-    every = (t for flag in _flags(answer) for t in _of_flag(answer, flag))
+    every = (t for flag in flags_to_try(answer) for t in _of_flag(answer, flag))
     trials = [*{repr(vars(t.job)): t for t in every}.values()]
     better = [*_evaluated(answer, trials, _telling(run, tell))]
     together = _together(better)
@@ -60,11 +60,14 @@ def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
     }
 
 
-def _flags(answer: Answer) -> Iterator[Flag]:
-    given = answer.question.given
+def flags_to_try(answer: Answer) -> Iterator[Flag]:
+    """The flags beyond the space of which other values may make the best job better."""
+    given, job = answer.question.given, _best(answer)
+    memory = answer.question.objective == "memory"
     for flag in OF_ONE_MESH.values():
         fixed = flag.numerics or flag.software or flag.name in given or flag.name in _FOLLOW
-        if not fixed:
+        worse = flag.spares and flag.is_default(getattr(job, flag.name)) and not memory
+        if not (fixed or worse):
             yield flag
     if MICROBATCH in answer.question.space.knobs.keys() - given:
         yield MICROBATCH_FLAG

@@ -10,10 +10,12 @@ import pytest
 
 from stagec.ir.module import Module
 from stagec.jobs.builder import JobBuilder
+from stagec.program.classes import rank_classes
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node, Program
+from stagec.program.stamp import front_of
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import LLAMA, LONG, only_program, parse, tiny_options
+from tests.support import LLAMA, LONG, only_program, parse, run_passes, tiny_options
 
 HEAD = "stg.module @m[phase = lowered] {\n  stg.symbols[N = 3]\n  stg.mesh @p[dp = 2]\n"
 
@@ -275,3 +277,22 @@ def test_iterations_without_nodes_are_counted_too() -> None:
     assert len(only_program(lowered(body))) == 1
     with pytest.raises(DiagnosticError, match="run 2,000,002,000,000 iterations"):
         only_program(lowered(body, symbols="N = 1000000"))
+
+
+def test_steps_share_a_template_whatever_is_before_the_last_product() -> None:
+    """Of the computations before a step the last product counts, and which one is before it."""
+    later, products = [(4, False), (3, False), (2, True)], [(1, True), (0, True)]
+    assert front_of(iter([*later, *products])) == ([(1, False), (2, True), (4, False)], True)
+    assert front_of(iter(later)) == ([(2, True), (4, False)], False)
+    assert front_of(iter(products)) == ([(0, False), (1, True)], True)
+
+
+def test_receives_that_are_posted_refer_to_no_computation() -> None:
+    """The same template stands for those of all microbatches, whatever has been computed before."""
+    options = tiny_options("llama3-8b", pp=2, microbatches=4, sizes={"L": 4})
+    classes = rank_classes(run_passes(JobBuilder(options).module, "train"))
+    for each in classes:
+        assert each.program()
+        posted = [t for t in each.templates.values() if {n.kind for n in t.nodes} == {"recv"}]
+        assert len(posted) == 1
+        assert posted[0].outside == 0

@@ -12,6 +12,7 @@ from dataclasses import replace
 from html import unescape
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ from stagec.searches.question import questions
 from stagec.searches.run import Answer, Question, search
 from stagec.searches.space import KNOBS, Listed, default_space, listed
 from stagec.searches.table import command_of
+from stagec.searches.tried import flags_to_try
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, LONG, examples, stagec, tries
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
@@ -508,6 +510,16 @@ def test_a_flag_without_its_axis_makes_no_second_point() -> None:
     assert len({*meshes}) == len(
         {tuple(mesh_axes(job).items()) for job in _jobs(usual)} | {*meshes}
     )
+
+
+@pytest.mark.parametrize(("objective", "tries"), [("time", False), ("memory", True)])
+def test_what_only_spares_memory_is_not_tried_for_time(objective: str, tries: bool) -> None:
+    question = replace(asked("llama3-8b", "B=8,S=1024,L=4", 8, "h100-sxm"), objective=objective)
+    job = question.base.changed(ranks=8, dp=8)
+    answer: Any = SimpleNamespace(question=question, best=[0], job=lambda number: job)
+    names = {flag.name for flag in flags_to_try(answer)}
+    assert ("offload" in names) == tries
+    assert "fusion" in names
 
 
 @pytest.mark.long

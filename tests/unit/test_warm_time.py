@@ -165,6 +165,22 @@ def test_what_was_not_asked_for_lately_is_forgotten(monkeypatch: pytest.MonkeyPa
 
 
 @LONG
+def test_small_structures_stay_when_a_large_one_needs_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest of the large ones goes, however long nobody asked for the small ones."""
+    kept: dict[Any, Compiles] = {}
+    monkeypatch.setattr(figures, "_structures", kept)
+    time_step(LLAMA, sizes={"L": 1})
+    time_step(LLAMA, pp=2, microbatches=2, sizes={"L": 4})
+    small, large = kept
+    assert kept[small].nodes < kept[large].nodes / 2
+    monkeypatch.setattr(figures, "_MOST_NODES", kept[large].nodes)
+    time_step(LLAMA, tp=2, sizes={"L": 1})
+    assert list(kept)[:-1] == [small]
+
+
+@LONG
 def test_compiles_are_counted_not_structures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that are not decided alike are compiled each, and each takes memory."""
     kept: dict[Any, Compiles] = {}
