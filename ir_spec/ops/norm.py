@@ -480,8 +480,8 @@ class Softmax(RowOp):
             before, after = [p + past for p in at], [p + first for p in of]
             seen = visible(before, after) if op.flag("causal") else np.True_
             if "window" in op.attrs:
-                distance = np.asarray(before)[:, None] - np.asarray(after)[None, :]
-                seen = seen & (abs(distance) < ctx.size(op.expr("window")))
+                apart = np.asarray(before)[:, None] - np.asarray(after)[None, :]
+                seen = seen & (abs(apart) < ctx.size(op.expr("window")))
         return [softmax(x * rsqrt_scale(op, ctx), seen)]
 
 
