@@ -265,14 +265,16 @@ def frameworks_apart(
         if kind not in ("matmul", "attention") or dtype != "bf16" or (kind, causal) == _DECODED:
             continue
         known = {tuple(e): s for e, s in zip(median.extents.tolist(), median.seconds, strict=True)}
-        apart = [
+        errors = [
             abs(seconds / known[tuple(extents)] - 1)
             for t in tables
             if (t.kind, t.dtype, t.causal) == (kind, dtype, causal)
             for extents, seconds in zip(t.extents.tolist(), t.seconds, strict=True)
         ]
         title = f"one framework and the median: {'products' if kind == 'matmul' else kind}"
-        print(f"| {machine.name} | {title} | {len(apart):,} | {_percent(np.array(apart))} | | | |")
+        print(
+            f"| {machine.name} | {title} | {len(errors):,} | {_percent(np.array(errors))} | | | |"
+        )
 
 
 _DECODED = ("attention", False)

@@ -159,8 +159,8 @@ def _answer(stagec: str, words: list[str]) -> dict[str, Any]:
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
-        told = cast("dict[str, object]", value).items()
-        items = [(k, v) for k, v in told if path or k not in _OF_CLOCKS]
+        members = cast("dict[str, object]", value).items()
+        items = [(k, v) for k, v in members if path or k not in _OF_CLOCKS]
     elif isinstance(value, list):
         items = [(str(i), v) for i, v in enumerate(cast("list[object]", value))]
     else:

@@ -61,9 +61,9 @@ class ServingStep:
             return False
         sizes = factor_sizes(op, rule)
         tokens = {f for f, size in sizes.items() if self.is_seen(size)}
-        apart = tokens - rule.whole - rule.special - rule.exchanged
+        separate = tokens - rule.whole - rule.special - rule.exchanged
         lost = (f for i in range(len(rule.results)) for f in tokens & rule.contracted(i))
-        return apart != tokens or any(True for _ in lost)
+        return separate != tokens or any(True for _ in lost)
 
     def past_attr(self) -> dict[str, Expr]:
         """The parameter `past` of an op that depends on positions; none where nothing is cached."""

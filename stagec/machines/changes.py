@@ -161,9 +161,9 @@ def _checked(path: str, value: float, old: Any, form: _Form) -> Any:
     try:
         return form.rules.validate_python(result)
     except ValidationError as e:
-        told = e.errors()[0]["msg"].removeprefix("Value error, ")
-        told = told.replace("Input should be", "expects")
-        raise error(f"machine figure '{path}' cannot be {value}: {told}", remedy=_REMEDY) from None
+        why = e.errors()[0]["msg"].removeprefix("Value error, ")
+        why = why.replace("Input should be", "expects")
+        raise error(f"machine figure '{path}' cannot be {value}: {why}", remedy=_REMEDY) from None
 
 
 def figures(machine: Machine) -> Iterator[tuple[str, Figure]]:

@@ -62,11 +62,11 @@ class _Level:
     def text(self, source: str) -> str:
         """The level as a part of a machine text."""
         ranks = f"ranks = {self.ranks}\n" if self.ranks else ""
-        told = source.replace("\\", "/").replace('"', "'")
+        quoted = source.replace("\\", "/").replace('"', "'")
         return (
             f'[[network]]\nname = "{self.name}"\nkind = "{self.kind}"\n{ranks}'
-            f'bandwidth = {{ value = "{self.bandwidth:.0f} B/s", source = "{told}" }}\n'
-            f'latency = {{ value = "{self.latency * 1e9:g} ns", source = "{told}" }}\n'
+            f'bandwidth = {{ value = "{self.bandwidth:.0f} B/s", source = "{quoted}" }}\n'
+            f'latency = {{ value = "{self.latency * 1e9:g} ns", source = "{quoted}" }}\n'
         )
 
 
@@ -106,8 +106,8 @@ def _graph(file: str, text: str) -> Any:
         raise
     except Exception as problem:
         # the package raises what it likes: ValueError, KeyError, TypeError, its own
-        told = " ".join(str(problem).split())[:200]
-        raise _wrong(file, f"no InfraGraph: {told or type(problem).__name__}") from None
+        reason = " ".join(str(problem).split())[:200]
+        raise _wrong(file, f"not an InfraGraph file: {reason or type(problem).__name__}") from None
 
 
 def _size(infrastructure: Any) -> int:
@@ -128,8 +128,8 @@ def _levels(graph: Any, wrong: Callable[[str], DiagnosticError]) -> list[_Level]
     if not sizes:
         raise wrong("no component is an xpu, so there is no accelerator")
     if len(sizes) > 1:
-        told = ", ".join(map(str, sorted(sizes)))
-        raise wrong(f"devices have different numbers of accelerators: {told}")
+        counts = ", ".join(map(str, sorted(sizes)))
+        raise wrong(f"devices have different numbers of accelerators: {counts}")
     levels: list[_Level] = []
     (size,) = sizes
     first, *others = units

@@ -73,15 +73,15 @@ def _unmatched(by_stage: dict[int, Operation], count: int) -> Iterator[tuple[str
     """Ends of messages for which there is no other end, once for each program."""
     of_program = {op: _ends(op) for op in dict.fromkeys(by_stage.values())}
     ends = {stage: of_program[op] for stage, op in by_stage.items()}
-    told: set[tuple[str, _End]] = set()
+    reported: set[tuple[str, _End]] = set()
     for stage, op in by_stage.items():
         for (kind, by, channel), number in ends[stage].items():
             step, other = (by, "recv") if kind == "send" else (-by, "send")
             peer = (stage + step) % count
             there = ends[peer][other, by, channel]
             end = kind, by, channel
-            if there != number and (op.symbol or "", end) not in told:
-                told.add((op.symbol or "", end))
+            if there != number and (op.symbol or "", end) not in reported:
+                reported.add((op.symbol or "", end))
                 yield (
                     (
                         f"stage {stage} has {number} {kind}s with by = {by} on channel {channel}, "

@@ -131,13 +131,13 @@ def rank_classes(module: Module) -> list[RankClass]:
         indices = _index_axes(module, used)
         _check_known(module, graph, used, {**known, **{index_name(a): 0 for a in indices}})
         shared: dict[tuple[int, ...], Templates] = {}
-        apart = bool(loads) or any(map(crosses_pods, graph.body.walk()))
+        each_alone = bool(loads) or any(map(crosses_pods, graph.body.walk()))
         for coords in _coordinates(module, graph, indices):
             given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
             inner = {index_name(a): i for a, i in coords.items() if a in indices}
             if isinstance(env, Watched):
                 given = Watched(given, env.decisions, inner)
-            sizes = tuple(i for a, i in coords.items() if apart or a in indices)
+            sizes = tuple(i for a, i in coords.items() if each_alone or a in indices)
             templates = shared.setdefault(sizes, {})
             shares = channels, loads, rows, templates
             classes.append(RankClass(module, graph, coords, given, inner, *shares))

@@ -228,12 +228,12 @@ def what_it_does(node: Node) -> Hashable:
     op = node.op
     if op is None or node.bucket:
         return op or node, node.index
-    told = [op.attrs.get(name) for name in (*_NUMBERS, *_DEALT)]
+    values = [op.attrs.get(name) for name in (*_NUMBERS, *_DEALT)]
     if node.is_computation:
         about = _about(op)
-        told += [about[0], about[1], *(op.attrs.get(name) for name in about[2]), *about[3:]]
+        values += [about[0], about[1], *(op.attrs.get(name) for name in about[2]), *about[3:]]
     reached = node.group, node.blocking, node.over, node.by, node.to, crosses_pods(op)
-    return node.kind, *told, *reached, node.index
+    return node.kind, *values, *reached, node.index
 
 
 def _about(op: Operation) -> tuple[str, str, Sequence[str], str, bool, str]:

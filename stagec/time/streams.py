@@ -61,8 +61,8 @@ def streams_of(node: Node, *, overlap: bool = True, one_stream: bool = False) ->
     if node.is_message:
         if one_stream and node.kind == "send":
             return (SHARED,)
-        far = crosses_pods(node.op)
-        return ((node.kind, node.over) if far else (node.kind, node.over, node.by),)
+        crosses = crosses_pods(node.op)
+        return ((node.kind, node.over) if crosses else (node.kind, node.over, node.by),)
     if node.is_computation:
         return (COMPUTE,)
     own: Stream = SHARED if one_stream else ("group", node.group)

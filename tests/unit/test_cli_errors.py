@@ -229,8 +229,8 @@ def test_the_working_directory_is_not_written_to(
 
 def test_sizes_of_several_flags_add_up() -> None:
     once = stagec("analyze", "llama3-8b", "--set", "L=2,V=512,S=256")
-    apart = stagec("analyze", "llama3-8b", "--set", "L=2,V=8", "--set", "V=512,S=256")
-    assert apart == once
+    repeated = stagec("analyze", "llama3-8b", "--set", "L=2,V=8", "--set", "V=512,S=256")
+    assert repeated == once
 
 
 def test_compile_needs_a_folder() -> None:

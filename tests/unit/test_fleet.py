@@ -21,8 +21,8 @@ from tests.support import examples
 from tests.unit.test_requests_over_time import (
     NANOSECOND,
     Linear,
-    apart,
     cached_tokens,
+    disaggregated,
     loads,
     mean_latency,
     served,
@@ -360,6 +360,6 @@ def test_a_replica_that_stops_serves_what_it_has_and_forgets_its_prefixes() -> N
 @given(loads(12))
 def test_pods_scale_by_themselves(requests: list[Request]) -> None:
     plan = FleetPlan(1, 10**9, scaled(1, 1, "queue", 1.0, 1_000, 1_000), 10**11, 10**10)
-    run = apart(requests, 100 * NANOSECOND, 0, plan=plan, prefill_plan=plan)
+    run = disaggregated(requests, 100 * NANOSECOND, 0, plan=plan, prefill_plan=plan)
     assert sorted(j.number for j in run.done) == list(range(1, len(requests) + 1))
     assert all(r.free == r.room and not r.load for r in (*run.prefills, *run.replicas))

@@ -80,11 +80,11 @@ def test_accelerators_without_links_meet_outside(tmp_path: Path) -> None:
         (POD.replace("400g, physical", "400g, nothing"), "no link with a bandwidth leads out of"),
         (POD.replace("link: 400g}\n- {ep1", "link: 500g}\n- {ep1"), "have different links"),
         (POD.replace("count: 16", "count: 1000000"), "more than 200,000 components"),
-        ("a: [", "no InfraGraph"),
-        ("{}", "no InfraGraph"),
-        ("[]", "no InfraGraph"),
-        ("null", "no InfraGraph"),
-        (POD[: len(POD) // 2], "no InfraGraph"),
+        ("a: [", "not an InfraGraph"),
+        ("{}", "not an InfraGraph"),
+        ("[]", "not an InfraGraph"),
+        ("null", "not an InfraGraph"),
+        (POD[: len(POD) // 2], "not an InfraGraph"),
     ],
 )
 def test_mistakes_are_told(text: str, problem: str, tmp_path: Path) -> None:

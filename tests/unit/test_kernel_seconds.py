@@ -186,10 +186,10 @@ def test_packed_heads_share_blocks() -> None:
     so 63 or 16; a single query is packed by all kernels."""
     machines = [blocked(128, packed) for packed in (False, True)]
     prefill = (256, 32, 8, 16, 16, 128, 128, 0)
-    apart, together = (float(attention_seconds(m, "bf16", *prefill)) for m in machines)
+    alone, together = (float(attention_seconds(m, "bf16", *prefill)) for m in machines)
     work = (63 * 16, 16 * 64)  # waves of blocks with so many rows, each of which meets a tile
     row = 4 * 128 * 128 * 132 / 989e12
-    assert (apart, together) == pytest.approx(
+    assert (alone, together) == pytest.approx(
         [waves * 1e-6 + rows * row for waves, rows in zip((63, 16), work, strict=True)]
     )
     decode = [attention_seconds(m, "bf16", 64, 32, 8, 1, 4096, 128, 128, 0) for m in machines]
@@ -400,5 +400,5 @@ def test_prefills_are_near_those_measured(name: str, shape: tuple[int, ...]) -> 
 
 
 def test_a_type_that_is_not_computed_is_named() -> None:
-    with pytest.raises(DiagnosticError, match=r"h100-sxm.*no products of f4e2m1.*bf16"):
+    with pytest.raises(DiagnosticError, match=r"h100-sxm.*no peak for f4e2m1.*bf16"):
         kernel_seconds(H100, [product(64, 64, 64, "f4e2m1")])

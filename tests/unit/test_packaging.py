@@ -236,7 +236,7 @@ def test_figures_are_where_their_wheel_is(wheel: Path, figures: Path, tmp_path: 
 
     counts = ["8", "10", "4", "6", "41", "720", "15", "897", "61", "35", "16", "11", "6", "4", "4"]
     assert run(wheel, figures).stdout.split() == counts
-    assert "which is not installed" in run(wheel).stderr
+    assert "are not installed" in run(wheel).stderr
 
 
 def packed(wheel: Path) -> set[str]:

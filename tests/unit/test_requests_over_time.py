@@ -347,7 +347,7 @@ def test_swapping_computes_nothing_again() -> None:
     assert slow.end > swapped.end
 
 
-def apart(requests: Sequence[Request], busy: int, rest: int, **how: Any) -> Simulation:
+def disaggregated(requests: Sequence[Request], busy: int, rest: int, **how: Any) -> Simulation:
     limits, costs = ServerLimits(64, 8, 200, 4), Linear()
     first, second = Replica(0, limits, costs, prefills=True), Replica(1, limits, costs)
     route = ROUTERS["least-loaded"]
@@ -360,7 +360,7 @@ def apart(requests: Sequence[Request], busy: int, rest: int, **how: Any) -> Simu
 
 def test_caches_are_handed_over_before_a_request_decodes() -> None:
     requests = [Request(0, 30, 5), Request(10**7, 20, 1)]
-    run = apart(requests, 0, 500 * NANOSECOND)
+    run = disaggregated(requests, 0, 500 * NANOSECOND)
     costs = Linear()
     first = costs.mixed(0, 0, [(30, 0)]) + 500 * NANOSECOND
     (one, two) = sorted(run.done, key=lambda j: j.number)
@@ -372,7 +372,7 @@ def test_caches_are_handed_over_before_a_request_decodes() -> None:
 
 def test_a_link_sends_one_prompt_after_the_other() -> None:
     requests = [Request(0, 30, 2), Request(0, 30, 2)]
-    run = apart(requests, 10**4 * NANOSECOND, 0)
+    run = disaggregated(requests, 10**4 * NANOSECOND, 0)
     firsts = sorted(j.first for j in run.done)
     assert firsts[1] - firsts[0] == 30 * 10**4 * NANOSECOND
 
@@ -399,7 +399,7 @@ def test_failures_of_pods_lose_no_requests(
     requests: list[Request], at: int, seconds: int, replica: int
 ) -> None:
     failure = Failure(replica, at * NANOSECOND, seconds * NANOSECOND)
-    run = apart(requests, 100 * NANOSECOND, 0, failures=[failure])
+    run = disaggregated(requests, 100 * NANOSECOND, 0, failures=[failure])
     assert sorted(j.number for j in run.done) == list(range(1, len(requests) + 1))
     assert all(r.free == r.room and not r.load for r in (*run.prefills, *run.replicas))
 

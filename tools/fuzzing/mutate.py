@@ -132,13 +132,13 @@ def _solid(parts: Sequence[Token]) -> list[int]:
 
 
 def _context(parts: Sequence[Token], solid: Sequence[int], n: int) -> Context:
-    def told(at: int) -> str:
+    def name_of(at: int) -> str:
         if not 0 <= at < len(solid):
             return ""
         kind, token = parts[solid[at]]
         return token if kind == "other" else kind
 
-    return told(n - 1), told(n + 1)
+    return name_of(n - 1), name_of(n + 1)
 
 
 def mutate_text(chance: Random, text: str, known: Lexicon, other: str) -> str:

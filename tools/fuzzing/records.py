@@ -77,13 +77,13 @@ class _Place:
 
 @lru_cache(maxsize=1)
 def _place(folder: Path) -> _Place:
-    inside, apart = folder / "records", folder / "seed"
-    for each in (inside, apart):
+    inside, seed = folder / "records", folder / "seed"
+    for each in (inside, seed):
         each.mkdir(exist_ok=True)
         (each / "a.json").write_text(json.dumps(GROUPS))
     (inside / "a.1.et").write_bytes(_binary(sample(1)))
-    (apart / "a.0.et").write_bytes(_binary(sample(0)))
-    return _Place(inside / "a.0.et", apart / "a.0.et")
+    (seed / "a.0.et").write_bytes(_binary(sample(0)))
+    return _Place(inside / "a.0.et", seed / "a.0.et")
 
 
 @lru_cache(maxsize=1)

@@ -317,8 +317,8 @@ class TimelineFormat(JobFormat):
 def too_many(what: str, nodes: int, ranks: int) -> Exception:
     """The error for more nodes than a viewer takes."""
     return error(
-        f"{what}: {nodes:,} nodes, and viewers open about {MOST_NODES:,}",
-        remedy=f"choose {MOST_NODES * ranks // nodes} ranks or fewer",
+        f"{what}: {nodes:,} nodes, but viewers open about {MOST_NODES:,}",
+        remedy=f"choose {MOST_NODES * ranks // nodes} of the {ranks} ranks, or fewer",
     )
 
 

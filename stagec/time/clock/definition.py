@@ -124,22 +124,22 @@ class _Clock:
 
     def _message(self, key: Key, node: Node, waits: set[Hashable]) -> None:
         rank, way = key[0], (node.over, node.by)
-        far = crosses_pods(node.op)
-        ranks = self._alike(rank) if far else [rank]
+        crosses = crosses_pods(node.op)
+        ranks = self._alike(rank) if crosses else [rank]
         handshake = self._ranks[rank].costs[key[1]].handshake
         if node.kind == "recv":
             # that a receiver is ready is a thing of its own: the sender waits for it
-            ready = "ready", self._peers[rank, *way] if far else way, rank, node.tag
+            ready = "ready", self._peers[rank, *way] if crosses else way, rank, node.tag
             self._waits[ready] = set(waits)
             self._heard[ready] = handshake or 0
-            senders = ((self._peers[r, *way], r) for r in ranks) if far else ((way, rank),)
+            senders = ((self._peers[r, *way], r) for r in ranks) if crosses else ((way, rank),)
             waits.update(("message", *pair, node.tag) for pair in senders)
         else:
-            message = "message", rank if far else way, self._peers[rank, *way], node.tag
+            message = "message", rank if crosses else way, self._peers[rank, *way], node.tag
             self._messages.add(message)
             self._waits.setdefault(message, set()).add(key)
             if handshake is not None:
-                to = ((r if far else way, self._peers[r, *way]) for r in ranks)
+                to = ((r if crosses else way, self._peers[r, *way]) for r in ranks)
                 waits.update(("ready", *pair, node.tag) for pair in to if pair[1] >= 0)
 
     def _alike(self, rank: int) -> Sequence[int]:

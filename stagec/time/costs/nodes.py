@@ -158,22 +158,23 @@ class CostTable:
     ) -> ClassCosts:
         """The costs of the nodes of a class with these ranks, whose collectives go over the axes
         `used` and messages the `ways`."""
-        far = _Distances(
+        spans = _Distances(
             {axes: self._numbered(self._groups(ranks, groups, axes)) for axes in used},
             {way: self._furthest(ranks, *way) for way in ways},
         )
-        key = tuple(far.groups.items()), tuple((w, at.name) for w, at in far.messages.items())
+        levels = tuple((w, level.name) for w, level in spans.messages.items())
+        key = tuple(spans.groups.items()), levels
         number = self._numbers.setdefault(key, len(self._numbers))
         known: dict[Node, Cost] = {}
 
         def cost(node: Node) -> Cost:
             if node not in known:
-                known[node] = self._cost(node, far)
+                known[node] = self._cost(node, spans)
             return known[node]
 
         return number, cost
 
-    def _cost(self, node: Node, far: _Distances) -> Cost:
+    def _cost(self, node: Node, spans: _Distances) -> Cost:
         if node.is_computation:
             return self._known[node.kernel]
         if node.is_copy:
@@ -183,14 +184,14 @@ class CostTable:
             return Cost(0)
         if node.is_message:
             way = node.kind, node.over, node.by
-            level = self._pods.get(node.over) if crosses_pods(node.op) else far.messages[way]
+            level = self._pods.get(node.over) if crosses_pods(node.op) else spans.messages[way]
             if level is None:
                 return Cost(0)
             key: Hashable = "message", node.size, level.name
             if key not in self._known:
                 self._known[key] = self._message(node.size, level)
             return self._known[key]
-        number = far.groups[node.group]
+        number = spans.groups[node.group]
         beside = self._overlap and not node.blocking
         key = node.kind, node.size, number, beside, node.dealt
         if key not in self._known:

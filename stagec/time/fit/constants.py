@@ -258,8 +258,8 @@ def _every_second(rows: Rows, tables: Sequence[Table]) -> Mask:
     size = e.prod(axis=1)
     if tables[0].kind.startswith("attention"):
         size = e[:, [0, 1, 3, 4]].prod(axis=1) * (e[:, 5] + e[:, 6])
-    apart = np.repeat(np.arange(len(tables)), [len(t.seconds) for t in tables])
-    return _alternating(np.lexsort((*rows.extents.T[::-1], size, apart)))
+    table_of = np.repeat(np.arange(len(tables)), [len(t.seconds) for t in tables])
+    return _alternating(np.lexsort((*rows.extents.T[::-1], size, table_of)))
 
 
 def _alternating(order: Any) -> Mask:
@@ -312,28 +312,28 @@ def _not_joined(machine: Machine, ranks: int) -> str:
 
 def _fit_level(state: _State, level: str, cases: Sequence[CollectiveRows]) -> None:
     count = {kind: sum(len(c.size) for c in cases if c.kind == kind) for kind in _COLLECTIVES}
-    told = decided(state.machine, level, cases)
+    determined = decided(state.machine, level, cases)
     enough = {
         group: EACH * int(names.sum()) <= sum(count[kind] for kind in _KINDS[group])
-        for group, names in told.items()
+        for group, names in determined.items()
     }
     for kind in (k for k in _COLLECTIVES if count[k]):
         some = [c for c in cases if c.kind == kind]
-        use = [g for g in told if kind in _KINDS[g]]
+        use = [g for g in determined if kind in _KINDS[g]]
         names = tuple(g for g in use if enough[g])
         fitted = np.concatenate([c.fitted & bool(names) for c in some])
         group = _Group(kind, "", level, count[kind], fitted, _errors_of(some), names)
         group.title = f"network.{level}"
         group.note = ", ".join(
             f"{g} as in the base: {sum(count[k] for k in _KINDS[g])} rows, they need "
-            f"{EACH * int(told[g].sum())}"
+            f"{EACH * int(determined[g].sum())}"
             for g in use
             if not enough[g]
         )
         state.groups.append(group)
     if not any(enough.values()):
         return
-    chosen = np.logical_or.reduce([told[g] for g, many in enough.items() if many])
+    chosen = np.logical_or.reduce([determined[g] for g, many in enough.items() if many])
     kinds = {kind for g, many in enough.items() if many for kind in _KINDS[g]}
     used = [c for c in cases if c.kind in kinds]
     first = state.machine.efficiency.network[level]
@@ -390,11 +390,11 @@ def _sections(
 
 
 def _record(title: str, state: _State, parts: Sequence[FitPart], base: str, origin: str) -> str:
-    told: list[str] = []
+    errors: list[str] = []
     for group, part in zip(state.groups, parts, strict=True):
         left = part.after[1]
         if group.title == title and part.constants:
             what = " ".join(word for word in (part.kind, part.dtype) if word)
             error = f" {left.median:.1%}, p90 {left.p90:.1%}" if left else ""
-            told.append(f"{what}: median{error} of {part.rows[1]} rows left out")
-    return f"{origin}, every second row by size; {'; '.join(told)}; all else as {base}"
+            errors.append(f"{what}: median{error} of {part.rows[1]} rows left out")
+    return f"{origin}, every second row by size; {'; '.join(errors)}; all else as {base}"
