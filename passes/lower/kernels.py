@@ -10,7 +10,15 @@ from fractions import Fraction
 
 from stagec.api import Operation, Region, Strategy, Value, error, total
 from stagec.ir.builder import RawAttr
-from stagec.ir.kernel import ATTENDS, CONTINUES, EXPANDS, EXPERTS, EXTENTS, KernelShape
+from stagec.ir.kernel import (
+    ATTENDS,
+    CONTINUES,
+    EXPANDS,
+    EXPERTS,
+    EXTENTS,
+    MARLIN,
+    KernelShape,
+)
 from stagec.ir.traits import Free
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
@@ -36,17 +44,21 @@ def attributes(
 @dataclass(frozen=True)
 class KernelForms:
     """How kernels are marked, as statements ask for it: fused attention by its kernel of a library,
-    products of experts, and those that expand weights of 4 bits."""
+    products of experts, and those that expand weights of 4 bits: integers are what Marlin is for
+    (vLLM, `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`), mxfp4 is expanded
+    by kernels of Triton unless `marlin` is asked for."""
 
     attention: str
     experts: bool
+    marlin: bool
 
     @classmethod
     def of(cls, strategy: Strategy) -> KernelForms:
         """What a strategy asks for."""
-        attention = strategy.one(KernelsRule).attention
+        kernels = strategy.one(KernelsRule)
         experts = strategy.one(SustainedRule).experts is not None
-        return cls("" if attention == DEVICE else attention, experts)
+        attention = "" if kernels.attention == DEVICE else kernels.attention
+        return cls(attention, experts, kernels.expands == MARLIN)
 
     def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
         """The mark of the kernel of an op; empty if it has none."""
@@ -58,8 +70,10 @@ class KernelForms:
         dealt = (d.routed or d.load for v in op.operands for d in v.tensor.dims)
         if self.experts and any(dealt):
             return EXPERTS
-        sizes = [DTYPE_BYTES[v.tensor.dtype] for v in op.operands[:2]]
-        return EXPANDS if len(op.results) == 1 and sizes == [2, Fraction(1, 2)] else ""
+        dtypes = [v.tensor.dtype for v in op.operands[:2]]
+        if len(op.results) != 1 or [DTYPE_BYTES[d] for d in dtypes] != [2, Fraction(1, 2)]:
+            return ""
+        return MARLIN if self.marlin or dtypes[1] == "i4" else EXPANDS
 
 
 def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:
