@@ -21,6 +21,7 @@ from stagec.ir.kernel import (
 )
 from stagec.ir.traits import Free
 from stagec.ir.types import DTYPE_BYTES
+from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed
@@ -50,6 +51,7 @@ class KernelForms:
 
     attention: str
     experts: bool
+    fused: bool
     marlin: bool
 
     @classmethod
@@ -58,7 +60,8 @@ class KernelForms:
         kernels = strategy.one(KernelsRule)
         experts = strategy.one(SustainedRule).experts is not None
         attention = "" if kernels.attention == DEVICE else kernels.attention
-        return cls(attention, experts, kernels.expands == MARLIN)
+        fused = strategy.one(FusionRule).experts != "none"
+        return cls(attention, experts, fused, kernels.expands == MARLIN)
 
     def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
         """The mark of the kernel of an op; empty if it has none."""
@@ -67,13 +70,12 @@ class KernelForms:
             return f"{CONTINUES}_{where}" if where else ""
         if kernel.kind in ATTENDS:
             return self.attention
-        dealt = (d.routed or d.load for v in op.operands for d in v.tensor.dims)
-        if self.experts and any(dealt):
-            return EXPERTS
         dtypes = [v.tensor.dtype for v in op.operands[:2]]
-        if len(op.results) != 1 or [DTYPE_BYTES[d] for d in dtypes] != [2, Fraction(1, 2)]:
-            return ""
-        return MARLIN if self.marlin or dtypes[1] == "i4" else EXPANDS
+        if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
+            return MARLIN if self.marlin or dtypes[1] == "i4" else EXPANDS
+        dealt = (d.routed or d.load for v in op.operands for d in v.tensor.dims)
+        few = self.fused and Fraction(1, 2) in (DTYPE_BYTES[d] for d in dtypes)
+        return EXPERTS if self.experts and not few and any(dealt) else ""
 
 
 def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:
