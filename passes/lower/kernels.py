@@ -74,8 +74,8 @@ class KernelForms:
         if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
             return MARLIN if self.marlin or dtypes[1] == "i4" else EXPANDS
         dealt = (d.routed or d.load for v in op.operands for d in v.tensor.dims)
-        few = self.fused and Fraction(1, 2) in (DTYPE_BYTES[d] for d in dtypes)
-        return EXPERTS if self.experts and not few and any(dealt) else ""
+        marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
+        return EXPERTS if marked and any(dealt) else ""
 
 
 def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:
