@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, call, expand, product
+from stagec.ir.expr import ONE, Expr, call, expand, product
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
@@ -64,12 +64,16 @@ class AttentionWork(OpDef):
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         """Its FLOPs are `2 * batch * heads * queries * keys` times `qk + v`, backward times `3*qk +
         2*v`; half of that if a causal mask leaves half of the pairs. Of other masks a query meets
-        the mean number of keys, rounded up."""
+        the mean number of keys, rounded up. Queries that select rows of a latent share none: each
+        is a sequence of its own."""
         keys, masked = self.met(op, n)
         if not is_plain(op) or "past" in op.attrs:
             keys, masked = call("ceildiv", [self.left(op, n), n["s"]]), False
         kind = "attention_backward" if self.backward else "attention"
-        extents = (n["b"], n["g"] * n["r"], n["g"], n["s"], keys, n["k"], n.get("v", n["k"]))
+        batch, queries = n["b"], n["s"]
+        if op.flag("selected") and "values" in op.attrs and not self.backward:
+            batch, queries = batch * queries, ONE
+        extents = (batch, n["g"] * n["r"], n["g"], queries, keys, n["k"], n.get("v", n["k"]))
         return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DEVICE = "device"
+MARLIN = "marlin"
 EAGER = "eager"
 #: No kernel of fused attention, but the ops that it consists of.
 UNFUSED = ("math", EAGER)
@@ -24,6 +25,12 @@ class KernelsRule(Record):
         "one by one (math; as in transformers: eager), or the kernel with which the machine was "
         "measured (device).",
         choices=(DEVICE, *ATTENTION),
+    )
+    expands: str = flagged(
+        "expanding_kernel",
+        "The kernel that multiplies weights of 4 bits by activations of 16: that of Marlin, which "
+        "weights in int4 have anyway, or the one with which the machine was measured (device).",
+        choices=(DEVICE, MARLIN),
     )
     eager: tuple[str, ...] = parameter(
         "names",
@@ -58,6 +65,11 @@ class KernelsOp(Statement):
     ops (`expand-attention`). With `eager` they are those of transformers' `eager`
     implementation: keys and values are copied for the heads that share them, and backward keeps the
     softmax in fp32 and in the type of its product.
+
+    Kernels that expand weights of 4 bits (`expands`) have constants of their own as well
+    (`efficiency.matmul.kernels`). Marlin expands them once for each block of at most 64 rows, and
+    multiplies by instructions of Ampere (vLLM, csrc/moe/marlin_moe_wna16); vLLM has it for weights
+    in int4, and for mxfp4 on Hopper with VLLM_MXFP4_USE_MARLIN, in place of kernels of Triton.
 
     What `eager` names becomes the ops that PyTorch runs where no compiler sees the code and no
     library has a kernel for all of it (`expand-kernels`). Backward then keeps what each of these

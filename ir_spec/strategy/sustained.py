@@ -62,7 +62,8 @@ class SustainedOp(Statement):
     of a machine); a machine whose text names no family keeps its own share, as all do without this
     statement. With `experts` grouped products of several experts of a rank keep so much of that:
     their rows are ragged and padded, and sorting, routing and what hosts wait for to know how many
-    rows there are is around them. The product of a single expert is a plain one.
+    rows there are is around them. The product of a single expert is a plain one. Where kernels of
+    experts order rows themselves (`stg.fusion[experts]`), that is of products in 8 bits alone.
     """
 
     name, record = "stg.sustained", SustainedRule

@@ -10,9 +10,18 @@ from fractions import Fraction
 
 from stagec.api import Operation, Region, Strategy, Value, error, total
 from stagec.ir.builder import RawAttr
-from stagec.ir.kernel import ATTENDS, CONTINUES, EXPANDS, EXPERTS, EXTENTS, KernelShape
+from stagec.ir.kernel import (
+    ATTENDS,
+    CONTINUES,
+    EXPANDS,
+    EXPERTS,
+    EXTENTS,
+    MARLIN,
+    KernelShape,
+)
 from stagec.ir.traits import Free
 from stagec.ir.types import DTYPE_BYTES
+from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed
@@ -36,17 +45,23 @@ def attributes(
 @dataclass(frozen=True)
 class KernelForms:
     """How kernels are marked, as statements ask for it: fused attention by its kernel of a library,
-    products of experts, and those that expand weights of 4 bits."""
+    products of experts, and those that expand weights of 4 bits: integers are what Marlin is for
+    (vLLM, `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`), mxfp4 is expanded
+    by kernels of Triton unless `marlin` is asked for."""
 
     attention: str
     experts: bool
+    fused: bool
+    marlin: bool
 
     @classmethod
     def of(cls, strategy: Strategy) -> KernelForms:
         """What a strategy asks for."""
-        attention = strategy.one(KernelsRule).attention
+        kernels = strategy.one(KernelsRule)
         experts = strategy.one(SustainedRule).experts is not None
-        return cls("" if attention == DEVICE else attention, experts)
+        attention = "" if kernels.attention == DEVICE else kernels.attention
+        fused = strategy.one(FusionRule).experts != "none"
+        return cls(attention, experts, fused, kernels.expands == MARLIN)
 
     def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
         """The mark of the kernel of an op; empty if it has none."""
@@ -55,11 +70,12 @@ class KernelForms:
             return f"{CONTINUES}_{where}" if where else ""
         if kernel.kind in ATTENDS:
             return self.attention
+        dtypes = [v.tensor.dtype for v in op.operands[:2]]
+        if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
+            return MARLIN if self.marlin or dtypes[1] == "i4" else EXPANDS
         dealt = (d.routed or d.load for v in op.operands for d in v.tensor.dims)
-        if self.experts and any(dealt):
-            return EXPERTS
-        sizes = [DTYPE_BYTES[v.tensor.dtype] for v in op.operands[:2]]
-        return EXPANDS if len(op.results) == 1 and sizes == [2, Fraction(1, 2)] else ""
+        marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
+        return EXPERTS if marked and any(dealt) else ""
 
 
 def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:

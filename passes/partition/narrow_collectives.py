@@ -6,8 +6,10 @@
 | cast to more bytes, gather          | gather, cast | half of what is sent                     |
 | cast of a parameter, gather         | gather, cast | parameters are prefetched and kept whole |
 | cast, all_reduce                    | as written   | the type is that of the reduction        |
+| dispatch, cast to fewer bytes,      | cast,        | engines quantize a token once, not for   |
+| in a step of serving                | dispatch     | each of its experts                      |
 
-Gathers and exchanges only copy elements, so results are the same.
+Gathers, exchanges and copies for experts only copy elements, so results are the same.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from stagec.api import (
 from stagec.ir.traits import Recasts
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllGather, AllToAll
+from stagec.ir_spec.ops.moe import Dispatch
 from stagec.ir_spec.strategy.moe import MoeRule
 
 _MOVES = (AllGather, AllToAll)
@@ -34,8 +37,9 @@ _MOVES = (AllGather, AllToAll)
 
 @dataclass(frozen=True)
 class NarrowCollectives(Pass):
-    """Swap a gather or an exchange with a cast if fewer bytes move then. With
-    `stg.moe[payload = tokens]` rows of experts are exchanged as they are.
+    """Swap a gather or an exchange with a cast if fewer bytes move then, in a step of serving also
+    what copies tokens for experts. With `stg.moe[payload = tokens]` rows of experts are exchanged
+    as they are.
 
     A parameter is gathered before it is cast: what is gathered is kept whole. To the type of
     `stg.dtypes[compute]` the gather casts itself, each rank its part.
@@ -64,7 +68,8 @@ class NarrowCollectives(Pass):
 def narrow_collectives(module: Module) -> None:
     """Swap moves and casts if fewer bytes move then, or if a parameter itself moves."""
     compute = read_strategy(module).dtypes.compute
-    every = (op for op in module.main.body.walk() if isinstance(op.definition, _MOVES))
+    kinds = (*_MOVES, Dispatch) if module.serving else _MOVES
+    every = (op for op in module.main.body.walk() if isinstance(op.definition, kinds))
     moves = [op for op in every if len(op.results) == 1]
     if read_strategy(module).one(MoeRule).payload == "tokens":
         moves = [op for op in moves if not _sends_tokens(op)]
@@ -83,7 +88,8 @@ def narrow_collectives(module: Module) -> None:
 def _sends_tokens(op: Operation) -> bool:
     """Whether an op sends rows to experts or back."""
     dims = op.result.tensor.dims
-    return isinstance(op.definition, AllToAll) and any(d.routed or d.load for d in dims)
+    sends = isinstance(op.definition, AllToAll | Dispatch)
+    return sends and any(d.routed or d.load for d in dims)
 
 
 def _narrows(op: Operation) -> bool:

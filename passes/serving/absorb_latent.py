@@ -60,18 +60,29 @@ class AbsorbLatent(Pass):
         default=0,
         metadata={"help": "of sequences with at most so many queries (default: with any number)"},
     )
+    selected: bool = field(
+        default=False, metadata={"help": "no others than these and queries that select their keys"}
+    )
 
     def run(self, module: Module) -> None:
-        absorb_latent(module, self.queries)
+        absorb_latent(module, self.queries, self.selected)
 
 
-def absorb_latent(module: Module, queries: int = 0) -> int:
+def absorb_latent(module: Module, queries: int = 0, selected: bool = False) -> int:
     """Rewrite attention that goes to keys and values made of a latent, in place; returns how many
-    ops there were. With `queries` only where a sequence is known to have no more."""
+    ops there were. With `queries` only where a sequence is known to have no more, with `selected`
+    only there, if `queries` are given, and where queries select their keys."""
     body = module.main.body
-    ops = [op for op in body.walk() if op.name == "stg.attention" and _few(module, op, queries)]
+    every = [op for op in body.walk() if op.name == "stg.attention"]
+    ops = [
+        op
+        for op in every
+        if (selected and op.flag("selected"))
+        or ((queries or not selected) and _few(module, op, queries))
+    ]
     count = sum(_absorb(module, op) for op in ops)
-    erase_unused(body)
+    if count:
+        erase_unused(body)
     return count
 
 

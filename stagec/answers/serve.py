@@ -17,6 +17,7 @@ from stagec.answers.requests.answer import RequestsAnswer
 from stagec.answers.requests.options import OVER_TIME, is_over_time
 from stagec.answers.requests.run import Handover, serve_requests
 from stagec.answers.serve_answer import ServeAnswer, ServedBatch
+from stagec.answers.serve_remedies import misfit_texts
 from stagec.answers.time.timed import time_job
 from stagec.ir.serving import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
@@ -43,7 +44,6 @@ from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
-from stagec.output.tables import bytes_text
 from stagec.pipeline.verify import verify_module
 from stagec.serving.step import SequenceClass, step_of
 from stagec.sharding.strategy import read_strategy
@@ -365,14 +365,14 @@ def _rows(
                 "'stagec serve' needs the memory of a step, which this --pipeline does not plan",
                 remedy="leave --pipeline out",
             )
-        if not fit.fits and not wanted:
-            if first:
-                raise error(
-                    f"no batch fits: a batch of {batch} needs {bytes_text(fit.peak)} per "
-                    f"rank, but {machine.name} has {bytes_text(fit.room)}",
-                    remedy="split the model over more ranks, or add --weight-dtype fp8",
-                )
+        cautions = report.cautions
+        if not fit.fits and not wanted and not first:
             return
+        if not fit.fits and first:
+            problem_text, remedy = misfit_texts(job, machine, fit, report.mesh)
+            if not wanted:
+                raise error(problem_text, remedy=remedy)
+            cautions = (*cautions, f"{problem_text}: {remedy}")
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         engine = PodStep(batch, report.step_seconds / accepted, ranks)
         if mixes is not None:
@@ -380,7 +380,7 @@ def _rows(
         else:
             rates = (disaggregated if two_pods else colocated)(prefill, engine, output)
         command, steps = step_command(job, machine), (prefill, engine)
-        yield ServedBatch(rates, steps, ranks, fit, report.cautions, command)
+        yield ServedBatch(rates, steps, ranks, fit, cautions, command)
     if not fits_once and problem is not None:
         raise problem
 

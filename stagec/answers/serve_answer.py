@@ -142,7 +142,8 @@ def _print(answer: ServeAnswer, stream: TextIO) -> None:
         made.add_row(*cells, *([f"{r.prefill_pods:.2f}"] if two_pods else []))
     out.print(made)
     if best is None:
-        out.print("no batch is within the limits")
+        fits = any(row.fits for row in answer.points)
+        out.print("no batch is within the limits" if fits else "no batch fits")
     else:
         r = best.rates
         out.print(

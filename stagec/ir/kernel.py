@@ -18,6 +18,8 @@ MEMORY = "memory"
 EXPERTS = "experts"
 #: How a product is marked that turns weights of 4 bits into the 16 bits of its activations.
 EXPANDS = "expands"
+#: The same of the kernels of Marlin.
+MARLIN = "marlin"
 #: How a kernel bound by memory is marked whose work the kernel before or behind it does, on each
 #: device or, with the name of a family behind it, on those of that.
 CONTINUES, ALWAYS = "continues", "always"

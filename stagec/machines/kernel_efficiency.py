@@ -42,6 +42,16 @@ class Rates(Text):
 _ALIKE: Mapping[str, str] = {"f16": "bf16", "f8e5m2": "f8e4m3", "i8": "f8e4m3"}
 
 
+class MatmulKernel(Text):
+    """What products of a kernel of a library have otherwise than those that a machine was measured
+    with, each as in `MatmulEfficiency`; `source` says who measured it."""
+
+    rate: dict[DataType, Share] = Field(default_factory=dict[DataType, Share])
+    expanding: _Many | None = None
+    expanded_rows: Annotated[int, Field(gt=0)] | None = None
+    source: Annotated[str, Field(min_length=1)]
+
+
 class MatmulEfficiency(Rates):
     """Constants of matrix products.
 
@@ -53,9 +63,10 @@ class MatmulEfficiency(Rates):
     that are under way. `tile` is what a tile of 256 x 128 results adds to fill its pipeline and to
     write them, `reduction` what summing the parts of a split product adds. `expanding` are
     the weights of 4 bits that one processor turns into 16 bits a clock, in kernels that multiply
-    these by activations of 16 bits; None: no such kernel was measured, and that takes no time.
-    Defaults are rounded
-    means of H100 and B200; `step` and `tile` of A100 are three times as long.
+    these by activations of 16 bits; None: no such kernel was measured, and that takes no time. They
+    do so once for each block of `expanded_rows` rows. `kernels` has what kernels of libraries have
+    otherwise, by the names with which nodes are marked. Defaults are rounded means of H100 and
+    B200; `step` and `tile` of A100 are three times as long.
     """
 
     bandwidth: Share = 0.85
@@ -65,8 +76,24 @@ class MatmulEfficiency(Rates):
     tile: Seconds = 1e-6
     reduction: Seconds = 2.5e-6
     expanding: _Many | None = None
+    expanded_rows: int = Field(default=128, gt=0)
     expanding_fitted: str = ""
     fitted: str = ""
+    kernels: dict[str, MatmulKernel] = Field(default_factory=dict[str, MatmulKernel])
+
+    def of_kernel(self, name: str) -> MatmulEfficiency:
+        """The constants of a kernel of a library; of one without, these."""
+        kernel = self.kernels.get(name)
+        if kernel is None:
+            return self
+        return self.model_copy(
+            update={
+                "rate": {**self.rate, **kernel.rate},
+                "expanding": kernel.expanding or self.expanding,
+                "expanded_rows": kernel.expanded_rows or self.expanded_rows,
+                "kernels": {},
+            }
+        )
 
 
 class AttentionKernel(Text):

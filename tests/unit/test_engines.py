@@ -231,10 +231,37 @@ def test_weights_of_4_bits_are_expanded_by_the_kernel() -> None:
     for rows, times in ((1, 1), (300, 3)):
         shape = 1, rows, 4096, 65536, 4096 * 65536 // 2 + 2 * rows * (4096 + 65536)
         plain, expanding = (
-            float(matmul_seconds(h200, "bf16", *shape, expands=e)) for e in (False, True)
+            float(matmul_seconds(h200, "bf16", *shape, form=form)) for form in ("", "expands")
         )
         assert expanding - plain <= times * 4096 * 65536 / (25 * clock) * 1.001
         assert expanding > plain
+
+
+@pytest.mark.parametrize("machine", ["h200", "b200"])
+def test_weights_in_int4_have_the_kernels_of_marlin(machine: str) -> None:
+    """On devices of all families; mxfp4 has them where it is asked for."""
+
+    def forms(weight_dtype: str, **how: Any) -> set[str]:
+        sizes = {"L": 4}
+        shape: dict[str, Any] = {"serve": "decode", "batch": 8, "context": 100, "sizes": sizes}
+        options = JobOptions("deepseek-v3", weight_dtype=weight_dtype, **shape, **how)
+        compiled = CompiledJob.of(options)
+        samples = compiled.compiled.issued(compiled.values).samples
+        return {n.kernel.form for n in samples if n.kernel is not None and n.kernel.form}
+
+    assert forms("int4") == {"marlin"}
+    assert forms("mxfp4", activation_dtype="bf16") == {"expands"}
+    assert forms("mxfp4", activation_dtype="bf16", expanding_kernel="marlin") == {"marlin"}
+    device = load_machine(machine)
+    few, many = (
+        [
+            float(matmul_seconds(device, "bf16", 1, rows, 4096, 65536, 1 << 27, form=form))
+            for form in ("", "marlin")
+        ]
+        for rows in (1, 4096)
+    )
+    assert 1 < few[1] / few[0] < 3
+    assert 3 < many[1] / many[0] < 12
 
 
 # -- stacks ----------------------------------------------------------------------------------------

@@ -192,10 +192,11 @@ class Serving:
         given |= {"page": self.page} if self.page > 1 else {}
         given |= {"kv-dtype": self.kv_dtype} if self.kv_dtype else {}
         options = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
-        absorb = "absorb-latent," if self.mode == "decode" else ""
-        if self.step is not None:  # in the classes that decode, or verify drafts
+        few = 0  # queries of the classes that decode, or verify drafts
+        if self.step is not None:
             few = max((c.new for c in self.step.classes if c.new == c.sampled), default=0)
-            absorb = f"absorb-latent{{queries={few}}}," if few else ""
+        every = self.mode == "decode" and self.step is None
+        absorb = "absorb-latent," if every else f"absorb-latent{{queries={few},selected=true}},"
         made = f"inline,infer-shapes,to-serving{{{options}}},{absorb}{self.speculation}"
         sample = "" if self.sampling == "none" else "sample-tokens,"
         local = "" if self.sampling == "gather" else ",-gather-logits"

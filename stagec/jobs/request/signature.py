@@ -275,6 +275,9 @@ class JobFlags(TypedDict, total=False):
         Literal["device", "math", "eager", "flash-1", "flash-2", "flash-3", "cudnn", "triton"]
         | None
     )
+    #: The kernel that multiplies weights of 4 bits by activations of 16: that of Marlin, which
+    #: weights in int4 have anyway, or the one with which the machine was measured (device).
+    expanding_kernel: Literal["device", "marlin"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
     #: expert_weights. Backward keeps the tensors that each operation saves.

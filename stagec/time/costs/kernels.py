@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stagec.ir.kernel import EXPANDS, EXPERTS, continues
+from stagec.ir.kernel import EXPANDS, EXPERTS, MARLIN, continues
 from stagec.ir.types import DTYPE_BYTES
 from stagec.machines import Machine
+from stagec.machines.kernel_efficiency import MatmulEfficiency
 from stagec.program.kernels import Kernel
 from stagec.support.diagnostics import error
 
@@ -40,8 +41,6 @@ _STEP_MOST = 128
 _PART = 256
 #: Results of the tile whose filling and writing `tile` states; smaller ones take their share of it.
 _TILE = 256 * 128
-#: Rows of a block for which weights are expanded.
-_EXPANDED = 128
 #: Seconds that are none, but that can be divided by.
 _NONE = 1e-30
 #: Keys of a tile of attention (arXiv 2307.08691, section 3.3; arXiv 2407.08608).
@@ -104,8 +103,7 @@ def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel])
     extents: tuple[Floats, ...] = tuple(np.array([k.extents for k in kernels], dtype=float).T)
     if kind == "matmul":
         batch, m, n, k = extents
-        expands = kernels[0].form == EXPANDS
-        return matmul_seconds(machine, dtype, batch, m, n, k, size, expands=expands)
+        return matmul_seconds(machine, dtype, batch, m, n, k, size, form=kernels[0].form)
     batch, heads, kv_heads, queries, keys, qk, v = extents
     causal = np.array([kernel.causal for kernel in kernels])
     # queries that are split over ranks, in an order that balances the mask: half of all keys each
@@ -128,9 +126,10 @@ def matmul_seconds(
     k: Numbers,
     size: Numbers,
     *,
-    expands: bool = False,
+    form: str = "",
 ) -> Floats:
-    """Seconds of `batch` products of m x k by k x n elements, which move `size` bytes.
+    """Seconds of `batch` products of m x k by k x n elements, which move `size` bytes; `form` is
+    how the kernel is marked, whose constants hold where a machine has them.
 
     With tiles of `tm` x `tn` results, the product has `T = batch ceil(m/tm) ceil(n/tn)` tiles; if
     they are fewer than the P processors, each may be split in `s <= P/T` parts along k. The tiles
@@ -144,11 +143,11 @@ def matmul_seconds(
         seconds = start + a + (1 - overlap) b b / a + reduction [s > 1]
 
     and the tile and split of least time are taken, as the heuristics of cuBLAS try to. `B` is the
-    bandwidth of the memory. A kernel that `expands` its weights from 4 to 16 bits does so for each
-    block of 128 rows, and computes meanwhile nothing else: with w = size - 2 batch m (n + k) bytes
-    of weights and scales
+    bandwidth of the memory. A kernel that expands its weights from 4 to 16 bits does so for each
+    block of rows (`expanded_rows`), and computes meanwhile nothing else: with w = size - 2 batch m
+    (n + k) bytes of weights and scales
 
-        compute += 2 w ceil(m / 128) / (expanding P clock)
+        compute += 2 w ceil(m / rows) / (expanding P clock)
 
     Sources: tiles and waves: NVIDIA, Matrix Multiplication Background User's Guide, "Tile
     Quantization" and "Wave Quantization"; splits: NVIDIA/cutlass, media/docs/efficient_gemm.md,
@@ -159,38 +158,47 @@ def matmul_seconds(
     """
     by_tile = [np.asarray(a, dtype=float)[..., None] for a in (batch, m, n, k, size)]
     batch, m, n, k, size = by_tile
-    c = machine.efficiency.matmul
+    c = machine.efficiency.matmul.of_kernel(form)
     rows, columns = _TILES.T
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
     most = np.maximum(np.floor(k / _PART), 1)
-    more = _expanding(machine, batch, m, n, k, size) if expands else np.zeros(1)
+    expands = c.expanding is not None and form in (EXPANDS, MARLIN)
+    more = _expanding(machine, c, batch, m, n, k, size) if expands else np.zeros(1)
     parts = np.clip(np.floor(machine.compute.processors.value / np.maximum(tiles, 1)), 1, most)
     summed = size + 8 * batch * m * n * parts
-    whole = _tiled(machine, dtype, tiles, k, size, more).min(axis=-1)
-    split = _tiled(machine, dtype, tiles * parts, k / parts, summed, more).min(axis=-1)
+    whole = _tiled(machine, c, dtype, tiles, k, size, more).min(axis=-1)
+    split = _tiled(machine, c, dtype, tiles * parts, k / parts, summed, more).min(axis=-1)
     seconds: Floats = np.minimum(whole, split + c.reduction) + c.start
     return seconds
 
 
 def _expanding(
-    machine: Machine, batch: Floats, m: Floats, n: Floats, k: Floats, size: Floats
+    machine: Machine,
+    c: MatmulEfficiency,
+    batch: Floats,
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    size: Floats,
 ) -> Floats:
     """Seconds to turn weights of 4 bits into 16 bits, once for each block of rows."""
-    rate = machine.efficiency.matmul.expanding
-    if rate is None:
-        return np.zeros(1)
     weights = np.maximum(size - 2 * batch * m * (n + k), 0)
-    a_second = rate * machine.compute.processors.value * machine.compute.clock.value
-    seconds: Floats = 2 * weights * np.ceil(m / _EXPANDED) / a_second
+    a_second = (c.expanding or 0) * machine.compute.processors.value * machine.compute.clock.value
+    seconds: Floats = 2 * weights * np.ceil(m / c.expanded_rows) / a_second
     return seconds
 
 
 def _tiled(
-    machine: Machine, dtype: str, tiles: Floats, k: Floats, size: Floats, more: Floats
+    machine: Machine,
+    c: MatmulEfficiency,
+    dtype: str,
+    tiles: Floats,
+    k: Floats,
+    size: Floats,
+    more: Floats,
 ) -> Floats:
     """Seconds after the start of tiles over k elements each, by tile along the last axis, with
     `more` of computing something else."""
-    c = machine.efficiency.matmul
     processors = machine.compute.processors.value
     results = _TILES.prod(axis=1)
     depth = min(_STEP_BYTES / float(DTYPE_BYTES[dtype]), _STEP_MOST)

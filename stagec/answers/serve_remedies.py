@@ -1,0 +1,75 @@
+"""With which flags a server fits that does not: more ranks for its layers, few bits, or a larger
+device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from typing import TYPE_CHECKING, TypeVar
+
+from stagec.analysis.memory_fit import MemoryFit, room_of
+from stagec.jobs.figures import CompiledJob
+from stagec.jobs.request.units import on_machine
+from stagec.machines import machines
+from stagec.output.tables import bytes_text
+from stagec.support.diagnostics import DiagnosticError
+
+if TYPE_CHECKING:
+    from stagec.jobs.request.options import JobOptions
+    from stagec.machines import Machine
+
+Name = TypeVar("Name", int, str)
+
+#: Formats of weights, from most bits to fewest.
+_FORMATS = "fp8", "int4"
+
+
+def misfit_texts(
+    options: JobOptions, machine: Machine, fit: MemoryFit, mesh: Mapping[str, int]
+) -> tuple[str, str]:
+    """`no batch fits: a batch of 1 needs 131.75 GiB per rank, but h100-sxm has 78.56 GiB`, and
+    `split the model with --tp 2, or add --weight-dtype fp8, or give --machine h200`: each of these
+    alone makes the step of decode fit. They are the fewest ranks of a node that split layers, the
+    most bits of weights, and the smallest device; without any of them, what to combine."""
+    splits = _first(_splits(options, machine, prod(mesh.values())), machine)
+    formats = _FORMATS if options.weight_dtype in (None, "bf16") else ()
+    format_ = _first(((name, options.changed(weight_dtype=name)) for name in formats), machine)
+    rooms = {name: room_of(other, mesh) for name, other in machines().items()}
+    capacity = machine.memory.capacity.value
+    larger = [
+        name
+        for name, other in machines().items()
+        if other.memory.capacity.value > capacity and rooms[name] >= fit.peak
+    ]
+    device = min(larger, key=rooms.__getitem__, default=None)
+    texts = [
+        *([f"split the model with --tp {splits}"] if splits else []),
+        *([f"add --weight-dtype {format_}"] if format_ else []),
+        *([f"give --machine {device}"] if device else []),
+    ]
+    problem = (
+        f"no batch fits: a batch of {options.batch} needs {bytes_text(fit.peak)} per rank, but "
+        f"{machine.name} has {bytes_text(fit.room)}"
+    )
+    remedy = ", or ".join(texts) or "split the model over more ranks, and add --weight-dtype fp8"
+    return problem, remedy
+
+
+def _splits(options: JobOptions, machine: Machine, ranks: int) -> Iterator[tuple[int, JobOptions]]:
+    """Degrees of tensor parallelism that double within a node."""
+    have = options.tp or 1
+    times = 2
+    while ranks * times <= (machine.network[0].ranks or 1):
+        yield have * times, options.changed(tp=have * times)
+        times *= 2
+
+
+def _first(jobs: Iterable[tuple[Name, JobOptions]], machine: Machine) -> Name | None:
+    """What the first job is called that compiles and fits."""
+    for name, options in jobs:
+        try:
+            if CompiledJob.of(on_machine(options, machine)).fit(machine).fits:
+                return name
+        except DiagnosticError:
+            continue
+    return None
