@@ -71,8 +71,10 @@ class _Writer:
             yield _about(rank, "thread_sort_index", number, sort_index=number)
         for step, microbatch, tag, start, end, _ in each.times.rows():
             yield from self._node(rank, step, microbatch, tag, (start, end), threads)
-        if each.held is not None:
-            for time, size in zip(each.held.time.tolist(), each.held.bytes.tolist(), strict=True):
+        if each.memory is not None:
+            for time, size in zip(
+                each.memory.time.tolist(), each.memory.bytes.tolist(), strict=True
+            ):
                 yield (
                     f'{{"ph": "C", "name": "memory", "pid": {rank}, "ts": {microseconds(time)}, '
                     f'"args": {{"bytes": {size}}}}}'
