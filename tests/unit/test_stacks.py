@@ -43,7 +43,7 @@ SOURCE = re.compile(r"\]  // .*(\.(py|yaml|cu|cuh|cpp): |openxla\.org|arXiv \d|f
 def moments(*flags: str) -> dict[str, dict[str, Any]]:
     """The moments of two layers of an 8B."""
     said = json.loads(stagec("memory", "llama3-8b", *SIZES, *flags, "--json").out)
-    found: dict[str, dict[str, Any]] = said["classes"][0]["moments"]
+    found: dict[str, dict[str, Any]] = said["classes"][0]["memory"]
     return found
 
 
