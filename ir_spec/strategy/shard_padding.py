@@ -36,7 +36,10 @@ class ShardPaddingOp(Statement):
     of queries, the inner width, the vocabulary), as `fully_shard` with `Shard(0)`
     (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `padded_sharded_size`). `flat`: it is
     ceil(elements / ranks) elements, as of flat parameters of DeepSpeed
-    (runtime/zero/partition_parameters.py: `_padding_size`). `none`: a parameter of which no
+    (runtime/zero/partition_parameters.py: `_padding_size`) and FSDP, and of Megatron's buffers
+    (core/distributed/param_and_grad_buffer.py: `_pad_end_of_bucket_if_needed`), which fill up the
+    end of a bucket instead of each parameter. Of a parameter that tensor parallelism splits, it is
+    the longest run of its other dimensions that is filled up. `none`: a parameter of which no
     dimension divides stays whole, which is an error if such are more than 1% of all.
 
     The optimizer's state is planned as that of the first rank; the last ones, whose shards PyTorch

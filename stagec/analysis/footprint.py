@@ -114,7 +114,7 @@ def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
     """The bytes after forward, at the peak and after the update, in all and by kind. A gradient
     that the operation at the peak makes is its result, no gradient yet; what collectives make of
     activations are such; buckets, buffers for messages and what collectives make of gradients are
-    `buffers`."""
+    `buffers`. `moments` and `memory` are two names of one object."""
     at = timeline.moments()
     if not at:
         return {}
@@ -126,7 +126,8 @@ def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
     fixed = timeline.static().get("communication", 0)
     buffers = {"peak": fixed + timeline.reductions(peak)}
     by_kind = ((name, _by_kind(held, buffers.get(name, fixed))) for name, held in each.items())
-    return {"moments": dict(by_kind)}
+    moments = dict(by_kind)
+    return {"moments": moments, "memory": moments}
 
 
 def _by_kind(held: Mapping[str, int], buffers: int) -> dict[str, Any]:

@@ -3,9 +3,11 @@ those of a step of decode."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stagec.analysis.steady_server import PromptChunks
+from stagec.time.streams import BUBBLE, SCHEDULER
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,17 @@ class ServingRates:
     def per_user(self) -> float:
         """Tokens per second of one sequence."""
         return 1 / self.tpot
+
+
+def steady_seconds(parts: Mapping[str, float], seconds: float, stages: int) -> float:
+    """The seconds of a step of one microbatch on pipeline stages, those of other sequences on the
+    other stages meanwhile, as in engines (vLLM's `max_concurrent_batches` is the number of stages):
+    from the first stage to the last, but no less than all stages take that are as busy as the
+    slowest one, of which `parts` are the seconds. The scheduler is there once."""
+    if stages == 1:
+        return seconds
+    busy = sum(each for name, each in parts.items() if name not in (BUBBLE, SCHEDULER))
+    return max(seconds, stages * busy + parts.get(SCHEDULER, 0.0))
 
 
 def tokens_accepted(rate: float, drafts: int) -> float:

@@ -9,7 +9,14 @@ from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stagec.analysis.serving_rates import PodStep, ServingRates, beside, colocated, disaggregated
+from stagec.analysis.serving_rates import (
+    PodStep,
+    ServingRates,
+    beside,
+    colocated,
+    disaggregated,
+    steady_seconds,
+)
 from stagec.analysis.steady_server import chunks
 from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
@@ -37,6 +44,7 @@ from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.combine import divisors
 from stagec.jobs.request.command_line import question_command, step_command
+from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.option import CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
@@ -44,6 +52,7 @@ from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
+from stagec.memory.timeline import CACHES
 from stagec.pipeline.verify import verify_module
 from stagec.serving.step import SequenceClass, step_of
 from stagec.sharding.strategy import read_strategy
@@ -51,6 +60,7 @@ from stagec.support.diagnostics import DiagnosticError, error
 from stagec.time.streams import PICOSECONDS
 
 if TYPE_CHECKING:
+    from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.time_report import TimeReport
     from stagec.ir.module import Module
     from stagec.machines import Machine
@@ -194,11 +204,27 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
     if options.draft is not None:
         options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
     if options.serve == DISAGGREGATED:
-        return {PREFILL: options, DECODE: options_of_pod(DECODE, options.changed(chunk=None))}
+        decode = options_of_pod(DECODE, options.changed(chunk=None))
+        return {PREFILL: options, DECODE: _of_a_stage(decode)}
     return {
-        PREFILL: options.changed(serve=PREFILL, speculative=None),
-        DECODE: options.changed(serve=DECODE, prompt=None, chunk=None, context=None, part=()),
+        PREFILL: _of_a_stage(options.changed(serve=PREFILL, speculative=None)),
+        DECODE: _of_a_stage(
+            options.changed(serve=DECODE, prompt=None, chunk=None, context=None, part=())
+        ),
     }
+
+
+def _of_a_stage(options: JobOptions) -> JobOptions:
+    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them."""
+    given = not FLAGS["microbatches"].is_default(options.microbatches)
+    one = options.pp > 1 and not given and not has_pods(options)
+    return options.changed(microbatches=1) if one else options
+
+
+def _in_flight(options: JobOptions) -> int:
+    """The steps of other sequences at a time: one for each pipeline stage, where a step is one
+    microbatch."""
+    return options.pp if options.microbatches == 1 and not has_pods(options) else 1
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -219,7 +245,29 @@ def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[f
     longest = max(each, key=lambda report: report.step_seconds)
     if guests(options):
         return sum(report.step_seconds for report in each), longest.ranks, _request(longest)
-    return longest.step_seconds, longest.ranks, _request(longest)
+    return _steady(longest, options), longest.ranks, _request(longest)
+
+
+def _steady(report: TimeReport, options: JobOptions) -> float:
+    """The seconds of a step, others of which are on the other pipeline stages."""
+    return steady_seconds(report.breakdown, report.step_seconds, _in_flight(options))
+
+
+def _decoded(
+    options: JobOptions, machine: Machine, session: Session, batch: int
+) -> tuple[TimeReport, MemoryFit | None]:
+    """A step of decode, and whether the caches of a whole batch fit, of which other sequences are
+    on other pipeline stages. Raises `DiagnosticError`."""
+    from stagec.jobs.lowered import job_costs
+
+    job = job_costs(options, session)
+    report = job.time(machine)
+    step = options.batch or batch
+    if report.fit is None or step == batch:
+        return report, report.fit
+    kept = ((sum(each.values()), each.get(CACHES, 0)) for each in job.figures().by_stage)
+    peak = max(total + caches * (batch - step) // step for total, caches in kept)
+    return report, replace(report.fit, peak=peak)
 
 
 def _request(report: TimeReport) -> float:
@@ -305,6 +353,7 @@ def _prefill(
         sequences = options.batch or 1
         if target is None:
             more, ranks, request = _prompts(last, machine, session)
+            sequences *= _in_flight(options)
             return PodStep(sequences, seconds + more, max(most, ranks), request=request), None
         step, sent = sending(last, machine, session, target)
         links = sent.alone_seconds, sent.exposed_seconds, _request(step)
@@ -347,18 +396,21 @@ def _rows(
     held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
     decode = options[DECODE].changed(context=held)
     mixes = None if two_pods else _Mixing.of(options[DECODE], options[PREFILL], output)
+    stages = _in_flight(decode)
+    groups = _groups(decode) if stages > 1 else 1
     problem: DiagnosticError | None = None
     fits_once = False
     for batch in wanted or (1 << power for power in range(LARGEST.bit_length())):
-        job = decode.changed(batch=batch)
+        step = batch if batch % groups else -(-batch // (groups * stages)) * groups
+        job = decode.changed(batch=step)
         try:
-            report = _step(job, machine, session)
+            report, fit = _decoded(job, machine, session, batch)
         except DiagnosticError as raised:
             problem = problem or raised
             if wanted:
                 raise
             continue
-        first, fit = not fits_once, report.fit
+        first = not fits_once
         fits_once = True
         if fit is None:
             raise error(
@@ -369,26 +421,37 @@ def _rows(
         if not fit.fits and not wanted and not first:
             return
         if not fit.fits and first:
-            problem_text, remedy = misfit_texts(job, machine, fit, report.mesh)
+            problem_text, remedy = misfit_texts(
+                job.changed(batch=batch), machine, fit, report.mesh
+            )
             if not wanted:
                 raise error(problem_text, remedy=remedy)
             cautions = (*cautions, f"{problem_text}: {remedy}")
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
-        engine = PodStep(batch, report.step_seconds / accepted, ranks)
+        engine = PodStep(batch, _steady(report, job) / accepted, ranks)
         if mixes is not None:
             rates = mixes.rates(engine, machine, session)
-        else:
-            rates = (disaggregated if two_pods else colocated)(prefill, engine, output)
+        elif two_pods:
+            rates = disaggregated(prefill, engine, output)
+        else:  # no more prompts are on pipeline stages than there are sequences
+            prompts = min(prefill.sequences, batch) if stages > 1 else prefill.sequences
+            rates = colocated(replace(prefill, sequences=prompts), engine, output)
         command, steps = step_command(job, machine), (prefill, engine)
         yield ServedBatch(rates, steps, ranks, fit, cautions, command)
     if not fits_once and problem is not None:
         raise problem
 
 
+def _groups(decode: JobOptions) -> int:
+    """The groups of ranks that have sequences of their own."""
+    module = JobBuilder(decode.changed(serve=MIXED, step=_ONE, context=None)).module
+    return module.env[read_strategy(module).batch]
+
+
 @dataclass(frozen=True)
 class _Mixing:
     """Prompts of so many tokens in steps of sequences that decode, as `rule` says it; `groups` of
-    ranks have sequences of their own."""
+    ranks, on each pipeline stage, have sequences of their own."""
 
     options: JobOptions
     rule: SchedulerRule
@@ -398,9 +461,10 @@ class _Mixing:
 
     @classmethod
     def of(cls, decode: JobOptions, prefill: JobOptions, output: int) -> _Mixing | None:
-        """That of a server; None where prompts have steps of their own, as those of pipeline
-        stages, of drafts and of parts have."""
-        if decode.pp > 1 or decode.speculative or has_pods(decode) or has_pods(prefill):
+        """That of a server; None where prompts have steps of their own, as those of drafts, of
+        parts and of steps of several microbatches have."""
+        stages = _in_flight(decode)
+        if decode.pp > stages or decode.speculative or has_pods(decode) or has_pods(prefill):
             return None
         module = JobBuilder(decode.changed(serve=MIXED, step=_ONE, context=None)).module
         strategy = read_strategy(module)
@@ -409,7 +473,8 @@ class _Mixing:
             return None
         if prefill.chunk is not None:
             rule = replace(rule, tokens=min(rule.tokens, prefill.chunk))
-        return cls(decode, rule, module.env[strategy.batch], prefill.prompt or 1, output)
+        groups = stages * module.env[strategy.batch]
+        return cls(decode, rule, groups, prefill.prompt or 1, output)
 
     def rates(self, decode: PodStep, machine: Machine, session: Session) -> ServingRates:
         """What it gives with steps that decode, which have a batch. Raises `DiagnosticError`."""
@@ -431,7 +496,8 @@ class _Mixing:
         asked = self.options.changed(serve=MIXED, step=str(step), context=None)
         report = _step(asked, machine, session)
         prompts = work.prompts * min(self.groups, batch)
-        mixed = PodStep(prompts, report.step_seconds, decode.ranks, request=_request(report))
+        seconds = _steady(report, asked)
+        mixed = PodStep(prompts, seconds, decode.ranks, request=_request(report))
         return beside(decode, mixed, work, self.output)
 
 

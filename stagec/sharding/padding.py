@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Region, Value
 from stagec.ir.decisions import Divides, ask
-from stagec.ir.expr import Expr, call, product
+from stagec.ir.expr import Expr, call, evaluate, product
 from stagec.ir.module import Module
 from stagec.ir.rewrite import carried, enclosing, uses_inside
 from stagec.ir.rule import letters, parse_rule
@@ -37,16 +37,33 @@ def padded_shard(
     param: Value, ranks: Expr, env: Mapping[str, int], rule: str
 ) -> PaddedShard | None:
     """What is filled up of a parameter, so that shards over so many ranks are equal; None if they
-    are without, or for open sizes, or where its dimensions are split already."""
+    are without, or for open sizes, or where the rows that are filled up are split already. Of a
+    parameter that is split, `flat` has the longest run of other dimensions in the place of all."""
     uses = [(op, i, d) for op, i, d in _uses(param)]
     depth = min((d for *_, d in uses), default=0)
-    dims = _rows(param, uses) if rule == "dim0" else tuple(range(depth, param.tensor.rank))
+    dims = _rows(param, uses) if rule == "dim0" else _whole_dimensions(param.tensor, depth, env)
     if not dims or any(param.tensor.dims[i].split for i in dims):
         return None
     elements = product(param.tensor.dims[i].size for i in dims)
     if not (elements.symbols | ranks.symbols) <= env.keys() or ask(Divides(ranks, elements), env):
         return None
     return PaddedShard(dims, ranks * call("ceildiv", [elements, ranks]))
+
+
+def _whole_dimensions(type_: TensorType, depth: int, env: Mapping[str, int]) -> tuple[int, ...]:
+    """Adjacent dimensions behind those of repeats that are not split: those with most elements,
+    and the first of equal ones."""
+    runs: list[tuple[int, ...]] = [()]
+    for i in range(depth, type_.rank):
+        runs = [*runs, ()] if type_.dims[i].split else [*runs[:-1], (*runs[-1], i)]
+
+    def elements(run: tuple[int, ...]) -> int:
+        return evaluate(product(type_.dims[i].size for i in run), env) if run else 0
+
+    if len(runs) == 1:
+        return runs[0]
+    known = type_.elements.symbols <= env.keys()
+    return max(runs, key=elements) if known else ()
 
 
 def _uses(param: Value) -> list[tuple[Operation, int, int]]:

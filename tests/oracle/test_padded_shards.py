@@ -43,6 +43,21 @@ def test_a_step_equals_that_on_one_device(rule: str, options: dict[str, Any]) ->
         np.testing.assert_allclose(y, filled(x, list(y.shape)), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dp": 3, "tp": 2, "zero": 1},
+        {"dp": 3, "tp": 2, "sp": True, "zero": 2, "microbatches": 2},
+        {"dp": 3, "tp": 2, "zero": 3},
+    ],
+    ids=["stage 1", "stage 2", "stage 3"],
+)
+def test_parameters_that_are_split_have_other_dimensions_to_fill_up(
+    options: dict[str, Any],
+) -> None:
+    test_a_step_equals_that_on_one_device("flat", options)
+
+
 def filled(x: Array, shape: list[int]) -> Array:
     """Zeros of this shape that begin with x, some of whose dimensions are one there."""
     if list(x.shape) == shape:

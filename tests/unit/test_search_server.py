@@ -291,6 +291,17 @@ def test_why_a_server_does_not_run_over_time_is_said() -> None:
     assert rows[0]["over_time"]["refused"] == "requests over time do not support --pp yet"
 
 
+def test_a_server_on_stages_has_the_figures_of_its_command() -> None:
+    """A step is one microbatch, others are on the other stages, whose caches are counted too."""
+    rows = found(ranks=2, pp=2, tp=1, batch=(16,), stack="vllm")["best"]
+    best = next(row for row in rows if row["mode"] == "aggregated")
+    told = json.loads(stagec(*shlex.split(best["command"])[1:], "--json").out)["points"][0]
+    assert told["batch"] == best["decode"]["batch"] == 16
+    assert told["per_rank"] == pytest.approx(best["per_rank"], rel=1e-9)
+    assert told["tpot"] == pytest.approx(best["tpot"], rel=0.03)  # not of its own prompt
+    assert told["memory_peak"] <= best["decode"]["memory_peak"]  # which has chunks of prompts
+
+
 # -- launch files ----------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stagec.analysis.serving_rates import PodStep, colocated, disaggregated
+from stagec.analysis.serving_rates import PodStep, colocated, disaggregated, steady_seconds
 from tests.support import LONG, Outcome, stagec
 from tests.unit.test_time_pods import slow_network
 
@@ -52,6 +52,25 @@ def test_a_pod_that_sends_for_longer_than_it_computes() -> None:
     assert rates.latency == pytest.approx(0.45 + 99 * 0.01)
     assert rates.prefill_pods == pytest.approx(32 * 0.4 / 2)
     assert rates.per_rank == pytest.approx(3200 / (8 + 6.4 * 4))
+
+
+def test_the_slowest_of_the_stages_is_the_pace_of_all() -> None:
+    """Two stages of 3 s and 4 s with messages of 2 s: 9 s from the first to the last, which is more
+    than two of 4 s; of three stages of 4 s each takes its turn."""
+    parts = {"matrix products": 4.0, "bubble": 4.0, "scheduler": 1.0}
+    assert steady_seconds(parts, 9.0, 1) == 9.0
+    assert steady_seconds(parts, 9.0, 2) == 9.0
+    assert steady_seconds(parts, 9.0, 3) == 13.0
+
+
+def test_stages_have_batches_smaller_than_they_are() -> None:
+    """One sequence passes both stages, as does one of two; each has its caches."""
+    words = ("--set", "L=4", "--pp", "2", "--batches")
+    one, two, many = served(*words, "1,2,64")["points"]
+    assert one["tpot"] == two["tpot"] < many["tpot"] < 32 * one["tpot"]
+    assert two["per_rank"] == pytest.approx(2 * one["per_rank"])
+    caches = 62 * (512 + 64) * A_TOKEN * 2 // 32
+    assert many["memory_peak"] - two["memory_peak"] > caches
 
 
 def served(*more: str, model: str = "llama3-8b", machine: str = "h100-sxm") -> dict[str, Any]:

@@ -43,7 +43,7 @@ SOURCE = re.compile(r"\]  // .*(\.(py|yaml|cu|cuh|cpp): |openxla\.org|arXiv \d|f
 def moments(*flags: str) -> dict[str, dict[str, Any]]:
     """The moments of two layers of an 8B."""
     said = json.loads(stagec("memory", "llama3-8b", *SIZES, *flags, "--json").out)
-    found: dict[str, dict[str, Any]] = said["classes"][0]["moments"]
+    found: dict[str, dict[str, Any]] = said["classes"][0]["memory"]
     return found
 
 
@@ -405,3 +405,12 @@ def test_each_product_of_autocast_keeps_a_copy_of_its_input() -> None:
     halves = 2 * (5 * width + width + keys + 4 * inner)
     weights = 2 * (2 * width * width + 2 * width * keys + 3 * width * inner)
     assert three - two == 8192 * (floats + halves) + weights
+
+
+@pytest.mark.parametrize("name", ["megatron-core", "nemo", "nanotron", "megatron-deepspeed"])
+def test_ranks_that_divide_no_parameter_share_their_states(name: str) -> None:
+    """Six ranks of data parallelism, beside tensor parallelism: each has a sixth of the states."""
+    sizes = ("--set", "L=2,B=6", "--dp", "6", "--tp", "2", "--zero", "1", "--stack", name)
+    said = json.loads(stagec("memory", "llama3-8b", *sizes, "--json").out)
+    by = said["classes"][0]["memory"]["after_update"]["by"]
+    assert by["optimizer"] == pytest.approx(by["parameters"] / 2 * 12 / 6, rel=1e-3)
