@@ -421,9 +421,7 @@ def _rows(
         if not fit.fits and not wanted and not first:
             return
         if not fit.fits and first:
-            problem_text, remedy = misfit_texts(
-                job.changed(batch=batch), machine, fit, report.mesh
-            )
+            problem_text, remedy = misfit_texts(job.changed(batch=batch), machine, fit, report.mesh)
             if not wanted:
                 raise error(problem_text, remedy=remedy)
             cautions = (*cautions, f"{problem_text}: {remedy}")
