@@ -24,7 +24,7 @@ from stagec.answers.requests.answer import RequestsAnswer
 from stagec.answers.requests.options import OVER_TIME, is_over_time
 from stagec.answers.requests.run import Handover, serve_requests
 from stagec.answers.serve_answer import ServeAnswer, ServedBatch
-from stagec.answers.serve_remedies import misfit_texts
+from stagec.answers.serve_remedies import misfit
 from stagec.answers.time.timed import time_job
 from stagec.ir.serving import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
@@ -421,10 +421,8 @@ def _rows(
         if not fit.fits and not wanted and not first:
             return
         if not fit.fits and first:
-            problem_text, remedy = misfit_texts(job.changed(batch=batch), machine, fit, report.mesh)
-            if not wanted:
-                raise error(problem_text, remedy=remedy)
-            cautions = (*cautions, f"{problem_text}: {remedy}")
+            asked, mesh = job.changed(batch=batch), report.mesh
+            cautions = (*cautions, misfit(asked, machine, fit, mesh, asked=bool(wanted)))
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         engine = PodStep(batch, _steady(report, job) / accepted, ranks)
         if mixes is not None:

@@ -12,7 +12,7 @@ from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.units import on_machine
 from stagec.machines import machines
 from stagec.output.tables import bytes_text
-from stagec.support.diagnostics import DiagnosticError
+from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
     from stagec.jobs.request.options import JobOptions
@@ -24,13 +24,19 @@ Name = TypeVar("Name", int, str)
 _FORMATS = "fp8", "int4"
 
 
-def misfit_texts(
-    options: JobOptions, machine: Machine, fit: MemoryFit, mesh: Mapping[str, int]
-) -> tuple[str, str]:
-    """`no batch fits: a batch of 1 needs 131.75 GiB per rank, but h100-sxm has 78.56 GiB`, and
-    `split the model with --tp 2, or add --weight-dtype fp8, or give --machine h200`: each of these
-    alone makes the step of decode fit. They are the fewest ranks of a node that split layers, the
-    most bits of weights, and the smallest device; without any of them, what to combine."""
+def misfit(
+    options: JobOptions,
+    machine: Machine,
+    fit: MemoryFit,
+    mesh: Mapping[str, int],
+    *,
+    asked: bool,
+) -> str:
+    """`a batch of 1 needs 131.75 GiB per rank, but h100-sxm has 78.56 GiB: split the model with
+    --tp 2, or add --weight-dtype fp8, or give --machine h200`: each of these alone makes the step
+    of decode fit. They are the fewest ranks of a node that split layers, the most bits of weights,
+    and the smallest device; without any of them, what to combine. Raises it as a `DiagnosticError`
+    unless the batch was `asked` for."""
     splits = _first(_splits(options, machine, prod(mesh.values())), machine)
     formats = _FORMATS if options.weight_dtype in (None, "bf16") else ()
     format_ = _first(((name, options.changed(weight_dtype=name)) for name in formats), machine)
@@ -48,11 +54,13 @@ def misfit_texts(
         *([f"give --machine {device}"] if device else []),
     ]
     problem = (
-        f"no batch fits: a batch of {options.batch} needs {bytes_text(fit.peak)} per rank, but "
+        f"a batch of {options.batch} needs {bytes_text(fit.peak)} per rank, but "
         f"{machine.name} has {bytes_text(fit.room)}"
     )
     remedy = ", or ".join(texts) or "split the model over more ranks, and add --weight-dtype fp8"
-    return problem, remedy
+    if not asked:
+        raise error(f"no batch fits: {problem}", remedy=remedy)
+    return f"{problem}: {remedy}"
 
 
 def _splits(options: JobOptions, machine: Machine, ranks: int) -> Iterator[tuple[int, JobOptions]]:
