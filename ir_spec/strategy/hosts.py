@@ -11,6 +11,8 @@ from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, State
 
 #: Where the scheduler of an engine works: between two steps, or beside devices.
 BETWEEN, BESIDE = "between", "beside"
+#: Where hosts wait for devices: nowhere, or at both ends of each forward and backward.
+NEVER, PHASES = "never", "phases"
 
 
 def _time(flag: str, doc: str, help: str) -> Any:
@@ -27,6 +29,24 @@ class HostsRule(Record):
         "from one computation to the next (default: that of the machine)",
         "Time of a host from one computation to the next, such as '9 us', for which devices may "
         "wait (default: that of the machine).",
+    )
+    issue_backward: str = _time(
+        "host_issue_backward",
+        "of a computation of backward, in place of `issue`",
+        "Time of a host for a computation of backward, which the engine of gradients launches "
+        "(default: --host-issue).",
+    )
+    waits: str = flagged(
+        "host_waits",
+        "Hosts run ahead of devices (never), or wait for them at both ends of forward and backward "
+        "of each microbatch (phases).",
+        choices=(NEVER, PHASES),
+    )
+    microbatch: str = _time(
+        "host_microbatch",
+        "before forward of a microbatch, for hosts that wait",
+        "With --host-waits: time of a host before forward of a microbatch, such as '2 ms' "
+        "(default: none).",
     )
     graphs: bool = flagged(
         "host_graphs",
@@ -62,6 +82,16 @@ class HostsRule(Record):
         return _seconds(self.issue) if self.issue else None
 
     @property
+    def issue_backward_seconds(self) -> float | None:
+        """For a computation of backward; None: as for others."""
+        return _seconds(self.issue_backward) if self.issue_backward else None
+
+    @property
+    def microbatch_seconds(self) -> float:
+        """Before forward of a microbatch."""
+        return _seconds(self.microbatch)
+
+    @property
     def graph_gap_seconds(self) -> float | None:
         """Between two kernels of a captured graph; None: what the machine has between kernels."""
         return _seconds(self.graph_gap) if self.graph_gap else None
@@ -81,9 +111,15 @@ class HostsOp(Statement):
     """How the program that launches kernels keeps up with its device.
 
     A host takes `issue` from one computation to the next: the code of a framework between two
-    launches. Where that is longer than what they compute, devices wait for it. With `graphs` a step
-    is captured once and launched as a whole, so no device waits. Steps of serving are captured
-    without it.
+    launches; `issue_backward` for those of backward, which the engine of gradients launches without
+    calls of modules. Where that is longer than what they compute, devices wait for it. Hosts run
+    ahead of their devices, from one microbatch into the next, unless they wait: with `waits =
+    phases` at both ends of forward and backward of each microbatch, as timers that synchronize do
+    (Megatron-LM v2.5, megatron/schedules.py, `timers("forward-compute")`, global_vars.py,
+    `_Timer.start`). Then the longer one of host and device counts for each of these, and before
+    each forward the device has nothing to do for the time of `microbatch`: data are fetched,
+    broadcast, and masked. With `graphs` a step is captured once and launched as a whole, so no
+    device waits. Steps of serving are captured without it.
 
     A captured graph of decode launches its kernels with `graph_gap` between them, not with the
     launch gap of the machine. For a step of serving the scheduler of an engine takes `step`: it

@@ -14,13 +14,14 @@ import numpy as np
 
 from stagec.ir.decisions import Decisions, Watched
 from stagec.ir.module import Module
+from stagec.ir_spec.strategy.hosts import PHASES
 from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node, Program
 from stagec.program.sizes import Resizable, what_it_does
 from stagec.time.clock.graph import ClassIssue, ClassNodes, StepGraph, step_graph
-from stagec.time.clock.hosts import HostTimes
+from stagec.time.clock.hosts import HostTimes, held_up
 from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
@@ -377,7 +378,8 @@ def step_time(
     after the other and wait for each other where the devices do. The step is the longer one.
     Engines capture steps of serving as `graphs`, each of which a host launches as a whole: it does
     not hold devices up. Without them it issues those as it does steps of training. With `hosts` as
-    false hosts take no time. Behind a step of serving devices wait for the scheduler of an engine,
+    false hosts take no time. Those that wait for devices (`stg.hosts[waits = phases]`) hold the
+    first clock up as well. Behind a step of serving devices wait for the scheduler of an engine,
     as `stg.hosts[step = ..., scheduler = ...]` says.
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
@@ -396,6 +398,15 @@ def step_time(
     )
     columns = zip(*map(Issued.costs, issued.jobs, tables), strict=True)
     costs = NodeCosts(*map(np.concatenate, columns))
+    spent = [
+        HostTimes(0)
+        if not hosts or (graphs and (job.serves or job.software.hosts.graphs))
+        else _spent(job, machine, communicates)
+        for job in issued.jobs
+    ]
+    if any(each.waits for each in spent):
+        of_jobs = zip(issued.jobs, spent, strict=True)
+        costs = held_up(graph, costs, [times for job, times in of_jobs for _ in job.classes])
     devices = ClockedStep(graph, costs, round(efficiency.interference.computations * 1024))
     ways = sum((table.ways for table in tables), Counter[int]())
     software = [job.software for job in issued.jobs]
@@ -408,12 +419,6 @@ def step_time(
         return StepTime(clocked.end + scheduler, clocked, ways, devices, scheduler, request)
 
     alone = behind(devices)
-    spent = [
-        HostTimes(0)
-        if not hosts or (graphs and (job.serves or job.software.hosts.graphs))
-        else HostTimes(_issue(job, machine), _checks(job, machine) if communicates else ())
-        for job in issued.jobs
-    ]
     if efficiency.kernels == "roofline" or not any(map(any, spent)):
         return alone
     checks = any(each.checks for each in spent)  # hosts that compare what they call wait for it
@@ -425,9 +430,17 @@ def step_time(
     return behind(clocked)
 
 
-def _issue(issued: Issued, machine: Machine) -> int:
-    """Picoseconds from one computation to the next of a host."""
-    return picoseconds(issued.software.on(machine).efficiency.host.issue)
+def _spent(issued: Issued, machine: Machine, communicates: bool) -> HostTimes:
+    """What the hosts of a job spend on a machine."""
+    rule = issued.software.hosts
+    backward = rule.issue_backward_seconds
+    return HostTimes(
+        picoseconds(issued.software.on(machine).efficiency.host.issue),
+        _checks(issued, machine) if communicates else (),
+        None if backward is None else picoseconds(backward),
+        rule.waits == PHASES,
+        picoseconds(rule.microbatch_seconds),
+    )
 
 
 def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:

@@ -4,6 +4,7 @@ its breakdown and its critical path add up to."""
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from stagec.ir.expr import evaluate
+from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine, load_machine
@@ -436,6 +438,40 @@ def test_hosts_launch_no_sums_of_gradients() -> None:
     costs = [(node, HostTimes(7).cost(node).launch) for node in nodes]
     assert {cost for node, cost in costs if node.kind == "accumulate_grad"} == {0}
     assert {cost for node, cost in costs if node.phase == "forward"} == {7}
+
+
+def test_hosts_that_wait_for_devices_do_not_run_ahead() -> None:
+    """Each forward and backward takes as long as the slower of host and device."""
+    issued = issued_of(options_of(LLAMA, {"microbatches": 2}))
+    machine = load_machine("h100-sxm").changed({"compute.launch": 0.0})
+
+    def picoseconds(issue: str, backward: str = "", microbatch: str = "") -> int:
+        hosts = HostsRule(issue, backward, "phases", microbatch)
+        return step_time(issued.run_by(replace(issued.software, hosts=hosts)), machine).picoseconds
+
+    devices = step_time(issued, machine, hosts=False)
+    assert picoseconds("1 ns") == devices.picoseconds
+    nodes = issued.classes[0].program().nodes
+    counts = Counter(node.phase for node in nodes if HostTimes(1).cost(node).launch)
+    late = counts["forward"] * 10**10 + counts["backward"] * 10**9
+    rest = devices.parts(devices.slowest)["optimizer"]
+    slow = picoseconds("10 ms", "1 ms")
+    assert abs(slow - rest - late) < 10**6  # gaps are whole picoseconds
+    behind = picoseconds("10 ms", "1 ms", "3 ms")
+    assert behind == slow + 2 * 3 * 10**9
+
+
+def test_hosts_that_wait_hold_up_the_slower_half() -> None:
+    """Where only forward is late, backward keeps the time of the device."""
+    issued = issued_of(options_of(LLAMA, {"microbatches": 2}))
+    machine = load_machine("h100-sxm")
+    ahead = HostsRule(issue="1 ms", issue_backward="1 ns")
+    times = []
+    for rule in (ahead, replace(ahead, waits="phases")):
+        step = step_time(issued.run_by(replace(issued.software, hosts=rule)), machine)
+        times.append(step.picoseconds)
+    devices = step_time(issued, machine, hosts=False).picoseconds
+    assert times[0] < times[1] < times[0] + devices
 
 
 # -- interference ----------------------------------------------------------------------------------

@@ -285,6 +285,15 @@ class JobFlags(TypedDict, total=False):
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).
     host_issue: str | None
+    #: Time of a host for a computation of backward, which the engine of gradients launches
+    #: (default: --host-issue).
+    host_issue_backward: str | None
+    #: Hosts run ahead of devices (never), or wait for them at both ends of forward and backward of
+    #: each microbatch (phases).
+    host_waits: Literal["never", "phases"] | None
+    #: With --host-waits: time of a host before forward of a microbatch, such as '2 ms' (default:
+    #: none).
+    host_microbatch: str | None
     #: Capture training steps as graphs, which hosts launch as a whole, as in serving.
     host_graphs: bool | None
     #: With --serve decode: the gap between two kernels of a captured graph, such as '0.5 us'

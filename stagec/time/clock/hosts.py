@@ -3,32 +3,83 @@ device does, so its clock is that of devices with other costs.
 
     device   norm 0..10    gather 10..310    product 310..610    send 610
     host     norm 0..100   gather 100..100   product 100..200    send 200
+
+A host that waits for its device at both ends of forward and backward never runs ahead into the next
+one. What it then takes longer than the device are gaps before kernels (`held_up`).
+
+    device   forward: busy 500, host 800     backward: busy 1000, host 900
+    step     800 + 1000, where a host that runs ahead would end at max(1500, 1700)
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from stagec.ir_spec.ops.optimizer import AccumulateGrad
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node
+from stagec.time.clock.graph import StepGraph
+from stagec.time.clock.times import NodeCosts
 from stagec.time.streams import Cost
 
 #: The kind of nodes that add gradients up.
 _SUM = AccumulateGrad.name.partition(".")[2]
 
 
+#: The phases of forward and of backward, at whose ends hosts may wait.
+_ACTIONS: Final = (("forward",), ("backward", "recompute", "gradient"))
+
+
 class HostTimes(NamedTuple):
-    """Picoseconds that a host spends on a computation, and on a collective of a group."""
+    """Picoseconds that a host spends on a computation, and on a collective of a group; on a
+    computation of `backward`, if that is another time. A host that `waits` does so at both ends of
+    forward and backward, and spends `microbatch` before a forward, while its device has nothing to
+    do."""
 
     issue: int
     checks: tuple[tuple[GroupAxes, int], ...] = ()
+    backward: int | None = None
+    waits: bool = False
+    microbatch: int = 0
 
     def cost(self, node: Node) -> Cost:
         """What a node costs its host."""
         if _is_issued(node):
-            return Cost(0, self.issue)
+            if self.backward is None or node.phase in ("forward", "recompute"):
+                return Cost(0, self.issue)
+            return Cost(0, self.backward)
         return Cost(next((time for axes, time in self.checks if axes == node.group), 0))
+
+
+def held_up(graph: StepGraph, costs: NodeCosts, spent: Sequence[HostTimes]) -> NodeCosts:
+    """The costs of devices whose hosts wait, by class. What a host needs longer for all that it
+    issues of forward, or of backward, than its device is busy with that, is a gap before each of
+    these computations."""
+    launch = costs.launch.copy()
+    for nodes, times in zip(graph.classes, spent, strict=True):
+        if not times.waits:
+            continue
+        placed = nodes.prototypes
+        own = slice(nodes.shift, nodes.shift + len(placed))
+        runs = np.bincount(nodes.prototype, minlength=len(placed))
+        busy = np.where([p.computes for p in placed], costs.spans[own], 0)
+        hosts = (times.cost(p.node) for p in placed)
+        spends = np.array([cost.time + cost.launch for cost in hosts])
+        issued = np.array([_is_issued(p.node) for p in placed])
+        for phases in _ACTIONS:
+            of_it = np.array([p.node.phase in phases for p in placed])
+            count = int(runs[of_it & issued].sum())
+            late = int((runs * (spends - busy))[of_it].sum())
+            if count and late > 0:
+                launch[own][of_it & issued] += late // count
+            if phases == _ACTIONS[0] and count:
+                first = placed[int(np.argmax(of_it & issued))].node
+                alike = [(p.node.op, p.node.layer) == (first.op, first.layer) for p in placed]
+                launch[own][alike] += times.microbatch
+    return costs._replace(launch=launch)
 
 
 def _is_issued(node: Node) -> bool:
