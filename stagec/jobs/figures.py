@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _structures: dict[Hashable, Compiles] = {}
 #: How many compiles of them are kept, and of how many nodes: a compile takes 4 to 10 MB, a node
 #: about 100 bytes.
-_MOST_KEPT, _MOST_NODES = 64, 700_000
+_MOST_KEPT, _MOST_NODES = 64, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +104,17 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
     compiles = _structures.pop(key, None) or Compiles()
     if _structures:
         next(reversed(_structures.values())).forget()
-    while (least := _is_full()) is not None:
-        _structures.pop(next(k for k, each in _structures.items() if each.nodes >= least))
+    while _structures and _is_full(_structures.values()):
+        mean = sum(each.nodes for each in _structures.values()) / len(_structures)
+        # for one of the few that are large many small ones would have to go
+        _structures.pop(next(k for k, each in _structures.items() if each.nodes >= mean))
     _structures[key] = compiles
     return compiles
 
 
-def _is_full() -> float | None:
-    """How many nodes the oldest that is dropped has at least, or None if there is room: too many
-    nodes are those of few large structures, for one of which many small ones would have to go."""
-    kept = _structures.values()
-    nodes = sum(each.nodes for each in kept)
-    if nodes > _MOST_NODES:
-        return nodes / len(kept)
-    return 0 if sum(max(1, len(each)) for each in kept) >= _MOST_KEPT else None
+def _is_full(kept: Collection[Compiles]) -> bool:
+    compiles = sum(max(1, len(each)) for each in kept)
+    return compiles >= _MOST_KEPT or sum(each.nodes for each in kept) > _MOST_NODES
 
 
 def compiled_of(builder: JobBuilder) -> Compiled:

@@ -512,6 +512,15 @@ def test_a_flag_without_its_axis_makes_no_second_point() -> None:
     )
 
 
+def test_options_are_changed_by_name() -> None:
+    options = JobOptions("llama3-8b", tp=2)
+    changed = options.changed(pp=4)
+    assert changed == JobOptions("llama3-8b", tp=2, pp=4)
+    assert options == JobOptions("llama3-8b", tp=2)
+    with pytest.raises(TypeError, match="expected names of options, found pq"):
+        options.changed(pq=4)
+
+
 @pytest.mark.parametrize(("objective", "tries"), [("time", False), ("memory", True)])
 def test_what_only_spares_memory_is_not_tried_for_time(objective: str, tries: bool) -> None:
     question = replace(asked("llama3-8b", "B=8,S=1024,L=4", 8, "h100-sxm"), objective=objective)
