@@ -149,3 +149,15 @@ def _trains(back: Operation, index: int) -> bool:
     body, arg = back.body, back.body.args[index]
     ends = body.terminator.operands[back.integer("carry", 1) :]
     return arg in ends or any(arg in op.reads() for op in body.ancestors(ends))
+
+
+def is_backward(step: Operation | LayerStack) -> bool:
+    """Whether an operation, or the layers of a stack, are of backward."""
+    op = step.members[0] if isinstance(step, LayerStack) else step
+    return op.phase == "backward"
+
+
+def is_beside_loss(step: Operation | LayerStack) -> bool:
+    """Whether the loss is computed beside the blocks of a stack."""
+    stack = step.members if isinstance(step, LayerStack) else ()
+    return any(gather.flag("beside_loss") for op in stack for gather in op.body.ops)
