@@ -129,8 +129,9 @@ def is_ahead(op: Operation) -> bool:
 
 
 def most_ahead(ops: Iterable[Operation]) -> int:
-    """How many iterations early the first of the gathers among these is issued."""
-    return max((ahead_of(op) for op in ops if is_ahead(op)), default=1)
+    """How many iterations early the first of the gathers among these is there."""
+    gathers = [op for op in ops if is_ahead(op)]
+    return max((0 if op.flag("copied_out") else ahead_of(op) for op in gathers), default=1)
 
 
 def saved_first(op: Operation, refs: Sequence[Ref]) -> list[Ref]:

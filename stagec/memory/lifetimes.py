@@ -55,7 +55,15 @@ from stagec.memory.iterations import (
     stacked,
     turns_of,
 )
-from stagec.memory.liveness import Roots, Sets, classify, is_sum, kept_when_sent, updated
+from stagec.memory.liveness import (
+    Roots,
+    Sets,
+    classify,
+    is_gathered,
+    is_sum,
+    kept_when_sent,
+    updated,
+)
 from stagec.memory.sums import MicrobatchSums
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
@@ -110,7 +118,8 @@ class _Runner:
         self._begun: dict[
             Operation, list[dict[Value, Ref]]
         ] = {}  # of stacks, for their first layer
-        self._last_gathered: Sequence[Ref] = ()  # for the layer that ran last
+        self._received: Sequence[Buffer] = ()  # what the unit that came last was copied out of
+        self._last_read = 0  # the last step that reads what is gathered
         self._staying: Sequence[Value] = ()  # what stays until the next op makes such
         self._budget = Budget(
             MAX_PLAN_STEPS,
@@ -131,16 +140,22 @@ class _Runner:
                 buffer.last[None] = end
 
     def _whole_region(self, order: Sequence[Operation | LayerStack]) -> None:
-        """All of a function, or of an accumulation. Where the loss stands beside the blocks, the
-        last gather of forward is there until forward ends, the first one of backward when backward
-        begins."""
-        back = next(filter(is_beside_loss, reversed(order)), None)
+        """All of a function, or of an accumulation. What the last unit was copied out of is there
+        until forward ends. Where that is with the loss, the first gather of backward is there when
+        backward begins, else where backward first reads what is gathered, if units are copied."""
         begins = next((i for i, step in enumerate(order) if is_backward(step)), len(order))
+        beside, copied = any(map(is_beside_loss, order)), False
+        back = next(
+            (s for s in order[begins:] if isinstance(s, LayerStack) and is_backward(s)), None
+        )
         for place, step in enumerate(order):
-            if place == begins and isinstance(back, LayerStack) and is_backward(back):
-                for ref in self._last_gathered:
-                    self._touch(ref, len(self.lives.steps) - 1)
+            if place == begins:
+                copied = bool(self._received)
+                self._receive((), len(self.lives.steps) - 1 if beside else self._last_read)
+            reads = copied and isinstance(step, Operation) and any(map(is_gathered, step.operands))
+            if back is not None and ((beside and place == begins) or reads):
                 self._begin(back)
+                back = None
             if isinstance(step, Operation) and isinstance(step.definition, ActionOp):
                 self._action(step)
             else:
@@ -152,6 +167,8 @@ class _Runner:
         orders = [self._order(op) for op in stack.members]
         m = turns_of(stack, orders)[0][0]
         op, gathers = stack.members[m], [o for o in stack.members[m].body.ops if is_ahead(o)]
+        if any(arg.producer is not None for gather in gathers for arg in gather.operands):
+            return
         for gather in gathers:
             for arg in gather.operands:
                 outer = self._refs[op.operands[arg.index]]
@@ -265,9 +282,21 @@ class _Runner:
             refs[value] = self._make(value, number, number, space=DEVICE, added=True)
         if stays:
             self._staying = known.made
+        if known.op.flag("copied_out"):
+            self._receive(known.made, number)
+        elif known.op.phase == "forward" and any(map(is_gathered, known.operands)):
+            self._last_read = number
         alone = known.op.flag("alone")
         for value in known.operands:
             self._touch(refs.get(value), number, known.phase, alone=alone)
+
+    def _receive(self, made: Sequence[Value], number: int) -> None:
+        """A call receives what is copied out to these values; what the one before it received is
+        there until then."""
+        for buffer in self._received:
+            self._touch(buffer, number)
+        spaces = ((value, space) for value in made for space in value.tensor.memories)
+        self._received = [self._make(v, number, number, space=s) for v, s in spaces]
 
     def _end_staying(self) -> None:
         """What stayed is there until now."""
@@ -349,7 +378,6 @@ class _Runner:
                 pending = []
         if pending:
             self._others(members[-1], pending)
-        self._last_gathered = [ref for last in ready[-1:] for ref in last.values()]
         for op, by_place in zip(members, made, strict=True):
             stacks = (tuple(by_place[p][k] for p in sorted(by_place)) for k in stacked(op))
             self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
