@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
 from stagec.ir.builder import RawAttr
+from stagec.ir.rewrite import stacked_outside
 from stagec.ir.traits import Recasts, Repeats
 from stagec.ir_spec.ops.comm import AllReduce, AllSlice, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.layout import Reshard
@@ -185,13 +186,7 @@ def _is_cast(reduction: Operation) -> bool:
 
 def keep_reduced(module: Module, reduction: Operation) -> None:
     """Keep what replicas have reduced until backward ends, in place: of a repeat as stacks."""
-    kept, owner = list(reduction.results), reduction.parent_op
-    while owner is not None and owner.has(Repeats):
-        end, count = owner.body.terminator, owner.expr("count")
-        for value in kept:
-            end.add_operand(value)
-        kept = [owner.add_result(f"{v.name}_kept", v.tensor.stacked(count), v.loc) for v in kept]
-        reduction, owner = owner, owner.parent_op
+    kept = stacked_outside(list(reduction.results))
     region = kept[0].region
     last = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
     before = Builder.before(module.registry, last, loc=kept[0].loc, phase="backward")
