@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 from stagec.api import Builder, Module, Operation, Region, Value
 from stagec.ir.traits import Recasts
+from stagec.ir_spec.ops.layout import Discard
 
 
 def reshard_behind(module: Module, region: Region, values: Sequence[Value]) -> None:
-    """Drop values when the last forward or backward of their region has run."""
-    ran = [op for op in region.ops[:-1] if not _is_of_reduction(op)]
+    """Drop values when the last forward or backward of their region has run; what stays until the
+    step ends (`stg.stage_buffers[results = step]`) is no part of it."""
+    ops = region.ops[:-1]
+    updates = next((i for i, op in enumerate(ops) if op.phase == "optimizer"), len(ops))
+    behind = [op for op in ops[updates:] if isinstance(op.definition, Discard)]
+    ran = [op for op in ops if not _is_of_reduction(op) and op not in behind]
     if values and ran:
         phase = next((op.phase for op in reversed(ran) if op.phase != "recompute"), ran[-1].phase)
         after = Builder.after(module.registry, ran[-1], loc=values[0].loc, phase=phase)
