@@ -16,6 +16,7 @@ from stagec.api import (
     Phase,
     Region,
     TensorType,
+    Value,
     const,
     read_strategy,
 )
@@ -76,11 +77,12 @@ class HoldInputs(Pass):
 
     def run(self, module: Module) -> None:
         rule, held = read_strategy(module).one(InputsRule), 0
+        ids = {arg.name: arg for func in module.functions for arg in _ids(func)}
         for func in module.functions:
             tables = list(_tables(func.body))
             staged = any(isinstance(op.definition, ActionOp) for op in func.body.walk())
             if rule.rotations == BUFFER:
-                _hold_tables(func, tables)
+                _hold_tables(func, tables * _parts(func))
             elif rule.rotations == MADE and not staged:
                 turned = (op for op in func.body.walk() if _is_rotation(op))
                 ends = [op for op in turned if op.phase != "forward"]
@@ -90,7 +92,7 @@ class HoldInputs(Pass):
                     _make(module, func, "mask", list(_masks(ends)), ends)
             held += len(tables) if rule.rotations == BUFFER or not staged else 0
             if rule.tokens != NONE:
-                _hold_tokens(func, rule)
+                _hold_tokens(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])
         if rule.rotations != NONE and not held:
             why = "no layer rotates, or all are in stages of a pipeline, which make no tables"
             said = f"'rotations = {rule.rotations}' of 'stg.inputs' changes nothing: {why}"
@@ -140,10 +142,22 @@ def _hold_tables(func: Operation, tables: Sequence[TensorType]) -> None:
         func.body.add_arg("rotations", type_, func.loc)
 
 
-def _hold_tokens(func: Operation, rule: InputsRule) -> None:
-    """Buffers of twice the size of tokens, and of labels where they have their own."""
-    ids = [a for a in func.body.args if not a.tensor.role and a.tensor.dtype not in FLOATS]
-    for arg in ids if rule.tokens == EACH else ids[:1]:
+def _parts(func: Operation) -> int:
+    """How many parts of the model, each with its buffers, a rank of a pipeline has, else 1."""
+    actions = [op for op in func.body.walk() if isinstance(op.definition, ActionOp)]
+    turning = (op for op in actions if any(map(_is_rotation, op.body.walk())))
+    return len({op.expr("chunk") for op in turning}) or 1
+
+
+def _ids(func: Operation) -> list[Value]:
+    """The tokens and labels that a function takes."""
+    return [a for a in func.body.args if not a.tensor.role and a.tensor.dtype not in FLOATS]
+
+
+def _hold_tokens(func: Operation, ids: Sequence[Value]) -> None:
+    """Buffers of twice the size of tokens, and of labels where they have their own; all stages of a
+    pipeline have both."""
+    for arg in ids:
         dims = (Dim(const(2)), *arg.tensor.dims)
         type_ = replace(arg.tensor, dims=dims, role="bucket")
         func.body.add_arg(f"wide_{arg.name}", type_, arg.loc)
