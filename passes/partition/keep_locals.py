@@ -32,20 +32,20 @@ class KeepLocals(Pass):
         stg.strategy @s {
           stg.loss[form = stock]
         }
-        stg.func @f(%z: bf16[B, V], %y: i32[B]) -> f32[] {
-          %l = stg.cast[f32](%z) : f32[B, V]
-          %p = stg.log_softmax(%l) : f32[B, V]
-          %n = stg.nll_loss[mean = B](%p, %y) : f32[]
+        stg.func @f(%z: bf16[B, V | rep], %y: i32[B | rep]) -> f32[| rep] {
+          %l = stg.cast[f32](%z) : f32[B, V | rep]
+          %p = stg.log_softmax(%l) : f32[B, V | rep]
+          %n = stg.nll_loss[mean = B](%p, %y) : f32[| rep]
           stg.return(%n)
         }
     After:
         stg.strategy @s {
           stg.loss[form = stock]
         }
-        stg.func @f(%z: bf16[B, V], %y: i32[B]) -> f32[] {
-          %l = stg.cast[f32](%z) : f32[B, V]
-          %p = stg.log_softmax(%l) : f32[B, V]
-          %n = stg.nll_loss[mean = B](%p, %y) : f32[]
+        stg.func @f(%z: bf16[B, V | rep], %y: i32[B | rep]) -> f32[| rep] {
+          %l = stg.cast[f32](%z) : f32[B, V | rep]
+          %p = stg.log_softmax(%l) : f32[B, V | rep]
+          %n = stg.nll_loss[mean = B](%p, %y) : f32[| rep]
           stg.discard(%l, %z)
           stg.return(%n)
         }
