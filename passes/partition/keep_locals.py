@@ -12,6 +12,7 @@ from stagec.ir_spec.ops.loss_forms import LogProbability, LogSoftmax
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.loss import LossRule
+from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.sharding.gathers import is_of_parameter
 
@@ -24,9 +25,10 @@ class KeepLocals(Pass):
     `LlamaForCausalLM.forward`). A split vocabulary has logits once more, less the maximum, until
     their log-softmax is there (`_log_softmax` of torch.distributed.tensor.parallel.loss).
 
-    Under autocast keep the casts of parameters until forward ends where blocks are computed again:
-    its cache has them (`cached_cast` of ATen/autocast_mode.cpp). Where no block is, backward takes
-    these casts, and nothing changes; nor in stages of a pipeline.
+    Under autocast, with PyTorch's graph (`stg.saved_tensors[until = node]`), keep the casts of
+    parameters until forward ends where blocks are computed again: its cache has them (`cached_cast`
+    of ATen/autocast_mode.cpp). Where no block is, backward takes these casts, and nothing changes;
+    nor in stages of a pipeline.
 
     Before:
         stg.strategy @s {
@@ -73,7 +75,10 @@ class KeepLocals(Pass):
 
 
 def _casts_parameters(module: Module) -> bool:
-    return any(rule.on for rule in read_strategy(module).all(AutocastRule))
+    """Whether PyTorch's graph saves tensors, and its autocast casts parameters."""
+    strategy = read_strategy(module)
+    graph = strategy.one(SavedTensorsRule).until == "node"
+    return graph and any(rule.on for rule in strategy.all(AutocastRule))
 
 
 def _keep_logits(module: Module, op: Operation, *, inside: bool) -> None:
