@@ -23,6 +23,7 @@ from stagec.passes.partition.hold_inputs import HoldInputs
 from stagec.passes.partition.insert_collectives import InsertCollectives
 from stagec.passes.partition.keep_gathered_parameters import KeepGatheredParameters
 from stagec.passes.partition.keep_inputs import KeepInputs
+from stagec.passes.partition.keep_locals import KeepLocals
 from stagec.passes.partition.narrow_collectives import NarrowCollectives
 from stagec.passes.partition.propagate_sharding import PropagateSharding
 from stagec.passes.partition.record_expert_rows import RecordExpertRows
@@ -129,6 +130,7 @@ PLUGIN = Plugin(
         CopyGradients,
         ReorderElements,
         KeepInputs,
+        KeepLocals,
         HoldInputs,
         HandOver,
         ConnectParts,
@@ -158,7 +160,7 @@ PLUGIN = Plugin(
         "shard-units,keep-gathered-parameters,record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once,keep-stage-values",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
-        "keep-inputs,hold-inputs,eliminate-dead-code",
+        "keep-inputs,keep-locals,hold-inputs,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",
         "train": "inline,infer-shapes,apply-strategy,gather-logits,differentiate,add-optimizer,"

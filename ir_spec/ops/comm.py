@@ -288,9 +288,11 @@ class AllGather(Collective):
     In a repeat, what the last iterations gather may stay (`keep`) for the first ones of the repeat
     that runs back over them (`kept`), which then do not gather it again. A repeat issues its
     gathers of parameters `ahead` iterations early (FSDP prefetch). `once` asks a pipeline stage to
-    gather before its microbatches. With `beside_loss` what the last iteration of forward gathers
-    stays until the loss is there, and backward gathers that of its first iteration before. With
-    `to` each rank casts its part to that element type before it sends it: the results have it.
+    gather before its microbatches. With `copied_out` the results are copies of what the call
+    receives, which stays until the next such call, or until forward ends, and nothing is gathered
+    early. With `beside_loss` forward ends with the loss, and backward gathers what its first
+    iteration needs before. With `to` each rank casts its part to that element type before it sends
+    it: the results have it.
     """
 
     name = "stg.all_gather"
@@ -302,6 +304,7 @@ class AllGather(Collective):
         Param("ahead", "int", "iterations that a repeat gathers parameters early (default 1)"),
         Param("once", "flag", "a pipeline stage gathers it once, before its microbatches"),
         Param("unit", "int", "distinguishes calls that are not merged into one"),
+        Param("copied_out", "flag", "the results are copies of what is received"),
         Param(
             "beside_loss", "flag", "of a repeat: the loss is computed beside the blocks next to it"
         ),

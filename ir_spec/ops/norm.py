@@ -34,6 +34,9 @@ _AFFINE = Param(
 _ZERO_CENTERED = Param("zero_centered", "flag", "the scale is 1 + w of the vector w that is given")
 _NORM_PARAMS = (_AFFINE, _ZERO_CENTERED, _EPS)
 _WIDE_SCALE = Param("wide_scale", "flag", "eager software scales in fp32 and casts then")
+_GIVEN_INPUT = Param(
+    "given_input", "flag", "eager software casts x for its mean square alone, and keeps both"
+)
 _CODE = Param(
     "code",
     "name",
@@ -125,7 +128,7 @@ class RmsNorm(NormBase):
     """
 
     name = "stg.rmsnorm"
-    params = (*_NORM_PARAMS, _WIDE_SCALE, _STEPS)
+    params = (*_NORM_PARAMS, _WIDE_SCALE, _GIVEN_INPUT, _STEPS)
     operands = ("x", "scale and squares*")
     costs = (4, 2)
     example = "%n = stg.rmsnorm(%h, %g) : bf16[B, S, D]"
@@ -135,10 +138,17 @@ class RmsNorm(NormBase):
 
     def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value]:
         """In fp32, cast back and scaled, as `LlamaRMSNorm` of transformers; a zero-centered scale
-        is applied in fp32, as in `Gemma3RMSNorm`, and a wide one, as in `Olmo2RMSNorm`."""
+        is applied in fp32, as in `Gemma3RMSNorm`, and a wide one, as in `Olmo2RMSNorm`. With
+        `given_input` x is multiplied as it is given, as in `T5LayerNorm`."""
         x, w = op.operands[0], self.scale(op)
         dtype, name = x.tensor.dtype, op.result.name
         row, wide = letters(x.tensor.rank), cast_to(b, x, "f32")
+        if op.flag(_GIVEN_INPUT.name) and w is not None:
+            rows = {"spec": Quoted(f"{row},{row[:-1]}->{row}")}
+            root = cast_to(b, _root_of_squares(b, op, wide), dtype)
+            y = b.value("stg.einsum", [x, root], rows, hint=f"{name}_hat")
+            rows = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
+            return [b.value("stg.einsum", [y, w], rows, hint=name)]
         given = {n: v for n, v in op.attrs.items() if n == _EPS.name}
         in_wide = op.flag("zero_centered") or op.flag("wide_scale")
         plain: dict[str, RawAttr] = {"affine": "none", "steps": True, **given}
@@ -163,6 +173,21 @@ class RmsNorm(NormBase):
         x, given = args[0], args[len(self.sides(op)[0]) :]
         squares = given[0] if given else (x * x).sum(-1)
         return [self.scaled(op, x * _rsqrt(op, squares / row_length(op, ctx)), args)]
+
+
+def _root_of_squares(b: Builder, op: Operation, x: Value) -> Value:
+    """1/sqrt of the mean square of each row and `eps`."""
+    row, name = letters(x.tensor.rank), op.result.name
+    squares = b.value("stg.power", [x], {"exponent": const(2)}, hint=f"{name}_squares")
+    total = b.value(
+        "stg.sum", [squares], {"spec": Quoted(f"{row}->{row[:-1]}")}, hint=f"{name}_sum"
+    )
+    share, eps = ONE / x.tensor.shape[-1], op.expr("eps") if "eps" in op.attrs else ONE / 100000
+    mean = b.value("stg.scale", [total], {"by": share}, hint=f"{name}_mean")
+    least = b.value("stg.constant", attrs={"value": eps}, hint=f"{name}_eps")
+    spec = Quoted(f"{row[:-1]},->{row[:-1]}")
+    mean = b.value("stg.add", [mean, least], {"spec": spec}, hint=mean.name)
+    return b.value("stg.power", [mean], {"exponent": -ONE / 2}, hint=f"{name}_root")
 
 
 def _rsqrt(op: Operation, x: Array) -> Array:

@@ -13,8 +13,8 @@ LOSS = ("outside", "inside")
 
 @dataclass(frozen=True)
 class ShardUnitsRule(Record):
-    """Which parameters outside of blocks ZeRO-3 gathers in one call, how long they stay, and what
-    it reduces."""
+    """Which parameters outside of blocks ZeRO-3 gathers in one call, how long they stay, and the
+    buffers of its calls."""
 
     outer: str = flagged(
         "shard_units",
@@ -32,8 +32,8 @@ class ShardUnitsRule(Record):
     )
     copies: bool = flagged(
         "shard_copies",
-        "ZeRO-3: copy the gradients of a unit into a buffer to reduce, which stays until the next "
-        "unit's buffer exists, as FSDP2 does.",
+        "ZeRO-3: copy the gradients of a unit into a buffer to reduce, and what forward gathers "
+        "out of one; each stays until that of the next unit exists, as in FSDP2.",
         software=True,
     )
 
@@ -47,12 +47,15 @@ class ShardUnitsOp(Statement):
     stays from forward to backward, as `fully_shard(tok_embeddings)` and `fully_shard([norm,
     output])` of torchtitan.
 
-    `loss = inside`: the module computes the loss. FSDP2 frees the last all-gather when the forward
-    of the root ends (`FSDPState._post_forward`) and prefetches the last block when the backward of
-    its output begins (`FSDPParamGroup.pre_backward`), so both are there beside the loss.
-
     `copies`: the gradients of a unit wait for each other, and are copied and cast into the buffer
-    that one call reduces, which stays until that of the next unit is made (`foreach_reduce`).
+    that one call reduces, which stays until that of the next unit is made (`foreach_reduce`). What
+    forward gathers is copied out of the buffer of the call, which stays until the next unit has
+    been copied out (`FSDPParamGroup.wait_for_unshard`), so the next unit is not gathered early.
+
+    `loss = inside`: the module computes the loss. FSDP2 frees the last of these buffers when the
+    forward of the root ends (`FSDPState._post_forward`) and prefetches the last block when the
+    backward of its output begins (`FSDPParamGroup.pre_backward`), so both are there beside the
+    loss.
     """
 
     name, record = "stg.shard_units", ShardUnitsRule

@@ -40,11 +40,10 @@ class GradientReductions:
 
     def local(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
         """What a microbatch contributes, cast as soon as it is made: reduced now, at `b`, or added
-        to those before it, whole ones of ZeRO-2 and 3 at `b`, where their unit ends. What is
-        reduced now is added beside its reduction: that is no kernel in the stream of
-        computations."""
-        dtypes, whole = self._strategy.dtypes, self._adds_whole()
-        at = b if whole else where_made(b, [grad])
+        to those before it; whole ones of ZeRO-2 and 3 that the sum casts at `b`, where their unit
+        ends (`FSDPParam.to_accumulated_grad_if_needed` of PyTorch). What is reduced now is added
+        beside its reduction: that is no kernel in the stream of computations."""
+        dtypes, whole, at = self._strategy.dtypes, self._adds_whole(), where_made(b, [grad])
         if self.inside():
             wire = cast_once(at, grad, self._wire(param))
             return self._reduced(b, wire, param, sliced=sliced)
@@ -54,7 +53,8 @@ class GradientReductions:
         if whole:
             to, made = self._wire(param), grad.producer
             grad = made.operands[0] if made is not None and made.has(Recasts) else grad
-        attrs: dict[str, RawAttr] = {"to": to, **({"phase": "gradient"} if whole else {})}
+            at = b if grad.tensor.dtype != to else where_made(b, [grad])
+        attrs: dict[str, RawAttr] = {"to": to, **({"phase": "gradient"} if at is b else {})}
         return at.value("stg.accumulate_grad", [grad], attrs, hint=f"{grad.name}_sum")
 
     def _wire(self, param: Value) -> str:

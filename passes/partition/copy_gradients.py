@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
 from stagec.ir.builder import RawAttr
+from stagec.ir.rewrite import stacked_outside
 from stagec.ir.traits import Recasts, Repeats
 from stagec.ir_spec.ops.comm import AllReduce, AllSlice, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.layout import Reshard
 from stagec.ir_spec.ops.selection import Pad
+from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
 
@@ -59,31 +62,33 @@ class CopyGradients(Pass):
         return strategy.zero >= 3 and strategy.one(ShardUnitsRule).copies
 
     def run(self, module: Module) -> None:
-        zero = set(read_strategy(module).zero_axes)
+        strategy = read_strategy(module)
+        zero, dtypes = set(strategy.zero_axes), strategy.dtypes
+        made_in = computed_in(dtypes, strategy.zero, dtypes.param)
         for func in module.functions:
             for op in list(func.body.walk()):
                 if op.phase != "gradient":
                     continue
                 if isinstance(op.definition, ReduceScatter) and zero & set(op.names("over")):
-                    copy_operands(module, op)
+                    copy_operands(module, op, made_in)
                 elif isinstance(op.definition, ReduceScatter | AllSlice):
-                    reduce_before_casts(op)
+                    reduce_before_casts(op, made_in)
                     drop_behind(op)
                     copy_part(module, op)
                 elif isinstance(op.definition, AllReduce) and _is_cast(op):
                     keep_reduced(module, op)
 
 
-def reduce_before_casts(reduction: Operation) -> None:
+def reduce_before_casts(reduction: Operation, made_in: str) -> None:
     """Reduce, or take a part of, in the type of gradients what other ranks than those of ZeRO add
     up or split, in place: the copy for the call of the unit casts
     (FSDPParam._get_grad_inner_tensor of PyTorch)."""
     for value, result in zip(list(reduction.operands), reduction.results, strict=True):
-        source = _source(value, None)
+        source = _source(value, None, made_in)
         if source.tensor.shape == value.tensor.shape and source is not value:
             reduction.set_operand(result.index, source)
             result.type = replace(result.tensor, dtype=source.tensor.dtype)
-            _erase_unused(value)
+            _erase_unused(value, made_in)
 
 
 def drop_behind(reduction: Operation) -> None:
@@ -110,11 +115,14 @@ def copy_part(module: Module, part: Operation) -> None:
                 user.set_operand(index, copy)
 
 
-def copy_operands(module: Module, reduction: Operation) -> None:
-    """Copy the operands of a reduction right before it, in its element type, in place."""
+def copy_operands(module: Module, reduction: Operation, made_in: str) -> None:
+    """Copy the operands of a reduction right before it, in its element type, in place. `made_in` is
+    the type of the gradients of what the unit gathered."""
     builder = Builder.before(module.registry, reduction, loc=reduction.loc, phase="gradient")
     dims = [operand_dim(reduction, i) for i in range(len(reduction.operands))]
-    made = [_source(value, dim) for value, dim in zip(reduction.operands, dims, strict=True)]
+    made = [
+        _source(value, dim, made_in) for value, dim in zip(reduction.operands, dims, strict=True)
+    ]
     dtype = reduction.results[0].tensor.dtype
     attrs: dict[str, RawAttr] = {}
     if any(v.tensor.dtype != dtype for v in made):
@@ -125,32 +133,48 @@ def copy_operands(module: Module, reduction: Operation) -> None:
         attrs |= {"dim": tuple(dims), "sizes": tuple(sizes)}
     copies = builder.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])
     reduction.set_operands(copies.results)
+    if reduction.parent_op is None or not reduction.parent_op.has(Repeats):
+        keep_last(module, reduction, made)
     for value in before:
-        _erase_unused(value)
+        _erase_unused(value, made_in)
 
 
-def _erase_unused(value: Value) -> None:
+def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> None:
+    """Keep the gradient of the last parameter of a unit beside the blocks until the unit is
+    reduced, in place: a local name of `foreach_reduce` has it. What forward uses last has the first
+    gradient; of blocks norms are the last parameters, which are small."""
+    first = [v for v in made if v.producer is not None and v.region is reduction.parent]
+    if first:
+        value = min(first, key=lambda v: v.producer.position() if v.producer is not None else 0)
+        after = Builder.after(module.registry, reduction, loc=value.loc, phase="gradient")
+        after.op("stg.discard", [value], types=())
+
+
+def _erase_unused(value: Value, made_in: str) -> None:
     """Erase casts and padding that the copy does."""
     op = value.producer
-    if not value.uses and op is not None and _is_of_copy(op):
+    if not value.uses and op is not None and _is_of_copy(op, made_in):
         source = op.operands[0]
         op.erase()
-        _erase_unused(source)
+        _erase_unused(source, made_in)
 
 
-def _source(value: Value, dim: int | None) -> Value:
+def _source(value: Value, dim: int | None, made_in: str) -> Value:
     """What was cast for a reduction, or filled up along the dimension that it splits, and for
     nothing else; else the value."""
-    while (op := value.producer) is not None and _is_of_copy(op) and len(value.uses) == 1:
+    while (op := value.producer) is not None and _is_of_copy(op, made_in) and len(value.uses) == 1:
         if isinstance(op.definition, Pad) and dim is not None and op.integer("dim") != dim:
             break
         value = op.operands[0]
     return value
 
 
-def _is_of_copy(op: Operation) -> bool:
-    """Whether a copy into the buffer of a call can do it."""
-    return op.has(Recasts) or (isinstance(op.definition, Pad) and "start" not in op.attrs)
+def _is_of_copy(op: Operation, made_in: str) -> bool:
+    """Whether the copy into the buffer of a call does it: fill up, or cast what gradients are made
+    in. Where a product casts a parameter that is gathered in fp32, as under autocast, backward of
+    that cast gives the gradient."""
+    filled = isinstance(op.definition, Pad) and "start" not in op.attrs
+    return filled or (op.has(Recasts) and op.operands[0].tensor.dtype == made_in)
 
 
 def _is_cast(reduction: Operation) -> bool:
@@ -162,13 +186,7 @@ def _is_cast(reduction: Operation) -> bool:
 
 def keep_reduced(module: Module, reduction: Operation) -> None:
     """Keep what replicas have reduced until backward ends, in place: of a repeat as stacks."""
-    kept, owner = list(reduction.results), reduction.parent_op
-    while owner is not None and owner.has(Repeats):
-        end, count = owner.body.terminator, owner.expr("count")
-        for value in kept:
-            end.add_operand(value)
-        kept = [owner.add_result(f"{v.name}_kept", v.tensor.stacked(count), v.loc) for v in kept]
-        reduction, owner = owner, owner.parent_op
+    kept = stacked_outside(list(reduction.results))
     region = kept[0].region
     last = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
     before = Builder.before(module.registry, last, loc=kept[0].loc, phase="backward")

@@ -1,4 +1,5 @@
-"""hold-inputs: tokens and tables of rotations are in the program, so in its plan of memory."""
+"""hold-inputs: tokens, tables of rotations and masks are in the program, so in its plan of
+memory."""
 
 from __future__ import annotations
 
@@ -15,21 +16,28 @@ from stagec.api import (
     Phase,
     Region,
     TensorType,
+    Value,
     const,
     read_strategy,
 )
 from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Accumulates
 from stagec.ir.types import FLOATS
+from stagec.ir_spec.ops.norm import Softmax
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.strategy.inputs import BUFFER, EACH, MADE, NONE, InputsRule
+from stagec.ir_spec.strategy.kernels import EAGER, KernelsRule
 
 
 @dataclass(frozen=True)
 class HoldInputs(Pass):
     """Give a function buffers for tokens in 64 bits and for tables of rotations, or forward tables
     that stay until backward ends, as `stg.inputs` says. In stages of a pipeline no table is made.
+
+    Where forward makes tables and attention is `eager`, it makes masks too, in the type that blocks
+    carry: one for causal attention and one for each window (`eager_mask` of transformers,
+    masking_utils.py). They stay until the blocks end, those of checkpoints until their backward.
 
     Before:
         stg.symbols[B, S, H, K]
@@ -69,16 +77,22 @@ class HoldInputs(Pass):
 
     def run(self, module: Module) -> None:
         rule, held = read_strategy(module).one(InputsRule), 0
+        ids = {arg.name: arg for func in module.functions for arg in _ids(func)}
         for func in module.functions:
             tables = list(_tables(func.body))
             staged = any(isinstance(op.definition, ActionOp) for op in func.body.walk())
             if rule.rotations == BUFFER:
-                _hold_tables(func, tables)
+                _hold_tables(func, tables * _parts(func))
             elif rule.rotations == MADE and not staged:
-                _make(module, func, tables)
+                turned = (op for op in func.body.walk() if _is_rotation(op))
+                ends = [op for op in turned if op.phase != "forward"]
+                _make(module, func, "rotations", tables, ends)
+                if read_strategy(module).one(KernelsRule).attention == EAGER:
+                    ends = [op for op in func.body.walk() if _is_masked(op)]
+                    _make(module, func, "mask", list(_masks(ends)), ends)
             held += len(tables) if rule.rotations == BUFFER or not staged else 0
             if rule.tokens != NONE:
-                _hold_tokens(func, rule)
+                _hold_tokens(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])
         if rule.rotations != NONE and not held:
             why = "no layer rotates, or all are in stages of a pipeline, which make no tables"
             said = f"'rotations = {rule.rotations}' of 'stg.inputs' changes nothing: {why}"
@@ -103,6 +117,24 @@ def _is_rotation(op: Operation) -> bool:
     return isinstance(op.definition, RotaryEmbedding)
 
 
+def _is_masked(op: Operation) -> bool:
+    """Whether an operation of unfused attention has a mask, in backward where it runs again."""
+    masked = op.flag("causal") or "window" in op.attrs
+    return masked and isinstance(op.definition, Softmax) and op.phase in ("forward", "recompute")
+
+
+def _masks(softmaxes: Sequence[Operation]) -> Iterator[TensorType]:
+    """The masks of forward, `[batch, rows, columns]`."""
+    known: set[str] = set()
+    for op in softmaxes:
+        batch, *_, rows, columns = op.result.tensor.dims
+        carried = op.parent_op.operands[:1] if op.parent_op is not None else []
+        if op.phase == "forward" and (key := str(op.attrs.get("window"))) not in known:
+            known.add(key)
+            dtype = carried[0].tensor.dtype if carried else op.result.tensor.dtype
+            yield replace(op.result.tensor, dtype=dtype, dims=(batch, rows, columns))
+
+
 def _hold_tables(func: Operation, tables: Sequence[TensorType]) -> None:
     """Buffers for complex numbers: as many bytes as cosines and sines in 32 bits."""
     for table in tables:
@@ -110,24 +142,38 @@ def _hold_tables(func: Operation, tables: Sequence[TensorType]) -> None:
         func.body.add_arg("rotations", type_, func.loc)
 
 
-def _hold_tokens(func: Operation, rule: InputsRule) -> None:
-    """Buffers of twice the size of tokens, and of labels where they have their own."""
-    ids = [a for a in func.body.args if not a.tensor.role and a.tensor.dtype not in FLOATS]
-    for arg in ids if rule.tokens == EACH else ids[:1]:
+def _parts(func: Operation) -> int:
+    """How many parts of the model, each with its buffers, a rank of a pipeline has, else 1."""
+    actions = [op for op in func.body.walk() if isinstance(op.definition, ActionOp)]
+    turning = (op for op in actions if any(map(_is_rotation, op.body.walk())))
+    return len({op.expr("chunk") for op in turning}) or 1
+
+
+def _ids(func: Operation) -> list[Value]:
+    """The tokens and labels that a function takes."""
+    return [a for a in func.body.args if not a.tensor.role and a.tensor.dtype not in FLOATS]
+
+
+def _hold_tokens(func: Operation, ids: Sequence[Value]) -> None:
+    """Buffers of twice the size of tokens, and of labels where they have their own; all stages of a
+    pipeline have both."""
+    for arg in ids:
         dims = (Dim(const(2)), *arg.tensor.dims)
         type_ = replace(arg.tensor, dims=dims, role="bucket")
         func.body.add_arg(f"wide_{arg.name}", type_, arg.loc)
 
 
-def _make(module: Module, func: Operation, tables: Sequence[TensorType]) -> None:
-    """Make tables where forward begins, and keep them until the backward of the blocks ends."""
+def _make(
+    module: Module, func: Operation, name: str, types: Sequence[TensorType], users: list[Operation]
+) -> None:
+    """Make tensors where forward begins, and keep them until the backward of the blocks that use
+    them ends, or the blocks, in place."""
     steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
     region = func.body if steps is None else steps.body
-    inside = (enclosing(op, region) for op in region.walk() if _is_rotation(op))
-    ends = [op for op in inside if op.phase == "backward"]
-    for table in tables if ends else ():
+    ends = [enclosing(op, region) for op in users]
+    for type_ in types if ends else ():
         first = Builder.before(module.registry, region.ops[0], loc=func.loc, phase="forward")
-        made = first.value("stg.workspace", type=table, hint="rotations")
+        made = first.value("stg.workspace", type=type_, hint=name)
         last = max(ends, key=Operation.position)
-        behind = Builder.after(module.registry, last, loc=func.loc, phase="backward")
+        behind = Builder.after(module.registry, last, loc=func.loc, phase=last.phase)
         behind.op("stg.discard", [made], types=())

@@ -19,8 +19,9 @@ class ShardUnits(Pass):
     With `outer = ends` what is gathered before the blocks is dropped behind its last use there and
     gathered again in backward, behind the blocks; what is gathered behind them is dropped when
     backward comes to the blocks. With `loss = inside` the gathers of the blocks
-    are marked `beside_loss`, for the plan of memory. Backward of a block gathers all that its
-    forward gathers, whether an operation reads it or not. In a pipeline nothing happens.
+    are marked `beside_loss`, with `copies` those of forward `copied_out`, for the plan of memory.
+    Backward of a block gathers all that its forward gathers, whether an operation reads it or not.
+    In a pipeline nothing happens.
 
     Before:
         stg.strategy @s[mesh = @pod] {
@@ -68,11 +69,13 @@ class ShardUnits(Pass):
             return
         body = module.main.body if steps is None else steps.body
         gather_whole_units(module, body)
+        if rule.copies and read_strategy(module).prefetch <= 1:
+            copy_out(body)
         if rule.loss == "inside":
             mark_gathers(body)
         if rule.outer == "ends":
-            if read_strategy(module).reshard != "never":
-                drop_before_blocks(module, body)
+            again = read_strategy(module).reshard != "never"
+            unite_before_blocks(module, body, again=again)
             drop_behind_blocks(module, body)
 
 
@@ -113,6 +116,14 @@ def _gather_again(module: Module, place: Operation, source: Value, chain: list[O
         value = b.op(op.name, [value], attrs, names=[op.result.name]).result
 
 
+def copy_out(body: Region) -> None:
+    """Mark the gathers of forward, in place: a unit is copied out of what its call receives."""
+    for region in (body, *(op.body for op in body.ops if op.has(Repeats))):
+        for gather in gathers_of(region):
+            if gather.phase == "forward":
+                gather.attrs["copied_out"] = True
+
+
 def mark_gathers(body: Region) -> None:
     """Mark the gathers of the last blocks of forward and of the first ones of backward, in
     place."""
@@ -123,9 +134,9 @@ def mark_gathers(body: Region) -> None:
             gather.attrs["beside_loss"] = True
 
 
-def drop_before_blocks(module: Module, body: Region) -> None:
-    """Drop what is gathered and used before the blocks, and gather it again behind their backward,
-    in place."""
+def unite_before_blocks(module: Module, body: Region, *, again: bool) -> None:
+    """Gather what is used before the blocks in a call of its own, in place; `again`: drop it behind
+    its use, and gather it behind the backward of the blocks."""
     repeats = [op for op in body.ops if op.has(Repeats)]
     first = next((op for op in repeats if op.phase == "forward"), None)
     last = next((op for op in reversed(repeats) if op.phase == "backward"), None)
@@ -137,10 +148,12 @@ def drop_before_blocks(module: Module, body: Region) -> None:
         if behind is None or behind.position() > first.position():
             continue
         gather.attrs["unit"] = const(1)
+        if not again:
+            continue
         Builder.after(module.registry, behind).op("stg.reshard", gather.results, types=())
         b = Builder.after(module.registry, last, loc=gather.loc, phase="backward")
-        again = b.op(gather.name, gather.operands, gather.attrs, names=[gather.result.name])
-        again.attrs["phase"] = "backward"
+        attrs = {n: a for n, a in gather.attrs.items() if n not in ("phase", "copied_out")}
+        b.op(gather.name, gather.operands, attrs, names=[gather.result.name])
 
 
 def drop_behind_blocks(module: Module, body: Region) -> None:

@@ -160,13 +160,16 @@ def _keep_results(module: Module, accumulate: Operation) -> None:
 
 
 def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> None:
-    """Join the logits of all microbatches, and keep them to the end of the step."""
+    """Join the logits of all microbatches when gradients have been reduced, and keep them to the
+    end of the step (`step` of PyTorch's schedules, `_merge_outputs`)."""
     for forward in _actions(accumulate, ActionKind.FORWARD):
         for value in _logits(forward):
             every = _keep_over_step(module, func, accumulate, _yielded(forward, value))
-            after = Builder.after(module.registry, accumulate, loc=value.loc)
-            merged = after.value("stg.reorder", [every], hint=f"{value.name}_merged")
-            after.op("stg.discard", [merged], types=())
+            ends = (op for op in func.body.ops if op.phase == "optimizer")
+            last = next(ends, next(user for user, _ in every.uses))
+            b = Builder.before(module.registry, last, loc=value.loc, phase="forward")
+            merged = b.value("stg.reorder", [every], hint=f"{value.name}_merged")
+            b.op("stg.discard", [merged], types=())
 
 
 def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:

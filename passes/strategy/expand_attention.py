@@ -14,6 +14,7 @@ from stagec.api import (
     Phase,
     Quoted,
     Strategy,
+    Value,
     const,
     made_by,
     read_strategy,
@@ -23,6 +24,7 @@ from stagec.ir.expr import ONE
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.attention import FlashAttention
 from stagec.ir_spec.ops.contraction import cast_to
+from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 
 #: What a plain softmax of plain products does for itself.
@@ -97,6 +99,8 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
             b.value("stg.repeat_heads", [v], {"heads": size}, hint=v.name) for v in (k, *values)
         )
         shared = False
+    if eager:
+        q, k, *values = (_copied(b, v) for v in (q, k, *values))
     head = "gr" if shared else "g"
     if shared:
         split: dict[str, RawAttr] = {"factors": ("g",), "sizes": (groups,)}
@@ -119,6 +123,14 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
     if shared:
         new = b.value("stg.reshape", [new], {"spec": Quoted("bsgrv->bs(gr)v")}, hint=name)
     replace_op(op, [new])
+
+
+def _copied(b: Builder, value: Value) -> Value:
+    """A copy of what is a part of one product: `torch.matmul` multiplies matrices that lie next to
+    each other (`reshape` of ATen/native/LinearAlgebra.cpp)."""
+    made = value.producer
+    part = made is not None and isinstance(made.definition, PartOf)
+    return b.value("stg.reorder", [value], hint=value.name) if part else value
 
 
 def _is_plain(op: Operation) -> bool:

@@ -46,6 +46,21 @@ def enclosing(op: Operation, region: Region) -> Operation:
     return op
 
 
+def stacked_outside(values: Iterable[Value]) -> list[Value]:
+    """Values as they are outside of all repeats around them: those hand them on as stacks, in
+    place."""
+    return [_stacked_outside(value) for value in values]
+
+
+def _stacked_outside(value: Value) -> Value:
+    owner = value.region.owner
+    if not owner.has(Repeats):
+        return value
+    owner.body.terminator.add_operand(value)
+    stack = value.tensor.stacked(owner.expr("count"))
+    return _stacked_outside(owner.add_result(f"{value.name}_kept", stack, value.loc))
+
+
 # -- dead code -------------------------------------------------------------------------------------
 
 

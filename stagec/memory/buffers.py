@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeGuard
 
@@ -151,6 +151,17 @@ def buffers_of(ref: Ref) -> Iterator[Buffer]:
     elif ref is not None:
         for inner in ref:
             yield from buffers_of(inner)
+
+
+def each_buffer(ref: Ref, change: Callable[[Buffer], Buffer]) -> Ref:
+    """A value with something else in place of each of its buffers that are not static."""
+    if isinstance(ref, Shares):
+        return Shares(map(change, ref))
+    if isinstance(ref, Together):
+        return Together(each_buffer(r, change) for r in ref)
+    if isinstance(ref, tuple):
+        return tuple(each_buffer(r, change) for r in ref)
+    return ref if ref is None or ref.static else change(ref)
 
 
 def together(ref: Ref) -> Ref:

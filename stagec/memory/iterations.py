@@ -129,8 +129,9 @@ def is_ahead(op: Operation) -> bool:
 
 
 def most_ahead(ops: Iterable[Operation]) -> int:
-    """How many iterations early the first of the gathers among these is issued."""
-    return max((ahead_of(op) for op in ops if is_ahead(op)), default=1)
+    """How many iterations early the first of the gathers among these is there."""
+    gathers = [op for op in ops if is_ahead(op)]
+    return max((0 if op.flag("copied_out") else ahead_of(op) for op in gathers), default=1)
 
 
 def saved_first(op: Operation, refs: Sequence[Ref]) -> list[Ref]:
@@ -149,3 +150,15 @@ def _trains(back: Operation, index: int) -> bool:
     body, arg = back.body, back.body.args[index]
     ends = body.terminator.operands[back.integer("carry", 1) :]
     return arg in ends or any(arg in op.reads() for op in body.ancestors(ends))
+
+
+def is_backward(step: Operation | LayerStack) -> bool:
+    """Whether an operation, or the layers of a stack, are of backward."""
+    op = step.members[0] if isinstance(step, LayerStack) else step
+    return op.phase == "backward"
+
+
+def is_beside_loss(step: Operation | LayerStack) -> bool:
+    """Whether the loss is computed beside the blocks of a stack."""
+    stack = step.members if isinstance(step, LayerStack) else ()
+    return any(gather.flag("beside_loss") for op in stack for gather in op.body.ops)

@@ -27,7 +27,6 @@ from stagec.ir.layers import LayerStack, in_order, order_of
 from stagec.ir.replay import replays
 from stagec.ir.traits import EndsLifetime, PartOfBuffer, Recalls, StaysUntilNext, View
 from stagec.ir.types import DEVICE, Type
-from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import (
     GRADIENTS,
@@ -38,6 +37,7 @@ from stagec.memory.buffers import (
     Shares,
     Together,
     buffers_of,
+    each_buffer,
     is_stack,
     slice_of,
     together,
@@ -46,6 +46,8 @@ from stagec.memory.iterations import (
     IterationRun,
     SharedIteration,
     is_ahead,
+    is_backward,
+    is_beside_loss,
     most_ahead,
     patterns,
     saved_first,
@@ -53,7 +55,16 @@ from stagec.memory.iterations import (
     stacked,
     turns_of,
 )
-from stagec.memory.liveness import Roots, Sets, classify, heirs, is_sum, kept_when_sent, updated
+from stagec.memory.liveness import (
+    Roots,
+    Sets,
+    classify,
+    is_gathered,
+    is_sum,
+    kept_when_sent,
+    updated,
+)
+from stagec.memory.sums import MicrobatchSums
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
 #: A body runs no more often than this: as often as one in three repeats of many iterations.
@@ -90,11 +101,10 @@ class _Runner:
     def __init__(self, body: Region, env: Env, whole: bool, roots: Roots, sets: Sets) -> None:
         self.lives = Lifetimes()
         self._env, self._whole, self._freed = env, whole, body.owner.flag("freed")
-        self._roots, self._sets = roots, sets
+        self._sums = MicrobatchSums(roots, sets)
         self._patterns = patterns(body)
         self._most_ahead = most_ahead(body.walk())
         self._orders: dict[Expr, tuple[IterationRun, ...]] = {}
-        self._homes: dict[Value, Value | None] = {}
         self._refs: dict[Value, Ref] = {}
         self._part: Operation | None = None
         self._replays = True
@@ -105,14 +115,12 @@ class _Runner:
         self._kinds: dict[Value, str] = {}
         self._known: dict[Operation, _Known] = {}
         self._bodies: dict[Region, list[Operation | LayerStack]] = {}
-        self._sums: dict[Value, Buffer] = {}
         self._begun: dict[
             Operation, list[dict[Value, Ref]]
         ] = {}  # of stacks, for their first layer
-        self._last_gathered: Sequence[Ref] = ()  # for the layer that ran last
+        self._received: Sequence[Buffer] = ()  # what the unit that came last was copied out of
+        self._last_read = 0  # the last step that reads what is gathered
         self._staying: Sequence[Value] = ()  # what stays until the next op makes such
-        self._late: set[Value] = set()  # sums that the first microbatch makes
-        self._adds = False  # inside an accumulation of several microbatches
         self._budget = Budget(
             MAX_PLAN_STEPS,
             "the memory plan",
@@ -132,16 +140,22 @@ class _Runner:
                 buffer.last[None] = end
 
     def _whole_region(self, order: Sequence[Operation | LayerStack]) -> None:
-        """All of a function, or of an accumulation. Where the loss stands beside the blocks, the
-        last gather of forward is there until forward ends, the first one of backward when backward
-        begins."""
-        back = next(filter(_is_beside_loss, reversed(order)), None)
-        begins = next((i for i, step in enumerate(order) if _is_backward(step)), len(order))
+        """All of a function, or of an accumulation. What the last unit was copied out of is there
+        until forward ends. Where that is with the loss, the first gather of backward is there when
+        backward begins, else where backward first reads what is gathered, if units are copied."""
+        begins = next((i for i, step in enumerate(order) if is_backward(step)), len(order))
+        beside, copied = any(map(is_beside_loss, order)), False
+        back = next(
+            (s for s in order[begins:] if isinstance(s, LayerStack) and is_backward(s)), None
+        )
         for place, step in enumerate(order):
-            if place == begins and isinstance(back, LayerStack) and _is_backward(back):
-                for ref in self._last_gathered:
-                    self._touch(ref, len(self.lives.steps) - 1)
+            if place == begins:
+                copied = bool(self._received)
+                self._receive((), len(self.lives.steps) - 1 if beside else self._last_read)
+            reads = copied and isinstance(step, Operation) and any(map(is_gathered, step.operands))
+            if back is not None and ((beside and place == begins) or reads):
                 self._begin(back)
+                back = None
             if isinstance(step, Operation) and isinstance(step.definition, ActionOp):
                 self._action(step)
             else:
@@ -153,6 +167,8 @@ class _Runner:
         orders = [self._order(op) for op in stack.members]
         m = turns_of(stack, orders)[0][0]
         op, gathers = stack.members[m], [o for o in stack.members[m].body.ops if is_ahead(o)]
+        if any(arg.producer is not None for gather in gathers for arg in gather.operands):
+            return
         for gather in gathers:
             for arg in gather.operands:
                 outer = self._refs[op.operands[arg.index]]
@@ -240,7 +256,7 @@ class _Runner:
     def _computation(self, op: Operation) -> None:
         known = _Known(op, op.operands, op.phase)
         for value in op.results:
-            home, slot = self._home(value), op.definition.reuses(op, value.index)
+            home, slot = self._sums.home(value), op.definition.reuses(op, value.index)
             if home is not None:
                 known.homes.append((value, home))
             elif slot is not None:
@@ -253,9 +269,9 @@ class _Runner:
     def _again(self, known: _Known) -> None:
         """Run an operation of which is known what becomes of its results."""
         refs = self._refs
-        added = [value for value, home in known.homes if home in self._late]
+        added = [value for value, home in known.homes if home in self._sums.late]
         for value, home in known.homes:
-            refs[value] = self._sums.get(home) or self._fixed(home)
+            refs[value] = self._sums.at_once.get(home) or self._fixed(home)
         for value, operand in known.reused:
             refs[value] = refs[operand]
         stays = known.op.has(StaysUntilNext)
@@ -266,45 +282,27 @@ class _Runner:
             refs[value] = self._make(value, number, number, space=DEVICE, added=True)
         if stays:
             self._staying = known.made
+        if known.op.flag("copied_out"):
+            self._receive(known.made, number)
+        elif known.op.phase == "forward" and any(map(is_gathered, known.operands)):
+            self._last_read = number
         alone = known.op.flag("alone")
         for value in known.operands:
             self._touch(refs.get(value), number, known.phase, alone=alone)
+
+    def _receive(self, made: Sequence[Value], number: int) -> None:
+        """A call receives what is copied out to these values; what the one before it received is
+        there until then."""
+        for buffer in self._received:
+            self._touch(buffer, number)
+        spaces = ((value, space) for value in made for space in value.tensor.memories)
+        self._received = [self._make(v, number, number, space=s) for v, s in spaces]
 
     def _end_staying(self) -> None:
         """What stayed is there until now."""
         for value in self._staying:
             self._touch(self._refs.get(value), len(self.lives.steps) - 1)
         self._staying = ()
-
-    def _home(self, value: Value) -> Value | None:
-        """Whose static buffer a value is written to: of a gradient, or of what an update replaces.
-
-        What a collective makes of one microbatch is added to a sum, so it is a buffer beside it.
-        """
-        path, base = list[Value](), None
-        while value not in self._homes:
-            path.append(value)
-            base = self._base(value)
-            heir = next(heirs(value), None) if not (base or self._is_added(value)) else None
-            if heir is None:
-                break
-            value = heir
-        else:
-            base = self._homes[value]
-        self._homes.update(dict.fromkeys(path, base))
-        return base
-
-    def _base(self, value: Value) -> Value | None:
-        """The static buffer that a value is."""
-        base = self._roots(value)
-        updated = base in self._sets.static and base.producer is not None
-        known = base in self._sums or base in self._sets.gradients or updated
-        known = known or (base in self._late and base not in self._sets.freed)
-        return base if known else None
-
-    def _is_added(self, value: Value) -> bool:
-        op = value.producer
-        return self._adds and op is not None and isinstance(op.definition, Collective)
 
     # -- repeats -----------------------------------------------------------------------------------
 
@@ -380,7 +378,6 @@ class _Runner:
                 pending = []
         if pending:
             self._others(members[-1], pending)
-        self._last_gathered = [ref for last in ready[-1:] for ref in last.values()]
         for op, by_place in zip(members, made, strict=True):
             stacks = (tuple(by_place[p][k] for p in sorted(by_place)) for k in stacked(op))
             self._refs.update(zip(op.results, [*carried, *stacks], strict=True))
@@ -486,42 +483,34 @@ class _Runner:
         old = {r: self._refs[v] for r in op.results if (v := updated(r)) in self._refs}
         late = "schedule" in op.attrs and self._freed
         made = [r for r in op.results if late and is_sum(r) and r not in old]
-        self._late.update(made)
-        new = [r for r in op.results if not (r in old or r in made or self._home(r))]
+        self._sums.late.update(made)
+        new = [r for r in op.results if not (r in old or r in made or self._sums.home(r))]
         number = self._step(op, new)
         sums = list(self.lives.steps[number].made)
-        self._sums.update((b.value, b) for b in sums)
+        self._sums.at_once.update((b.value, b) for b in sums)
         for value in kept_when_sent(region):
             sums += [self._make(value, number, number, space=s) for s in value.tensor.memories]
         self._refs.update(old)
         for result in (r for r in op.results if not (r in old or r in made)):
-            home = self._home(result)
+            home = self._sums.home(result)
             self._refs[result] = self._refs[result] if home is None else self._fixed(home)
         for arg, value in zip(region.args, op.operands, strict=True):
             self._refs[arg] = self._refs[value]
         outer = list(self._budget.counted(self.lives.buffers))
         if "schedule" in op.attrs:
             self.lives.scheduled = number
-        self._adds = op.expr("count") != ONE
+        self._sums.several = op.expr("count") != ONE
         self._whole_region(in_order(region))
-        self._adds = False
+        self._sums.several = False
         end = self._step(op, (), counts=False)
         for buffer in outer:
             inside = any(part is not None for part in buffer.last) or buffer.last[None] > number
             if buffer in sums or inside:
                 buffer.last = {None: end}
         for result in made:
-            self._refs[result] = self._sum(self._refs[region.terminator.operands[result.index]])
-
-    def _sum(self, ref: Ref) -> Ref:
-        """What microbatches add up of what each of them makes."""
-        if isinstance(ref, Shares):
-            return Shares(map(self._sum_of, ref))
-        if isinstance(ref, Together):
-            return Together(map(self._sum, ref))
-        if isinstance(ref, tuple):
-            return tuple(map(self._sum, ref))
-        return ref if ref is None or ref.static else self._sum_of(ref)
+            self._refs[result] = each_buffer(
+                self._refs[region.terminator.operands[result.index]], self._sum_of
+            )
 
     def _sum_of(self, ref: Buffer) -> Buffer:
         """The sum of a buffer of each microbatch; the last step is behind them."""
@@ -544,14 +533,3 @@ def _classified(body: Region) -> tuple[Roots, Sets]:
     """Whose buffers the values of a function are in, and which of them last."""
     roots = Roots()
     return roots, classify(body, roots)
-
-
-def _is_backward(step: Operation | LayerStack) -> bool:
-    op = step.members[0] if isinstance(step, LayerStack) else step
-    return op.phase == "backward"
-
-
-def _is_beside_loss(step: Operation | LayerStack) -> bool:
-    """Whether the loss is computed beside the blocks of a stack."""
-    stack = step.members if isinstance(step, LayerStack) else ()
-    return any(gather.flag("beside_loss") for op in stack for gather in op.body.ops)

@@ -174,10 +174,15 @@ class Decoder(nn.Module):
 
     def logits(self, tokens: Tensor, *rotation: Tensor) -> Tensor:
         """Those of tokens; a stage of a pipeline takes and returns what passes between blocks."""
+        x = self.blocks(tokens, *rotation)
+        return self.output(self.norm(x)) if self.output is not None else x
+
+    def blocks(self, tokens: Tensor, *rotation: Tensor) -> Tensor:
+        """What the last block returns."""
         x = self.tok_embeddings(tokens) if self.tok_embeddings is not None else tokens
         for layer in self.layers:
             x = layer(x, *rotation)
-        return self.output(self.norm(x)) if self.output is not None else x
+        return x
 
 
 class HuggingFaceDecoder(Decoder):
@@ -205,9 +210,11 @@ class HuggingFaceDecoder(Decoder):
         angles = torch.outer(places, self.inv_freq)
         both = torch.cat((angles, angles), dim=-1)
         kind = self.tok_embeddings.weight.dtype
-        logits = self.logits(tokens, both.cos().to(kind), both.sin().to(kind)).float()
+        hidden = self.norm(self.blocks(tokens, both.cos().to(kind), both.sin().to(kind)))
+        logits = self.output(hidden)  # both are there until the loss is
+        upcast = logits.float()
         shifted = functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
-        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), shifted.view(-1))
+        return functional.cross_entropy(upcast.view(-1, upcast.shape[-1]), shifted.view(-1))
 
 
 class TorchtitanDecoder(Decoder):

@@ -12,7 +12,7 @@ from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
     ACTIVATIONS,
     LAYER,
-    RMS,
+    T5_RMS,
     Experts,
     FeedForward,
     Norm,
@@ -327,7 +327,7 @@ def _t5(config: Config, title: str, *, own_bias: bool = False, sparse: bool = Fa
         config.skip(f"num_sparse_{side.name}_layers")
         y = side.write(text, body, x, source, mlp, experts, every=every, own_bias=own_bias)
         last = "encoder_norm" if not source else "norm"
-        source = RMS.write(body, "e" if not source else "n", y, last)
+        source = T5_RMS.write(body, "e" if not source else "n", y, last)
     steps = ["stg.scale[rsqrt = D]({})"] if scaled else []
     head = table if tied else body.param("head", "V, D")
     translate(body, source, [*steps, f'stg.einsum["bsd,vd->bsv"]({{}}, {head})'])
@@ -373,17 +373,17 @@ class _T5Side:
             "", causal, bias=not own_bias, relative=self.bias * own_bias, name=name, wide=True
         )
         operands = [] if own_bias else [relative(body, f"{self.name}_bias", self.bias)]
-        parts = [Part(own.write(text), "self" if source else "attn", RMS, operands=operands)]
+        parts = [Part(own.write(text), "self" if source else "attn", T5_RMS, operands=operands)]
         if source:
             cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention", wide=True)
-            parts.append(Part(cross.write(text), "cross", RMS, operands=[source]))
-        kinds = {self.name: Layer([*parts, Part(mlp.write(text), "mlp", RMS)])}
+            parts.append(Part(cross.write(text), "cross", T5_RMS, operands=[source]))
+        kinds = {self.name: Layer([*parts, Part(mlp.write(text), "mlp", T5_RMS)])}
         order = [self.name] * self.count
         if experts is not None:
             sparse = f"{self.name}_sparse"
             block = experts.write(text).with_("T = 1")  # elsewhere T are the tokens of a target
             text.relations.clear()
-            kinds[sparse] = Layer([*parts, Part(block, "mlp", RMS)])
+            kinds[sparse] = Layer([*parts, Part(block, "mlp", T5_RMS)])
             order = [
                 sparse if i % every == 1 or every == 1 else self.name for i in range(self.count)
             ]

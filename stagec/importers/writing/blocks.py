@@ -25,13 +25,14 @@ class Block(Protocol):
 class Norm:
     """A norm over the last dimension: RMSNorm with a scale, or LayerNorm with a scale and a bias.
     `affine` are the vectors that it has, if not those; with `zero_centered` the scale is 1 + w;
-    with `wide_scale` its code scales in fp32; `code` says how model code computes a LayerNorm, if
-    not by a kernel."""
+    with `wide_scale` its code scales in fp32, with `given_input` it multiplies what it is given;
+    `code` says how model code computes a LayerNorm, if not by a kernel."""
 
     kind: Literal["rms", "layer"] = "rms"
     affine: Literal["full", "scale", "none"] = "full"
     zero_centered: bool = False
     wide_scale: bool = False
+    given_input: bool = False
     code: Literal["kernel", "wide", "stepwise"] = "kernel"
 
     def write(self, body: Body, out: str, x: str, name: str, dims: str = "D") -> str:
@@ -60,7 +61,7 @@ class Norm:
 
     def statics(self, affine: str) -> str:
         """The static parameters of the operation that has these vectors."""
-        parts = [n for n in ("zero_centered", "wide_scale") if getattr(self, n)]
+        parts = [n for n in ("zero_centered", "wide_scale", "given_input") if getattr(self, n)]
         parts += [f"code = {self.code}"] if self.code != "kernel" else []
         return ", ".join([*parts, *([f"affine = {affine}"] if affine != "full" else [])])
 
@@ -82,6 +83,7 @@ class Norm:
 
 RMS = Norm()
 WIDE_RMS = Norm(wide_scale=True)
+T5_RMS = Norm(given_input=True)
 LAYER = Norm("layer")
 LAYER_SCALE = Norm("layer", "scale")
 COHERE_NORM = Norm("layer", "scale", code="stepwise")

@@ -142,8 +142,8 @@ class JobFlags(TypedDict, total=False):
     #: the loss, and backward begins with gathering it again (inside), or after the module
     #: (outside).
     shard_loss: Literal["outside", "inside"] | None
-    #: ZeRO-3: copy the gradients of a unit into a buffer to reduce, which stays until the next
-    #: unit's buffer exists, as FSDP2 does.
+    #: ZeRO-3: copy the gradients of a unit into a buffer to reduce, and what forward gathers out of
+    #: one; each stays until that of the next unit exists, as in FSDP2.
     shard_copies: bool | None
     #: ZeRO: parameters that the ranks do not divide stay whole (none), or are padded to equal
     #: shards: along the first dimension of PyTorch's weight, its outputs (dim0), or over all

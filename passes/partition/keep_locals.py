@@ -1,0 +1,150 @@
+"""keep-locals: what PyTorch has names for while forward runs stays until these are gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
+from stagec.ir.rewrite import stacked_outside
+from stagec.ir.traits import Accumulates, Recasts, Repeats
+from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.ops.loss_forms import LogProbability, LogSoftmax
+from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.ir_spec.strategy.autocast import AutocastRule
+from stagec.ir_spec.strategy.loss import LossRule
+from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
+from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
+from stagec.sharding.gathers import is_of_parameter
+
+
+@dataclass(frozen=True)
+class KeepLocals(Pass):
+    """Keep logits, cast and not, until the loss is there, where it is of the form `stock`: they are
+    arguments of functions (`ForCausalLMLoss` of transformers, `cross_entropy_loss` of torchtitan).
+    Where the model computes the loss, it has the input of its head as well (`hidden_states` of
+    `LlamaForCausalLM.forward`). A split vocabulary has logits once more, less the maximum, until
+    their log-softmax is there (`_log_softmax` of torch.distributed.tensor.parallel.loss).
+
+    Under autocast, with PyTorch's graph (`stg.saved_tensors[until = node]`), keep the casts of
+    parameters until forward ends where blocks are computed again: its cache has them (`cached_cast`
+    of ATen/autocast_mode.cpp). Where no block is, backward takes these casts, and nothing changes;
+    nor in stages of a pipeline.
+
+    Before:
+        stg.strategy @s {
+          stg.loss[form = stock]
+        }
+        stg.func @f(%z: bf16[B, V | rep], %y: i32[B | rep]) -> f32[| rep] {
+          %l = stg.cast[f32](%z) : f32[B, V | rep]
+          %p = stg.log_softmax(%l) : f32[B, V | rep]
+          %n = stg.nll_loss[mean = B](%p, %y) : f32[| rep]
+          stg.return(%n)
+        }
+    After:
+        stg.strategy @s {
+          stg.loss[form = stock]
+        }
+        stg.func @f(%z: bf16[B, V | rep], %y: i32[B | rep]) -> f32[| rep] {
+          %l = stg.cast[f32](%z) : f32[B, V | rep]
+          %p = stg.log_softmax(%l) : f32[B, V | rep]
+          %n = stg.nll_loss[mean = B](%p, %y) : f32[| rep]
+          stg.discard(%l, %z)
+          stg.return(%n)
+        }
+    """
+
+    name = "keep-locals"
+    needs = Phase.PARTITIONED
+
+    def applies(self, module: Module) -> bool:
+        strategy = read_strategy(module)
+        return strategy.one(LossRule).form == "stock" or _casts_parameters(module)
+
+    def run(self, module: Module) -> None:
+        for func in module.functions:
+            strategy, every = read_strategy(module), list(func.body.walk())
+            inside = strategy.one(ShardUnitsRule).loss == "inside"
+            for op in every if strategy.one(LossRule).form == "stock" else ():
+                if isinstance(op.definition, LogSoftmax | LogProbability):
+                    _keep_logits(module, op, inside=inside)
+            staged = any(isinstance(op.definition, ActionOp) for op in every)
+            again = not staged and any(op.phase == "recompute" for op in every)
+            if again and _casts_parameters(module):
+                steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
+                _keep_casts(module, func.body if steps is None else steps.body)
+
+
+def _casts_parameters(module: Module) -> bool:
+    """Whether PyTorch's graph saves tensors, and its autocast casts parameters."""
+    strategy = read_strategy(module)
+    graph = strategy.one(SavedTensorsRule).until == "node"
+    return graph and any(rule.on for rule in strategy.all(AutocastRule))
+
+
+def _keep_logits(module: Module, op: Operation, *, inside: bool) -> None:
+    """Keep the logits that a log-softmax takes until the loss is there, in place; where that is
+    `inside` of the model, also what is cast for the head."""
+    logits, region = op.operands[0], op.parent
+    if op.phase != "forward" or region is None:
+        return
+    kept, behind = [logits], op
+    if isinstance(op.definition, LogProbability):
+        _have_shifted(module, op)
+        behind = max((u for v in op.operands[1:] for u, _ in v.uses), key=Operation.position)
+    else:
+        behind = next((u for u, _ in op.result.uses if u.phase == "forward"), op)
+    if (cast := logits.producer) is not None and cast.has(Recasts):
+        kept += cast.operands
+    if inside:
+        kept += _cast_for_head(kept[-1])
+    if behind.parent is region:
+        after = Builder.after(module.registry, behind, loc=op.loc, phase="forward")
+        after.op("stg.discard", kept, types=())
+
+
+def _cast_for_head(logits: Value) -> list[Value]:
+    """What was cast for the product that makes logits, or what these are made of."""
+    head = logits.producer
+    while head is not None and head.operands and not isinstance(head.definition, Einsum):
+        head = head.operands[0].producer
+    casts = [v.producer for v in head.operands if not is_of_parameter(v)] if head else []
+    return [op.operands[0] for op in casts if op is not None and op.has(Recasts)]
+
+
+def _have_shifted(module: Module, op: Operation) -> None:
+    """Have the logits less their maximum beside a log-softmax of a split vocabulary, in place."""
+    x = op.operands[0]
+    before = Builder.before(module.registry, op, loc=op.loc, phase="forward")
+    shifted = before.value("stg.workspace", type=replace(x.tensor, dtype="f32"), hint="shifted")
+    after = Builder.after(module.registry, op, loc=op.loc, phase="forward")
+    after.op("stg.discard", [shifted], types=())
+
+
+def _keep_casts(module: Module, region: Region) -> None:
+    """Keep the casts of parameters in forward of a region, and in its repeats, in place."""
+    repeats = [op for op in region.ops if op.has(Repeats) and op.phase == "forward"]
+    casts = [v for body in (region, *(op.body for op in repeats)) for v in _casts(body)]
+    end = next((op for op in region.ops if op.phase != "forward"), region.terminator)
+    if kept := stacked_outside(casts):
+        before = Builder.before(module.registry, end, loc=kept[0].loc, phase="forward")
+        before.op("stg.discard", kept, types=())
+
+
+def _casts(region: Region) -> list[Value]:
+    forward = [op for op in region.ops if op.has(Recasts) and op.phase == "forward"]
+    return [
+        op.result
+        for op in forward
+        if is_of_parameter(op.operands[0]) and _is_trained(op.operands[0])
+    ]
+
+
+def _is_trained(value: Value) -> bool:
+    """Whether what is cast, viewed or gathered is a parameter with a gradient: the cache has casts
+    of no other."""
+    if (op := value.producer) is not None:
+        return _is_trained(op.operands[0])
+    outer = value.region.owner.operands
+    return value.tensor.role == "param" or (
+        value.index < len(outer) and _is_trained(outer[value.index])
+    )

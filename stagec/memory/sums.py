@@ -1,0 +1,59 @@
+"""Values that are written to where others are: gradients, what updates replace, and the sums that
+microbatches add up to.
+
+    accumulation of 2        the sums are there from its start on
+      %g = einsum(...)         written to the sum of the gradient: no buffer of its own
+      %r = reduce_scatter(%h)  a collective makes a buffer, which is added to the sum
+"""
+
+from __future__ import annotations
+
+from stagec.ir.core import Value
+from stagec.ir_spec.ops.comm import Collective
+from stagec.memory.buffers import Buffer
+from stagec.memory.liveness import Roots, Sets, heirs
+
+
+class MicrobatchSums:
+    """Of a function: the values that are written to where others are.
+
+    `at_once` are sums that are there when their accumulation starts, `late` those that the first
+    microbatch makes; `several` says that what runs now is one of several microbatches.
+    """
+
+    def __init__(self, roots: Roots, sets: Sets) -> None:
+        self._roots, self._sets = roots, sets
+        self._known: dict[Value, Value | None] = {}
+        self.at_once: dict[Value, Buffer] = {}
+        self.late: set[Value] = set()
+        self.several = False
+
+    def home(self, value: Value) -> Value | None:
+        """Whose static buffer a value is written to: of a gradient, or of what an update replaces.
+
+        What a collective makes of one microbatch is added to a sum, so it is a buffer beside it.
+        """
+        path, base = list[Value](), None
+        while value not in self._known:
+            path.append(value)
+            base = self._base(value)
+            heir = next(heirs(value), None) if not (base or self._is_added(value)) else None
+            if heir is None:
+                break
+            value = heir
+        else:
+            base = self._known[value]
+        self._known.update(dict.fromkeys(path, base))
+        return base
+
+    def _base(self, value: Value) -> Value | None:
+        """The static buffer that a value is."""
+        base = self._roots(value)
+        updated = base in self._sets.static and base.producer is not None
+        known = base in self.at_once or base in self._sets.gradients or updated
+        known = known or (base in self.late and base not in self._sets.freed)
+        return base if known else None
+
+    def _is_added(self, value: Value) -> bool:
+        op = value.producer
+        return self.several and op is not None and isinstance(op.definition, Collective)
