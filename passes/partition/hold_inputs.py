@@ -23,9 +23,9 @@ from stagec.api import (
 from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Accumulates
 from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.norm import Softmax
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.ops.rope import RotaryEmbedding
+from stagec.ir_spec.ops.softmax import Softmax
 from stagec.ir_spec.strategy.inputs import BUFFER, EACH, MADE, NONE, InputsRule
 from stagec.ir_spec.strategy.kernels import EAGER, KernelsRule
 
