@@ -178,8 +178,12 @@ class _Lowering:
                     self._op(op, builder)
         last = old.terminator
         Builder(self._registry, new, loc=last.loc, phase=last.phase).op(
-            end, self._deps(last.operands), types=()
+            end, self._made(last.operands), types=()
         )
+
+    def _made(self, values: Sequence[Value]) -> list[Value]:
+        """The node of each value: of a sum beside the steps of its product, the sum."""
+        return [self._nodes[v] for v in values if v in self._nodes]
 
     def _deps(self, values: Sequence[Value]) -> list[Value]:
         there = [v for v in values if v in self._nodes]
@@ -254,7 +258,7 @@ class _Lowering:
             n: v for n, v in op.attrs.items() if n in known and n != "phase"
         }
         attrs |= changed
-        new = b.op(name, self._deps(inputs), attrs, types=(), symbol=kind_of(op))
+        new = b.op(name, self._made(inputs), attrs, types=(), symbol=kind_of(op))
         region = new.make_region()
         for arg, value in zip(old.args, inputs, strict=True):
             if value in self._nodes:

@@ -37,15 +37,19 @@ def padded_shard(
     param: Value, ranks: Expr, env: Mapping[str, int], rule: str
 ) -> PaddedShard | None:
     """What is filled up of a parameter, so that shards over so many ranks are equal; None if they
-    are without, or for open sizes, or where the rows that are filled up are split already. Of a
-    parameter that is split, `flat` has the longest run of other dimensions in the place of all."""
+    are without, along one of its dimensions, or for open sizes, or where the rows that are filled
+    up are split already. Of a parameter that is split, `flat` has the longest run of other
+    dimensions in the place of all."""
     uses = [(op, i, d) for op, i, d in _uses(param)]
     depth = min((d for *_, d in uses), default=0)
     dims = _rows(param, uses) if rule == "dim0" else _whole_dimensions(param.tensor, depth, env)
     if not dims or any(param.tensor.dims[i].split for i in dims):
         return None
     elements = product(param.tensor.dims[i].size for i in dims)
-    if not (elements.symbols | ranks.symbols) <= env.keys() or ask(Divides(ranks, elements), env):
+    if not (elements.symbols | ranks.symbols) <= env.keys():
+        return None
+    behind = (dim.size for dim in param.tensor.dims[depth:] if not dim.split)
+    if ask(Divides(ranks, elements), env) and any(ask(Divides(ranks, n), env) for n in behind):
         return None
     return PaddedShard(dims, ranks * call("ceildiv", [elements, ranks]))
 

@@ -58,6 +58,22 @@ def test_parameters_that_are_split_have_other_dimensions_to_fill_up(
     test_a_step_equals_that_on_one_device("flat", options)
 
 
+def test_dimensions_that_divide_together_only() -> None:
+    """4 x 6 heads and widths over 8 ranks, none of which divides alone: nothing is filled up."""
+    sizes = {"B": 8, "L": 2, "D": 12, "H": 4, "G": 4, "K": 6, "F": 20, "V": 18}
+    alone = tiny_module(LLAMA, STEP, sizes=sizes)
+    given = {"dp": 8, "zero": 3, "shard_padding": "flat"}
+    module = tiny_module(LLAMA, f"{STEP},{PLACE}", sizes=sizes, **given)
+    inputs = inputs_of(alone, 2)
+    shapes = {
+        a.name: [evaluate(s, module.env) for s in a.tensor.shape] for a in module.main.body.args
+    }
+    padded = {name: filled(inputs[name], shape) for name, shape in shapes.items()}
+    assert any(p.shape != inputs[n].shape and p.size == inputs[n].size for n, p in padded.items())
+    for x, y in zip(run_numeric(alone, inputs), run_numeric(module, padded), strict=True):
+        np.testing.assert_allclose(y, filled(x, list(y.shape)), rtol=1e-10, atol=1e-10)
+
+
 def filled(x: Array, shape: list[int]) -> Array:
     """Zeros of this shape that begin with x, some of whose dimensions are one there."""
     if list(x.shape) == shape:

@@ -241,6 +241,14 @@ def both_of(machine: Machine) -> tuple[network.Span, ...]:
     return spans(machine, np.arange(16))
 
 
+def test_a_rank_alone_in_a_node_sends_nothing_there() -> None:
+    """Ranks 7 to 13 of nodes of 8, which are one rank and six: the mesh has the links of six."""
+    amd = bare("mi300x")
+    inside, _ = spans(amd, np.arange(7, 14))
+    assert (inside.units, inside.share) == (6, 5 / 7)
+    assert np.isfinite(collective_seconds(amd, "all_reduce", SIZE, spans(amd, np.arange(7, 14))))
+
+
 def test_links_of_a_torus_and_of_a_mesh() -> None:
     """A closed ring uses both links of an axis, a line one; axes run at once; strided groups share;
     a pair has one link."""

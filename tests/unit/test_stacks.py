@@ -414,3 +414,11 @@ def test_ranks_that_divide_no_parameter_share_their_states(name: str) -> None:
     said = json.loads(stagec("memory", "llama3-8b", *sizes, "--json").out)
     by = said["classes"][0]["memory"]["after_update"]["by"]
     assert by["optimizer"] == pytest.approx(by["parameters"] / 2 * 12 / 6, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["nemo", "maxtext"])
+def test_sums_of_experts_that_a_layer_hands_over_may_run_beside_their_product(name: str) -> None:
+    words = ("mixtral-8x7b", *SIZES, "--tp", "2", "--sp", "--stack", name, "--machine", "h100-sxm")
+    ran = stagec("time", *words, "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["step_seconds"] > 0

@@ -105,7 +105,8 @@ def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
         size = np.add.reduceat(members, first)
         if units > 1:
             length = level.ranks // places if level.ranks is not None else len(inside)
-            share = _share(level, inside[: int(np.diff(first, append=len(unit))[0])], length)
+            least = np.where(held > 1, held, units + 1).argmin()  # of those that send inside
+            share = _share(level, inside[first[least] :][: held[least]], length)
             spans.append(
                 Span(level, units, int(members.min()), len(inside), int(size.max()), share)
             )
