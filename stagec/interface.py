@@ -323,7 +323,7 @@ def search(
         stagec.search("llama3-8b", ranks=16, machine="h100-sxm").best[0].step_seconds
     """
     from stagec.searches import answer as verb
-    from stagec.searches.asked import SEARCH, search_command
+    from stagec.searches.options import SEARCH, search_command
     from stagec.searches.question import questions
     from stagec.searches.server.answer import search_servers
     from stagec.searches.serving import SERVER

@@ -28,7 +28,7 @@ from stagec.formats.chakra.encode import SCHEMA_VERSION, TraceWriter
 from stagec.formats.chakra.nodes import encode_metadata, encode_node, varint
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
-from stagec.ir.replay import replays
+from stagec.ir.recompute_window import replays
 from stagec.program.classes import RankClass
 from stagec.program.groups import Groups, channel_of, group_axes, neighbours
 from stagec.program.nodes import Node

@@ -42,7 +42,7 @@ class Entry:
 
 
 @dataclass
-class Part:
+class ApiPart:
     """A part of the page."""
 
     title: str
@@ -62,12 +62,12 @@ def api_pages(examples: Path) -> dict[str, str]:
     return {"index": page("The API", _INTRO, _index(parts)), **pages}
 
 
-def outline(text: str) -> list[Part]:
+def outline(text: str) -> list[ApiPart]:
     """The parts and entries of the examples."""
-    parts: list[Part] = []
+    parts: list[ApiPart] = []
     for line in text.splitlines():
         if part := _PART.match(line):
-            parts.append(Part(part["title"], part["text"]))
+            parts.append(ApiPart(part["title"], part["text"]))
         elif entry := _ENTRY.match(line):
             parts[-1].entries.append(Entry(entry["names"].split(", "), entry["text"] or ""))
         elif parts and parts[-1].entries:
@@ -75,14 +75,14 @@ def outline(text: str) -> list[Part]:
     return parts
 
 
-def _index(parts: Sequence[Part]) -> Iterator[str]:
+def _index(parts: Sequence[ApiPart]) -> Iterator[str]:
     for part in parts:
         file = f"{page_name(part.title)}.md"
         links = (f"[`{n}`]({file}#{n.lower()})" for entry in part.entries for n in entry.names)
         yield f"- [{part.title}]({file}): {', '.join(links)}"
 
 
-def _body(part: Part, names: dict[str, Any]) -> Iterator[str]:
+def _body(part: ApiPart, names: dict[str, Any]) -> Iterator[str]:
     for entry in part.entries:
         for name in entry.names:
             yield from _name(name, getattr(api, name), entry.text)

@@ -16,7 +16,7 @@ from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, OpDef
 from stagec.ir.param import Param
-from stagec.ir.replay import replays
+from stagec.ir.recompute_window import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import (

@@ -19,9 +19,9 @@ from stagec.api import (
     product,
     read_strategy,
 )
-from stagec.ir.alike import Alike
 from stagec.ir.expr import same
 from stagec.ir.kernel import ALWAYS
+from stagec.ir.memo import MemoByType
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import AddsToSum, AppendsRows, CopiesMemory, Free, Fusible, Repeats, TurnsRows
@@ -108,7 +108,7 @@ class FuseKernels(Pass):
 def fuse_kernels(func: Operation, rule: FusionRule) -> list[list[Operation]]:
     """Number the kernels of several computations in a function, from 1; these kernels."""
     fused = list[list[Operation]]()
-    numbers, products = count(1), Alike(_is_product)
+    numbers, products = count(1), MemoByType(_is_product)
     for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
         if any(op.definition.active(op) is not None for op in region.ops):
             continue  # some of its iterations leave some of its computations out
@@ -232,7 +232,7 @@ def _appends(kernel: Sequence[Operation]) -> bool:
 class _Fuser:
     """Puts the computations of a region together, in their order."""
 
-    def __init__(self, region: Region, rule: FusionRule, products: Alike[bool]) -> None:
+    def __init__(self, region: Region, rule: FusionRule, products: MemoByType[bool]) -> None:
         self._is_product = products
         self._region, self._kind, self._gradients = region, rule.kind, rule.gradients
         self._rows = rule.kind != "pointwise"

@@ -26,11 +26,11 @@ from stagec.api import (
     read_strategy,
     total,
 )
-from stagec.ir.alike import Alike
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.kernel import CONTINUES, EXPANDS, MARLIN
 from stagec.ir.layers import kind_of
+from stagec.ir.memo import MemoByType
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats, Terminates
 from stagec.ir.types import CACHED, NODE
@@ -96,17 +96,17 @@ def lower_to_trace(module: Module) -> None:
         work = work_of(op)
         return attributes(op.name, work, op.results, forms.of_op(op, work.kernel))
 
-    costs, facts = Alike(said), module.facts
+    costs, facts = MemoByType(said), module.facts
 
     def part(op: Operation, factor: str, steps: Expr) -> tuple[_Attrs, _Attrs]:
         return shared_out(costs(op), {op: factor}, steps, facts)
 
-    parts = Alike(part)
+    parts = MemoByType(part)
     for func in staged or [module.main]:
         _lower(module, func, costs, parts)
 
 
-def _lower(module: Module, func: Operation, costs: Alike[_Attrs], parts: _Parts) -> None:
+def _lower(module: Module, func: Operation, costs: MemoByType[_Attrs], parts: _Parts) -> None:
     mesh = module.mesh
     attrs: dict[str, RawAttr] = {n: func.attrs[n] for n in ("over", "stages") if n in func.attrs}
     axes = [a for a in (mesh.axes if mesh else ()) if a != attrs.get("over")]
@@ -138,11 +138,11 @@ _ACTIVATIONS = ("forward", "backward", "recompute")
 
 _Attrs = dict[str, RawAttr]
 #: What nodes say of one of the steps that a computation works in, and of the others together.
-_Parts = Alike[tuple[_Attrs, _Attrs]]
+_Parts = MemoByType[tuple[_Attrs, _Attrs]]
 
 
 class _Lowering:
-    def __init__(self, module: Module, costs: Alike[_Attrs], parts: _Parts) -> None:
+    def __init__(self, module: Module, costs: MemoByType[_Attrs], parts: _Parts) -> None:
         self._costs, self._parts = costs, parts
         self._registry, self._facts = module.registry, module.facts
         strategy = read_strategy(module)

@@ -23,8 +23,8 @@ from stagec.api import (
     total,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.decisions import Watched
 from stagec.ir.loads import planned_env
+from stagec.ir.queries import TrackedValues
 from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED, WEIGHTS
 from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
@@ -103,7 +103,7 @@ class _Plan:
         self._sets = classify(self._body, self._roots)
         # What lifetimes depend on is noted: of sizes that answer alike, the plan is kept.
         noted = module.decisions
-        seen = self._env if noted is None else Watched(self._env, noted)
+        seen = self._env if noted is None else TrackedValues(self._env, noted)
         self._planner = Planner(lifetimes(self._body, seen, known=(self._roots, self._sets)))
         module.notes[self._body] = self._planner
         counts = (op.expr("count") for op in self._body.walk() if op.has(Repeats))

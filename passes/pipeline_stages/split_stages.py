@@ -30,8 +30,8 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.layers import declaration_of
 from stagec.ir.rewrite import carried
-from stagec.passes.pipeline_stages.far_values import FarValues, critical_ops, far_values
 from stagec.passes.pipeline_stages.layers import runs_layers
+from stagec.passes.pipeline_stages.relayed_values import RelayedValues, critical_ops, relayed_values
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, Slot, dissect
 from stagec.passes.pipeline_stages.stage_messages import StageMessages
 from stagec.passes.pipeline_stages.stage_step import StageStep
@@ -144,7 +144,7 @@ def split_stages(module: Module) -> None:
     forward = [op for op in sections.repeats[ActionKind.FORWARD] if op is not None]
     pieces = cut(module, pipeline, forward)
     counts = module.parameter_counts()
-    far = far_values(sections, pieces)
+    far = relayed_values(sections, pieces)
     kinds: dict[tuple[object, ...], list[int]] = {}
     for stage in range(pipeline.stages):
         kinds.setdefault(_kind(pipeline, pieces, far, stage), []).append(stage)
@@ -178,7 +178,7 @@ def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
 
 
 def _kind(
-    pipeline: StagePlan, pieces: Sequence[ModelPiece], far: FarValues, stage: int
+    pipeline: StagePlan, pieces: Sequence[ModelPiece], far: RelayedValues, stage: int
 ) -> tuple[object, ...]:
     """What the function of a stage depends on. Stages of the same kind share a function."""
     return tuple(
@@ -208,7 +208,7 @@ class _StageMaker:
         pipeline: StagePlan,
         sections: Sections,
         pieces: Sequence[ModelPiece],
-        far: FarValues,
+        far: RelayedValues,
         stages: Sequence[int],
         messages: StageMessages,
     ) -> None:

@@ -12,8 +12,8 @@ from stagec.api import Module, Operation, Pass, Phase, Region, Value, made_by
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import carried
 from stagec.ir_spec.strategy.pipeline import PipelineRule
-from stagec.passes.pipeline_stages.far_values import critical_ops
 from stagec.passes.pipeline_stages.layers import runs_layers
+from stagec.passes.pipeline_stages.relayed_values import critical_ops
 from stagec.passes.pipeline_stages.sections import dissect
 from stagec.schedule.attached import schedule_of
 from stagec.sharding.stages import accumulation, pipeline_rule

@@ -19,8 +19,8 @@ from stagec.api import (
     made_by,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.decisions import IsPositive, ask
 from stagec.ir.expr import ONE
+from stagec.ir.queries import IsPositive, ask
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.rule import shape_text
 from stagec.ir.traits import Recasts

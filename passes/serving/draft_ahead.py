@@ -21,7 +21,7 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.copies import Copier
+from stagec.ir.clone import Copier
 from stagec.ir.drafts import CHOSEN, DRAFTS, MOST_DRAFTS, most_likely, state
 from stagec.ir.expr import ONE
 from stagec.ir.infer import forget_types, infer_module

@@ -20,7 +20,7 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.copies import Copier
+from stagec.ir.clone import Copier
 from stagec.ir.drafts import (
     CHOSEN,
     DRAFT,

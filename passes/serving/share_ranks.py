@@ -22,7 +22,7 @@ from stagec.api import (
 )
 from stagec.ir.bind import substitute_sizes
 from stagec.ir.builder import RawAttr
-from stagec.ir.copies import Copier, sized
+from stagec.ir.clone import Copier, sized
 from stagec.ir.drafts import DRAFT
 from stagec.ir.module import BATCH
 from stagec.ir.serving import PAST

@@ -40,7 +40,7 @@ from stagec.api import (
     made_by,
     note,
 )
-from stagec.ir.copies import sized
+from stagec.ir.clone import sized
 from stagec.ir.core import NamedAttr
 from stagec.ir.infer import same_shape, stated
 from stagec.ir.opdef import unregistered

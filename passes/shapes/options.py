@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stagec.api import Attr, Expr, Loc, Operation, Value, error, note
-from stagec.ir.copies import Copier, sized
+from stagec.ir.clone import Copier, sized
 from stagec.ir.options import Choice, handed_on, holds
 from stagec.ir.param import STATICS, convert_param
 from stagec.ir.signature import misfits

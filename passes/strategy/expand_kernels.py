@@ -20,7 +20,7 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
-from stagec.ir.decisions import plain
+from stagec.ir.queries import plain
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.layout import PartOf, Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule

@@ -23,7 +23,7 @@ from stagec.api import (
     read_strategy,
     symbol,
 )
-from stagec.ir.copies import Copier, sized
+from stagec.ir.clone import Copier, sized
 from stagec.ir.traits import Recasts, Repeats
 from stagec.ir.types import CACHED
 from stagec.ir_spec.strategy.moe import MoeRule

@@ -12,7 +12,7 @@ from stagec.ir.expr import ONE, ZERO, Expr, call, const, total
 from stagec.ir.kernel import MEMORY as MEMORY_BOUND
 from stagec.ir.layers import stack_of
 from stagec.ir.module import Module
-from stagec.ir.replay import is_partial, replayed
+from stagec.ir.recompute_window import is_partial, replayed
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.comm import ring_rounds
 from stagec.ir_spec.ops.trace import MessageOp

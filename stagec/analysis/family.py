@@ -10,10 +10,10 @@ from stagec.analysis.figures import FigureFormulas, Figures
 from stagec.analysis.memory_moments import MemoryMoments
 from stagec.analysis.model_flops import ModelFlops, model_flops, step_flops, step_tokens
 from stagec.ir.bind import check_names
-from stagec.ir.decisions import Decisions
 from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
+from stagec.ir.queries import Queries
 from stagec.ir_spec.phases import phase_named
 from stagec.pipeline.blame import plugin_of
 from stagec.pipeline.instrument import PLAN, STATED, Hooks, Instrument, Verification
@@ -33,7 +33,7 @@ class _Watch(Hooks):
     before they are lowered away."""
 
     def __init__(self) -> None:
-        self.decisions = Decisions()
+        self.decisions = Queries()
         self.plans: MemoryMoments | None = None
         self.flops: ModelFlops | None = None
         self.tokens: Expr | None = None

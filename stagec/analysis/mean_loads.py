@@ -14,7 +14,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, evaluate, substitute, symbol
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
-from stagec.ir.replay import is_partial, replays
+from stagec.ir.recompute_window import is_partial, replays
 from stagec.schedule.attached import stages_of
 
 #: A load, the repeat around, and whether only the layers that recompute count.

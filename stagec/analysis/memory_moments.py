@@ -11,10 +11,10 @@ import numpy.typing as npt
 from stagec.analysis.count import copied
 from stagec.analysis.memory import work_of
 from stagec.ir.core import Operation
-from stagec.ir.decisions import Decisions, Watched, plain
 from stagec.ir.expr import Env, Expr, evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
+from stagec.ir.queries import Queries, TrackedValues, plain
 from stagec.memory.buffers import Buffer
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.step import (
@@ -33,9 +33,9 @@ Ints = npt.NDArray[np.int64]
 class MemoryMoments:
     """The moments of the memory plans of a module, taken when its memory is planned."""
 
-    def __init__(self, module: Module, decisions: Decisions | None = None) -> None:
+    def __init__(self, module: Module, decisions: Queries | None = None) -> None:
         values = plain(planned_env(module))
-        watched = Watched(values, decisions or Decisions())
+        watched = TrackedValues(values, decisions or Queries())
         works = module.ops("stg.working")
         self.loads = {n: v for n, v in values.items() if n not in module.env}
         self.of: dict[object, FunctionMoments] = {}

@@ -27,7 +27,7 @@ from stagec.memory.timeline import ALL, MemoryTimeline, line_of
 from stagec.program.kernels import Kernel
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.schedule.costs import Costs
-from stagec.schedule.replay import replay
+from stagec.schedule.simulate import replay
 from stagec.sharding.work import is_computation, work_of
 from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagec.ir.alike import Alike
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.ir.loads import planned_env
+from stagec.ir.memo import MemoByType
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.pipeline.instrument import Hooks
@@ -100,7 +100,7 @@ def _flops(module: Module) -> Iterator[tuple[Operation, int]]:
     def flops(op: Operation) -> Expr:
         return work_of(op).flops
 
-    costs = Alike(flops)
+    costs = MemoByType(flops)
 
     def inside(region: Region, times: int) -> Iterator[tuple[Operation, int]]:
         for op in region.ops:

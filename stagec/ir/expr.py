@@ -134,30 +134,30 @@ def _node(value: Expr | int) -> Any:
 
 
 # A module has few distinct sizes, each many times: what is asked of them often is remembered.
-_remembered = lru_cache(maxsize=1 << 16)
+_memo = lru_cache(maxsize=1 << 16)
 
 
-@_remembered
+@_memo
 def _plus(left: Expr, right: Expr | int) -> Expr:
     return Expr(_distribute_terms(left.node + _node(right)))
 
 
-@_remembered
+@_memo
 def _minus(left: Expr, right: Expr | int) -> Expr:
     return Expr(_distribute_terms(left.node - _node(right)))
 
 
-@_remembered
+@_memo
 def _times(left: Expr, right: Expr | int) -> Expr:
     return Expr(_distribute(left.node * _node(right)))
 
 
-@_remembered
+@_memo
 def _over(left: Expr, right: Expr | int) -> Expr:
     return Expr(_distribute(left.node / _node(right)))
 
 
-@_remembered
+@_memo
 def _distribute(node: Any) -> Any:
     """A number times a sum goes into the sum, wherever it stands: sympy does so only at times."""
     if not isinstance(node, sympy.Mul):
@@ -212,7 +212,7 @@ def product(factors: Iterable[Expr]) -> Expr:
     return _product(tuple(factors))
 
 
-@_remembered
+@_memo
 def _product(factors: tuple[Expr, ...]) -> Expr:
     return Expr(_distribute(sympy.Mul(*(f.node for f in factors)))) if factors else ONE
 
@@ -222,7 +222,7 @@ def total(terms: Iterable[Expr]) -> Expr:
     return _total(tuple(terms))
 
 
-@_remembered
+@_memo
 def _total(terms: tuple[Expr, ...]) -> Expr:
     if not terms:
         return ZERO
@@ -256,7 +256,7 @@ def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
     return Expr(node) if node.free_symbols else const(int(function_of(node)({})))
 
 
-@_remembered
+@_memo
 def expand(value: Expr) -> Expr:
     """Products multiplied out: the normal form in which equal polynomials are the same."""
     return Expr(sympy.expand(value.node))
@@ -345,12 +345,12 @@ def function(value: Expr) -> Callable[[Mapping[str, int]], int | Fraction]:
     return function_of(value.node)
 
 
-@_remembered
+@_memo
 def _names(value: Expr) -> tuple[str, ...]:
     return tuple(sorted(value.symbols))
 
 
-@_remembered
+@_memo
 def _evaluated(value: Expr, values: tuple[int | Fraction, ...]) -> int | Fraction:
     """The number for these values of its symbols, in the order of their names."""
     return function_of(value.node)(dict(zip(_names(value), values, strict=True)))
@@ -359,7 +359,7 @@ def _evaluated(value: Expr, values: tuple[int | Fraction, ...]) -> int | Fractio
 # -- printing: the same text for the same expression, in the grammar of STG ------------------------
 
 
-@_remembered
+@_memo
 def _print(node: Any) -> str:
     if isinstance(node, sympy.Tuple):
         return f"({', '.join(map(_print, node))})"
@@ -500,7 +500,7 @@ def is_integral(value: Expr) -> bool:
     return _is_integral(sympy.expand(node) if node.has(sympy.Add) else node)
 
 
-@_remembered
+@_memo
 def _is_integral(node: Any) -> bool:
     if isinstance(node, sympy.Symbol):
         return True
@@ -523,7 +523,7 @@ def product_is_integral(left: Expr, right: Expr) -> bool:
     return whole and all(above.get(n, 0) + below.get(n, 0) >= 0 for n in {*above, *below})
 
 
-@_remembered
+@_memo
 def _powers(node: Any) -> tuple[Fraction, Mapping[str, int]] | None:
     """A product of powers of symbols: its coefficient and the exponents; None of others, and 0."""
     coefficient, rest = node.as_coeff_Mul()

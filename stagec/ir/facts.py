@@ -11,7 +11,6 @@ from functools import lru_cache
 from itertools import product as combinations
 from typing import Literal
 
-from stagec.ir.decisions import Divides, Watched, ask, plain
 from stagec.ir.expr import (
     Expr,
     as_expr,
@@ -22,6 +21,7 @@ from stagec.ir.expr import (
     substitute,
     symbol,
 )
+from stagec.ir.queries import Divides, TrackedValues, ask, plain
 
 Comparison = Literal["==", ">=", "<="]
 _MAX_COMBINATIONS = 256
@@ -187,7 +187,7 @@ class Facts:
         used = divisor.symbols | size.symbols
         if not used & self._env.keys():
             return False
-        if isinstance(self._values, Watched) and used <= self._env.keys():
+        if isinstance(self._values, TrackedValues) and used <= self._env.keys():
             return ask(Divides(divisor, size), self._values)
         try:
             if self._bound is None:

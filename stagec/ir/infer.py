@@ -13,9 +13,9 @@ from stagec.ir.expr import Expr, same
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.rule import RuleSyntaxError
-from stagec.ir.sound import Sound
 from stagec.ir.traits import Terminates
 from stagec.ir.types import TensorType, Type
+from stagec.ir.verified import VerifiedCache
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, note
 from stagec.support.source import FileLoc, Loc, NameLoc
 
@@ -51,7 +51,9 @@ def forget_types(op: Operation) -> None:
                 value.type = None
 
 
-def _infer_region(region: Region, problems: DiagnosticList, sound: Sound | None = None) -> None:
+def _infer_region(
+    region: Region, problems: DiagnosticList, sound: VerifiedCache | None = None
+) -> None:
     for arg in region.args:
         if arg.type is None:
             problems.error(
@@ -63,7 +65,7 @@ def _infer_region(region: Region, problems: DiagnosticList, sound: Sound | None 
         infer_op(op, problems, sound)
 
 
-def infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None = None) -> None:
+def infer_op(op: Operation, problems: DiagnosticList, sound: VerifiedCache | None = None) -> None:
     """Infer the results of one op (and its region); problems are appended. Where all is typed,
     this compares; it does not do so again for what is `sound`."""
     if sound is None:
@@ -75,7 +77,7 @@ def infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None = None
             sound.passed(op, "inferred")
 
 
-def _infer_op(op: Operation, problems: DiagnosticList, sound: Sound | None) -> None:
+def _infer_op(op: Operation, problems: DiagnosticList, sound: VerifiedCache | None) -> None:
     if any(v.type is None for v in op.operands):
         return  # reported where that value is made
     try:
@@ -138,7 +140,9 @@ def _raised(op: Operation, problem: Exception) -> list[Diagnostic]:
     return [note(text.format(f.name), FileLoc(file, f.lineno or 1, 1)) for f in own[-1:]]
 
 
-def _enter(op: Operation, region: Region, problems: DiagnosticList, sound: Sound | None) -> None:
+def _enter(
+    op: Operation, region: Region, problems: DiagnosticList, sound: VerifiedCache | None
+) -> None:
     types = op.definition.region_args(op)
     if types is not None:
         if len(op.operands) != len(region.args):

@@ -12,11 +12,11 @@ from functools import cached_property
 from math import prod
 
 from stagec.ir.core import Operation
-from stagec.ir.decisions import plain
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
+from stagec.ir.queries import plain
 from stagec.ir.types import Load
-from stagec.support.remembered import remembered
+from stagec.support.memo import memo_method
 
 
 def planned_env(module: Module) -> dict[str, int | Fraction]:
@@ -79,7 +79,7 @@ class Loads:
             values |= zip(load.names, (most, most, Fraction(1)), strict=True)
         return values
 
-    @remembered
+    @memo_method
     def _parts(self, load: Load, layer: int) -> tuple[Fraction, ...]:
         """The load of each part of the experts over the mean one, in whole rows."""
         dealt = self._dealt(load, layer)
@@ -88,7 +88,7 @@ class Loads:
         total = self._total(load)
         return tuple(Fraction(rows * self._count(load), total) for _, rows in dealt)
 
-    @remembered
+    @memo_method
     def _used(self, load: Load, layer: int) -> tuple[Fraction, ...]:
         """The share of the experts of each part that get rows: whole ones, as their loads say, or
         even ones in a layer without loads."""
@@ -115,7 +115,7 @@ class Loads:
         """The rows of all parts."""
         return evaluate(self._rows[load].expr("even") * self._count(load), self._env)
 
-    @remembered
+    @memo_method
     def _fullest(self, load: Load, layer: int) -> Fraction:
         return max(self._parts(load, layer))
 

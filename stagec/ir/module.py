@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.decisions import Decisions, UnitAxes, Watched, ask, plain
 from stagec.ir.expr import Expr, const, total
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
+from stagec.ir.queries import Queries, TrackedValues, UnitAxes, ask, plain
 from stagec.ir.traits import CopiesMemory
 from stagec.ir.types import PARAMETERS, WEIGHTS, Load, TensorType
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
@@ -49,7 +49,7 @@ class Module:
     registry: Registry
     sources: dict[str, Source] = field(default_factory=dict[str, Source])
     diagnostics: DiagnosticList = field(default_factory=DiagnosticList)
-    decisions: Decisions | None = None  # where whoever reads values is noted
+    decisions: Queries | None = None  # where whoever reads values is noted
     peers: Mapping[str, Module] = field(default_factory=dict[str, "Module"])  # of the other pods
     #: What a pass has found out, for those who watch it; gone once they have looked.
     notes: dict[object, object] = field(default_factory=dict[object, object])
@@ -179,7 +179,7 @@ class Module:
         return self._watched({n: v for n, v in sizes.items() if v is not None} | even)
 
     def _watched(self, values: dict[str, Size]) -> Mapping[str, Size]:
-        return values if self.decisions is None else Watched(values, self.decisions)
+        return values if self.decisions is None else TrackedValues(values, self.decisions)
 
     def set_values(self, values: Mapping[str, int]) -> None:
         """Give declared symbols and axes these values, in the declarations alone; names that are

@@ -164,7 +164,7 @@ class OpDef:
 
     def verify(self, op: Operation) -> Iterator[str]:
         """Messages for what is wrong with this op beyond its signature. It may read the attributes,
-        the region and the types of the op, not what is around it (`stagec.ir.sound`)."""
+        the region and the types of the op, not what is around it (`stagec.ir.verified`)."""
         return iter(())
 
     def reuses(self, op: Operation, result: int) -> int | None:
@@ -173,7 +173,7 @@ class OpDef:
         return place.operands[result] if place is not None else None
 
     # -- cost, per rank: `n` maps each factor to its local size. It may read the attributes and the
-    #    types of the op, not what is around it (`stagec.ir.alike`) --------------------------------
+    #    types of the op, not what is around it (`stagec.ir.memo`) --------------------------------
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         """Floating-point operations executed (a multiply-add is two), 0 for pure data movement; by

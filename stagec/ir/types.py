@@ -49,9 +49,9 @@ CACHED = frozenset({"cache", "recurrent"})
 PARAMETERS = frozenset({"param", "frozen"})
 #: The roles of what a rank holds of the model: parameters, and what blocks of small ones share.
 WEIGHTS = PARAMETERS | {"scale"}
-Made = TypeVar("Made", "Dim", "TensorType")
+Interned = TypeVar("Interned", "Dim", "TensorType")
 # A module has few distinct shapes, each many times.
-_remembered = lru_cache(maxsize=1 << 14)
+_memo = lru_cache(maxsize=1 << 14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +161,12 @@ class Dim:
         return text + "?" if self.open else text
 
 
-def _once(cls: type[Made], given: tuple[Any, ...], key: tuple[Any, ...] | None = None) -> Made:
+def _once(
+    cls: type[Interned], given: tuple[Any, ...], key: tuple[Any, ...] | None = None
+) -> Interned:
     """The object of a class with these fields, which is known by the `key`: the one that there is,
     or a new one; of several threads all get that of the first."""
-    known: dict[tuple[Any, ...], Made] = _made[cls]
+    known: dict[tuple[Any, ...], Interned] = _made[cls]
     made = known.get(key or given)
     if made is not None:
         return made
@@ -183,7 +185,7 @@ def axis_size(axes: Iterable[str]) -> Expr:
     return _axis_size(tuple(axes))
 
 
-@_remembered
+@_memo
 def _axis_size(axes: tuple[str, ...]) -> Expr:
     return product(symbol(a) for a in axes)
 
@@ -214,14 +216,14 @@ def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
     )
 
 
-@_remembered
+@_memo
 def _loads(dims: tuple[Dim, ...]) -> tuple[Load | None, ...]:
     """The load of each dimension; None where all its parts are on every rank."""
     whole = {d.size.symbol_name for d in dims if not d.split}
     return tuple(d.load if d.load and d.load.of not in whole else None for d in dims)
 
 
-@_remembered
+@_memo
 def _local_shape(dims: tuple[Dim, ...], fullest: bool = False) -> tuple[Expr, ...]:
     loads = zip(dims, _loads(dims), strict=True)
     return tuple(
@@ -230,12 +232,12 @@ def _local_shape(dims: tuple[Dim, ...], fullest: bool = False) -> tuple[Expr, ..
     )
 
 
-@_remembered
+@_memo
 def _local_elements(dims: tuple[Dim, ...]) -> Expr:
     return product(_local_shape(dims))
 
 
-@_remembered
+@_memo
 def _local_bytes(dims: tuple[Dim, ...], dtype: str) -> Expr:
     return bytes_of(_local_elements(dims), dtype)
 

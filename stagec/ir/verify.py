@@ -17,9 +17,9 @@ from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.param import AXES, DIMS, STATICS
 from stagec.ir.rule import RuleSyntaxError
 from stagec.ir.signature import check_signature
-from stagec.ir.sound import Sound
 from stagec.ir.traits import CopiesMemory, Free, Lowered, OpenParams
 from stagec.ir.types import TensorType, index_name
+from stagec.ir.verified import VerifiedCache
 from stagec.ir.verify_options import check_options
 from stagec.ir.verify_order import check_orders
 from stagec.ir.verify_structure import check_structure
@@ -35,13 +35,15 @@ def verify_module(module: Module, *, typed: bool = False) -> None:
     With `typed`, every value must have a type, and the types must follow from each other. Raises
     `DiagnosticError` with every error.
     """
-    problems, sound = DiagnosticList(), Sound()
+    problems, sound = DiagnosticList(), VerifiedCache()
     sound.start(module)
     check_module(module, problems, typed=typed, sound=sound)
     problems.check()
 
 
-def check_module(module: Module, problems: DiagnosticList, *, typed: bool, sound: Sound) -> None:
+def check_module(
+    module: Module, problems: DiagnosticList, *, typed: bool, sound: VerifiedCache
+) -> None:
     """Append everything that is wrong with the module, in the order of its text.
 
     Sizes come first: with one that is not positive, nothing else can be computed. Operations that
@@ -57,7 +59,9 @@ def check_module(module: Module, problems: DiagnosticList, *, typed: bool, sound
 
 
 class _Checker:
-    def __init__(self, module: Module, problems: DiagnosticList, typed: bool, sound: Sound) -> None:
+    def __init__(
+        self, module: Module, problems: DiagnosticList, typed: bool, sound: VerifiedCache
+    ) -> None:
         self._module, self._problems, self._typed = module, problems, typed
         self._sound, self._check = sound, "typed" if typed else "untyped"
         mesh = module.mesh

@@ -5,14 +5,16 @@ from __future__ import annotations
 from stagec.ir.core import Operation, Region
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
-from stagec.ir.sound import Sound
 from stagec.ir.traits import Conditional, Holds, Lowered, Terminates
 from stagec.ir.types import index_name
+from stagec.ir.verified import VerifiedCache
 from stagec.support.diagnostics import DiagnosticList, note
 from stagec.support.source import Loc
 
 
-def check_structure(module: Module, problems: DiagnosticList, sound: Sound) -> frozenset[Operation]:
+def check_structure(
+    module: Module, problems: DiagnosticList, sound: VerifiedCache
+) -> frozenset[Operation]:
     """Append every operation that stands where it may not, and names that are declared twice.
 
     Returns the owners of the regions in which something is wrong.

@@ -11,7 +11,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from stagec.ir.copies import Copier
+from stagec.ir.clone import Copier
 from stagec.ir.expr import UnboundError, const
 from stagec.ir.module import BATCH, Module
 from stagec.ir.serving import DECODE, PREFILL

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stagec.ir.core import Operation, Region
-from stagec.ir.decisions import note, plain
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate
 from stagec.ir.layers import LayerStack
-from stagec.ir.replay import EVERY, FIRST
+from stagec.ir.queries import note, plain
+from stagec.ir.recompute_window import EVERY, FIRST
 from stagec.ir.traits import EndsLifetime, Repeats
 from stagec.memory.buffers import Ref
 from stagec.memory.liveness import is_gathered

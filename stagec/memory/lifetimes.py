@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
 from stagec.ir.layers import LayerStack, in_order, order_of
-from stagec.ir.replay import replays
+from stagec.ir.recompute_window import replays
 from stagec.ir.traits import EndsLifetime, PartOfBuffer, Recalls, StaysUntilNext, View
 from stagec.ir.types import DEVICE, Type
 from stagec.ir_spec.ops.pipeline import ActionOp

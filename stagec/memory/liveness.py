@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Expr, expand
 from stagec.ir.module import is_parameter
-from stagec.ir.replay import is_partial, stashed
+from stagec.ir.recompute_window import is_partial, stashed
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import (
     Accumulates,

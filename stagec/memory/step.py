@@ -15,7 +15,7 @@ from stagec.ir.core import Operation
 from stagec.memory.buffers import Buffer, Lifetimes, RunOp
 from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of
-from stagec.support.remembered import remembered
+from stagec.support.memo import memo_method
 
 #: What has been done of a microbatch: kinds and chunks of the actions, such as ("forward", 0).
 ActionRegion = tuple[str, int]
@@ -218,7 +218,7 @@ class Planner:
         """Those of them of which the first run makes sums of gradients."""
         return frozenset(r for r in self.regions if first_run(r) in self._sums)
 
-    @remembered
+    @memo_method
     def held(self, state: MicrobatchState) -> frozenset[Buffer]:
         """What a microbatch in this state holds, or what is there after a first run."""
         if any(map(is_first_run, state)):
@@ -247,7 +247,7 @@ class Planner:
                     ending.setdefault(last[part], []).append(buffer)
         return ending
 
-    @remembered
+    @memo_method
     def run(self, work: ActionInState | None) -> MemoryRun:
         """The steps of a work, or of all outside of actions, each with what ends after it."""
         runs, before = work or ((), MicrobatchState())

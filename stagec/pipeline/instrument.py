@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from stagec.ir.module import Module
-from stagec.ir.sound import Sound
+from stagec.ir.verified import VerifiedCache
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import print_pipeline
 from stagec.pipeline.verify import verify_module
@@ -69,7 +69,7 @@ class Verification(Hooks):
     """Verifies the module before the first pass, and after each one what it has changed."""
 
     def __init__(self) -> None:
-        self._sound = Sound()
+        self._sound = VerifiedCache()
 
     def start(self, module: Module) -> None:
         verify_module(module, self._sound)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from stagec.ir.core import Value
 from stagec.ir.module import Module
-from stagec.ir.sound import Sound
 from stagec.ir.types import TensorType
+from stagec.ir.verified import VerifiedCache
 from stagec.ir.verify import check_module
 from stagec.ir_spec.phases import Phase, PhaseRow, phase_named
 from stagec.pipeline.verify_stages import check_stages
@@ -18,13 +18,13 @@ from stagec.support.diagnostics import DiagnosticList
 from stagec.support.suggest import did_you_mean
 
 
-def verify_module(module: Module, sound: Sound | None = None) -> None:
+def verify_module(module: Module, sound: VerifiedCache | None = None) -> None:
     """Check everything that holds in the module's phase.
 
     Operations that are `sound` since the verification before are not asked again. Raises
     `DiagnosticError` with all that does not hold.
     """
-    sound = sound or Sound()
+    sound = sound or VerifiedCache()
     sound.start(module)
     if sound.knows(module.root, "all"):
         return
@@ -67,7 +67,7 @@ def _check_placed(module: Module, checked: Iterable[Value], problems: Diagnostic
             )
 
 
-def _check_explicit(module: Module, problems: DiagnosticList, sound: Sound) -> None:
+def _check_explicit(module: Module, problems: DiagnosticList, sound: VerifiedCache) -> None:
     facts, order, deferred = sound.facts, module.zigzag, read_strategy(module).deferred
     for op in sound.unknown(module.functions, ("explicit", deferred), problems):
         if op.definition.declares:

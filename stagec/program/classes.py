@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stagec.ir.core import Attr, Operation
-from stagec.ir.decisions import NumberOf, Watched, ask, plain
 from stagec.ir.expr import Expr
 from stagec.ir.loads import Loads
 from stagec.ir.module import Module
+from stagec.ir.queries import NumberOf, TrackedValues, ask, plain
 from stagec.ir.types import index_name
 from stagec.program.groups import (
     Channel,
@@ -135,8 +135,8 @@ def rank_classes(module: Module) -> list[RankClass]:
         for coords in _coordinates(module, graph, indices):
             given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
             inner = {index_name(a): i for a, i in coords.items() if a in indices}
-            if isinstance(env, Watched):
-                given = Watched(given, env.decisions, inner)
+            if isinstance(env, TrackedValues):
+                given = TrackedValues(given, env.decisions, inner)
             sizes = tuple(i for a, i in coords.items() if each_alone or a in indices)
             templates = shared.setdefault(sizes, {})
             shares = channels, loads, rows, templates

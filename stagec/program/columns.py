@@ -16,7 +16,7 @@ import numpy as np
 from stagec.program.buckets import Bucketed, with_buckets
 from stagec.program.groups import crosses_pods, tag_step
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
-from stagec.program.stamp import Inputs, Instance, Stream, Template
+from stagec.program.stamp import Inputs, StepInstance, Stream, Template
 
 
 class Columns:
@@ -26,7 +26,7 @@ class Columns:
         self._prototypes: list[Node] = []
         self._plain: dict[int, tuple[Node, int]] = {}
         self._bases: list[int] = []
-        self._instances: list[Instance] = []
+        self._instances: list[StepInstance] = []
         self._uses: dict[Template, _Use] = {}
         self._next = 0
 
@@ -43,13 +43,13 @@ class Columns:
     def add_instance(
         self,
         inputs: Inputs,
-        sources: Sequence[Instance | None],
+        sources: Sequence[StepInstance | None],
         microbatches: Sequence[int],
         tags: Mapping[Stream, int],
-    ) -> Instance:
+    ) -> StepInstance:
         """A template with what its placeholders stand for."""
         template, base = inputs.template, self._next
-        instance = Instance(inputs, sources, base, microbatches, tags)
+        instance = StepInstance(inputs, sources, base, microbatches, tags)
         use = self._uses.get(template)
         if use is None:
             use = self._uses[template] = _Use(self.add_prototypes(template.nodes))
@@ -69,8 +69,8 @@ class Columns:
     def program(
         self,
         name: str,
-        order: Sequence[Node | Instance],
-        bucketed: Sequence[Bucketed | Instance],
+        order: Sequence[Node | StepInstance],
+        bucketed: Sequence[Bucketed | StepInstance],
     ) -> Program:
         """The program, in its final order."""
         facts = _Facts(self._next)
@@ -102,7 +102,7 @@ class _Use:
     """Where a template's nodes stand among the prototypes, and its instances."""
 
     first_prototype: int
-    instances: list[Instance] = field(default_factory=list[Instance])
+    instances: list[StepInstance] = field(default_factory=list[StepInstance])
 
 
 class _Facts:
@@ -184,7 +184,7 @@ def cache_splits(node: Node) -> int:
     return op.integer("splits", 0) if node.kind == "recv" and op is not None else 0
 
 
-def _tag_offsets(template: Template, instances: Sequence[Instance]) -> Ints:
+def _tag_offsets(template: Template, instances: Sequence[StepInstance]) -> Ints:
     """What is added to the tags of each instance's messages."""
     column = {stream: i for i, stream in enumerate(template.sent)}
     streams = [
@@ -196,7 +196,7 @@ def _tag_offsets(template: Template, instances: Sequence[Instance]) -> Ints:
     return offsets
 
 
-def _issued(order: Sequence[Node | Instance]) -> Ints:
+def _issued(order: Sequence[Node | StepInstance]) -> Ints:
     rows = [(t.id, 1) if isinstance(t, Node) else (t.base, t.template.ordered) for t in order]
     first, number = np.array(rows, dtype=np.int64).reshape(-1, 2).T
     skipped = first - (np.cumsum(number) - number)  # handles that are of no issued node
@@ -205,11 +205,11 @@ def _issued(order: Sequence[Node | Instance]) -> Ints:
 
 
 def cut_buckets(
-    bucketed: Sequence[Bucketed | Instance],
+    bucketed: Sequence[Bucketed | StepInstance],
 ) -> Iterator[tuple[int, int | None]]:
     """Handles of buckets, and of what completes them."""
     for cut in bucketed:
-        if isinstance(cut, Instance):
+        if isinstance(cut, StepInstance):
             yield from cut.buckets()
         else:
             for node, ready in zip(cut.nodes, cut.ready, strict=True):

@@ -30,11 +30,11 @@ Stream = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class StampedValue:
     """A value that an instance made: its shape, and where its nodes are in the instance's table."""
 
     shape: Shape
-    instance: Instance
+    instance: StepInstance
     places: Sequence[int]
 
     @property
@@ -43,11 +43,11 @@ class Made:
         return [self.instance.handle(place) for place in self.places]
 
 
-Held = Ref | Made
+ValueRef = Ref | StampedValue
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class RegionUse:
     """A region without the operations to `skip`, that is run again and again: the values that it
     makes, and what it yields for each."""
 
@@ -77,7 +77,7 @@ class TemplatePart:
     """One run of a region in a step. `slot` distinguishes the microbatches of the step, `action`
     the actions."""
 
-    seen: Seen
+    seen: RegionUse
     prefix: str
     slot: int
     action: int
@@ -145,17 +145,17 @@ class Template:
         return -node.id - 1 if node.id < 0 else self.outside + node.id
 
 
-class Stamp(NamedTuple):
+class Stamped(NamedTuple):
     """What a part of an instance made; `origin` is the same for all instances of the template."""
 
-    instance: Instance
+    instance: StepInstance
     part: int
     origin: tuple[Template, int]
 
-    def value(self, value: Value) -> Made | None:
+    def value(self, value: Value) -> StampedValue | None:
         """A value of it, if it makes it."""
         made = self.instance.template.made[self.part].get(value)
-        return None if made is None else Made(made[0], self.instance, made[1])
+        return None if made is None else StampedValue(made[0], self.instance, made[1])
 
 
 class Inputs:
@@ -175,7 +175,7 @@ class Inputs:
         tables = ((s, np.array(pairs, dtype=np.int64)) for s, pairs in rows.items())
         return [(source, table[:, 0], table[:, 1]) for source, table in tables]
 
-    def handles(self, sources: Sequence[Instance | None]) -> Ints:
+    def handles(self, sources: Sequence[StepInstance | None]) -> Ints:
         """What they stand for in a step that takes from these instances, whose tables are there."""
         handles = np.empty(self.template.outside, dtype=np.int64)
         for source, where, places in self._rows:
@@ -185,13 +185,13 @@ class Inputs:
 
 
 @dataclass(slots=True, eq=False)
-class Instance:
+class StepInstance:
     """A template at one place of the program: its own nodes have the handles from `base` on, its
     `inputs` come from `sources`. Its `table` has the handles of what comes from outside, and then
     those of its own nodes."""
 
     inputs: Inputs
-    sources: Sequence[Instance | None]
+    sources: Sequence[StepInstance | None]
     base: int
     microbatches: Sequence[int]
     tags: Mapping[Stream, int]
@@ -231,7 +231,7 @@ class Instance:
             self._nodes[place] = replace(original, deps=(), after=(), id=self.base + place)
         return self._nodes[place]
 
-    def computations(self) -> Iterator[tuple[Instance, int, bool]]:
+    def computations(self) -> Iterator[tuple[StepInstance, int, bool]]:
         """The places of its computations, last one first, and whether they are matrix products."""
         return ((self, place, product) for place, product in self.template.computations)
 
@@ -289,9 +289,9 @@ def leaves(ref: Ref) -> Iterator[Node]:
         yield ref
 
 
-def flat(ref: Held) -> tuple[Shape, Sequence[int]]:
+def flat(ref: ValueRef) -> tuple[Shape, Sequence[int]]:
     """The shape of a value and the handles of its nodes."""
-    if isinstance(ref, Made):
+    if isinstance(ref, StampedValue):
         return ref.shape, ref.handles
     return shape_of(ref), [n.id for n in leaves(ref)]
 

@@ -23,11 +23,11 @@ from stagec.program.stamp import (
     NO_FRONT,
     Frontier,
     Inputs,
-    Instance,
     Placeholders,
-    Seen,
+    RegionUse,
     Shape,
-    Stamp,
+    Stamped,
+    StepInstance,
     Stream,
     Template,
     TemplatePart,
@@ -40,7 +40,7 @@ from stagec.program.stamp import (
 from stagec.program.unroller import Unroller, handle_of
 from stagec.schedule.action import Action, Kind, RankActions, steps
 from stagec.schedule.attached import regions_of
-from stagec.support.remembered import remembered
+from stagec.support.memo import memo_method
 
 #: Templates by what they are known by: classes that run a graph with the same sizes share them.
 Templates = dict[Hashable, Template]
@@ -49,9 +49,9 @@ Templates = dict[Hashable, Template]
 #: An action for any microbatch, and which of the step's microbatches it is for.
 _Kind = tuple[Kind, int, bool, int]
 _NO_TAGS: Mapping[Stream, int] = {}
-_NOTHING: Mapping[Seen, Stamp] = {}
+_NOTHING: Mapping[RegionUse, Stamped] = {}
 #: What made a value: nothing in the accumulation (None), the step itself (INSIDE), or a part.
-Source = Stamp | str | None
+Source = Stamped | str | None
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Stepper(Unroller):
             made = self._scheduled(region)
         else:
             ends = region.terminator.operands
-            seen = Seen(region, ends, ends)
+            seen = RegionUse(region, ends, ends)
             made = _Stamps([seen])
             part = TemplatePart(seen, f"{self._prefix}mb{MICROBATCH[0]}/", 0, 0)
             for i in range(self._count(op, "count")):
@@ -131,13 +131,13 @@ class Stepper(Unroller):
     def _scheduled(self, region: Region) -> _Stamps:
         """Run the actions as ordered. What an action makes is there for later ones of its
         microbatch; what the region yields is complete with the last action that adds to it."""
-        actions: dict[tuple[str, int], Seen] = {}
-        receives: dict[tuple[str, int], Seen] = {}
+        actions: dict[tuple[str, int], RegionUse] = {}
+        receives: dict[tuple[str, int], RegionUse] = {}
         for op in region.ops[:-1]:
             which, got = (op.text("kind"), op.integer("chunk")), receives_in(op.body)
-            actions[which] = Seen(op.body, op.results, op.body.terminator.operands, got)
+            actions[which] = RegionUse(op.body, op.results, op.body.terminator.operands, got)
             values = [o.result for o in op.body.ops if o in got]
-            receives[which] = Seen(op.body, values, values, frozenset(op.body.ops) - got)
+            receives[which] = RegionUse(op.body, values, values, frozenset(op.body.ops) - got)
         made = _Stamps([*actions.values(), *receives.values()])
         parts = cache(partial(self._parts, actions))
         posted = cache(partial(self._parts, receives))
@@ -154,7 +154,7 @@ class Stepper(Unroller):
         return made
 
     def _parts(
-        self, regions: Mapping[tuple[str, int], Seen], kinds: Sequence[_Kind]
+        self, regions: Mapping[tuple[str, int], RegionUse], kinds: Sequence[_Kind]
     ) -> tuple[TemplatePart, ...]:
         """The regions that a step of such actions runs."""
         parts: list[TemplatePart] = []
@@ -174,7 +174,7 @@ class Stepper(Unroller):
         looks_back = any(part.seen.looks_back for part in parts)
         last, front = self._front() if looks_back else (None, NO_FRONT)
         key = parts, origins, front if last is None else last.inputs.template
-        instances = [s.instance if isinstance(s, Stamp) else None for s in sources]
+        instances = [s.instance if isinstance(s, Stamped) else None for s in sources]
         instances.append(last)
         inputs = made.known.get(key)
         if inputs is None:
@@ -185,7 +185,7 @@ class Stepper(Unroller):
         self,
         parts: Sequence[TemplatePart],
         sources: Sequence[Source],
-        last: Instance | None,
+        last: StepInstance | None,
         front: Frontier,
         made: _Stamps,
     ) -> Inputs:
@@ -202,7 +202,7 @@ class Stepper(Unroller):
                 if source == INSIDE:
                     shapes.append(INSIDE)
                     continue
-                if isinstance(source, Stamp):
+                if isinstance(source, Stamped):
                     values = source.instance.template.made[source.part]
                     shape, places = values.get(value, (None, ()))
                 else:
@@ -218,11 +218,11 @@ class Stepper(Unroller):
             template = self._templates[key] = self._unrolled(parts, shapes, front.products)
         return Inputs(template, origins)
 
-    def _front(self) -> tuple[Instance | None, Frontier]:
+    def _front(self) -> tuple[StepInstance | None, Frontier]:
         """What is seen of the computations before a step, and the instance that has it; None if
         there are several."""
         for thing in reversed(self._order):
-            if not isinstance(thing, Instance):
+            if not isinstance(thing, StepInstance):
                 break
             if thing.template.front is not None:
                 return thing, thing.template.front
@@ -283,8 +283,8 @@ class Stepper(Unroller):
         return template
 
     def _stamp(
-        self, inputs: Inputs, sources: Sequence[Instance | None], microbatches: Sequence[int]
-    ) -> Instance:
+        self, inputs: Inputs, sources: Sequence[StepInstance | None], microbatches: Sequence[int]
+    ) -> StepInstance:
         """Add an instance."""
         template, tags, sent = inputs.template, _NO_TAGS, self._sent
         if template.sent:
@@ -305,14 +305,14 @@ class _Stamps:
     same in all steps of the same parts if the same templates made it: these are `known`.
     """
 
-    def __init__(self, regions: Sequence[Seen]) -> None:
-        self.latest: dict[Seen, Stamp] = {}
+    def __init__(self, regions: Sequence[RegionUse]) -> None:
+        self.latest: dict[RegionUse, Stamped] = {}
         self.known: dict[Hashable, Inputs] = {}
         self.owner = {value: seen for seen in regions for value in seen.results}
-        self._of: dict[int, dict[Seen, Stamp]] = {}
+        self._of: dict[int, dict[RegionUse, Stamped]] = {}
 
-    @remembered
-    def makers(self, seen: Seen) -> tuple[Seen, ...]:
+    @memo_method
+    def makers(self, seen: RegionUse) -> tuple[RegionUse, ...]:
         """The regions that make what a region takes."""
         return tuple(dict.fromkeys(self.owner[v] for v in seen.captured if v in self.owner))
 
@@ -329,15 +329,15 @@ class _Stamps:
                     sources.append(INSIDE)
                 else:
                     sources.append(mine.get(maker) or self.latest.get(maker))
-        return sources, tuple([s.origin if isinstance(s, Stamp) else s for s in sources])
+        return sources, tuple([s.origin if isinstance(s, Stamped) else s for s in sources])
 
     def put(
-        self, parts: Sequence[TemplatePart], microbatches: Sequence[int], instance: Instance
+        self, parts: Sequence[TemplatePart], microbatches: Sequence[int], instance: StepInstance
     ) -> None:
         """What the parts of a step made."""
         template = instance.inputs.template
         for i, part in enumerate(parts):
-            stamp, number = Stamp(instance, i, (template, i)), microbatches[part.slot]
+            stamp, number = Stamped(instance, i, (template, i)), microbatches[part.slot]
             mine = self._of.get(number)
             if mine is None:
                 mine = self._of[number] = {}

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from stagec.ir.core import Operation
-from stagec.ir.decisions import Decisions, Watched, plain
 from stagec.ir.expr import const
+from stagec.ir.queries import Queries, TrackedValues, plain
 from stagec.program.classes import RankClass
 from stagec.program.columns import Columns
 from stagec.program.groups import GroupAxes
@@ -106,7 +106,7 @@ class SteppedClass(RankClass):
 def _sized_steps(steps: Sequence[RankClass]) -> Iterator[SizedStep]:
     """The programs of steps: one is unrolled for all that consist of the same nodes, which differ
     in their sizes only. Where sizes go by layers each is unrolled."""
-    forms: dict[tuple[Operation, tuple[int, ...]], list[tuple[Decisions, StepProgram]]] = {}
+    forms: dict[tuple[Operation, tuple[int, ...]], list[tuple[Queries, StepProgram]]] = {}
     for step in steps:
         values = plain(step.env)
         known = forms.setdefault((step.graph, tuple(step.coords.values())), [])
@@ -114,8 +114,8 @@ def _sized_steps(steps: Sequence[RankClass]) -> Iterator[SizedStep]:
         if form is not None and not step.loads:
             yield SizedStep(form, values)
             continue
-        decisions = Decisions()
-        form = step_program(replace(step, env=Watched(values, decisions)))
+        decisions = Queries()
+        form = step_program(replace(step, env=TrackedValues(values, decisions)))
         known.append((decisions, form))
         yield SizedStep(form)
 

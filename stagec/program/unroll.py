@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stagec.ir.core import Operation, Region
-from stagec.ir.decisions import NumberOf, ask
+from stagec.ir.queries import NumberOf, ask
 from stagec.program.groups import Channel
 from stagec.program.join import StepProgram
 from stagec.program.nodes import Program

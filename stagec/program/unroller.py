@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from itertools import islice
 
 from stagec.ir.core import Attr, Operation, Region, Value
-from stagec.ir.decisions import IsPositive, NumberOf, ask, plain
 from stagec.ir.expr import evaluate
 from stagec.ir.layers import LayerStack, in_order
-from stagec.ir.replay import replays
+from stagec.ir.queries import IsPositive, NumberOf, ask, plain
+from stagec.ir.recompute_window import replays
 from stagec.program.buckets import Bucketed, BucketPiece, Filled, label, pieces, readiness
 from stagec.program.columns import Columns
 from stagec.program.groups import Channel, GroupAxes, channel_of, crosses_pods, group_axes
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
 from stagec.program.sizes import Layered, OpNumbers
-from stagec.program.stamp import Held, Instance, Made, Stream, build
+from stagec.program.stamp import StampedValue, StepInstance, Stream, ValueRef, build
 
 
 @dataclass(slots=True)
@@ -69,10 +69,10 @@ class Unroller:
         self._sizes, self._loads, self._layer = OpNumbers(plain(env), loads), loads, 0
         self._slot = slot
         self._turn: int = 0
-        self._refs: dict[Value, Held] = {}
+        self._refs: dict[Value, ValueRef] = {}
         self._in_order: dict[Region, Sequence[Operation | LayerStack]] = {}
-        self._order: list[Node | Instance] = []
-        self._bucketed: list[Bucketed | Instance] = []
+        self._order: list[Node | StepInstance] = []
+        self._bucketed: list[Bucketed | StepInstance] = []
         self._places: dict[Node, tuple[int, ...]] = {}
         self._prefix = ""
         self._place = -1  # of the layer in the outermost stack
@@ -109,7 +109,7 @@ class Unroller:
     def _ref(self, value: Value) -> Ref:
         """The nodes of a value, for what is not stamped."""
         held = self._refs.get(value)
-        if not isinstance(held, Made):
+        if not isinstance(held, StampedValue):
             return held
         return build(held.shape, map(self._columns.node, held.handles))
 
@@ -192,10 +192,10 @@ class Unroller:
             refs[op.result] = self._refs[op.result] = node
         return refs
 
-    def _computations(self) -> Iterator[tuple[Instance | Node, int, bool]]:
+    def _computations(self) -> Iterator[tuple[StepInstance | Node, int, bool]]:
         """The computations so far, last one first: which, and whether it is a matrix product."""
         for thing in reversed(self._order):
-            if isinstance(thing, Instance):
+            if isinstance(thing, StepInstance):
                 yield from thing.computations()
             elif thing.is_computation:
                 yield thing, 0, bool(thing.matmul)
@@ -423,11 +423,11 @@ class Unroller:
         return node
 
 
-def node_of(thing: Instance | Node, place: int) -> Node:
+def node_of(thing: StepInstance | Node, place: int) -> Node:
     """A node, or the one at a place of an instance."""
     return thing if isinstance(thing, Node) else thing.node(place)
 
 
-def handle_of(thing: Instance | Node, place: int) -> int:
+def handle_of(thing: StepInstance | Node, place: int) -> int:
     """The handle of that."""
     return thing.id if isinstance(thing, Node) else thing.base + place

@@ -13,7 +13,7 @@ from stagec.schedule.base import Schedule
 from stagec.schedule.costs import UNIT
 from stagec.schedule.messages import Content, contents_sent, receives_before, senders
 from stagec.schedule.registry import find_schedule
-from stagec.schedule.replay import replay
+from stagec.schedule.simulate import replay
 
 
 def schedule_of(registry: Registry, name: str) -> Schedule:

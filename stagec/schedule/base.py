@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from stagec.schedule.action import Action, Actions, Placement, round_robin
 from stagec.schedule.costs import UNIT, Costs
-from stagec.schedule.replay import ScheduleEvents
+from stagec.schedule.simulate import ScheduleEvents
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.limits import MAX_ACTIONS
 from stagec.support.words import counted

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from stagec.schedule.replay import Event, ScheduleEvents
+from stagec.schedule.simulate import Event, ScheduleEvents
 
 #: An action's kind, an overlapped pair, or nothing.
 CellKind: TypeAlias = Literal["F", "B", "W", "FB", ""]

@@ -9,7 +9,7 @@ from typing import Any
 
 from stagec.schedule.base import ClosedForm, Schedule
 from stagec.schedule.costs import UNIT, Costs, Time
-from stagec.schedule.replay import ScheduleEvents, replay
+from stagec.schedule.simulate import ScheduleEvents, replay
 from stagec.schedule.validate import check_schedule
 from stagec.support.words import counted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from stagec.schedule.replay import Event, ScheduleEvents
+from stagec.schedule.simulate import Event, ScheduleEvents
 
 _ROW, _GAP, _LEFT, _LINE = 22, 4, 60, 16
 _CELL, _NARROWEST, _WIDEST = 26, 640, 8000

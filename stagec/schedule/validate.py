@@ -12,7 +12,7 @@ from itertools import islice
 from stagec.schedule.action import KINDS, Action, Actions, Placement, steps
 from stagec.schedule.base import Schedule
 from stagec.schedule.messages import ordered_messages
-from stagec.schedule.replay import replay
+from stagec.schedule.simulate import replay
 from stagec.support.diagnostics import DiagnosticError, error
 
 

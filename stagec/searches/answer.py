@@ -103,8 +103,8 @@ def _found(
     asked: list[Question], given: Mapping[str, Any], progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """The answers as plain data."""
-    from stagec.searches.extra import nearest, neighbours, sensitivity
     from stagec.searches.run import search
+    from stagec.searches.sensitivity import nearest, neighbours, sensitivity
     from stagec.searches.table import as_json, least
     from stagec.searches.tried import tried
 

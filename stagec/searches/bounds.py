@@ -29,7 +29,7 @@ from stagec.machines import Machine
 from stagec.searches.explore.bounds import (
     SLACK,
     Floats,
-    Held,
+    MemoryParts,
     Work,
     columns,
     memory_bound,
@@ -37,7 +37,7 @@ from stagec.searches.explore.bounds import (
 )
 from stagec.searches.explore.layout import Layers, StepLayout, laid_out, rank_layers
 from stagec.searches.explore.pipelined import ActionTimes, Pair, PipelineBound, pipelined
-from stagec.searches.listed import Ints, Jobs
+from stagec.searches.points import Ints, Jobs
 from stagec.searches.probes import (
     BETWEEN,
     FOUR_STAGES,
@@ -134,7 +134,7 @@ class JobBounds:
         table = np.array([[getattr(p, n) for p in works] for n in _WORK], dtype=np.float64)
         mine = table.reshape(len(_WORK), -1)[:, work]
         stash, more = mine[-2:] * keeps
-        held = Held(static, stash, more, state)
+        held = MemoryParts(static, stash, more, state)
         return time_bound(Work(*mine[:-2]), shape), memory_bound(held, shape)
 
     def _asked(self, options: JobOptions, what: What = "work") -> Asked:

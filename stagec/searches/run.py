@@ -21,7 +21,7 @@ from stagec.searches.explore.branch import Found, Front, Search
 from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.space import Space
 from stagec.searches.jobs import Evaluated, Probes, Run, Task
-from stagec.searches.near import neighbours_of
+from stagec.searches.neighbours import neighbours_of
 from stagec.searches.space import Listed, listed
 from stagec.serving.step import Step as ServingStep
 

@@ -24,9 +24,9 @@ from stagec.jobs.request.option import CommandOption, Kind
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import RULE, doubled_texts, is_range
 from stagec.machines import Machine
-from stagec.searches.explore.remembered import NotedValues, Remembered
+from stagec.searches.explore.memo import MemoByReads, NotedValues
 from stagec.searches.explore.space import Point, Space, doubled
-from stagec.searches.listed import Jobs
+from stagec.searches.points import Jobs
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
 
 R = TypeVar("R")
@@ -163,14 +163,14 @@ class _Listing:
         self._names = [n for n in FLAGS if n in names]
         self._row = itemgetter(*self._names)
         self._space, self._base, self._sizes = space, base, sizes
-        self._rules = [Remembered(_on_options(rule)) for rule in rules(sizes, layers or None)]
+        self._rules = [MemoByReads(_on_options(rule)) for rule in rules(sizes, layers or None)]
         self._needless = [
-            (flag, Remembered(_on_options(partial(_is_needless, flag, sizes))))
+            (flag, MemoByReads(_on_options(partial(_is_needless, flag, sizes))))
             for flag in FLAGS.values()
             if flag.needs and flag.name in names
         ]
-        self._ranks = Remembered(_on_options(data_ranks))
-        self._order = Remembered(_on_options(_order_of))
+        self._ranks = MemoByReads(_on_options(data_ranks))
+        self._order = MemoByReads(_on_options(_order_of))
         self._found = Listed(space.count, Jobs(base, self._names), Counter())
         self._seen: set[tuple[Any, ...]] = set()
         self._insides: dict[frozenset[str], tuple[Sequence[Point], int]] = {}
@@ -233,7 +233,7 @@ class _Listing:
         self._seen.add(row)
         self._found.jobs.rows.append(row)
 
-    def _without(self, rule: Remembered[Diagnostic | None], values: dict[str, Any]) -> bool:
+    def _without(self, rule: MemoByReads[Diagnostic | None], values: dict[str, Any]) -> bool:
         """Leave out a default of a stack that a rule refuses beside the rest; whether one did it,
         as `apply_stack` leaves those out that a statement refuses."""
         for name in self._defaults:

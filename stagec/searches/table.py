@@ -18,10 +18,10 @@ from stagec.jobs.builder import model_name
 from stagec.jobs.request.command_line import job_words
 from stagec.machines.placement import crossed
 from stagec.output.tables import NARROW, bytes_text, console, table
-from stagec.searches.alike import told_as_one
 from stagec.searches.explore.branch import Found, beats
 from stagec.searches.explore.reasons import limits, reason
 from stagec.searches.main_pod import with_batch_option
+from stagec.searches.merge_messages import merge_messages
 from stagec.searches.serving import without_step
 from stagec.searches.stack import as_written
 from stagec.time.cautions import cautions
@@ -139,7 +139,7 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
         "proven": not any(a.interrupted for a in answers),
         "left": sum(a.left for a in answers),
         "cut": dict(sum((a.cut for a in answers), Counter[str]())),
-        "refused": told_as_one(sum((a.listed.refused for a in answers), Counter[str]())),
+        "refused": merge_messages(sum((a.listed.refused for a in answers), Counter[str]())),
         "same": sum(a.listed.same for a in answers),
     }
     wanted = first.question.wanted

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Region, Value
-from stagec.ir.decisions import Divides, ask
 from stagec.ir.expr import Expr, call, evaluate, product
 from stagec.ir.module import Module
+from stagec.ir.queries import Divides, ask
 from stagec.ir.rewrite import carried, enclosing, uses_inside
 from stagec.ir.rule import letters, parse_rule
 from stagec.ir.traits import Accumulates, Recasts, Repeats

@@ -23,9 +23,9 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from math import prod
 
-from stagec.ir.decisions import Divides, Watched, ask, plain
 from stagec.ir.facts import Facts
 from stagec.ir.module import Module
+from stagec.ir.queries import Divides, TrackedValues, ask, plain
 from stagec.ir.types import Dim, TensorType, axis_size
 from stagec.ir_spec.ops.comm import ring_rounds
 
@@ -77,7 +77,7 @@ class Resharding:
         sizes = {a: n or OPEN_AXIS for a, n in known.items()}
         values: Mapping[str, int] = {**plain(module.env), **sizes}
         if module.decisions is not None:
-            values = Watched(values, module.decisions)
+            values = TrackedValues(values, module.decisions)
         return cls(sizes, lambda axes, d: _may_split(axes, d, facts, order), values)
 
     @property

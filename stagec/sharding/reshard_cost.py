@@ -10,10 +10,10 @@ from itertools import chain, pairwise, permutations
 from math import lcm
 
 from stagec.ir.core import Operation
-from stagec.ir.decisions import ask, note, plain
 from stagec.ir.expr import ONE, Expr, const, evaluate, fraction, substitute
 from stagec.ir.facts import Facts
 from stagec.ir.module import Module
+from stagec.ir.queries import ask, note, plain
 from stagec.ir.rule import Group, Rule
 from stagec.ir.types import DTYPE_BYTES, AxisUse, Dim, Partial, TensorType
 from stagec.sharding.assignment import accepted_splits, distribute, required_splits

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from stagec.ir.decisions import Divides, ask
 from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.facts import Facts
+from stagec.ir.queries import Divides, ask
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 
 AT_REST = 2

@@ -9,11 +9,11 @@ from itertools import groupby
 from math import ceil
 
 from stagec.ir.core import Attr, Operation, Quoted, SymbolRef
-from stagec.ir.decisions import Divides, ask
 from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
 from stagec.ir.layers import stack_of
 from stagec.ir.module import Module
 from stagec.ir.order import LayerOrder, compact
+from stagec.ir.queries import Divides, ask
 from stagec.ir.traits import Accumulates
 from stagec.schedule.action import Placement, StageChunk
 from stagec.schedule.attached import schedule_of, schedules_of

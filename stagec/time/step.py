@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from stagec.ir.decisions import Decisions, Watched
 from stagec.ir.module import Module
+from stagec.ir.queries import Queries, TrackedValues
 from stagec.ir_spec.strategy.hosts import PHASES
 from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
@@ -43,7 +43,7 @@ class _Programs:
     are like, and the place among them of each."""
 
     def __init__(self, module: Module) -> None:
-        self.decisions, before = Decisions(), module.decisions
+        self.decisions, before = Queries(), module.decisions
         module.decisions = self.decisions
         try:
             self.classes = rank_classes(module)
@@ -117,7 +117,7 @@ class _Programs:
 
     def issues(self, mesh: Mapping[str, int]) -> list[ClassIssue]:
         """What the classes issue, and whom they meet."""
-        return issues_of(self.classes, self.programs, Watched(mesh, self.decisions))
+        return issues_of(self.classes, self.programs, TrackedValues(mesh, self.decisions))
 
     def graph(self, mesh: Mapping[str, int], waiting: frozenset[int], **how: Any) -> StepGraph:
         """The graph, where samples with the numbers `waiting` are messages that wait for their

@@ -19,7 +19,7 @@ from stagec.analysis.report import analysis
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module, is_parameter
-from stagec.ir.replay import replays
+from stagec.ir.recompute_window import replays
 from stagec.ir.traits import EndsLifetime, Recalls, Repeats, Terminates, View
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions

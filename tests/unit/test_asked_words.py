@@ -14,7 +14,7 @@ import stagec
 from stagec.answers.serve import QUESTION
 from stagec.jobs.request.command_line import asked_words
 from stagec.jobs.request.option import CommandOption, values_of
-from stagec.searches.asked import SEARCH, search_command
+from stagec.searches.options import SEARCH, search_command
 from tests.support import stagec as command
 
 SERVE = {

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
-from stagec.program.handover import Layouts, NoHandoverError, handover
+from stagec.program.pod_messages import Layouts, NoHandoverError, handover
 from stagec.traces.archive_index import parse_index
 from tests.support import examples, stagec
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from stagec.ir.module import Module
-from stagec.ir.sound import Sound
+from stagec.ir.verified import VerifiedCache
 from stagec.ir_spec.phases import Phase
 from stagec.pipeline.instrument import (
     DumpDir,
@@ -128,7 +128,7 @@ def test_an_idle_pass_does_not_run_and_nothing_is_verified_again(
 ) -> None:
     seen: list[str] = []
 
-    def verify_module(module: Module, sound: Sound) -> None:
+    def verify_module(module: Module, sound: VerifiedCache) -> None:
         seen.append(module.phase)
 
     monkeypatch.setattr("stagec.pipeline.instrument.verify_module", verify_module)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stagec.schedule.base import Schedule
 from stagec.schedule.costs import UNIT, Costs
 from stagec.schedule.registry import SCHEDULES
-from stagec.schedule.replay import ScheduleEvents, replay
+from stagec.schedule.simulate import ScheduleEvents, replay
 from stagec.schedule.validate import check_schedule
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, examples

@@ -20,7 +20,7 @@ from stagec.schedule.action import (
 from stagec.schedule.base import Schedule
 from stagec.schedule.messages import ordered_messages, pairs, posted
 from stagec.schedule.registry import SCHEDULES, find_schedule, known_schedules
-from stagec.schedule.replay import replay
+from stagec.schedule.simulate import replay
 from stagec.schedule.validate import check_complete, check_schedule, prove
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
 from tests.support import LONG, stagec

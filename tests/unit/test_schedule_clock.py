@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stagec.schedule.action import Action, Placement, StageChunk, steps
 from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES
-from stagec.schedule.replay import ActionKey, Event, replay
+from stagec.schedule.simulate import ActionKey, Event, replay
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import examples
 

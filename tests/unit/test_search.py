@@ -30,7 +30,6 @@ from stagec.jobs.session import Session
 from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES
 from stagec.schedule.report import run_schedule
-from stagec.searches.alike import told_as_one
 from stagec.searches.bounds import JobBounds
 from stagec.searches.explore.bounds import Floats, Work, time_bound
 from stagec.searches.explore.branch import Front, Search, beats, exhaustive
@@ -45,6 +44,7 @@ from stagec.searches.explore.pipelined import (
 from stagec.searches.explore.reasons import limits, reason
 from stagec.searches.explore.space import Space
 from stagec.searches.jobs import Evaluated, Probes, work
+from stagec.searches.merge_messages import merge_messages
 from stagec.searches.probes import Probe
 from stagec.searches.question import questions
 from stagec.searches.run import Answer, Question, search
@@ -695,7 +695,7 @@ def test_what_rules_refuse_is_told_with_its_numbers() -> None:
         "no experts": 5,
     }
     parts = {f"{n:,} rows over 8 ranks": 1 for n in (12, 9, 1000, 30)}
-    assert told_as_one(messages | parts) == {
+    assert merge_messages(messages | parts) == {
         "1f1b has 1 chunk per rank, found 4 or 8": 5,
         "32 layers are too few for 64 parts (64 stages of 1)": 1,
         "no experts": 5,

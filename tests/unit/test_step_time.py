@@ -24,7 +24,7 @@ from stagec.machines import Machine, load_machine
 from stagec.program.groups import crosses_pods, neighbours
 from stagec.program.nodes import Node
 from stagec.schedule.registry import SCHEDULES
-from stagec.schedule.replay import replay as replay_actions
+from stagec.schedule.simulate import replay as replay_actions
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.clock.definition import RankWork, clock
 from stagec.time.clock.graph import StepGraph, step_graph

@@ -12,9 +12,9 @@ from stagec.ir.facts import Facts, divisible
 from stagec.ir.module import Module
 from stagec.ir.opdef import OpDef, Registry
 from stagec.ir.signature import check_signature
-from stagec.ir.sound import Sound
 from stagec.ir.traits import HasRegion
 from stagec.ir.types import TensorType, Type
+from stagec.ir.verified import VerifiedCache
 from stagec.ir.verify import verify_module
 from stagec.ir_spec.builtin import BUILTIN
 from stagec.pipeline import verify as phases
@@ -44,14 +44,14 @@ def module() -> Module:
 
 def messages(module: Module) -> list[str]:
     """All errors of the module; they are the same after the sound one was verified."""
-    sound = Sound()
+    sound = VerifiedCache()
     phases.verify_module(parse(TEXT), sound)
-    fresh, again = found(module, Sound()), found(module, sound)
+    fresh, again = found(module, VerifiedCache()), found(module, sound)
     assert fresh == again
     return fresh
 
 
-def found(module: Module, sound: Sound) -> list[str]:
+def found(module: Module, sound: VerifiedCache) -> list[str]:
     try:
         phases.verify_module(module, sound)
     except DiagnosticError as e:
@@ -70,7 +70,7 @@ def test_what_a_pass_has_not_changed_is_not_asked_again(monkeypatch: pytest.Monk
         return check_signature(op, problems)
 
     monkeypatch.setattr("stagec.ir.verify.check_signature", counted)
-    sound = Sound()
+    sound = VerifiedCache()
     assert found(module, sound) == []
     inside = [op for op in module.walk() if op.region is None and op.results]
     regions = [op.name for op in module.walk() if op.region is not None]
@@ -79,7 +79,7 @@ def test_what_a_pass_has_not_changed_is_not_asked_again(monkeypatch: pytest.Monk
         asked.clear()
         kept = op.results[0].type
         op.results[0].type = TensorType("i8", op.results[0].tensor.dims[1:])
-        assert found(module, Sound()) == found(module, sound) != []
+        assert found(module, VerifiedCache()) == found(module, sound) != []
         op.results[0].type = kept
         asked.clear()
         assert found(module, sound) == []
@@ -88,7 +88,7 @@ def test_what_a_pass_has_not_changed_is_not_asked_again(monkeypatch: pytest.Monk
     assert found(module, sound) == asked == []
     (symbols,) = module.ops("stg.symbols")
     symbols.attrs["B"] = const(3)
-    assert found(module, Sound()) == found(module, sound) != []
+    assert found(module, VerifiedCache()) == found(module, sound) != []
 
 
 class FirstOut(OpDef):
@@ -152,10 +152,10 @@ def _states_a_size_for_a_name(region: Operation) -> None:
 def test_a_change_inside_or_around_a_region_is_found(change: Callable[[Operation], None]) -> None:
     """What was sound is asked again if anything that its definition may read has changed."""
     module = parse_module(Source("test.stg", NESTED), Registry([*BUILTIN, FirstOut()]))
-    sound = Sound()
+    sound = VerifiedCache()
     assert found(module, sound) == []
     change(only(module, "t.first_out"))
-    assert found(module, Sound()) == found(module, sound) != []
+    assert found(module, VerifiedCache()) == found(module, sound) != []
 
 
 def test_a_flag_is_no_size() -> None:
@@ -163,10 +163,10 @@ def test_a_flag_is_no_size() -> None:
     module = parse(TEXT)
     repeat = only(module, "stg.repeat")
     repeat.attrs["reverse"] = True
-    sound = Sound()
+    sound = VerifiedCache()
     assert found(module, sound) == []
     repeat.attrs["reverse"] = const(1)
-    assert found(module, Sound()) == found(module, sound) != []
+    assert found(module, VerifiedCache()) == found(module, sound) != []
 
 
 ALIKE = """stg.module @m[phase = partitioned] {
@@ -211,13 +211,13 @@ def test_of_operations_that_are_alike_each_wrong_one_is_told(
     change: Callable[[Operation], None],
 ) -> None:
     module = parse(ALIKE)
-    assert found(module, Sound()) == []
+    assert found(module, VerifiedCache()) == []
     first, second = (op for op in module.walk() if op.name == "stg.add")
     change(first)
-    once = len(found(module, Sound()))
+    once = len(found(module, VerifiedCache()))
     assert once > 0
     change(second)
-    assert len(found(module, Sound())) == 2 * once
+    assert len(found(module, VerifiedCache())) == 2 * once
 
 
 def test_values_without_types_are_not_alike() -> None:
@@ -234,7 +234,7 @@ def test_values_without_types_are_not_alike() -> None:
     }
     """
     module = parse_module(Source("test.stg", text), Registry(BUILTIN), allow_unregistered=True)
-    assert found(module, Sound()) == [
+    assert found(module, VerifiedCache()) == [
         "%a has no type, but the module is shaped",
         "'stg.scale' works on tensors, but %u is not a tensor",
     ]

@@ -18,7 +18,7 @@ from stagec.ir_spec.strategy.statement import Section
 from stagec.jobs.request.option import CommandOption, switch
 from stagec.jobs.request.result import CSV, FORM, JSON, OUTPUT, PAGE, form_of
 from stagec.searches.answer import search
-from stagec.searches.asked import SEARCH, search_command
+from stagec.searches.options import SEARCH, search_command
 from stagec.searches.question import questions, space_text
 from stagec.searches.server.answer import search_servers
 from stagec.searches.server.question import VERIFIED

@@ -25,7 +25,7 @@ from stagec.importers.writing.blocks import (
     Norm,
     Rope,
 )
-from stagec.importers.writing.stack import ONE, Decoder, Layer, Part, Positions
+from stagec.importers.writing.stack import ONE, Decoder, Layer, Positions, Sublayer
 from stagec.importers.writing.text import ModelText
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -334,7 +334,7 @@ class DecoderModel:
             order.append(kind)
             if kind not in kinds:
                 parts = [
-                    Part(block.write(self.text), part, norm, post, scale)
+                    Sublayer(block.write(self.text), part, norm, post, scale)
                     for (_, block), part in zip(layer, ("attn", "ffn"), strict=True)
                 ]
                 kinds[kind] = Layer(parts, parallel, common_norm)

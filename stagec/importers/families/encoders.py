@@ -18,7 +18,7 @@ from stagec.importers.writing.blocks import (
     Norm,
     activation_options,
 )
-from stagec.importers.writing.stack import Layer, Part, write_stack
+from stagec.importers.writing.stack import Layer, Sublayer, write_stack
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import MultiHead, encoder, linear, with_positions
 
@@ -373,17 +373,17 @@ class _T5Side:
             "", causal, bias=not own_bias, relative=self.bias * own_bias, name=name, wide=True
         )
         operands = [] if own_bias else [relative(body, f"{self.name}_bias", self.bias)]
-        parts = [Part(own.write(text), "self" if source else "attn", T5_RMS, operands=operands)]
+        parts = [Sublayer(own.write(text), "self" if source else "attn", T5_RMS, operands=operands)]
         if source:
             cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention", wide=True)
-            parts.append(Part(cross.write(text), "cross", T5_RMS, operands=[source]))
-        kinds = {self.name: Layer([*parts, Part(mlp.write(text), "mlp", T5_RMS)])}
+            parts.append(Sublayer(cross.write(text), "cross", T5_RMS, operands=[source]))
+        kinds = {self.name: Layer([*parts, Sublayer(mlp.write(text), "mlp", T5_RMS)])}
         order = [self.name] * self.count
         if experts is not None:
             sparse = f"{self.name}_sparse"
             block = experts.write(text).with_("T = 1")  # elsewhere T are the tokens of a target
             text.relations.clear()
-            kinds[sparse] = Layer([*parts, Part(block, "mlp", T5_RMS)])
+            kinds[sparse] = Layer([*parts, Sublayer(block, "mlp", T5_RMS)])
             order = [
                 sparse if i % every == 1 or every == 1 else self.name for i in range(self.count)
             ]

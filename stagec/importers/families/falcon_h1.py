@@ -10,7 +10,7 @@ from stagec.importers.common.state_space import PREFIXED, read_mamba2
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention
-from stagec.importers.writing.stack import ONE, Decoder, Layer, Part, scaled, times
+from stagec.importers.writing.stack import ONE, Decoder, Layer, Sublayer, scaled, times
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 
@@ -86,7 +86,7 @@ def read_falcon_h1(config: Config) -> ModelText:
         ("m", mamba.write(text), *_around(config, "ssm")),
         ("a", attention.write(text), *_around(config, "attention")),
     )
-    layer = _Branches([Part(mlp.write(text), "ffn")], branches=branches)
+    layer = _Branches([Sublayer(mlp.write(text), "ffn")], branches=branches)
     decoder = Decoder(
         tied=model.tied(),
         embed_scale=config.ratio("embedding_multiplier", default=1),

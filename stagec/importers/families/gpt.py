@@ -18,7 +18,7 @@ from stagec.importers.writing.blocks import (
     Norm,
     Rope,
 )
-from stagec.importers.writing.stack import Decoder, NormedSums, Part
+from stagec.importers.writing.stack import Decoder, NormedSums, Sublayer
 from stagec.importers.writing.text import ModelText
 
 #: Four times the width, where no key says more.
@@ -127,7 +127,8 @@ def normed_sums(
 ) -> ModelText:
     """The text of layers whose norms stand behind the sums."""
     parts = [
-        Part(each.write(model.text), name, None) for each, name in ((mixer, "attn"), (block, "ffn"))
+        Sublayer(each.write(model.text), name, None)
+        for each, name in ((mixer, "attn"), (block, "ffn"))
     ]
     return decoder.write(model.text, {"layers": NormedSums(parts)}, ["layers"] * model.count)
 

@@ -12,7 +12,7 @@ from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Rope
-from stagec.importers.writing.stack import Decoder, Layer, Part, write_stack
+from stagec.importers.writing.stack import Decoder, Layer, Sublayer, write_stack
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 #: Patches of an image of 448 x 448, where the configuration names no size.
@@ -41,8 +41,8 @@ def _with_images(config: Config, title: str, *, windows: bool) -> ModelText:
     rope = _by_axes(model)
     biased = model.flag("attention_bias", True)
     mixer = Attention(qkv_bias=biased, rope=rope)
-    attention = Part(mixer.write(text), "attn", operands=["%places"])
-    layer = Layer([attention, Part(FeedForward(model.activation()).write(text), "ffn")])
+    attention = Sublayer(mixer.write(text), "attn", operands=["%places"])
+    layer = Layer([attention, Sublayer(FeedForward(model.activation()).write(text), "ffn")])
     merged = _read_tower(vision, text, windows)
     body = Body()
     table = body.param("embed", "V, D")
@@ -125,8 +125,10 @@ def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int, wind
     kinds = {
         name: Layer(
             [
-                Part(seen_attention(text, *options), "attn", norm, width="D_v", operands=["%at"]),
-                Part(called, "ffn", norm, width="D_v"),
+                Sublayer(
+                    seen_attention(text, *options), "attn", norm, width="D_v", operands=["%at"]
+                ),
+                Sublayer(called, "ffn", norm, width="D_v"),
             ]
         )
         for name, options in (("vision_window", ["windowed", "as = windows"]), ("vision_full", []))

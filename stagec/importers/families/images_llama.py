@@ -13,7 +13,7 @@ from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward
-from stagec.importers.writing.stack import Decoder, Layer, Part, write_stack
+from stagec.importers.writing.stack import Decoder, Layer, Sublayer, write_stack
 from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import MultiHead
 
@@ -56,13 +56,13 @@ def read_mllama_images(config: Config) -> ModelText:
     block = FeedForward(model.activation()).write(text)
     kinds = {
         "layers": Layer(
-            [Part(Attention(rope=model.rope()).write(text), "attn"), Part(block, "ffn")]
+            [Sublayer(Attention(rope=model.rope()).write(text), "attn"), Sublayer(block, "ffn")]
         )
     }
     if crossed:
         seen = Attention(qk_norm=RMS, rope=None, mask="", crossed=True)
-        cross = Part(seen.write(text), "attn", operands=["%images"])
-        kinds["cross"] = _Gated([cross, Part(block, "ffn")], gate=_tiles(text, "tanh_gate"))
+        cross = Sublayer(seen.write(text), "attn", operands=["%images"])
+        kinds["cross"] = _Gated([cross, Sublayer(block, "ffn")], gate=_tiles(text, "tanh_gate"))
     order = ["cross" if i in crossed else "layers" for i in range(model.count)]
     parts = _read_tower(vision, text)
     body = Body()
@@ -111,8 +111,8 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
     mlp = FeedForward(read_activation(vision, "hidden_act"), gated=False, bias=True)
     attention = MultiHead("", name="tile_attention").write(text, "H_v")
     parts = [
-        Part(attention.with_("D = D_v", "H = H_v", "K = K_v"), "attn", LAYER, width="D_v"),
-        Part(mlp.write(text).with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),
+        Sublayer(attention.with_("D = D_v", "H = H_v", "K = K_v"), "attn", LAYER, width="D_v"),
+        Sublayer(mlp.write(text).with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),
     ]
     symbols = "C P D_v A_v E_v X_v"
     h = body.call("v0", _tiles(text, "tiles_joined", symbols=symbols), "%tiles", "%aspects")

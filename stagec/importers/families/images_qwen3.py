@@ -15,7 +15,7 @@ from stagec.importers.families.mixture import read_qwen3_moe
 from stagec.importers.family import Reader
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, FeedForward
-from stagec.importers.writing.stack import Layer, Part, write_stack
+from stagec.importers.writing.stack import Layer, Sublayer, write_stack
 from stagec.importers.writing.text import Among, Body, ModelText
 
 _ARGS = (
@@ -92,8 +92,8 @@ def _write_tower(
     block = mlp.write(text).with_("D = D_v", "F = F_v")
     layer = Layer(
         [
-            Part(attention, "attn", LAYER, width="D_v", operands=["%at"]),
-            Part(block, "ffn", LAYER, width="D_v"),
+            Sublayer(attention, "attn", LAYER, width="D_v", operands=["%at"]),
+            Sublayer(block, "ffn", LAYER, width="D_v"),
         ]
     )
     table = body.param("vision_positions", "X_v, D_v")

@@ -10,7 +10,7 @@ from stagec.importers.common.state_space import GatedDelta, Lightning
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, Experts, FeedForward
-from stagec.importers.writing.stack import Decoder, Layer, Part, Place, scaled, stacked
+from stagec.importers.writing.stack import Decoder, Layer, Place, Sublayer, scaled, stacked
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 # -- Qwen3-Next ------------------------------------------------------------------------------------
@@ -139,11 +139,11 @@ def read_olmo_hybrid(config: Config) -> ModelText:
     kinds: dict[str, Layer] = {}
     if "linear_attention" in types:
         double = model.flag("linear_allow_neg_eigval", True)
-        delta = Part(_DoubleDelta(double).write(text), "attn")
-        kinds["linear_attention"] = Layer([delta, Part(block, "ffn")])
+        delta = Sublayer(_DoubleDelta(double).write(text), "attn")
+        kinds["linear_attention"] = Layer([delta, Sublayer(block, "ffn")])
     if "full_attention" in types:
-        full = Part(mixer.write(text), "attn", None, RMS)
-        kinds["full_attention"] = Layer([full, Part(block, "ffn", None, RMS)])
+        full = Sublayer(mixer.write(text), "attn", None, RMS)
+        kinds["full_attention"] = Layer([full, Sublayer(block, "ffn", None, RMS)])
     return Decoder(tied=model.tied()).write(text, kinds, types)
 
 
@@ -193,12 +193,12 @@ def read_minimax(config: Config) -> ModelText:
     block = mixture.write(model.text)
     kinds = {
         "lightning": _FromNormed(
-            [Part(Lightning().write(model.text), "attn"), Part(block, "ffn")],
+            [Sublayer(Lightning().write(model.text), "attn"), Sublayer(block, "ffn")],
             weights=(linear, mlp),
             post_norm=post_norm,
         ),
         "attention": _FromNormed(
-            [Part(attention.write(model.text), "attn"), Part(block, "ffn")],
+            [Sublayer(attention.write(model.text), "attn"), Sublayer(block, "ffn")],
             weights=(full, mlp),
             post_norm=post_norm,
         ),

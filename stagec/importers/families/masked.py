@@ -22,7 +22,7 @@ from stagec.importers.writing.blocks import (
     activated,
     activation_options,
 )
-from stagec.importers.writing.stack import Layer, Part, write_stack
+from stagec.importers.writing.stack import Layer, Sublayer, write_stack
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import MultiHead, encoder, projected, with_positions
 
@@ -171,12 +171,14 @@ def read_modernbert(config: Config) -> ModelText:
     names = {full: "global", sliding: "local"}
     order = ["first", *(names[kind] for kind in types[1:])]
     kinds = {
-        names[kind]: Layer([Part(blocks[kind].write(text), "attn", norm), Part(mlp, "mlp", norm)])
+        names[kind]: Layer(
+            [Sublayer(blocks[kind].write(text), "attn", norm), Sublayer(mlp, "mlp", norm)]
+        )
         for kind in dict.fromkeys(types[1:])
     }
     # the first layer has no norm before its attention: the embeddings are normed
-    first = Part(blocks[types[0]].write(text), "attn", None)
-    kinds["first"] = Layer([first, Part(mlp, "mlp", norm)])
+    first = Sublayer(blocks[types[0]].write(text), "attn", None)
+    kinds["first"] = Layer([first, Sublayer(mlp, "mlp", norm)])
     y = norm.write(body, "n", write_stack(text, body, x, kinds, order), "norm")
     act = read_activation(config, "classifier_activation")
     args = "%tokens: i32[B, S], %labels: i32[B, S]"

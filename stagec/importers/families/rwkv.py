@@ -7,7 +7,7 @@ from stagec.importers.common.state_space import begin_scans
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER
-from stagec.importers.writing.stack import Decoder, Layer, Part, arguments
+from stagec.importers.writing.stack import Decoder, Layer, Sublayer, arguments
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 
@@ -97,7 +97,10 @@ def _begin_heads(config: Config, title: str) -> tuple[ModelText, int]:
 
 def _stacked(config: Config, text: ModelText, count: int, mixer: str) -> ModelText:
     layer = Layer(
-        [Part(Callee(mixer), "time", LAYER), Part(Callee("rwkv6_channel"), "channel", LAYER)]
+        [
+            Sublayer(Callee(mixer), "time", LAYER),
+            Sublayer(Callee("rwkv6_channel"), "channel", LAYER),
+        ]
     )
     tied = config.flag("tie_word_embeddings", default=False)
     decoder = Decoder(LAYER, tied=tied, embed_norm=LAYER)

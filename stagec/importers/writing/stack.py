@@ -34,7 +34,7 @@ def scaled(by: Fraction) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Sublayer:
     """A block of a layer with the norms before and behind it; `name` begins their names. What it
     makes is multiplied by `scale` and added to the stream, of the width `width`. `operands` follow
     the stream in its call."""
@@ -72,7 +72,7 @@ class Layer:
     """A kind of layers: its parts in order, each of which adds to the residual stream; with
     `parallel` all of them read what comes in, under a common `norm` if there is one."""
 
-    parts: Sequence[Part]
+    parts: Sequence[Sublayer]
     parallel: bool = False
     norm: Norm | None = None
 
@@ -243,7 +243,9 @@ def stacked(
         kind = "_".join(filter(None, (name for name, _, _ in places))) or "layers"
         order.append(kind)
         if kind not in kinds:
-            parts = [Part(block.write(text), part, norm, None, scale) for _, part, block in places]
+            parts = [
+                Sublayer(block.write(text), part, norm, None, scale) for _, part, block in places
+            ]
             kinds[kind] = Layer(parts)
     return decoder.write(text, kinds, order)
 

@@ -43,7 +43,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MemoryParts:
     """Bytes on a rank: `static` for each layer, of parameters, gradients and optimizer; `stash`,
     what a layer keeps of a microbatch; `rest`, what is there beside both where one stage runs
     the whole model. `state` are parameters, gradients and optimizer of all stages together, where
@@ -89,7 +89,7 @@ def time_bound(work: Work, shape: StepLayout) -> Floats:
     return least
 
 
-def memory_bound(sizes: Held, shape: StepLayout) -> Floats:
+def memory_bound(sizes: MemoryParts, shape: StepLayout) -> Floats:
     """Bytes that a rank holds at least: the one that keeps most of its microbatches, or the one
     that has most layers; of a state that is that of all stages, the mean."""
     mean = sizes.state / shape.stages

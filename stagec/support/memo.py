@@ -11,7 +11,7 @@ Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
 
-def remembered(
+def memo_method(
     method: Callable[Concatenate[Self, Given], Answer],
 ) -> Callable[Concatenate[Self, Given], Answer]:
     """A method that keeps its answers in its object. With `functools.cache` on a bound

@@ -22,7 +22,7 @@ from stagec.sharding.stages import ModelPiece
 
 
 @dataclass
-class FarValues:
+class RelayedValues:
     """What enters each piece from the one before it, by the direction of the work."""
 
     enters: dict[ActionKind, list[tuple[Value, ...]]]
@@ -41,7 +41,7 @@ class FarValues:
         return rows[after] if 0 <= after < len(rows) else ()
 
 
-def far_values(sections: Sections, pieces: Sequence[ModelPiece]) -> FarValues:
+def relayed_values(sections: Sections, pieces: Sequence[ModelPiece]) -> RelayedValues:
     """Find them. Raises `DiagnosticError` for a value that no message can bring in time."""
     ways: dict[tuple[ActionKind, Value], tuple[int, int]] = {}
     order: dict[Value, int] = {}
@@ -59,7 +59,7 @@ def far_values(sections: Sections, pieces: Sequence[ModelPiece]) -> FarValues:
             tuple(v for v, low, high in mine if low + later <= depth < high + later)
             for depth in range(len(pieces))
         ]
-    return FarValues(enters, {key: number for number, key in enumerate(ways)})
+    return RelayedValues(enters, {key: number for number, key in enumerate(ways)})
 
 
 def uses(op: Operation, sections: Sections) -> Iterator[tuple[Value, int]]:

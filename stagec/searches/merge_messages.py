@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"\b[0-9][0-9,]*\b")
 _FEW = 3
 
 
-def told_as_one(messages: Mapping[str, int]) -> dict[str, int]:
+def merge_messages(messages: Mapping[str, int]) -> dict[str, int]:
     """How often each kind of message is there, by a text that has all its numbers: `1f1b has 1
     chunk per rank, found 4 or 8`."""
     kinds: dict[str, list[str]] = {}

@@ -15,7 +15,7 @@ _Key = tuple[object, ...]
 _State = tuple[_Key, dict[str, Attr], int | None]
 
 
-class Sound:
+class VerifiedCache:
     """Operations that passed their checks in earlier verifications of one module.
 
     Each verification first looks at every operation once, and gives it a number. Operations of one

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from stagec.ir_spec.strategy.axes import DATA_AXES
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
-from stagec.searches.listed import Jobs
+from stagec.searches.points import Jobs
 from stagec.searches.space import microbatch_of, values_text
 
 #: Flags that follow from others where ranks and batch stay; and how many flags a change of one may

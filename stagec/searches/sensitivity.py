@@ -9,7 +9,7 @@ from stagec.jobs.request.experts import mesh_axes
 from stagec.machines import Machine
 from stagec.searches.bounds import SAME
 from stagec.searches.jobs import Evaluated, Run, Task
-from stagec.searches.near import neighbours_of
+from stagec.searches.neighbours import neighbours_of
 from stagec.searches.run import Answer
 from stagec.searches.table import strategy_of
 

@@ -7,19 +7,19 @@ from typing import Generic, TypeVar
 
 from stagec.ir.core import Operation
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
-class Alike(Generic[Found]):
+class MemoByType(Generic[Answer]):
     """A function of operations without a region that reads their definition, attributes and types
     and nothing else, as the costs of `OpDef` do, and what else it is given: called once for
     operations of one module that have the same."""
 
-    def __init__(self, of: Callable[..., Found]) -> None:
+    def __init__(self, of: Callable[..., Answer]) -> None:
         self._of = of
-        self._known: dict[Hashable, Found] = {}
+        self._known: dict[Hashable, Answer] = {}
 
-    def __call__(self, op: Operation, *given: Hashable) -> Found:
+    def __call__(self, op: Operation, *given: Hashable) -> Answer:
         """What the function finds of an operation."""
         operands = tuple([v.type for v in op.operands])
         results = tuple([v.type for v in op.results])

@@ -89,7 +89,7 @@ class UnitAxes:
 
 
 @dataclass
-class Decisions:
+class Queries:
     """The questions that a compile asked, and what was answered."""
 
     answers: dict[Decision[object], object] = field(
@@ -115,13 +115,13 @@ class Where:
         return self.question({**values, **dict(self.coordinates)})
 
 
-class Watched(Mapping[str, Value]):
+class TrackedValues(Mapping[str, Value]):
     """Values of symbols that note their readers; among them may be `coordinates`."""
 
     def __init__(
         self,
         values: Mapping[str, Value],
-        decisions: Decisions,
+        decisions: Queries,
         coordinates: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.values_, self.decisions = values, decisions
@@ -149,7 +149,7 @@ class Watched(Mapping[str, Value]):
 
 def ask(question: Callable[[Mapping[str, Any]], T_co], values: Mapping[str, Any]) -> T_co:
     """The answer to a question, noted if the values are watched."""
-    if not isinstance(values, Watched):
+    if not isinstance(values, TrackedValues):
         return question(values)
     answer = question(plain(values))
     values.note(question, answer)
@@ -158,10 +158,10 @@ def ask(question: Callable[[Mapping[str, Any]], T_co], values: Mapping[str, Any]
 
 def note(question: Decision[object], answer: object, values: Mapping[str, Any]) -> None:
     """Keep the answer to a question, if the values are watched."""
-    if isinstance(values, Watched):
+    if isinstance(values, TrackedValues):
         values.note(question, answer)
 
 
 def plain(values: Mapping[str, Value]) -> Mapping[str, Value]:
     """The values, for who asks the questions itself."""
-    return values.values_ if isinstance(values, Watched) else values
+    return values.values_ if isinstance(values, TrackedValues) else values

@@ -42,7 +42,7 @@ class _Node(Generic[T]):
         self.answer: list[T] = []
 
 
-class Remembered(Generic[T]):
+class MemoByReads(Generic[T]):
     """A function that reads its values one after the other: which it reads next depends on those
     that it has read. Values are hashable."""
 

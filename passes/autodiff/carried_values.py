@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from stagec.api import Builder, Operation, Region, Registry, Value, const, factor_sizes, made_by
 from stagec.ir.expr import is_quadratic
-from stagec.ir.replay import EVERY, FIRST
+from stagec.ir.recompute_window import EVERY, FIRST
 from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Einsum
