@@ -42,8 +42,8 @@ from stagec.sharding.stages import (
     StagePlan,
     accumulation,
     cut,
-    held_pieces,
     pipeline_rule,
+    placed_pieces,
     take_pipeline,
 )
 
@@ -144,14 +144,14 @@ def split_stages(module: Module) -> None:
     forward = [op for op in sections.repeats[ActionKind.FORWARD] if op is not None]
     pieces = cut(module, pipeline, forward)
     counts = module.parameter_counts()
-    far = relayed_values(sections, pieces)
+    relayed = relayed_values(sections, pieces)
     kinds: dict[tuple[object, ...], list[int]] = {}
     for stage in range(pipeline.stages):
-        kinds.setdefault(_kind(pipeline, pieces, far, stage), []).append(stage)
+        kinds.setdefault(_kind(pipeline, pieces, relayed, stage), []).append(stage)
     messages = StageMessages(module, pipeline.rule)
     place = func.position()
     for stages in kinds.values():
-        maker = _StageMaker(module, pipeline, sections, pieces, far, stages, messages)
+        maker = _StageMaker(module, pipeline, sections, pieces, relayed, stages, messages)
         made = maker.make(func, accumulate, counts)
         for op in (*maker.orders(), made):
             place += 1
@@ -178,24 +178,24 @@ def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
 
 
 def _kind(
-    pipeline: StagePlan, pieces: Sequence[ModelPiece], far: RelayedValues, stage: int
+    pipeline: StagePlan, pieces: Sequence[ModelPiece], relayed: RelayedValues, stage: int
 ) -> tuple[object, ...]:
     """What the function of a stage depends on. Stages of the same kind share a function."""
     return tuple(
         (
-            held.home.chunk,
-            held.copy,
-            held.piece.counts,
-            held.piece.sections,
-            held.piece.orders,
-            held.comes_from,
-            held.goes_to,
-            held.cut_in,
-            held.cut_out,
-            *(far.entering(part, held.depth) for part in _SENT),
-            *(far.leaving(part, held.depth) for part in _SENT),
+            placed.home.chunk,
+            placed.copy,
+            placed.piece.counts,
+            placed.piece.sections,
+            placed.piece.orders,
+            placed.comes_from,
+            placed.goes_to,
+            placed.cut_in,
+            placed.cut_out,
+            *(relayed.entering(part, placed.depth) for part in _SENT),
+            *(relayed.leaving(part, placed.depth) for part in _SENT),
         )
-        for held in held_pieces(pipeline, pieces, stage)
+        for placed in placed_pieces(pipeline, pieces, stage)
     )
 
 
@@ -208,15 +208,15 @@ class _StageMaker:
         pipeline: StagePlan,
         sections: Sections,
         pieces: Sequence[ModelPiece],
-        far: RelayedValues,
+        relayed: RelayedValues,
         stages: Sequence[int],
         messages: StageMessages,
     ) -> None:
         self._module, self._pipeline, self._sections = module, pipeline, sections
         self._stages, self._pieces = stages, pieces
-        self._held = held_pieces(pipeline, pieces, stages[0])
+        self._placed = placed_pieces(pipeline, pieces, stages[0])
         self._registry, self._loc = module.registry, made_by(PASS, sections.body.owner.loc)
-        self._messages, self._far = messages, far
+        self._messages, self._relayed = messages, relayed
         repeats = (r for row in sections.repeats.values() for r in row if r is not None)
         self._first_far = max(map(carried, repeats))
 
@@ -241,7 +241,7 @@ class _StageMaker:
         region = new.make_region()
         sections, first = self._sections, self._first_layers
         values = StageValues(
-            self._registry, func, new, sections, self._held, first, self._order_name
+            self._registry, func, new, sections, self._placed, first, self._order_name
         )
         body.append(new)
         self._actions(values, region)
@@ -252,10 +252,10 @@ class _StageMaker:
         values.finish()
         return func
 
-    def _first_layers(self, held: PlacedPiece, repeat: int) -> tuple[Expr, ...]:
+    def _first_layers(self, placed: PlacedPiece, repeat: int) -> tuple[Expr, ...]:
         """The number of the first layer of a repeat that each of the stages holds in this place."""
-        place = self._held.index(held)
-        all_held = (held_pieces(self._pipeline, self._pieces, s) for s in self._stages)
+        place = self._placed.index(placed)
+        all_held = (placed_pieces(self._pipeline, self._pieces, s) for s in self._stages)
         return tuple(
             total(piece.counts[repeat] for piece in self._pieces[: mine[place].depth])
             for mine in all_held
@@ -263,17 +263,17 @@ class _StageMaker:
 
     def orders(self) -> Iterator[Operation]:
         """The orders of the layers of several kinds that the stages hold."""
-        for held in self._held:
-            for name, order in held.piece.orders:
+        for placed in self._placed:
+            for name, order in placed.piece.orders:
                 attrs: dict[str, Attr] = {"layers": order}
-                symbol = self._order_name(held, name).name
+                symbol = self._order_name(placed, name).name
                 yield Operation(
                     self._registry["stg.order"], (), attrs, symbol=symbol, loc=self._loc
                 )
 
-    def _order_name(self, held: PlacedPiece, name: SymbolRef) -> SymbolRef:
+    def _order_name(self, placed: PlacedPiece, name: SymbolRef) -> SymbolRef:
         """What the order of a stack is called on a chunk of these stages."""
-        chunk = f"_c{held.home.chunk}" if len(self._held) > 1 else ""
+        chunk = f"_c{placed.home.chunk}" if len(self._placed) > 1 else ""
         return SymbolRef(f"{name.name}_stage{self._stages[0]}{chunk}")
 
     # -- actions -----------------------------------------------------------------------------------
@@ -283,38 +283,38 @@ class _StageMaker:
         if self._pipeline.schedule.splits_weight_gradient:
             parts.append(ActionKind.WEIGHTS)
         for part in parts:
-            ordered = self._held if part is ActionKind.FORWARD else self._held[::-1]
-            for held in ordered:
-                self._action(values, region, part, held)
+            ordered = self._placed if part is ActionKind.FORWARD else self._placed[::-1]
+            for placed in ordered:
+                self._action(values, region, part, placed)
 
     def _action(
-        self, values: StageValues, region: Region, part: ActionKind, held: PlacedPiece
+        self, values: StageValues, region: Region, part: ActionKind, placed: PlacedPiece
     ) -> None:
         action = Operation(
             self._registry["stg.action"],
             (),
-            {"kind": part.label, "chunk": const(held.home.chunk)},
+            {"kind": part.label, "chunk": const(placed.home.chunk)},
             loc=made_by(PASS, self._sections.body.owner.loc),
         )
         if part is not ActionKind.FORWARD:
             action.attrs["phase"] = "backward"
         inner = action.make_region()
         region.append(action)
-        values.enter(action, held)
-        got = self._receive(values, inner, part, held)
-        self._receive_far(values, inner, part, held)
-        for op in self._ordered(part, held):
-            values.clone(op, inner, frozenset(held.piece.positions))
-        self._send(values, inner, part, held, got)
+        values.enter(action, placed)
+        got = self._receive(values, inner, part, placed)
+        self._receive_far(values, inner, part, placed)
+        for op in self._ordered(part, placed):
+            values.clone(op, inner, frozenset(placed.piece.positions))
+        self._send(values, inner, part, placed, got)
         inner.append(Operation(self._registry["stg.yield"], (), loc=action.loc))
         if len(inner.ops) == 1:
             region.ops.remove(action)
             action.parent = None
 
-    def _ordered(self, part: ActionKind, held: PlacedPiece) -> Iterator[Operation]:
+    def _ordered(self, part: ActionKind, placed: PlacedPiece) -> Iterator[Operation]:
         """The operations of a piece in the order in which they run. A sum over several sections
         runs with the last of them."""
-        slots = {Slot(position, part) for position in held.piece.positions}
+        slots = {Slot(position, part) for position in placed.piece.positions}
         when: dict[Slot, list[Operation]] = {}
         for op in self._sections.body.ops[:-1]:
             mine = slots & set(self._sections.slots[op])
@@ -325,19 +325,19 @@ class _StageMaker:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _entry(self, part: ActionKind, held: PlacedPiece) -> tuple[Operation | None, bool]:
+    def _entry(self, part: ActionKind, placed: PlacedPiece) -> tuple[Operation | None, bool]:
         """The repeat at which a piece is cut off from the one before, and whether the piece goes on
         with it (else the piece begins behind it)."""
-        first = held.cut_in if part is ActionKind.FORWARD else held.cut_out
+        first = placed.cut_in if part is ActionKind.FORWARD else placed.cut_out
         if first % 2:
             return self._sections.repeat(part, first), True
         at = first - 1 if part is ActionKind.FORWARD else first + 1
         inside = 0 < at < self._sections.last
         return (self._sections.repeat(part, at) if inside else None), False
 
-    def _exit(self, part: ActionKind, held: PlacedPiece) -> list[Value]:
+    def _exit(self, part: ActionKind, placed: PlacedPiece) -> list[Value]:
         """The values of the whole step that leave a piece."""
-        last = held.piece.positions[-1 if part is ActionKind.FORWARD else 0]
+        last = placed.piece.positions[-1 if part is ActionKind.FORWARD else 0]
         if last % 2:
             repeat = self._sections.repeat(part, last)
             return list(repeat.results[: carried(repeat)]) if repeat is not None else []
@@ -348,18 +348,18 @@ class _StageMaker:
         return list(repeat.operands[: carried(repeat)]) if repeat is not None else []
 
     def _receive(
-        self, values: StageValues, inner: Region, part: ActionKind, held: PlacedPiece
+        self, values: StageValues, inner: Region, part: ActionKind, placed: PlacedPiece
     ) -> list[Value]:
         """The carried values that enter a piece. The repeat goes on with them, or has ended with
         them."""
-        by = held.comes_from if part is ActionKind.FORWARD else _reverse(held.goes_to)
-        repeat, goes_on = self._entry(part, held)
+        by = placed.comes_from if part is ActionKind.FORWARD else _reverse(placed.goes_to)
+        repeat, goes_on = self._entry(part, placed)
         entered: list[Value] = []
         if by is None or part is ActionKind.WEIGHTS or repeat is None:
             return entered
         for index, value in enumerate(repeat.results[: carried(repeat)]):
             type_ = repeat.body.args[index].tensor
-            got = self._got(values, inner, part, held, by, index, value, type_)
+            got = self._got(values, inner, part, placed, by, index, value, type_)
             entered.append(got)
             if goes_on:
                 values.feed(repeat, index, got)
@@ -368,15 +368,15 @@ class _StageMaker:
         return entered
 
     def _receive_far(
-        self, values: StageValues, inner: Region, part: ActionKind, held: PlacedPiece
+        self, values: StageValues, inner: Region, part: ActionKind, placed: PlacedPiece
     ) -> None:
         """Values from further away. To a sum over layers the piece adds its own part."""
-        by = held.comes_from if part is ActionKind.FORWARD else _reverse(held.goes_to)
-        for value in self._far.entering(part, held.depth) if by is not None else ():
-            index = self._first_far + self._far.numbers[part, value]
-            got = self._got(values, inner, part, held, by or 0, index, value, value.tensor)
+        by = placed.comes_from if part is ActionKind.FORWARD else _reverse(placed.goes_to)
+        for value in self._relayed.entering(part, placed.depth) if by is not None else ():
+            index = self._first_far + self._relayed.numbers[part, value]
+            got = self._got(values, inner, part, placed, by or 0, index, value, value.tensor)
             ((position, made),) = self._sections.slots_of(value)
-            if position % 2 and made is part and position in held.piece.positions:
+            if position % 2 and made is part and position in placed.piece.positions:
                 values.add_to(value, got)
             else:
                 values.define(value, got)
@@ -386,7 +386,7 @@ class _StageMaker:
         values: StageValues,
         inner: Region,
         part: ActionKind,
-        held: PlacedPiece,
+        placed: PlacedPiece,
         by: int,
         index: int,
         value: Value,
@@ -394,7 +394,7 @@ class _StageMaker:
     ) -> Value:
         """What the piece before sends or, on the same stage, keeps."""
         if by == 0:
-            return values.kept(held, index, part)
+            return values.kept(placed, index, part)
         b = Builder(self._registry, inner, loc=made_by(PASS, value.loc), phase=_phase(part))
         return self._messages.receive(b, type_, self._message(by, index, part), value.name)
 
@@ -403,25 +403,25 @@ class _StageMaker:
         values: StageValues,
         inner: Region,
         part: ActionKind,
-        held: PlacedPiece,
+        placed: PlacedPiece,
         entered: list[Value],
     ) -> None:
         """The values that leave a piece. From a piece without layers the values leave that have
         entered it."""
-        by = held.goes_to if part is ActionKind.FORWARD else _reverse(held.comes_from)
+        by = placed.goes_to if part is ActionKind.FORWARD else _reverse(placed.comes_from)
         if by is None or part is ActionKind.WEIGHTS:
             return
-        if held.piece.positions:
-            leaving = [values.get(value, inner) for value in self._exit(part, held)]
+        if placed.piece.positions:
+            leaving = [values.get(value, inner) for value in self._exit(part, placed)]
         else:
             leaving = entered
         numbered = list(enumerate(leaving))
-        for value in self._far.leaving(part, held.depth):
-            index = self._first_far + self._far.numbers[part, value]
+        for value in self._relayed.leaving(part, placed.depth):
+            index = self._first_far + self._relayed.numbers[part, value]
             numbered.append((index, values.get(value, inner)))
         for index, there in numbered:
             if by == 0:
-                values.keep_for_next(held, there, index, part)
+                values.keep_for_next(placed, there, index, part)
                 continue
             b = Builder(self._registry, inner, loc=made_by(PASS, there.loc), phase=_phase(part))
             self._messages.send(b, there, self._message(by, index, part))

@@ -109,7 +109,7 @@ class StageStep:
         state = SpreadState.SHARE if self._pairs(owner) is not None else SpreadState.HELD
         spread = Spread(state, owner)
         gradients: list[Value] = []
-        for holding in self._values.held:
+        for holding in self._values.placed:
             inside = self._values.here(value, holding)
             if inside is None:
                 continue
@@ -208,7 +208,7 @@ class StageStep:
 
     def _copy(self, op: Operation, key: int | None) -> list[Value]:
         operands = [self._operand(v, key) for v in op.operands]
-        held = self._holding(key)
+        placed = self._holding(key)
         new = Operation(op.definition, operands, op.attrs, loc=op.loc)
         self._builder.insert(new)
         if op.region is not None:
@@ -216,7 +216,7 @@ class StageStep:
             self._copy_region(op.region, new.make_region(), key)
         for result in op.results:
             name = result.name if key is None else chunk_name(result.name, key)
-            new.add_result(name, self._values.cut_type(result, held), result.loc)
+            new.add_result(name, self._values.cut_type(result, placed), result.loc)
         return new.results
 
     def _copy_region(self, old: Region, new: Region, key: int | None) -> None:
@@ -247,8 +247,8 @@ class StageStep:
         return known[value.index]
 
     def _holding(self, key: int | None) -> PlacedPiece:
-        held = self._values.held
-        return next((h for h in held if h.home.chunk == key), held[0])
+        placed = self._values.placed
+        return next((h for h in placed if h.home.chunk == key), placed[0])
 
     # -- sums over stages --------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class StageStep:
 
     def _in_model_order(self, here: dict[int | None, Value]) -> list[tuple[int | None, Value]]:
         """Put first layers first. The mirrored stage has them in the same order."""
-        depth = {h.home.chunk: h.depth for h in self._values.held}
+        depth = {h.home.chunk: h.depth for h in self._values.placed}
         return sorted(here.items(), key=lambda item: depth.get(item[0] or 0, 0))
 
     def _reduced(self, value: Value, phase: str, pairs: str | None) -> Value:
@@ -334,10 +334,10 @@ class StageStep:
         types: list[TensorType] = []
         for value in end.operands:
             spread = self._spread.get(value)
-            for chunk, held in spread.here.items() if spread is not None else ():
+            for chunk, kept in spread.here.items() if spread is not None else ():
                 part = None if chunk is None else (value.name, chunk)
-                outputs.append(held)
-                types.append(replace(held.tensor.inner, part=part))
+                outputs.append(kept)
+                types.append(replace(kept.tensor.inner, part=part))
         new = Operation(end.definition, outputs, end.attrs, loc=end.loc)
         self._values.func.body.append(new)
         self._values.func.body.returns = tuple(types)

@@ -51,14 +51,14 @@ class StageValues:
         func: Operation,
         accumulate: Operation,
         sections: Sections,
-        held: Sequence[PlacedPiece],
+        placed: Sequence[PlacedPiece],
         first_layers: Callable[[PlacedPiece, int], Attr],
         order_name: Callable[[PlacedPiece, SymbolRef], SymbolRef],
     ) -> None:
         self._registry, self._first_layers = registry, first_layers
         self._order_name = order_name
-        self.func, self.accumulate, self.sections, self.held = func, accumulate, sections, held
-        self._env: dict[int, dict[Value, Value]] = {h.home.chunk: {} for h in held}
+        self.func, self.accumulate, self.sections, self.placed = func, accumulate, sections, placed
+        self._env: dict[int, dict[Value, Value]] = {h.home.chunk: {} for h in placed}
         self._args: dict[tuple[Value, int | None], Value] = {}
         self._data: dict[tuple[Value, int | None], Value] = {}
         self._exports: dict[Value, Value] = {}
@@ -67,7 +67,7 @@ class StageValues:
         self._fed: dict[tuple[int, Operation, int], Value] = {}
         self._arrived: dict[tuple[int, Value], Value] = {}
         self._action: Operation | None = None
-        self._holding: PlacedPiece = held[0]
+        self._holding: PlacedPiece = placed[0]
 
     # -- where we are ------------------------------------------------------------------------------
 

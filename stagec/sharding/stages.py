@@ -279,7 +279,9 @@ class PlacedPiece:
     cut_out: int
 
 
-def held_pieces(pipeline: StagePlan, pieces: Sequence[ModelPiece], stage: int) -> list[PlacedPiece]:
+def placed_pieces(
+    pipeline: StagePlan, pieces: Sequence[ModelPiece], stage: int
+) -> list[PlacedPiece]:
     """The pieces of a stage in the order of the model."""
     placement, placed = pipeline.placement, list[PlacedPiece]()
     for number, home in enumerate(placement.homes):
