@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from stagec.importers.family import ModelFamily
@@ -39,11 +39,17 @@ def families_page() -> str:
     return page("Families", _INTRO, _body())
 
 
+def _shared(keys: Sequence[frozenset[str]]) -> frozenset[str]:
+    """The keys that all of these families have."""
+    first, *others = keys
+    return first.intersection(*others)
+
+
 def _body() -> Iterator[str]:
     by_type = {name: family for family in BUILT_IN for name in family.model_types}
     usual = _keys(by_type["llama"])
     common = {
-        title: frozenset.intersection(*(_keys(by_type[name]) - usual for name in names))
+        title: _shared([_keys(by_type[name]) - usual for name in names])
         for title, names in _COMMON.items()
     }
     yield "| family | `model_type` | features | keys |"

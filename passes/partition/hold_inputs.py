@@ -128,7 +128,7 @@ def _masks(softmaxes: Sequence[Operation]) -> Iterator[TensorType]:
     known: set[str] = set()
     for op in softmaxes:
         batch, *_, rows, columns = op.result.tensor.dims
-        carried = op.parent_op.operands[:1] if op.parent_op is not None else []
+        carried = op.parent_op.operands[:1] if op.parent_op is not None else ()
         if op.phase == "forward" and (key := str(op.attrs.get("window"))) not in known:
             known.add(key)
             dtype = carried[0].tensor.dtype if carried else op.result.tensor.dtype

@@ -200,8 +200,9 @@ def _issued(order: Sequence[Node | StepInstance]) -> Ints:
     rows = [(t.id, 1) if isinstance(t, Node) else (t.base, t.template.ordered) for t in order]
     first, number = np.array(rows, dtype=np.int64).reshape(-1, 2).T
     skipped = first - (np.cumsum(number) - number)  # handles that are of no issued node
-    handles: Ints = np.arange(number.sum()) + np.repeat(skipped, number)
-    return handles
+    each: Ints = np.arange(int(number.sum()), dtype=np.int64)
+    each += np.repeat(skipped, number)
+    return each
 
 
 def cut_buckets(

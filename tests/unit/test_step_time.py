@@ -466,7 +466,7 @@ def test_hosts_that_wait_hold_up_the_slower_half() -> None:
     issued = issued_of(options_of(LLAMA, {"microbatches": 2}))
     machine = load_machine("h100-sxm")
     ahead = HostsRule(issue="1 ms", issue_backward="1 ns")
-    times = []
+    times: list[int] = []
     for rule in (ahead, replace(ahead, waits="phases")):
         step = step_time(issued.run_by(replace(issued.software, hosts=rule)), machine)
         times.append(step.picoseconds)
