@@ -62,9 +62,16 @@ class HostsRule(Record):
     )
     product: str = _time(
         "host_product",
-        "of a product in 8 bits or less on Blackwell, in place of `issue`",
-        "Time of a host for a product in 8 bits or less on Blackwell, such as '200 us', if it "
-        "chooses the kernel at each call (default: --host-issue).",
+        "of a product in `product_bits` or less on Blackwell, in place of `issue`",
+        "Time of a host for a product in --host-product-bits or less on Blackwell, such as '200 "
+        "us', if it chooses the kernel at each call (default: --host-issue).",
+    )
+    product_bits: int = flagged(
+        "host_product_bits",
+        "With --host-product: the most bits of its operands.",
+        "int",
+        least=4,
+        default=8,
     )
     graph_gap: str = _time(
         "graph_gap",
@@ -141,9 +148,9 @@ class HostsOp(Statement):
     device waits. Steps of serving are captured without it, but those with prompts under `prompts =
     issued`, as in vLLM: graphs are of steps that only decode (`CUDAGraphMode.FULL_DECODE_ONLY`), or
     have no more tokens than the largest captured size, 512 (docs/design/cuda_graphs.md). For a
-    product in 8 bits or less on Blackwell a host takes `product`, where it chooses the kernel at
-    each call (FlashInfer, `backend = "auto"`, from vLLM's `FlashInferFP8ScaledMMLinearKernel` and
-    `flashinfer_scaled_fp4_mm`).
+    product in `product_bits` or less on Blackwell a host takes `product`, where it chooses the
+    kernel at each call (FlashInfer, from vLLM's `flashinfer_scaled_fp4_mm` and, for weights in fp8
+    with one scale a tensor, `flashinfer_scaled_fp8_mm`; fp8 in blocks has kernels of DeepGEMM).
 
     A captured graph of decode launches its kernels with `graph_gap` between them, not with the
     launch gap of the machine. For a step of serving the scheduler of an engine takes `step`: it

@@ -438,6 +438,7 @@ def _spent(issued: Issued, machine: Machine, communicates: bool) -> HostTimes:
         rule.waits == PHASES,
         picoseconds(rule.microbatch_seconds),
         None if product is None else picoseconds(product),
+        rule.product_bits,
     )
 
 

@@ -98,13 +98,18 @@ def test_gaps_of_graphs_are_those_of_decode() -> None:
     assert timed(**prefill).step_seconds == timed(graph_gap="0.5 us", **prefill).step_seconds
 
 
-@pytest.mark.parametrize(("dtype", "narrow"), [("fp8", 16), ("nvfp4", 16), ("bf16", 0)])
-def test_hosts_issue_prompts_and_choose_kernels_on_blackwell(dtype: str, narrow: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "bits", "narrow"),
+    [("fp8", 8, 16), ("fp8", 4, 0), ("nvfp4", 8, 16), ("nvfp4", 4, 16), ("bf16", 8, 0)],
+)
+def test_hosts_issue_prompts_and_choose_kernels_on_blackwell(
+    dtype: str, bits: int, narrow: int
+) -> None:
     """By hand: 4 products of a layer have few bits, those of attention and of the head 16."""
     how: dict[str, Any] = {"serve": "prefill", "prompt": 64, "context": None, "batch": 1}
     how |= {"weight_dtype": dtype, "fuse_products": True, "host_issue": "1 ms"}
     captured = job(**how)
-    issued = job(**how, host_prompts="issued", host_product="10 ms")
+    issued = job(**how, host_prompts="issued", host_product="10 ms", host_product_bits=bits)
     nodes = issued.compiled.issued(issued.values).classes[0].program().nodes
     count = sum(node.is_computation for node in nodes)
     for name, longer in (("b200", 9e-3), ("h200", 0.0)):

@@ -37,7 +37,7 @@ _ACTIONS: Final = (("forward",), ("backward", "recompute", "gradient"))
 
 class HostTimes(NamedTuple):
     """Picoseconds that a host spends on a computation, and on a collective of a group; on a
-    computation of `backward`, and on a `product` in 8 bits or less, if these are other times. A
+    computation of `backward`, and on a `product` in `bits` or less, if these are other times. A
     host that `waits` does so at both ends of forward and backward, and spends `microbatch` before a
     forward, while its device has nothing to do."""
 
@@ -47,16 +47,22 @@ class HostTimes(NamedTuple):
     waits: bool = False
     microbatch: int = 0
     product: int | None = None
+    bits: int = 8
 
     def cost(self, node: Node) -> Cost:
         """What a node costs its host."""
         if _is_issued(node):
-            if self.product is not None and any(map(_is_narrow_product, node.kernels)):
+            if self.product is not None and any(map(self._is_narrow, node.kernels)):
                 return Cost(0, self.product)
             if self.backward is None or node.phase in ("forward", "recompute"):
                 return Cost(0, self.issue)
             return Cost(0, self.backward)
         return Cost(next((time for axes, time in self.checks if axes == node.group), 0))
+
+    def _is_narrow(self, kernel: Kernel) -> bool:
+        """Whether it is a product in so few bits, and not one of several experts or heads."""
+        one = kernel.kind == "matmul" and kernel.extents[0] == 1
+        return one and 8 * DTYPE_BYTES[kernel.dtype] <= self.bits
 
 
 def held_up(graph: StepGraph, costs: NodeCosts, spent: Sequence[HostTimes]) -> NodeCosts:
@@ -92,8 +98,3 @@ def _is_issued(node: Node) -> bool:
     gradients are launched by the engine of backward itself, with no call of a module (PyTorch,
     torch/csrc/autograd/functions/accumulate_grad.cpp)."""
     return node.is_computation and node.phase != "optimizer" and node.kind != _SUM
-
-
-def _is_narrow_product(kernel: Kernel) -> bool:
-    """Whether it is a product in 8 bits or less, and not one of several experts or heads."""
-    return kernel.kind == "matmul" and kernel.extents[0] == 1 and DTYPE_BYTES[kernel.dtype] <= 1
