@@ -13,6 +13,8 @@ from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, State
 BETWEEN, BESIDE = "between", "beside"
 #: Where hosts wait for devices: nowhere, or at both ends of each forward and backward.
 NEVER, PHASES = "never", "phases"
+#: How hosts launch steps with prompts: as a graph, or kernel by kernel.
+CAPTURED, ISSUED = "captured", "issued"
 
 
 def _time(flag: str, doc: str, help: str) -> Any:
@@ -52,6 +54,25 @@ class HostsRule(Record):
         "host_graphs",
         "Capture training steps as graphs, which hosts launch as a whole, as in serving.",
     )
+    prompts: str = flagged(
+        "host_prompts",
+        "With --serve: hosts launch steps with prompts as a graph (captured), or issue them kernel "
+        "by kernel (issued), each in --host-issue.",
+        choices=(CAPTURED, ISSUED),
+    )
+    product: str = _time(
+        "host_product",
+        "of a product in `product_bits` or less on Blackwell, in place of `issue`",
+        "Time of a host for a product in --host-product-bits or less on Blackwell, such as '200 "
+        "us', if it chooses the kernel at each call (default: --host-issue).",
+    )
+    product_bits: int = flagged(
+        "host_product_bits",
+        "With --host-product: the most bits of its operands.",
+        "int",
+        least=4,
+        default=8,
+    )
     graph_gap: str = _time(
         "graph_gap",
         "between two kernels of a graph",
@@ -87,6 +108,11 @@ class HostsRule(Record):
         return _seconds(self.issue_backward) if self.issue_backward else None
 
     @property
+    def product_seconds(self) -> float | None:
+        """For a product in 8 bits or less on Blackwell; None: as for others."""
+        return _seconds(self.product) if self.product else None
+
+    @property
     def microbatch_seconds(self) -> float:
         """Before forward of a microbatch."""
         return _seconds(self.microbatch)
@@ -119,7 +145,12 @@ class HostsOp(Statement):
     `_Timer.start`). Then the longer one of host and device counts for each of these, and before
     each forward the device has nothing to do for the time of `microbatch`: data are fetched,
     broadcast, and masked. With `graphs` a step is captured once and launched as a whole, so no
-    device waits. Steps of serving are captured without it.
+    device waits. Steps of serving are captured without it, but those with prompts under `prompts =
+    issued`, as in vLLM: graphs are of steps that only decode (`CUDAGraphMode.FULL_DECODE_ONLY`), or
+    have no more tokens than the largest captured size, 512 (docs/design/cuda_graphs.md). For a
+    product in `product_bits` or less on Blackwell a host takes `product`, where it chooses the
+    kernel at each call (FlashInfer, from vLLM's `flashinfer_scaled_fp4_mm` and, for weights in fp8
+    with one scale a tensor, `flashinfer_scaled_fp8_mm`; fp8 in blocks has kernels of DeepGEMM).
 
     A captured graph of decode launches its kernels with `graph_gap` between them, not with the
     launch gap of the machine. For a step of serving the scheduler of an engine takes `step`: it

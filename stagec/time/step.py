@@ -51,7 +51,7 @@ class _Programs:
             self.meets = [(each.groups, each.ways) for each in self.classes]
         finally:
             module.decisions = before
-        self.by_layers, self.serves = bool(module.loads), bool(module.serving)
+        self.by_layers = bool(module.loads)
         self.software = Software.of(module)
         self.samples: list[Node] = []
         self._inner: list[Inner] = []
@@ -207,11 +207,6 @@ class Issued:
     def size(self) -> int:
         """How many nodes the programs have."""
         return self._programs.size
-
-    @property
-    def serves(self) -> bool:
-        """Whether it is a step of serving."""
-        return self._programs.serves
 
     @property
     def classes(self) -> Sequence[RankClass]:
@@ -377,7 +372,8 @@ def step_time(
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
     Engines capture steps of serving as `graphs`, each of which a host launches as a whole: it does
-    not hold devices up. Without them it issues those as it does steps of training. With `hosts` as
+    not hold devices up, but with prompts where `stg.hosts[prompts = issued]` says so. Without
+    graphs it issues all of those as it does steps of training. With `hosts` as
     false hosts take no time. Those that wait for devices (`stg.hosts[waits = phases]`) hold the
     first clock up as well. Behind a step of serving devices wait for the scheduler of an engine,
     as `stg.hosts[step = ..., scheduler = ...]` says.
@@ -400,7 +396,7 @@ def step_time(
     costs = NodeCosts(*map(np.concatenate, columns))
     spent = [
         HostTimes(0)
-        if not hosts or (graphs and (job.serves or job.software.hosts.graphs))
+        if not hosts or (graphs and job.software.is_graph)
         else _spent(job, machine, communicates)
         for job in issued.jobs
     ]
@@ -434,12 +430,15 @@ def _spent(issued: Issued, machine: Machine, communicates: bool) -> HostTimes:
     """What the hosts of a job spend on a machine."""
     rule = issued.software.hosts
     backward = rule.issue_backward_seconds
+    product = rule.product_seconds if machine.family == "blackwell" else None
     return HostTimes(
         picoseconds(issued.software.on(machine).efficiency.host.issue),
         _checks(issued, machine) if communicates else (),
         None if backward is None else picoseconds(backward),
         rule.waits == PHASES,
         picoseconds(rule.microbatch_seconds),
+        None if product is None else picoseconds(product),
+        rule.product_bits,
     )
 
 

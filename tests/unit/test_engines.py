@@ -98,6 +98,33 @@ def test_gaps_of_graphs_are_those_of_decode() -> None:
     assert timed(**prefill).step_seconds == timed(graph_gap="0.5 us", **prefill).step_seconds
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bits", "narrow"),
+    [("fp8", 8, 16), ("fp8", 4, 0), ("nvfp4", 8, 16), ("nvfp4", 4, 16), ("bf16", 8, 0)],
+)
+def test_hosts_issue_prompts_and_choose_kernels_on_blackwell(
+    dtype: str, bits: int, narrow: int
+) -> None:
+    """By hand: 4 products of a layer have few bits, those of attention and of the head 16."""
+    how: dict[str, Any] = {"serve": "prefill", "prompt": 64, "context": None, "batch": 1}
+    how |= {"weight_dtype": dtype, "fuse_products": True, "host_issue": "1 ms"}
+    captured = job(**how)
+    issued = job(**how, host_prompts="issued", host_product="10 ms", host_product_bits=bits)
+    nodes = issued.compiled.issued(issued.values).classes[0].program().nodes
+    count = sum(node.is_computation for node in nodes)
+    for name, longer in (("b200", 9e-3), ("h200", 0.0)):
+        if (name, dtype) != ("h200", "nvfp4"):
+            machine = load_machine(name)
+            hosts = count * 1e-3 + narrow * longer
+            assert captured.time(machine).step_seconds < 1e-3
+            assert issued.time(machine).step_seconds == pytest.approx(hosts)
+
+
+def test_hosts_that_issue_prompts_capture_decode() -> None:
+    plain, issued = (timed(host_issue="9 ms", host_prompts=how) for how in ("captured", "issued"))
+    assert plain.step_seconds == issued.step_seconds
+
+
 def test_durations_in_traces_have_the_same_gaps() -> None:
     compiled = job(graph_gap="0.5 us")
     module = compiled.compiled._module  # pyright: ignore[reportPrivateUsage]

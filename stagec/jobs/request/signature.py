@@ -296,6 +296,14 @@ class JobFlags(TypedDict, total=False):
     host_microbatch: str | None
     #: Capture training steps as graphs, which hosts launch as a whole, as in serving.
     host_graphs: bool | None
+    #: With --serve: hosts launch steps with prompts as a graph (captured), or issue them kernel by
+    #: kernel (issued), each in --host-issue.
+    host_prompts: Literal["captured", "issued"] | None
+    #: Time of a host for a product in --host-product-bits or less on Blackwell, such as '200 us',
+    #: if it chooses the kernel at each call (default: --host-issue).
+    host_product: str | None
+    #: With --host-product: the most bits of its operands.
+    host_product_bits: int | None
     #: With --serve decode: the gap between two kernels of a captured graph, such as '0.5 us'
     #: (default: the launch gap of the machine).
     graph_gap: str | None

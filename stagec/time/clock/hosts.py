@@ -18,8 +18,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.optimizer import AccumulateGrad
 from stagec.program.groups import GroupAxes
+from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
 from stagec.time.clock.graph import StepGraph
 from stagec.time.clock.times import NodeCosts
@@ -35,23 +37,32 @@ _ACTIONS: Final = (("forward",), ("backward", "recompute", "gradient"))
 
 class HostTimes(NamedTuple):
     """Picoseconds that a host spends on a computation, and on a collective of a group; on a
-    computation of `backward`, if that is another time. A host that `waits` does so at both ends of
-    forward and backward, and spends `microbatch` before a forward, while its device has nothing to
-    do."""
+    computation of `backward`, and on a `product` in `bits` or less, if these are other times. A
+    host that `waits` does so at both ends of forward and backward, and spends `microbatch` before a
+    forward, while its device has nothing to do."""
 
     issue: int
     checks: tuple[tuple[GroupAxes, int], ...] = ()
     backward: int | None = None
     waits: bool = False
     microbatch: int = 0
+    product: int | None = None
+    bits: int = 8
 
     def cost(self, node: Node) -> Cost:
         """What a node costs its host."""
         if _is_issued(node):
+            if self.product is not None and any(map(self._is_narrow, node.kernels)):
+                return Cost(0, self.product)
             if self.backward is None or node.phase in ("forward", "recompute"):
                 return Cost(0, self.issue)
             return Cost(0, self.backward)
         return Cost(next((time for axes, time in self.checks if axes == node.group), 0))
+
+    def _is_narrow(self, kernel: Kernel) -> bool:
+        """Whether it is a product in so few bits, and not one of several experts or heads."""
+        one = kernel.kind == "matmul" and kernel.extents[0] == 1
+        return one and 8 * DTYPE_BYTES[kernel.dtype] <= self.bits
 
 
 def held_up(graph: StepGraph, costs: NodeCosts, spent: Sequence[HostTimes]) -> NodeCosts:

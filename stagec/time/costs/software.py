@@ -10,7 +10,7 @@ from stagec.ir.expr import fraction
 from stagec.ir.module import Module
 from stagec.ir.serving import DECODE
 from stagec.ir_spec.strategy.collectives import CollectivesRule
-from stagec.ir_spec.strategy.hosts import BESIDE, HostsRule
+from stagec.ir_spec.strategy.hosts import BESIDE, CAPTURED, HostsRule
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.machines import Machine
@@ -51,6 +51,13 @@ class Software:
         }
         changed = {path: value for path, value in values.items() if value is not None}
         return machine.changed(changed) if changed else machine
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether hosts launch a step as a whole."""
+        if self.serving:
+            return self.serving == DECODE or self.hosts.prompts == CAPTURED
+        return self.hosts.graphs
 
     @property
     def attention(self) -> str:
