@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.axes import REPLICAS
 from stagec.ir_spec.strategy.statement import Axes, Flag, FlagValues, Record, Statement, parameter
 
@@ -37,9 +38,12 @@ class BlockingOp(Statement):
     the two streams (asynchronous tensor parallelism).
     """
 
-    name, record, repeats = "stg.blocking", BlockingRule, True
+    name, record, repeats, subject = "stg.blocking", BlockingRule, True, "over"
     example = "stg.blocking[over = tp]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         if "tp" in request.axes and not request["async_tp"]:
             yield {"over": request.over("tp", REPLICAS)}
+
+    def flags_of(self, op: Operation) -> dict[str, Any]:
+        return {"async_tp": False} if "tp" in op.names("over") else {}

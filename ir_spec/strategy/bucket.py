@@ -27,9 +27,9 @@ class BucketRule(Record):
 
     bytes: int = parameter(
         "int",
-        "bytes with which a call is full",
+        "bytes with which a call is full; 0: one call after backward",
         required=True,
-        least=1,
+        least=0,
         flag=Flag(
             "ddp_bucket",
             "ZeRO 0 and 1: reduce gradients in calls of this size, as soon as they are computed "
@@ -49,7 +49,8 @@ class BucketRule(Record):
 
 class BucketOp(Statement):
     """Gradients are reduced while backward goes on, under ZeRO 0 and 1: those that are complete go
-    together until a call has this many bytes. Without it there is one call after backward.
+    together until a call has this many bytes. Without it, or with 0, there is one call after
+    backward.
 
     The rule is that of PyTorch's DDP and of Megatron-LM (`overlap_grad_reduce`): no gradient is
     cut, and the one with which a call reaches its size closes it. Each chunk of a pipeline stage

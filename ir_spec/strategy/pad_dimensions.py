@@ -50,6 +50,7 @@ class PadDimensionsOp(Statement):
     """
 
     name, record, repeats = "stg.pad_dimensions", PadDimensionsRule, True
+    subject = "dims"
     section = Section.SERVING
     example = "stg.pad_dimensions[(F, M), multiple = 128]"
 

@@ -11,8 +11,9 @@ class StackOp(Declaration):
     """The software that runs a program: defaults of statements, which flags and strategies
     override. It stands in a file of its own, which `--stack` names.
 
-    `extends` names another stack, whose lines hold where this one has none. Statements that repeat,
-    such as `stg.split`, are about a mesh and stand in a strategy only.
+    `extends` names another stack, whose lines hold where this one has none. Statements that place
+    values, such as `stg.split`, stand in a strategy only. One that repeats, such as `stg.blocking`,
+    counts as one for each axis or dimension that it names, and holds in jobs that have this one.
     """
 
     name = "stg.stack"

@@ -373,6 +373,9 @@ class Statement(Declaration):
     software: ClassVar[bool] = False
     needs: ClassVar[tuple[Need, ...]] = ()
     repeats: ClassVar[bool] = False  # it may stand several times
+    #: Of one that repeats: the parameter with the names that it is about, so that a stack may state
+    #: it; empty if it places values.
+    subject: ClassVar[str] = ""
     training: ClassVar[str] = ""  # why a step of serving has no use for it; empty if it has
     _fields: ClassVar[tuple[_Field, ...]] = ()
 

@@ -242,16 +242,18 @@ class JobBuilder:
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
         for number, op in enumerate(given):
             body.insert(first + number, op)
-        self._add_stack(module.ops("stg.strategy")[0])
+        self._add_stack(module)
 
-    def _add_stack(self, strategy: Operation) -> None:
+    def _add_stack(self, module: Module) -> None:
         """The defaults of the software, below what flags and texts say."""
         if self.options.stack == IDEAL:
             return
         lines = read_stack(self.options.stack, self.session, self.loaded.registry)
         flags = (f for f in FLAGS.values() if not f.is_default(getattr(self.options, f.name)))
         given = None if self.from_texts else self.options.explicit | {f.name for f in flags}
-        added = apply_stack(strategy, lines, given=given, serves=self.serving is not None)
+        names = {n for op in module.declaring("symbols", "axes") for n in op.attrs}
+        strategy, serves = module.ops("stg.strategy")[0], self.serving is not None
+        added = apply_stack(strategy, lines, given=given, serves=serves, names=names)
         whose = {op: self._origin(op) for op in strategy.body.ops if op not in added}
         self._origins = {**whose, **added} if lines else {}
 

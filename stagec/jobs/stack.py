@@ -29,10 +29,12 @@ _FORM = "write 'stg.stack @name[version = \"1.0\"] { ... }'; 'stagec stacks NAME
 
 @dataclass(frozen=True)
 class StackLine:
-    """A line of a stack: its statement, and the stack that says it, `torchtitan 0.2`."""
+    """A line of a stack: its statement, the stack that says it, `torchtitan 0.2`, and the axis or
+    dimension that the statement is about, if it repeats."""
 
     op: Operation
     stack: str
+    about: str = ""
 
     @property
     def definition(self) -> Statement:
@@ -73,14 +75,16 @@ def stack_name(op: Operation) -> str:
 def read_stack(name: str, session: Session, registry: Registry) -> Sequence[StackLine]:
     """The lines of a stack, those of the stacks that it extends first. Raises `DiagnosticError` for
     a ring of these, and for what is no default of a statement; `OSError`."""
-    lines: dict[str, StackLine] = {}
+    lines: dict[tuple[str, str], StackLine] = {}
     for op in reversed(_chain(name, session, registry)):
         title = " ".join(filter(None, (stack_name(op), op.text("version"))))
-        for each in op.body.ops:
-            if (base := lines.get(each.name)) is not None:
+        for stated, key in [(each, key) for each in op.body.ops for key in _keys(each)]:
+            own = {_subject(stated): key[1]} if key[1] else {}
+            each = Operation(stated.definition, attrs={**stated.attrs, **own}, loc=stated.loc)
+            if (base := lines.get(key)) is not None:
                 for name, value in base.op.attrs.items():
                     _give(each, name, value)
-            lines[each.name] = StackLine(each, title)
+            lines[key] = StackLine(each, title, key[1])
     return tuple(lines.values())
 
 
@@ -113,23 +117,34 @@ def _parsed(source: Source, registry: Registry) -> Operation:
     if op.name != StackOp.name:
         raise error(f"expected '{StackOp.name}', found '{op.name}'", op.loc, remedy=_FORM)
     problems = DiagnosticList()
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for each in op.body.ops:
         for message, remedy in _mistakes(each, seen):
             problems.error(f"'{each.name}' {message}", each.loc, remedy=remedy)
-        seen.add(each.name)
+        seen.update(_keys(each))
     problems.check()
     return op
 
 
-def _mistakes(op: Operation, before: Collection[str]) -> Iterator[tuple[str, str]]:
+def _subject(op: Operation) -> str:
+    """The parameter with the names that a statement is about, if it repeats."""
+    return op.definition.subject if isinstance(op.definition, Statement) else ""
+
+
+def _keys(op: Operation) -> list[tuple[str, str]]:
+    """A statement by its kind; one that repeats for each of the names that it is about."""
+    return [(op.name, name) for name in (op.names(_subject(op)) if _subject(op) else ("",))]
+
+
+def _mistakes(op: Operation, before: Collection[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """What is wrong with a line of a stack, each with a remedy."""
     if not isinstance(op.definition, Statement):
         yield "is not a statement of a strategy", "'stagec ops' lists those that are"
-    elif op.definition.repeats:
+    elif op.definition.repeats and not op.definition.subject:
         yield "sets the placement of values, which a stack cannot do", "move it to a strategy"
-    elif op.name in before:
-        yield "occurs twice in the stack, expected once", "remove one of them"
+    elif twice := [name for kind, name in _keys(op) if (kind, name) in before]:
+        about = f" for '{twice[0]}'" if twice[0] else ""
+        yield f"occurs twice in the stack{about}, expected once", "remove one of them"
     yield from ((message, "'stagec ops' describes it") for message in op.definition.verify(op))
 
 
@@ -155,25 +170,28 @@ def apply_stack(
     *,
     given: Collection[str] | None,
     serves: bool,
+    names: Collection[str],
 ) -> Mapping[Operation, str]:
     """Add the defaults of a stack to a strategy: to one that is a text, or to that of flags, of
-    which some are `given`. Gives the origins of the statements with defaults."""
-    said = {op.name: op for op in strategy.body.ops}
+    which some are `given`. Left out is what is about axes or dimensions that are not among `names`,
+    those of the job. Gives the origins of the statements with defaults."""
+    said = {key: op for op in strategy.body.ops for key in _keys(op)}
     origins: dict[Operation, str] = {}
     for line in lines:
-        if serves and line.definition.training:
+        if (serves and line.definition.training) or line.about not in {"", *names}:
             continue
         wanted = _wanted(line, given or ())
-        op = said.get(line.op.name)
+        op = said.get((line.op.name, line.about))
         if op is None:
             op = Operation(line.definition, attrs=wanted, loc=line.op.loc)
             if wanted and _fits(op):
                 origins[strategy.body.append(op)] = line.origin
             continue
         instead = given is not None  # of the default of a flag
-        names = [n for n, value in wanted.items() if _give(op, n, value, instead=instead)]
-        if names:
-            origins[op] = f"{', '.join(names)}: {line.origin}"
+        wanted.pop(_subject(op), None)
+        new = [n for n, value in wanted.items() if _give(op, n, value, instead=instead)]
+        if new:
+            origins[op] = f"{', '.join(new)}: {line.origin}"
     return origins
 
 

@@ -88,7 +88,8 @@ class MeasuredStep:
 
     def options(self) -> JobOptions:
         """The options of the job that was measured."""
-        return JobOptions(self.model, sizes=self.sizes, **self.flags)
+        given = frozenset(self.flags)
+        return JobOptions(self.model, sizes=self.sizes, explicit=given, **self.flags)
 
     def on_machine(self) -> Machine:
         """The machine that it ran on."""

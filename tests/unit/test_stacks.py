@@ -211,6 +211,46 @@ def test_the_merged_text_is_a_strategy(name: str, tmp_path: Path) -> None:
     ]
 
 
+def test_a_stack_is_the_program_of_the_flags_that_it_stands_for() -> None:
+    """Megatron-DeepSpeed: types, one call behind backward, collectives and hosts that wait."""
+    types = dict.fromkeys(("param_dtype", "grad_dtype", "reduce_dtype"), "f16")
+    runs = {"ddp_bucket": 0, "async_tp": False, "fusion": "pointwise", "attention": "math"}
+    holds = {"loss": "in-place", "saved_tensors": "node"}
+    hosts = {"host_issue": "140 us", "host_issue_backward": "60 us", "host_waits": "phases"}
+    hosts |= {"host_microbatch": "1 ms"}
+    bare, flags, overlaps = (
+        library.job("llama3-8b", sizes="L=2,B=2,S=512", dp=2, tp=2, **given)
+        for given in (
+            {"stack": "megatron-deepspeed"},
+            {**types, **runs, **holds, **hosts},
+            {"stack": "megatron-deepspeed", "async_tp": True, "ddp_bucket": 25 << 20},
+        )
+    )
+    assert bare.memory().as_json()["classes"] == flags.memory().as_json()["classes"]
+    steps = [job.time("a100-80g").as_json()["step_seconds"] for job in (bare, flags, overlaps)]
+    assert steps[0] == steps[1] > steps[2]
+
+
+def test_a_base_states_what_a_stack_does_not_repeat(tmp_path: Path) -> None:
+    """One line for each axis and dimension; of one that both name the stack's own parameters."""
+    (tmp_path / "base.stg").write_text(
+        "stg.stack @base {\n  stg.blocking[over = (tp, dp)]\n"
+        "  stg.pad_dimensions[(F, M), multiple = 32]\n}\n"
+    )
+    own = tmp_path / "own.stg"
+    own.write_text(
+        'stg.stack @own[extends = "base.stg"] {\n  stg.pad_dimensions[M, multiple = 64]\n}\n'
+    )
+    lines = read_stack(str(own), Session(), load_plugins(()).registry)
+    said = [(n.op.name, n.about, n.stack, str(n.op.attrs.get("multiple"))) for n in lines]
+    assert said == [
+        ("stg.blocking", "tp", "base", "None"),
+        ("stg.blocking", "dp", "base", "None"),
+        ("stg.pad_dimensions", "F", "base", "32"),
+        ("stg.pad_dimensions", "M", "own", "64"),
+    ]
+
+
 #: Jobs that have what statements are about: shards, ranks of experts, of stages and of parts of
 #: sequences, layers to compute again, adapters beside weights in 4 bits.
 JOBS: Sequence[dict[str, Any]] = (

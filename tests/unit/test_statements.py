@@ -304,7 +304,9 @@ def test_another_value_than_the_choices_is_a_usage_error(name: str) -> None:
     assert f"'{flag.choices[0]}s' is not one of" in ran.err
 
 
-@pytest.mark.parametrize("line", ["stg.shard_params[over = dp, zero = 4]", "stg.bucket[bytes = 0]"])
+@pytest.mark.parametrize(
+    "line", ["stg.shard_params[over = dp, zero = 4]", "stg.bucket[bytes = -1]"]
+)
 def test_a_value_out_of_bounds_in_a_text_is_an_error_there(line: str) -> None:
     parsed = parse(f"stg.module @m {{\n  stg.strategy @s {{\n    {line}\n  }}\n}}")
     (op,) = parsed.ops("stg.strategy")[0].body.ops

@@ -43,8 +43,8 @@ def _row(name: str, session: Session, registry: Registry) -> dict[str, Any]:
     """A stack: its name, its version and the statements that it has defaults of."""
     version = parse_op(stack_source(name, session), registry).text("version")
     lines = read_stack(name, session, registry)
-    statements = [line.op.name.removeprefix("stg.") for line in lines]
-    return {"name": name, "version": version, "statements": statements}
+    statements = dict.fromkeys(line.op.name.removeprefix("stg.") for line in lines)
+    return {"name": name, "version": version, "statements": [*statements]}
 
 
 def _print_table(rows: Iterable[Mapping[str, Any]]) -> None:
