@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from stagec.analysis.serving_rates import PodStep, colocated, disaggregated, steady_seconds
+from stagec.analysis.serving_rates import (
+    PodStep,
+    colocated,
+    disaggregated,
+    steady_parts,
+    steady_seconds,
+)
 from tests.support import LONG, Outcome, stagec
 from tests.unit.test_time_pods import slow_network
 
@@ -61,6 +67,9 @@ def test_the_slowest_of_the_stages_is_the_pace_of_all() -> None:
     assert steady_seconds(parts, 9.0, 1) == 9.0
     assert steady_seconds(parts, 9.0, 2) == 9.0
     assert steady_seconds(parts, 9.0, 3) == 13.0
+    waits = {"matrix products": 8.0, "scheduler": 1.0, "stages that wait": 2.0}
+    assert steady_parts(parts, 11.0, 2) == waits
+    assert sum(steady_parts(parts, 9.0, 3).values()) == 13.0
 
 
 def test_stages_have_batches_smaller_than_they_are() -> None:
