@@ -167,7 +167,8 @@ PLUGIN = Plugin(
         "eliminate-dead-code,partition,stages,units,plan,fuse-kernels,lower-to-trace",
         "forward": "inline,infer-shapes,apply-strategy,gather-logits,partition,stages,units,plan,"
         "fuse-kernels,lower-to-trace",
-        "serve": "inline,infer-shapes,to-serving,absorb-latent,sample-tokens,serve-step",
+        "serve": "inline,infer-shapes,pad-vocabulary,to-serving,absorb-latent,sample-tokens,"
+        "serve-step",
         "serve-step": "apply-strategy,gather-logits,partition,stages,units,plan,fuse-kernels,"
         "lower-to-trace",
         "clean": "canonicalize,eliminate-common-subexpressions,eliminate-dead-code",

@@ -26,16 +26,22 @@ class PadVocabularyRule(Record):
             rare=True,
         ),
     )
+    whole: bool = parameter(
+        "flag",
+        "the number is one of the whole vocabulary, not of each rank's part: ranks that do not "
+        "divide what is filled up are refused",
+    )
 
 
 class PadVocabularyOp(Statement):
     """The vocabulary is filled up to a multiple of `multiple` and the ranks that split it, as in
     Megatron-LM (`--make-vocab-size-divisible-by`, times the ranks of tensor parallelism), so that
-    128,256 words over tp = 12 are 129,024 with 128. The words that are added have rows of the
-    embedding, columns of the head and logits like others.
+    128,256 words over tp = 12 are 129,024 with 128; TensorRT-LLM does so with 1. With `whole` ranks
+    do not count, as in vLLM and SGLang, whose `VocabParallelEmbedding` fills 32,001 words up to
+    32,064, a multiple of 64, over any tp, and refuses a tp that does not divide these. The words
+    that are added have rows of the embedding, columns of the head and logits like others.
     """
 
     name, record = "stg.pad_vocabulary", PadVocabularyRule
     section = Section.PARTS
-    training = "the vocabulary of a server is that of its weights"
     example = "stg.pad_vocabulary[multiple = 128]"

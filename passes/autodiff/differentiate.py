@@ -49,7 +49,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.layers import kind_of
+from stagec.ir.layers import kind_of, stack_of
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Accumulates, BeginsBackward, Free
 from stagec.ir.types import FLOATS
@@ -252,15 +252,18 @@ class _TrainingStep:
         self._close_repeat(tape, op, back, inner, live)
 
     def _live_carries(self, op: Operation, given: set[int]) -> list[int]:
-        """The carried values of a repeat that have a gradient in some layer: those with one behind
-        the last layer, and those that these are computed from, such as one that layers pass on."""
-        body, live = op.body, set(given)
+        """The carried values of a repeat that have a gradient in some layer of its stack: those
+        with one behind the last layer, and those that these are computed from, such as one that
+        layers pass on."""
+        bodies, live = [member.body for member in stack_of(op).members], set(given)
         while True:
-            ends = [body.terminator.operands[i] for i in live]
-            behind = {*ends, *(v for o in body.ancestors(ends) for v in o.reads())}
-            more = {i for i, a in enumerate(body.args[: op.integer("carry", 1)]) if a in behind}
-            more = {i for i in more - live if body.args[i].tensor.dtype in FLOATS}
-            more = {i for i in more if body.args[i] not in self.idle}
+            more = set[int]()
+            for body in bodies:
+                ends = [body.terminator.operands[i] for i in live]
+                behind = {*ends, *(v for o in body.ancestors(ends) for v in o.reads())}
+                args = enumerate(body.args[: op.integer("carry", 1)])
+                more |= {i for i, a in args if a in behind and a.tensor.dtype in FLOATS}
+            more = {i for i in more - live if any(b.args[i] not in self.idle for b in bodies)}
             if not more:
                 return sorted(live)
             live |= more

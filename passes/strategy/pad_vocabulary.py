@@ -12,7 +12,8 @@ from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyRule
 @dataclass(frozen=True)
 class PadVocabulary(Pass):
     """Give the symbol of the vocabulary, the last dimension of the logits of a loss, the next
-    multiple of `stg.pad_vocabulary` times the ranks that split it.
+    multiple of `stg.pad_vocabulary` times the ranks that split it, or without these where it says
+    `whole`. A step of serving has had its vocabulary filled up before `to-serving` took the loss.
 
     Before:
         stg.symbols[B, S, V = 1000]
@@ -38,7 +39,7 @@ class PadVocabulary(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return bool(read_strategy(module).all(PadVocabularyRule))
+        return not module.serving and bool(read_strategy(module).all(PadVocabularyRule))
 
     def run(self, module: Module) -> None:
         pad_vocabulary(module, read_strategy(module))
@@ -55,7 +56,7 @@ def pad_vocabulary(module: Module, strategy: Strategy) -> None:
         why = "no loss has a vocabulary that is a symbol with a value"
         module.diagnostics.remark(f"'stg.pad_vocabulary' changes nothing: {why}", rule.loc)
     for name in names:
-        multiple = rule.multiple * _ranks(module, strategy, name)
+        multiple = rule.multiple * (1 if rule.whole else _ranks(module, strategy, name))
         for op in module.ops("stg.symbols"):
             size = op.integer(name) if name in op.attrs else 0
             if size:

@@ -49,15 +49,22 @@ class ServingRates:
         return 1 / self.tpot
 
 
-def steady_seconds(parts: Mapping[str, float], seconds: float, stages: int) -> float:
-    """The seconds of a step of one microbatch on pipeline stages, those of other sequences on the
-    other stages meanwhile, as in engines (vLLM's `max_concurrent_batches` is the number of stages):
-    from the first stage to the last, but no less than all stages take that are as busy as the
-    slowest one, of which `parts` are the seconds. The scheduler is there once."""
+def steady_parts(parts: Mapping[str, float], seconds: float, stages: int) -> Mapping[str, float]:
+    """Where the seconds of a step of one microbatch on pipeline stages go, of which other sequences
+    fill the bubble, as in engines (vLLM's `max_concurrent_batches` is the number of stages): as
+    many stages as busy as the slowest one, of which `parts` are the seconds; what is left of its
+    `seconds` from the first stage to the last are stages that wait. The scheduler is there once."""
     if stages == 1:
-        return seconds
-    busy = sum(each for name, each in parts.items() if name not in (BUBBLE, SCHEDULER))
-    return max(seconds, stages * busy + parts.get(SCHEDULER, 0.0))
+        return parts
+    times = {name: 1 if name == SCHEDULER else stages for name in parts if name != BUBBLE}
+    busy = {name: each * parts[name] for name, each in times.items()}
+    return {**busy, "stages that wait": max(0.0, seconds - sum(busy.values()))}
+
+
+def steady_seconds(parts: Mapping[str, float], seconds: float, stages: int) -> float:
+    """The seconds of such a step, which takes no less than all of `steady_parts`."""
+    least = sum(steady_parts(parts, seconds, stages).values()) if stages > 1 else 0.0
+    return max(seconds, least)
 
 
 def tokens_accepted(rate: float, drafts: int) -> float:

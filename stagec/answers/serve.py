@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import takewhile
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -391,24 +392,24 @@ def _rows(
     *,
     two_pods: bool,
 ) -> Iterator[ServedBatch]:
-    """A row for each batch: those that are wanted, or as they double, while they fit. Of each
-    sequence a step gives the tokens that are `accepted`."""
+    """A row for each batch: those that are wanted, or as they double from a sequence for each group
+    of ranks on, while they fit. Of each sequence a step gives the tokens that are `accepted`. Where
+    groups do not divide a batch, the step is that of the fullest. A remark states what a wanted
+    batch is left out for beside others."""
     held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
     decode = options[DECODE].changed(context=held)
     mixes = None if two_pods else _Mixing.of(options[DECODE], options[PREFILL], output)
-    stages = _in_flight(decode)
-    groups = _groups(decode) if stages > 1 else 1
-    problem: DiagnosticError | None = None
+    stages, groups = _in_flight(decode), _groups(decode)
+    problems: list[tuple[int, DiagnosticError]] = []
     fits_once = False
-    for batch in wanted or (1 << power for power in range(LARGEST.bit_length())):
-        step = batch if batch % groups else -(-batch // (groups * stages)) * groups
-        job = decode.changed(batch=step)
+    doubled = (groups << power for power in range(LARGEST.bit_length()))
+    for batch in wanted or takewhile(LARGEST.__ge__, doubled):
+        whole = -(-batch // groups) * groups
+        job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit = _decoded(job, machine, session, batch)
+            report, fit = _decoded(job, machine, session, whole)
         except DiagnosticError as raised:
-            problem = problem or raised
-            if wanted:
-                raise
+            problems.append((batch, raised))
             continue
         first = not fits_once
         fits_once = True
@@ -417,11 +418,11 @@ def _rows(
                 "'stagec serve' needs the memory of a step, which this --pipeline does not plan",
                 remedy="leave --pipeline out",
             )
-        cautions = report.cautions
+        cautions = (*report.cautions, *_places_left(batch, whole))
         if not fit.fits and not wanted and not first:
             return
         if not fit.fits and first:
-            asked, mesh = job.changed(batch=batch), report.mesh
+            asked, mesh = job.changed(batch=whole), report.mesh
             cautions = (*cautions, misfit(asked, machine, fit, mesh, asked=bool(wanted)))
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         engine = PodStep(batch, _steady(report, job) / accepted, ranks)
@@ -429,19 +430,33 @@ def _rows(
             rates = mixes.rates(engine, machine, session)
         elif two_pods:
             rates = disaggregated(prefill, engine, output)
-        else:  # no more prompts are on pipeline stages than there are sequences
-            prompts = min(prefill.sequences, batch) if stages > 1 else prefill.sequences
+        else:  # no more prompts are in a step, and on stages, than there are sequences
+            prompts = min(prefill.sequences, batch)
             rates = colocated(replace(prefill, sequences=prompts), engine, output)
         command, steps = step_command(job, machine), (prefill, engine)
         yield ServedBatch(rates, steps, ranks, fit, cautions, command)
-    if not fits_once and problem is not None:
-        raise problem
+    if not fits_once and problems:
+        raise problems[0][1]
+    if wanted:
+        session.remark(*(f"--batches {batch} is left out: {why}" for batch, why in problems))
+
+
+def _places_left(batch: int, whole: int) -> Iterator[str]:
+    """What to know of a batch of fewer sequences than the fullest group of ranks has times their
+    number."""
+    if whole > batch:
+        yield f"groups of ranks do not divide batch {batch:,}: its step is that of {whole:,}"
 
 
 def _groups(decode: JobOptions) -> int:
-    """The groups of ranks that have sequences of their own."""
-    module = JobBuilder(decode.changed(serve=MIXED, step=_ONE, context=None)).module
-    return module.env[read_strategy(module).batch]
+    """The groups of ranks that have sequences of their own, times the microbatches of a step; 1 of
+    several pods, each of which has groups of its own."""
+    if has_pods(decode):
+        return 1
+    module = JobBuilder(decode.changed(batch=None)).module
+    strategy = read_strategy(module)
+    over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
+    return prod(module.axis_sizes.get(a, 1) for a in over) * max(1, strategy.microbatches)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stagec.ir.core import Attr, Operation, Region, Value
+from stagec.ir.layers import stack_of
 from stagec.ir.module import Module
 from stagec.ir.traits import (
     Accumulates,
@@ -81,11 +82,18 @@ def erase_unused(region: Region) -> int:
             drop_unused_results(op)
             erased += erase_unused(op.region)
             drop_unused_bindings(op)
-        unused = bool(op.results) and not any(v.uses for v in op.results)
-        if unused and (is_removable(op) or _computes_only(op)):
+        if op.results and not _is_used(op) and (is_removable(op) or _computes_only(op)):
             op.erase()
             erased += 1
     return erased
+
+
+def _is_used(op: Operation) -> bool:
+    """Whether something uses a result; of layers of a stack, one of any of its kinds outside of
+    the stack, since the others take over what a kind passes on."""
+    members = stack_of(op).members
+    users = (user for member in members for v in member.results for user, _ in v.uses)
+    return any(len(members) == 1 or user not in members for user in users)
 
 
 def _computes_only(op: Operation) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from stagec.ir.core import Operation, Region, Value
+from stagec.ir.layers import stack_of
 from stagec.ir.rewrite import carried
 
 
@@ -21,13 +22,19 @@ class _Trained:
     def __init__(self, values: set[Value]) -> None:
         self.values = values
 
-    def ops(self, ops: Iterable[Operation]) -> None:
-        """Add the results of these operations."""
-        for op in ops:
-            if op.region is not None:
-                self._region(op)
-            elif any(v in self.values for v in op.operands):
-                self.values.update(op.results)
+    def ops(self, ops: Sequence[Operation]) -> None:
+        """Add the results of these operations. Layers of a stack run interleaved, so that what one
+        kind passes on may enter any other kind, also one that stands before it."""
+        again = True
+        while again:
+            before, again = len(self.values), False
+            for op in ops:
+                if op.region is not None:
+                    again |= "order" in op.attrs
+                    self._region(op)
+                elif any(v in self.values for v in op.operands):
+                    self.values.update(op.results)
+            again &= len(self.values) > before
 
     def _region(self, op: Operation) -> None:
         """Add what a region binds and yields; what it carries may be trained from the second
@@ -41,6 +48,7 @@ class _Trained:
             if len(self.values) == before:
                 break
         self._pass(body.terminator.operands, op.results)
+        self._pass(op.results[:count], stack_of(op).members[0].body.args)
 
     def _pass(self, given: Iterable[Value], taken: Iterable[Value]) -> None:
         self.values.update(t for g, t in zip(given, taken, strict=False) if g in self.values)

@@ -317,6 +317,7 @@ def test_latents_are_gathered_instead_of_activations() -> None:
     ("options", "message", "remedy"),
     [
         (["--ep", "4"], "--ep 4 does not divide --dp 1", "choose --ep 1,"),
+        (["--tp", "8", "--ep", "2"], "and is not all of --tp 8", "give --ep 8 for whole"),
         (["--dp", "8", "--ep", "3"], "--ep 3 does not divide --dp 8", "--ep among 1, 2, 4"),
         (
             ["--dp", "16", "--ep", "16"],

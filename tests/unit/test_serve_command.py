@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from stagec.analysis.serving_rates import PodStep, colocated, disaggregated, steady_seconds
+from stagec.analysis.serving_rates import (
+    PodStep,
+    colocated,
+    disaggregated,
+    steady_parts,
+    steady_seconds,
+)
 from tests.support import LONG, Outcome, stagec
 from tests.unit.test_time_pods import slow_network
 
@@ -61,6 +67,9 @@ def test_the_slowest_of_the_stages_is_the_pace_of_all() -> None:
     assert steady_seconds(parts, 9.0, 1) == 9.0
     assert steady_seconds(parts, 9.0, 2) == 9.0
     assert steady_seconds(parts, 9.0, 3) == 13.0
+    waits = {"matrix products": 8.0, "scheduler": 1.0, "stages that wait": 2.0}
+    assert steady_parts(parts, 11.0, 2) == waits
+    assert sum(steady_parts(parts, 9.0, 3).values()) == 13.0
 
 
 def test_stages_have_batches_smaller_than_they_are() -> None:
@@ -71,6 +80,31 @@ def test_stages_have_batches_smaller_than_they_are() -> None:
     assert two["per_rank"] == pytest.approx(2 * one["per_rank"])
     caches = 62 * (512 + 64) * A_TOKEN * 2 // 32
     assert many["memory_peak"] - two["memory_peak"] > caches
+
+
+@pytest.mark.parametrize("ranks", [("--dp", "4"), ("--tp", "4", "--dp-attention")])
+def test_groups_of_ranks_may_be_idle(ranks: tuple[str, ...]) -> None:
+    """Steps of 1 and of 6 sequences on four groups of ranks are those of 4 and of 8."""
+    found = served("--set", "L=2", *ranks, "--batches", "1,4,6,8")
+    one, four, six, eight = found["points"]
+    assert one["tpot"] == four["tpot"] < six["tpot"] <= eight["tpot"]
+    assert one["memory_peak"] == four["memory_peak"] < six["memory_peak"] == eight["memory_peak"]
+    assert one["per_rank"] == pytest.approx(four["per_rank"] / 4)
+    assert [bool(p["cautions"]) for p in found["points"]] == [True, False, True, False]
+    assert "batch 6: its step is that of 8" in six["cautions"][0]
+
+
+def test_batches_double_from_a_sequence_for_each_group_on() -> None:
+    points = served("--set", "L=2", "--dp", "3")["points"]
+    assert [p["batch"] for p in points] == [3 << i for i in range(len(points))]
+
+
+def test_a_batch_that_is_refused_leaves_others_alone() -> None:
+    draft = ("--draft", "llama3.2-1b: dp=2", "--speculative", "3", "--set", "L=2", "--dp", "2")
+    ran = run(*draft, "--batches", "1,2")
+    assert (ran.code, "remark: --batches 1 is left out: B = 1 does not" in ran.err) == (0, True)
+    refused = run(*draft, "--batches", "1")
+    assert (refused.code, "B = 1 does not divide" in refused.err) == (1, True)
 
 
 def served(*more: str, model: str = "llama3-8b", machine: str = "h100-sxm") -> dict[str, Any]:

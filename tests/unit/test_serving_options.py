@@ -183,3 +183,26 @@ def test_the_remedy_for_experts_makes_a_job(flags: tuple[str, ...]) -> None:
     for option, number in offered:
         ran = stagec("analyze", *MOE, *flags, option, *filter(None, [number]))
         assert ran.code == 0, (option, number, ran.err)
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ("--tp 2 --stack vllm", 128),
+        ("--stack sglang", 128),
+        ("--tp 2 --stack trtllm", 66),
+        ("--tp 2 --pad-vocab 4", 72),
+        ("--tp 2 --pad-vocab 64 --stack vllm", 128),
+    ],
+)
+def test_engines_pad_a_vocabulary_that_ranks_do_not_divide(flags: str, size: int) -> None:
+    ran = stagec(
+        "analyze", *DECODE, "--set", "V=65", *flags.split(), "--print-after", "pad-vocabulary"
+    )
+    assert ran.code == 0, ran.err
+    assert f"V = {size}," in ran.err + ran.out
+
+
+def test_a_vocabulary_that_ranks_do_not_divide_is_refused_without_padding() -> None:
+    ran = stagec("analyze", *DECODE, "--set", "V=65", "--tp", "2")
+    assert (ran.code, "V = 65 does not divide over tp = 2" in ran.err) == (1, True)

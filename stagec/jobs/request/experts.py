@@ -90,6 +90,13 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
     fits = sorted({n * u for n in divisors(ranks) for u in units if count % (n * u) == 0})
     choices = f"choose --ep {nearest(options.ep, fits)}"
     flag = axis.replace("_", "-")
+    if unit == 1 < options.ep < options.tp and ranks % options.ep and options.tp % options.ep == 0:
+        whole = f"give --ep {options.tp} for whole ones, or " if options.tp in fits else ""
+        raise error(
+            f"--ep {options.ep} does not divide --{flag} {ranks}, and is not all of --tp "
+            f"{options.tp}: experts are split over all ranks of tp, or whole",
+            remedy=f"{whole}leave --ep out to split them over tp, or choose another --{flag}",
+        )
     if ranks * unit % options.ep or options.ep % unit:
         whole = f", a multiple of --tp {unit}," if unit > 1 else ""
         raise error(

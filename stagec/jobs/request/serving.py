@@ -197,10 +197,10 @@ class Serving:
             few = max((c.new for c in self.step.classes if c.new == c.sampled), default=0)
         every = self.mode == "decode" and self.step is None
         absorb = "absorb-latent," if every else f"absorb-latent{{queries={few},selected=true}},"
-        made = f"inline,infer-shapes,to-serving{{{options}}},{absorb}{self.speculation}"
+        made = f"inline,infer-shapes,pad-vocabulary,to-serving{{{options}}},{absorb}"
         sample = "" if self.sampling == "none" else "sample-tokens,"
         local = "" if self.sampling == "gather" else ",-gather-logits"
-        return f"{made}{sample}serve-step{local}"
+        return f"{made}{self.speculation}{sample}serve-step{local}"
 
 
 def read_serving(

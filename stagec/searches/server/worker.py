@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
+from stagec.analysis.serving_rates import steady_parts, steady_seconds
 from stagec.analysis.steady_server import PromptChunks, SteadyRates, aggregated, chunks, per_token
 from stagec.ir.serving import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
@@ -37,7 +38,6 @@ _RARELY = 500_000
 #: possible is looked for between two that double.
 _MOST, _HALVINGS = 4096, 4
 _ONE = "decode=1x1"
-BUBBLE, SCHEDULER = "bubble", "scheduler"
 P = TypeVar("P")
 
 
@@ -253,8 +253,8 @@ class _Timing:
         self._cautions |= dict.fromkeys(report.cautions)
         if sends:
             self._cached = max(each.get(CACHES, 0) for each in stages) / sends
-        parts = _filled(grouped(report.breakdown, {}), report.step_seconds, self._stages)
-        seconds = max(report.step_seconds, sum(parts.values()))
+        step = grouped(report.breakdown, {}), report.step_seconds, self._stages
+        parts, seconds = steady_parts(*step), steady_seconds(*step)
         return StepPoint(sequences, seconds / gives, per_token(parts, 1 / gives), peak)
 
 
@@ -264,20 +264,6 @@ def _together(decode: StepPoint, prompts: StepPoint) -> StepPoint:
     parts = {n: decode.parts.get(n, 0.0) + prompts.parts.get(n, 0.0) for n in names}
     seconds, peak = decode.seconds + prompts.seconds, max(decode.peak, prompts.peak)
     return StepPoint(decode.sequences, seconds, parts, peak)
-
-
-def _filled(parts: Mapping[str, float], seconds: float, stages: int) -> Mapping[str, float]:
-    """Where the seconds of a step on pipeline stages go if others fill its bubble: as many stages
-    as busy as the longest one, so that a step takes no less than these; what is left of its seconds
-    are stages that wait. The scheduler is there once."""
-    if stages == 1:
-        return parts
-    filled = {
-        name: each if name == SCHEDULER else stages * each
-        for name, each in parts.items()
-        if name != BUBBLE
-    }
-    return {**filled, "stages that wait": max(0.0, seconds - sum(filled.values()))}
 
 
 def _climbed(
