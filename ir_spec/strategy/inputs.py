@@ -9,7 +9,7 @@ from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagge
 #: Nothing of it is in the plan of memory.
 NONE = "none"
 SHARED, EACH = "shared", "each"
-MADE, BUFFER = "made", "buffer"
+MADE, BUFFER, COS_SIN = "made", "buffer", "cos_sin"
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,15 @@ class InputsRule(Record):
     rotations: str = flagged(
         "rotation_tables",
         "Tables of rotations count: made by forward and kept until backward ends (made), or a "
-        "buffer in fp32 from step to step (buffer).",
+        "buffer in fp32 from step to step, of complex numbers (buffer) or of cosines and sines "
+        "(cos-sin).",
         doc=(
             "tables of rotations: made by forward, in the type of queries, and kept until backward "
-            "ends (made); a buffer in fp32 from step to step (buffer); none: not counted"
+            "ends (made); a buffer in fp32 from step to step, of complex numbers (buffer) or of "
+            "cosines and sines (cos_sin); none: not counted"
         ),
-        choices=(NONE, MADE, BUFFER),
-        metavar="none|made|buffer",
+        choices=(NONE, MADE, BUFFER, COS_SIN),
+        metavar="none|made|buffer|cos-sin",
         rare=True,
         software=True,
     )
@@ -50,7 +52,9 @@ class InputsOp(Statement):
     `rotations = made`: cosines and sines of all positions, which `LlamaRotaryEmbedding` of
     transformers returns in the type of its input, and which the products with queries and keys save
     (models/llama/modeling_llama.py: `apply_rotary_pos_emb`). `buffer`: `freqs_cis`, complex numbers
-    of 64 bits (torchtitan/models/llama3/model/model.py: `precompute_freqs_cis`).
+    of 64 bits (torchtitan/models/llama3/model/model.py: `precompute_freqs_cis`), one for each pair
+    of elements. `cos_sin`: a cosine and a sine for each element, as torchtitan has for Qwen3
+    (torchtitan/models/common/rope.py: `CosSinRoPE`).
     """
 
     name, record = "stg.inputs", InputsRule

@@ -26,7 +26,7 @@ from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.ops.softmax import Softmax
-from stagec.ir_spec.strategy.inputs import BUFFER, EACH, MADE, NONE, InputsRule
+from stagec.ir_spec.strategy.inputs import BUFFER, COS_SIN, EACH, MADE, NONE, InputsRule
 from stagec.ir_spec.strategy.kernels import EAGER, KernelsRule
 
 
@@ -81,8 +81,8 @@ class HoldInputs(Pass):
         for func in module.functions:
             tables = list(_tables(func.body))
             staged = any(isinstance(op.definition, ActionOp) for op in func.body.walk())
-            if rule.rotations == BUFFER:
-                _hold_tables(func, tables * _parts(func))
+            if rule.rotations in (BUFFER, COS_SIN):
+                _hold_tables(func, tables * _parts(func), 0 if rule.rotations == COS_SIN else 1)
             elif rule.rotations == MADE and not staged:
                 turned = (op for op in func.body.walk() if _is_rotation(op))
                 ends = [op for op in turned if op.phase != "forward"]
@@ -90,7 +90,7 @@ class HoldInputs(Pass):
                 if read_strategy(module).one(KernelsRule).attention == EAGER:
                     ends = [op for op in func.body.walk() if _is_masked(op)]
                     _make(module, func, "mask", list(_masks(ends)), ends)
-            held += len(tables) if rule.rotations == BUFFER or not staged else 0
+            held += len(tables) if rule.rotations != MADE or not staged else 0
             if rule.tokens != NONE:
                 _hold_tokens(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])
         if rule.rotations != NONE and not held:
@@ -135,10 +135,11 @@ def _masks(softmaxes: Sequence[Operation]) -> Iterator[TensorType]:
             yield replace(op.result.tensor, dtype=dtype, dims=(batch, rows, columns))
 
 
-def _hold_tables(func: Operation, tables: Sequence[TensorType]) -> None:
-    """Buffers for complex numbers: as many bytes as cosines and sines in 32 bits."""
+def _hold_tables(func: Operation, tables: Sequence[TensorType], start: int) -> None:
+    """Buffers in fp32 of the dimensions from one on: of cosines and sines, or of complex numbers,
+    which are half as many."""
     for table in tables:
-        type_ = replace(table, dtype="f32", dims=table.dims[1:], role="bucket")
+        type_ = replace(table, dtype="f32", dims=table.dims[start:], role="bucket")
         func.body.add_arg("rotations", type_, func.loc)
 
 

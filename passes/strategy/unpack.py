@@ -10,6 +10,7 @@ from stagec.ir.rewrite import drop_unused_bindings, replace_op, slice_into
 from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.strategy.statement import patterns
 
 
 def unpack_product(module: Module, unbind: Operation) -> None:
@@ -49,6 +50,7 @@ def unpack_product(module: Module, unbind: Operation) -> None:
     for arg in chain[:-1]:
         drop_unused_bindings(arg.region.owner)
     _drop(module.main.body, chain[-1])
+    _name_parts(module, _last(chain[-1].name), [_last(name) for name in names])
 
 
 def _uncast(value: Value) -> Value:
@@ -86,6 +88,27 @@ def _names(packed: str, count: int) -> list[str]:
     own = [f"{lead}_{p}" for p in parts] if len(parts) == count else []
     own = own or [f"{last}_{i}" for i in range(count)]
     return [f"{path}/{name}" if path else name for name in own]
+
+
+def _name_parts(module: Module, packed: str, parts: list[str]) -> None:
+    """Let statements that name a packed parameter, such as `stg.offload`, name its parts, and the
+    packed one while another parameter is called so."""
+    named = [*parts, *(packed for p in module.parameters() if p.is_called(packed))]
+    for op in (op for strategy in module.ops("stg.strategy") for op in strategy.body.ops):
+        for param in (p for p in op.definition.params if p.kind in ("values", "patterns")):
+            texts: list[str] = []
+            for item in patterns(op, param.name):  # such as layers/swiglu/w_gate_up:1/2
+                path, colon, share = item.partition(":")
+                scope = path.removesuffix(_last(path))
+                names = named if _last(path) == packed else [_last(path)]
+                texts += (f"{scope}{name}{colon}{share}" for name in names)
+            if texts != [*patterns(op, param.name)]:
+                own = tuple(dict.fromkeys(texts))
+                op.attrs[param.name] = own if param.kind == "values" else Quoted(", ".join(own))
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _drop(body: Region, arg: Value) -> None:

@@ -121,17 +121,24 @@ def test_the_first_layer_saves_nothing_for_a_frozen_embedding() -> None:
 
 
 def test_tokens_and_tables_count() -> None:
-    """8 bytes a token, once or for labels too; a table has 4 bytes per position and element."""
+    """8 bytes a token, once or for labels too; a table has 4 bytes per position and element,
+    one of cosines and sines twice as many."""
     kinds = {
         (tokens, tables): moments("--token-buffers", tokens, "--rotation-tables", tables)
-        for tokens, tables in (("none", "none"), ("shared", "made"), ("each", "buffer"))
+        for tokens, tables in (
+            ("none", "none"),
+            ("shared", "made"),
+            ("each", "buffer"),
+            ("none", "cos-sin"),
+        )
     }
-    none, shared, each = kinds.values()
+    none, shared, each, halves = kinds.values()
     table = 8192 * 128 * 4
     assert moments() == none
     for when in none:
         assert shared[when]["by"]["buffers"] == 8192 * 8
         assert each[when]["by"]["buffers"] == 2 * 8192 * 8 + table
+        assert halves[when]["by"]["buffers"] == 2 * table
         made = shared[when]["by"]["activations"] - none[when]["by"]["activations"]
         assert made == (0 if when == "after_update" else table)
         assert each[when]["by"]["activations"] == none[when]["by"]["activations"]

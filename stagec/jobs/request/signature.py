@@ -251,8 +251,8 @@ class JobFlags(TypedDict, total=False):
     #: Tokens and labels count, in 64 bits each: as one tensor (shared) or as two (each).
     token_buffers: Literal["none", "shared", "each"] | None
     #: Tables of rotations count: made by forward and kept until backward ends (made), or a buffer
-    #: in fp32 from step to step (buffer).
-    rotation_tables: Literal["none", "made", "buffer"] | None
+    #: in fp32 from step to step, of complex numbers (buffer) or of cosines and sines (cos-sin).
+    rotation_tables: Literal["none", "made", "buffer", "cos-sin"] | None
     #: Backward keeps a saved tensor until its last use, or until the operation or checkpoint that
     #: saved it has all its gradients (node).
     saved_tensors: Literal["last_use", "last-use", "node"] | None
