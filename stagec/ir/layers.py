@@ -104,8 +104,8 @@ def place_of(repeat: Operation, index: int) -> int:
 
 
 def stack_of(repeat: Operation) -> LayerStack:
-    """The stack that a repeat belongs to."""
-    if "order" not in repeat.attrs or repeat.parent is None:
+    """The stack that a repeat belongs to; any other operation is alone."""
+    if not repeat.has(Repeats) or "order" not in repeat.attrs or repeat.parent is None:
         return LayerStack((repeat,))
     return LayerStack(tuple(_members(repeat, repeat.parent)), order_of(repeat))
 
