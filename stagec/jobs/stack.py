@@ -79,7 +79,7 @@ def read_stack(name: str, session: Session, registry: Registry) -> Sequence[Stac
     for op in reversed(_chain(name, session, registry)):
         title = " ".join(filter(None, (stack_name(op), op.text("version"))))
         for stated, key in [(each, key) for each in op.body.ops for key in _keys(each)]:
-            own = {_subject(stated): key[1]} if key[1] else {}
+            own = {_subject(stated): (key[1],)} if key[1] else {}
             each = Operation(stated.definition, attrs={**stated.attrs, **own}, loc=stated.loc)
             if (base := lines.get(key)) is not None:
                 for name, value in base.op.attrs.items():

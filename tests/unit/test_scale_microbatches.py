@@ -142,8 +142,8 @@ def test_traces_without_a_manifest_need_their_schedule(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert files(out) == files(tmp_path / "large")
     for words, told in (
-        ((), "stands where the schedule has another action"),
-        (("--schedule", "1f1b"), "has another action"),
+        ((), "is not the action that the schedule has at this place"),
+        (("--schedule", "1f1b"), "is not the action"),
         (("--schedule", "nope"), "no schedule 'nope'"),
     ):
         done = stagec(*asked, *words, "--force")
