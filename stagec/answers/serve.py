@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import takewhile
 from math import prod
@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagec.analysis.serving_rates import (
     PodStep,
-    ServingRates,
-    beside,
     colocated,
     disaggregated,
-    steady_seconds,
 )
-from stagec.analysis.steady_server import chunks
 from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
 from stagec.answers.requests.answer import RequestsAnswer
@@ -26,11 +22,20 @@ from stagec.answers.requests.options import OVER_TIME, is_over_time
 from stagec.answers.requests.run import Handover, serve_requests
 from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 from stagec.answers.serve_remedies import misfit
+from stagec.answers.serve_steps import (
+    Mixing,
+    decoded,
+    groups_of,
+    of_a_stage,
+    paced_seconds,
+    request_seconds,
+    steps_in_flight,
+    timed_step,
+)
 from stagec.answers.time.timed import time_job
-from stagec.ir.serving import DECODE, MIXED, PREFILL
+from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
-from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import (
     guests,
@@ -45,7 +50,6 @@ from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.combine import divisors
 from stagec.jobs.request.command_line import question_command, step_command
-from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.option import CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
@@ -53,15 +57,11 @@ from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
-from stagec.memory.timeline import CACHES
 from stagec.pipeline.verify import verify_module
-from stagec.serving.step import SequenceClass, step_of
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
-from stagec.time.streams import PICOSECONDS
 
 if TYPE_CHECKING:
-    from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.time_report import TimeReport
     from stagec.ir.module import Module
     from stagec.machines import Machine
@@ -71,8 +71,6 @@ Found = TypeVar("Found")
 
 #: The largest batch that is tried.
 LARGEST = 1 << 16
-#: A step of which only the strategy matters.
-_ONE = "decode=1x1"
 _BATCH = re.compile("0*[1-9][0-9]{0,5}")
 
 
@@ -206,74 +204,27 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
         options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
     if options.serve == DISAGGREGATED:
         decode = options_of_pod(DECODE, options.changed(chunk=None))
-        return {PREFILL: options, DECODE: _of_a_stage(decode)}
+        return {PREFILL: options, DECODE: of_a_stage(decode)}
     return {
-        PREFILL: _of_a_stage(options.changed(serve=PREFILL, speculative=None)),
-        DECODE: _of_a_stage(
+        PREFILL: of_a_stage(options.changed(serve=PREFILL, speculative=None)),
+        DECODE: of_a_stage(
             options.changed(serve=DECODE, prompt=None, chunk=None, context=None, part=())
         ),
     }
 
 
-def _of_a_stage(options: JobOptions) -> JobOptions:
-    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them."""
-    given = not FLAGS["microbatches"].is_default(options.microbatches)
-    one = options.pp > 1 and not given and not has_pods(options)
-    return options.changed(microbatches=1) if one else options
-
-
-def _in_flight(options: JobOptions) -> int:
-    """The steps of other sequences at a time: one for each pipeline stage, where a step is one
-    microbatch."""
-    return options.pp if options.microbatches == 1 and not has_pods(options) else 1
-
-
 # -- steps -----------------------------------------------------------------------------------------
-
-
-def _step(options: JobOptions, machine: Machine, session: Session) -> TimeReport:
-    """The time of a step, whose launches are captured in a graph. Raises `DiagnosticError`."""
-    from stagec.jobs.lowered import job_costs
-
-    return job_costs(options, session).time(machine)
 
 
 def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[float, int, float]:
     """The seconds of a step of prefill, its ranks, and what a request takes outside of it. A draft
     model prefills beside the one that verifies, and what takes longer is the step; on the same
     ranks it prefills behind it. Raises `DiagnosticError`."""
-    each = [_step(model, machine, session) for model in models_alone(options)]
+    each = [timed_step(model, machine, session) for model in models_alone(options)]
     longest = max(each, key=lambda report: report.step_seconds)
     if guests(options):
-        return sum(report.step_seconds for report in each), longest.ranks, _request(longest)
-    return _steady(longest, options), longest.ranks, _request(longest)
-
-
-def _steady(report: TimeReport, options: JobOptions) -> float:
-    """The seconds of a step, others of which are on the other pipeline stages."""
-    return steady_seconds(report.breakdown, report.step_seconds, _in_flight(options))
-
-
-def _decoded(
-    options: JobOptions, machine: Machine, session: Session, batch: int
-) -> tuple[TimeReport, MemoryFit | None]:
-    """A step of decode, and whether the caches of a whole batch fit, of which other sequences are
-    on other pipeline stages. Raises `DiagnosticError`."""
-    from stagec.jobs.lowered import job_costs
-
-    job = job_costs(options, session)
-    report = job.time(machine)
-    step = options.batch or batch
-    if report.fit is None or step == batch:
-        return report, report.fit
-    kept = ((sum(each.values()), each.get(CACHES, 0)) for each in job.figures().by_stage)
-    peak = max(total + caches * (batch - step) // step for total, caches in kept)
-    return report, replace(report.fit, peak=peak)
-
-
-def _request(report: TimeReport) -> float:
-    """The seconds of a request outside of its steps."""
-    return report.step.request / PICOSECONDS
+        return sum(report.step_seconds for report in each), longest.ranks, request_seconds(longest)
+    return paced_seconds(longest, options), longest.ranks, request_seconds(longest)
 
 
 def sending(
@@ -354,10 +305,10 @@ def _prefill(
         sequences = options.batch or 1
         if target is None:
             more, ranks, request = _prompts(last, machine, session)
-            sequences *= _in_flight(options)
+            sequences *= steps_in_flight(options)
             return PodStep(sequences, seconds + more, max(most, ranks), request=request), None
         step, sent = sending(last, machine, session, target)
-        links = sent.alone_seconds, sent.exposed_seconds, _request(step)
+        links = sent.alone_seconds, sent.exposed_seconds, request_seconds(step)
         ranks = max(most, step.ranks)
         return PodStep(sequences, seconds + step.step_seconds, ranks, *links), sent
 
@@ -398,8 +349,8 @@ def _rows(
     batch is left out for beside others."""
     held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
     decode = options[DECODE].changed(context=held)
-    mixes = None if two_pods else _Mixing.of(options[DECODE], options[PREFILL], output)
-    stages, groups = _in_flight(decode), _groups(decode)
+    mixes = None if two_pods else Mixing.of(options[DECODE], options[PREFILL], output)
+    stages, groups = steps_in_flight(decode), groups_of(decode)
     problems: list[tuple[int, DiagnosticError]] = []
     fits_once = False
     doubled = (groups << power for power in range(LARGEST.bit_length()))
@@ -407,7 +358,7 @@ def _rows(
         whole = -(-batch // groups) * groups
         job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit = _decoded(job, machine, session, whole)
+            report, fit = decoded(job, machine, session, whole)
         except DiagnosticError as raised:
             problems.append((batch, raised))
             continue
@@ -425,7 +376,7 @@ def _rows(
             asked, mesh = job.changed(batch=whole), report.mesh
             cautions = (*cautions, misfit(asked, machine, fit, mesh, asked=bool(wanted)))
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
-        engine = PodStep(batch, _steady(report, job) / accepted, ranks)
+        engine = PodStep(batch, paced_seconds(report, job) / accepted, ranks)
         if mixes is not None:
             rates = mixes.rates(engine, machine, session)
         elif two_pods:
@@ -446,70 +397,6 @@ def _places_left(batch: int, whole: int) -> Iterator[str]:
     number."""
     if whole > batch:
         yield f"groups of ranks do not divide batch {batch:,}: its step is that of {whole:,}"
-
-
-def _groups(decode: JobOptions) -> int:
-    """The groups of ranks that have sequences of their own, times the microbatches of a step; 1 of
-    several pods, each of which has groups of its own."""
-    if has_pods(decode):
-        return 1
-    module = JobBuilder(decode.changed(batch=None)).module
-    strategy = read_strategy(module)
-    over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-    return prod(module.axis_sizes.get(a, 1) for a in over) * max(1, strategy.microbatches)
-
-
-@dataclass(frozen=True)
-class _Mixing:
-    """Prompts of so many tokens in steps of sequences that decode, as `rule` says it; `groups` of
-    ranks, on each pipeline stage, have sequences of their own."""
-
-    options: JobOptions
-    rule: SchedulerRule
-    groups: int
-    prompt: int
-    output: int
-
-    @classmethod
-    def of(cls, decode: JobOptions, prefill: JobOptions, output: int) -> _Mixing | None:
-        """That of a server; None where prompts have steps of their own, as those of drafts, of
-        parts and of steps of several microbatches have."""
-        stages = _in_flight(decode)
-        if decode.pp > stages or decode.speculative or has_pods(decode) or has_pods(prefill):
-            return None
-        module = JobBuilder(decode.changed(serve=MIXED, step=_ONE, context=None)).module
-        strategy = read_strategy(module)
-        rule = strategy.one(SchedulerRule)
-        if rule.prompts != BESIDE:
-            return None
-        if prefill.chunk is not None:
-            rule = replace(rule, tokens=min(rule.tokens, prefill.chunk))
-        groups = stages * module.env[strategy.batch]
-        return cls(decode, rule, groups, prefill.prompt or 1, output)
-
-    def rates(self, decode: PodStep, machine: Machine, session: Session) -> ServingRates:
-        """What it gives with steps that decode, which have a batch. Raises `DiagnosticError`."""
-        batch = decode.sequences
-        each, past = -(-batch // self.groups), self.options.context or 0
-        work = chunks(each, self.rule.tokens, self.prompt, self.output)
-        if work is None:
-            raise error(
-                f"a step of {self.rule.tokens:,} tokens has no room for prompts beside {each:,} "
-                "decoding sequences",
-                remedy="give smaller --batches, or more --step-tokens",
-            )
-        step = step_of(
-            [
-                SequenceClass(1, past + self.prompt + self.output // 2, 1, each),
-                SequenceClass(work.size, past + work.past, 1, work.prompts),
-            ]
-        )
-        asked = self.options.changed(serve=MIXED, step=str(step), context=None)
-        report = _step(asked, machine, session)
-        prompts = work.prompts * min(self.groups, batch)
-        seconds = _steady(report, asked)
-        mixed = PodStep(prompts, seconds, decode.ranks, request=_request(report))
-        return beside(decode, mixed, work, self.output)
 
 
 def _best(

@@ -1,0 +1,142 @@
+"""Steps of a server: of pipeline stages and groups of ranks, which have sequences of their own, and
+with prompts beside sequences that decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from stagec.analysis.serving_rates import PodStep, ServingRates, beside, steady_seconds
+from stagec.analysis.steady_server import chunks
+from stagec.ir.serving import MIXED
+from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.pod_options import has_pods
+from stagec.jobs.request.flags import FLAGS
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.session import Session
+from stagec.memory.timeline import CACHES
+from stagec.serving.step import SequenceClass, step_of
+from stagec.sharding.strategy import read_strategy
+from stagec.support.diagnostics import error
+from stagec.time.streams import PICOSECONDS
+
+if TYPE_CHECKING:
+    from stagec.analysis.memory_fit import MemoryFit
+    from stagec.analysis.time_report import TimeReport
+    from stagec.machines import Machine
+
+#: A step of which only the strategy matters.
+_ONE = "decode=1x1"
+
+
+def of_a_stage(options: JobOptions) -> JobOptions:
+    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them."""
+    given = not FLAGS["microbatches"].is_default(options.microbatches)
+    one = options.pp > 1 and not given and not has_pods(options)
+    return options.changed(microbatches=1) if one else options
+
+
+def steps_in_flight(options: JobOptions) -> int:
+    """The steps of other sequences at a time: one for each pipeline stage, where a step is one
+    microbatch."""
+    return options.pp if options.microbatches == 1 and not has_pods(options) else 1
+
+
+def timed_step(options: JobOptions, machine: Machine, session: Session) -> TimeReport:
+    """The time of a step, whose launches are captured in a graph. Raises `DiagnosticError`."""
+    from stagec.jobs.lowered import job_costs
+
+    return job_costs(options, session).time(machine)
+
+
+def paced_seconds(report: TimeReport, options: JobOptions) -> float:
+    """The seconds of a step, others of which are on the other pipeline stages."""
+    return steady_seconds(report.breakdown, report.step_seconds, steps_in_flight(options))
+
+
+def decoded(
+    options: JobOptions, machine: Machine, session: Session, batch: int
+) -> tuple[TimeReport, MemoryFit | None]:
+    """A step of decode, and whether the caches of a whole batch fit, of which other sequences are
+    on other pipeline stages. Raises `DiagnosticError`."""
+    from stagec.jobs.lowered import job_costs
+
+    job = job_costs(options, session)
+    report = job.time(machine)
+    step = options.batch or batch
+    if report.fit is None or step == batch:
+        return report, report.fit
+    kept = ((sum(each.values()), each.get(CACHES, 0)) for each in job.figures().by_stage)
+    peak = max(total + caches * (batch - step) // step for total, caches in kept)
+    return report, replace(report.fit, peak=peak)
+
+
+def request_seconds(report: TimeReport) -> float:
+    """The seconds of a request outside of its steps."""
+    return report.step.request / PICOSECONDS
+
+
+def groups_of(decode: JobOptions) -> int:
+    """The groups of ranks that have sequences of their own, times the microbatches of a step; 1 of
+    several pods, each of which has groups of its own."""
+    if has_pods(decode):
+        return 1
+    module = JobBuilder(decode.changed(batch=None)).module
+    strategy = read_strategy(module)
+    over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
+    return prod(module.axis_sizes.get(a, 1) for a in over) * max(1, strategy.microbatches)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Prompts of so many tokens in steps of sequences that decode, as `rule` says it; `groups` of
+    ranks, on each pipeline stage, have sequences of their own."""
+
+    options: JobOptions
+    rule: SchedulerRule
+    groups: int
+    prompt: int
+    output: int
+
+    @classmethod
+    def of(cls, decode: JobOptions, prefill: JobOptions, output: int) -> Mixing | None:
+        """That of a server; None where prompts have steps of their own, as those of drafts, of
+        parts and of steps of several microbatches have."""
+        stages = steps_in_flight(decode)
+        if decode.pp > stages or decode.speculative or has_pods(decode) or has_pods(prefill):
+            return None
+        module = JobBuilder(decode.changed(serve=MIXED, step=_ONE, context=None)).module
+        strategy = read_strategy(module)
+        rule = strategy.one(SchedulerRule)
+        if rule.prompts != BESIDE:
+            return None
+        if prefill.chunk is not None:
+            rule = replace(rule, tokens=min(rule.tokens, prefill.chunk))
+        groups = stages * module.env[strategy.batch]
+        return cls(decode, rule, groups, prefill.prompt or 1, output)
+
+    def rates(self, decode: PodStep, machine: Machine, session: Session) -> ServingRates:
+        """What it gives with steps that decode, which have a batch. Raises `DiagnosticError`."""
+        batch = decode.sequences
+        each, past = -(-batch // self.groups), self.options.context or 0
+        work = chunks(each, self.rule.tokens, self.prompt, self.output)
+        if work is None:
+            raise error(
+                f"a step of {self.rule.tokens:,} tokens has no room for prompts beside {each:,} "
+                "decoding sequences",
+                remedy="give smaller --batches, or more --step-tokens",
+            )
+        step = step_of(
+            [
+                SequenceClass(1, past + self.prompt + self.output // 2, 1, each),
+                SequenceClass(work.size, past + work.past, 1, work.prompts),
+            ]
+        )
+        asked = self.options.changed(serve=MIXED, step=str(step), context=None)
+        report = timed_step(asked, machine, session)
+        prompts = work.prompts * min(self.groups, batch)
+        seconds = paced_seconds(report, asked)
+        mixed = PodStep(prompts, seconds, decode.ranks, request=request_seconds(report))
+        return beside(decode, mixed, work, self.output)
