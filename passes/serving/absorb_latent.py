@@ -24,6 +24,7 @@ from stagec.ir.queries import IsPositive, ask
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.rule import shape_text
 from stagec.ir.traits import Recasts
+from stagec.ir_spec.ops.attention import FlashAttention
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def absorb_latent(module: Module, queries: int = 0, selected: bool = False) -> i
     ops there were. With `queries` only where a sequence is known to have no more, with `selected`
     only there, if `queries` are given, and where queries select their keys."""
     body = module.main.body
-    every = [op for op in body.walk() if op.name == "stg.attention"]
+    every = [op for op in body.walk() if isinstance(op.definition, FlashAttention)]
     ops = [
         op
         for op in every

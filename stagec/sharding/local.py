@@ -37,8 +37,8 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
                 for factor, axes in distribute(group, d.axes, sizes, facts).items():
                     places.setdefault(factor, axes)
     for factor in rule.gathered & places.keys():
-        busy = {a for f, axes in places.items() if f != factor for a in axes}
-        places[factor] = tuple(takewhile(lambda a: a not in busy, places[factor]))  # noqa: B023
+        free = set(places[factor]) - {a for f, axes in places.items() if f != factor for a in axes}
+        places[factor] = tuple(takewhile(free.__contains__, places[factor]))
     for i, value in enumerate(op.results):
         axes = unreduced(op, rule, i, places)
         partial = Partial(rule.reduction, axes) if axes else None
