@@ -109,7 +109,7 @@ class HostsRule(Record):
 
     @property
     def product_seconds(self) -> float | None:
-        """For a product in 8 bits or less on Blackwell; None: as for others."""
+        """For a product in `product_bits` or less on Blackwell; None: as for others."""
         return _seconds(self.product) if self.product else None
 
     @property
@@ -150,7 +150,7 @@ class HostsOp(Statement):
     have no more tokens than the largest captured size, 512 (docs/design/cuda_graphs.md). For a
     product in `product_bits` or less on Blackwell a host takes `product`, where it chooses the
     kernel at each call (FlashInfer, from vLLM's `flashinfer_scaled_fp4_mm` and, for weights in fp8
-    with one scale a tensor, `flashinfer_scaled_fp8_mm`; fp8 in blocks has kernels of DeepGEMM).
+    with one scale per tensor, `flashinfer_scaled_fp8_mm`; fp8 in blocks has kernels of DeepGEMM).
 
     A captured graph of decode launches its kernels with `graph_gap` between them, not with the
     launch gap of the machine. For a step of serving the scheduler of an engine takes `step`: it
