@@ -118,7 +118,7 @@ class LazyGroup(click.Group):
             if having:
                 message = f"No such option {option!r}. It is an option of: {', '.join(having)}."
             elif here := flag_here(option):
-                message = f"No such option {option!r}. Here it is {here}."
+                message = f"No such option {option!r}; {here}"
             else:
                 raise
             raise click.NoSuchOption(option, message, ctx=problem.ctx) from None

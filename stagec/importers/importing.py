@@ -76,12 +76,10 @@ def _family_of(
         )
     name = config.text(key)
     if name not in known:
-        names = sorted(known)
-        suggestion = did_you_mean(name, names)
+        others = "docs/families.md lists those that are read; a plug-in may add others"
         raise error(
             f"unknown model type {name!r:.60}",
             config.place(key),
-            remedy=f"{suggestion + '; ' if suggestion else ''}supported are {', '.join(names)}; a "
-            "plug-in may add others (docs/models.md)",
+            remedy=did_you_mean(name, known) or others,
         )
     return known[name]

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from stagec.driver.cli import COMMANDS, cli
-from stagec.jobs.request.other_tools import _BY_FLAG, flag_here
+from stagec.jobs.request.other_tools import _BY_NAME, flag_here
 
 
 def _options() -> set[str]:
@@ -19,11 +19,14 @@ def _options() -> set[str]:
 
 def test_flags_of_other_tools_are_none_here_and_lead_to_flags_that_are() -> None:
     options = _options()
-    named = {flag for here in _BY_FLAG.values() for flag in re.findall(r"--[a-z-]+", here)}
-    assert not [flag for flag in _BY_FLAG if flag in options]
+    named = {flag for here in _BY_NAME.values() for flag in re.findall(r"--[a-z-]+", here)}
+    assert not [name for name in _BY_NAME if f"--{name}" in options]
     assert not [flag for flag in named if flag not in options]
 
 
-@pytest.mark.parametrize(("flag", "here"), [("--gpus", "--ranks N"), ("--nonsense", None)])
+@pytest.mark.parametrize(
+    ("flag", "here"),
+    [("--num-gpus", "here it is --ranks N"), ("num_gpus", "here it is --ranks N"), ("x", None)],
+)
 def test_what_an_option_is_here(flag: str, here: str | None) -> None:
     assert flag_here(flag) == here

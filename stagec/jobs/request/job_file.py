@@ -33,6 +33,7 @@ from typing import Any, cast
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.jobs.request.flags import SHORTHANDS, words
 from stagec.jobs.request.options import JobOptions, job_options
+from stagec.jobs.request.other_tools import flag_here
 from stagec.jobs.request.preset import find_preset
 from stagec.jobs.request.serving import STEP
 from stagec.jobs.session import Session
@@ -48,6 +49,7 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "passes": ("pipeline", "plugin"),
 }
 _FIRST = ("model", "strategy_file", "preset", "stack")
+_TOP = (*_FIRST, "sizes", "mesh", "machine")
 _EXAMPLE = "as --print-job writes it: model, [sizes], [strategy], [serving], [machine], [passes]"
 
 
@@ -79,8 +81,9 @@ def read_job_file(path: str, session: Session) -> JobFile:
             table = cast("dict[str, Any]", value)
             for key, each in table.items():
                 flags[_known(source, name, key)] = each
-        elif name not in (*_FIRST, "sizes", "mesh", "machine"):
-            raise _wrong(source, "", name, f"unknown key '{name}' in a job")
+        elif name not in _TOP:
+            place = key_place(source, "", name)
+            raise error(f"unknown key '{name}' in a job", place, remedy=_where(name))
     flags |= {name: tables[name] for name in ("sizes", "mesh", "preset") if name in tables}
     plugins: object = flags.get("plugin", [])
     files = cast("list[object]", plugins) if isinstance(plugins, list) else [plugins]
@@ -110,11 +113,19 @@ def _machine(source: Source, given: object) -> tuple[str | None, Mapping[str, in
     raise _wrong(source, "", "machine", "expected a table with name and used_ranks, of numbers")
 
 
+def _where(name: str) -> str:
+    """The remedy for a key that no job has at its top."""
+    for section, keys in _SECTIONS.items():
+        if name.replace("-", "_") in keys:
+            return f"write it in [{section}]"
+    return did_you_mean(name, (*_TOP, *_SECTIONS)) or _EXAMPLE
+
+
 def _known(source: Source, table: str, key: str) -> str:
     """The option of a key of a table. Raises `DiagnosticError`."""
     name = key.replace("-", "_")
     if name not in _SECTIONS[table] and not (table == "strategy" and name == "mesh"):
-        remedy = did_you_mean(name, _SECTIONS[table]) or _EXAMPLE
+        remedy = did_you_mean(name, _SECTIONS[table]) or flag_here(name) or _EXAMPLE
         raise error(
             f"unknown key '{key}' in [{table}]", key_place(source, table, key), remedy=remedy
         )

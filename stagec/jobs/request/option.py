@@ -231,9 +231,8 @@ def values_of(
     explicit = set[str]()
     for name, value in flags.items():
         if name not in known:
-            here = flag_here(f"--{name.replace('_', '-')}")
-            usual = f"here it is {here}" if here else _AS_FLAGS
-            raise error(f"{where}no flag '{name}'", remedy=did_you_mean(name, known) or usual)
+            remedy = did_you_mean(name, known) or flag_here(name) or _AS_FLAGS
+            raise error(f"{where}no flag '{name}'", remedy=remedy)
         if value is None:
             continue
         try:
