@@ -53,7 +53,7 @@ def _listing(loaded: Loaded) -> str:
     for name, pass_type in loaded.passes.items():
         lines.append(f"  {name:<{width}}  {phases_text(pass_type)}")
         lines += textwrap.wrap(
-            summary(pass_type), 92, initial_indent=" " * 6, subsequent_indent=" " * 6
+            summary(pass_type), 79, initial_indent=" " * 6, subsequent_indent=" " * 6
         )
     lines.append("pipelines:")
     lines += [f"  {name:<{width}}  {text}" for name, text in loaded.pipelines.items()]
