@@ -159,6 +159,7 @@ _OPS_INTRO = (
 _TRAITS_INTRO = (
     "What ops state of themselves: `stagec/ir/traits.py`. [Ops](index.md) name their traits."
 )
+_SMALL_GROUP = 12
 
 
 def op_pages(loaded: Loaded) -> dict[str, str]:
@@ -178,11 +179,11 @@ def op_pages(loaded: Loaded) -> dict[str, str]:
 
 
 def _beside(room: str, op: OpDef, ops: Sequence[OpDef]) -> str:
-    """The group of an op, and the other ops of it."""
+    """The group of an op, and the other ops of a small one."""
     heading = _heading(room)[0]
     others = ", ".join(f"[`{o.name}`]({o.name}.md)" for o in ops if o is not op)
     group = f"[{heading}](index.md#{anchor(heading)})"
-    return f"{group}, with {others}." if others else f"{group}."
+    return f"{group}, with {others}." if 1 < len(ops) <= _SMALL_GROUP else f"{group}."
 
 
 def _room(op: OpDef) -> str:

@@ -108,14 +108,19 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as problem:
+            from stagec.driver.shell.other_tools import flag_here
+
             option = problem.option_name
             commands = {name: self.get_command(ctx, name) for name in COMMANDS}
             having = [
                 n for n, c in commands.items() if c and any(option in p.opts for p in c.params)
             ]
-            if not having:
+            if having:
+                message = f"No such option {option!r}. It is an option of: {', '.join(having)}."
+            elif here := flag_here(option):
+                message = f"No such option {option!r}. Here it is {here}."
+            else:
                 raise
-            message = f"No such option {option!r}. It is an option of: {', '.join(having)}."
             raise click.NoSuchOption(option, message, ctx=problem.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

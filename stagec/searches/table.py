@@ -305,6 +305,7 @@ def _table(rows: Sequence[Mapping[str, Any]], several: bool, priced: bool, *, li
         *(["limited by"] if limits else []),
         text_columns=2,
     )
+    made.columns[-1].justify = "left" if limits else "right"
     for number, row in enumerate(rows, 1):
         made.add_row(
             rf"\[{number}]",
@@ -328,6 +329,7 @@ def _curve(searches: Sequence[Mapping[str, Any]]) -> Any:
         *("machine", "ranks", "batch", "step", "tokens/s/rank", "MFU", "strategy"),
         text_columns=1,
     )
+    made.columns[-1].justify = "left"
     for each in searches:
         best = each["best"]
         cells = ["", "", "", "nothing fits"]

@@ -1,0 +1,34 @@
+"""Flags of Megatron-LM, vLLM, torchrun and others, and what says the same here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_HERE: Mapping[str, str] = {
+    "--ranks N": "gpus num-gpus n-gpus world-size nproc-per-node",
+    "--machine NAME": "gpu device hardware system",
+    "--tp N": "tensor-parallel-size tensor-model-parallel-size tp-size",
+    "--pp N": "pipeline-parallel-size pipeline-model-parallel-size pp-size",
+    "--dp N": "data-parallel-size dp-size",
+    "--cp N": "context-parallel-size",
+    "--ep N": "expert-parallel-size expert-model-parallel-size ep-size",
+    "--sp": "sequence-parallel",
+    "--chunks N": "virtual-pipeline-model-parallel-size",
+    "--zero 1": "use-distributed-optimizer",
+    "--zero 3": "fsdp use-torch-fsdp2",
+    "--set B=N, all sequences of a step; of a server --batch N": "batch-size global-batch-size",
+    "--microbatches N, how many": "micro-batch-size gradient-accumulation-steps",
+    "--set S=N": "seq-length seq-len sequence-length max-model-len",
+    "--set L=N": "num-layers",
+    "--set D=N": "hidden-size",
+    "--param-dtype, or --weight-dtype of a server": "dtype precision quantization",
+    "--kv-dtype": "kv-cache-dtype",
+    "--server-memory": "gpu-memory-utilization",
+    "--recompute full": "recompute-granularity activation-checkpointing",
+}
+_BY_FLAG = {f"--{name}": here for here, names in _HERE.items() for name in names.split()}
+
+
+def flag_here(option: str) -> str | None:
+    """What to write instead of an option of another tool, None of an option that none has."""
+    return _BY_FLAG.get(option)

@@ -1,0 +1,29 @@
+"""Flags of other tools lead to flags of this one."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+
+from stagec.driver.cli import COMMANDS, cli
+from stagec.driver.shell.other_tools import _BY_FLAG, flag_here
+
+
+def _options() -> set[str]:
+    context = click.Context(cli)
+    commands = [cli.get_command(context, name) for name in COMMANDS]
+    return {o for c in commands if c is not None for p in c.params for o in p.opts}
+
+
+def test_flags_of_other_tools_are_none_here_and_lead_to_flags_that_are() -> None:
+    options = _options()
+    named = {flag for here in _BY_FLAG.values() for flag in re.findall(r"--[a-z-]+", here)}
+    assert not [flag for flag in _BY_FLAG if flag in options]
+    assert not [flag for flag in named if flag not in options]
+
+
+@pytest.mark.parametrize(("flag", "here"), [("--gpus", "--ranks N"), ("--nonsense", None)])
+def test_what_an_option_is_here(flag: str, here: str | None) -> None:
+    assert flag_here(flag) == here
