@@ -82,7 +82,8 @@ def _pad(
         if size is not None and size % wanted:
             sizes[name] = -(-size // wanted) * wanted
     shown = ", ".join(f"{n} = {module.symbols[n]} is {v}" for n, v in sizes.items())
-    module.set_values(sizes)
+    if sizes:
+        module.set_values(sizes)
     after = _parameters(module)
     if sizes and before is not None and after is not None:
         module.diagnostics.remark(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from stagec.api import Module, Pass, Phase, Strategy, const, read_strategy
+from stagec.api import Module, Pass, Phase, Strategy, read_strategy
 from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyRule
 
 
@@ -55,12 +55,10 @@ def pad_vocabulary(module: Module, strategy: Strategy) -> None:
     if not names:
         why = "no loss has a vocabulary that is a symbol with a value"
         module.diagnostics.remark(f"'stg.pad_vocabulary' changes nothing: {why}", rule.loc)
-    for name in names:
+    for name in sorted(names):
         multiple = rule.multiple * (1 if rule.whole else _ranks(module, strategy, name))
-        for op in module.ops("stg.symbols"):
-            size = op.integer(name) if name in op.attrs else 0
-            if size:
-                op.attrs[name] = const(-(-size // multiple) * multiple)
+        if (size := module.symbols[name] or 0) % multiple:
+            module.set_values({name: -(-size // multiple) * multiple})
 
 
 def _ranks(module: Module, strategy: Strategy, name: str) -> int:

@@ -183,7 +183,9 @@ class Module:
 
     def set_values(self, values: Mapping[str, int]) -> None:
         """Give declared symbols and axes these values, in the declarations alone; names that are
-        not declared are left out."""
+        not declared are left out. Of a watched module the change is noted."""
+        if self.decisions is not None:
+            self.decisions.change(values)
         for op in self.declaring("symbols", "axes"):
             op.attrs |= {name: const(values[name]) for name in op.attrs if name in values}
 

@@ -431,6 +431,15 @@ def test_model_flops_leave_out_the_gradients_of_frozen_matrices() -> None:
     assert whole["model_flops"] - found["model_flops"] == 2 * matrices * 4096
 
 
+@pytest.mark.parametrize("flags", ["--freeze *,!head", "--lora head --freeze !head"])
+def test_model_flops_know_what_is_frozen(flags: str) -> None:
+    """The head alone is trained: backward has the gradient of its weight."""
+    job = ("llama3-8b", "--set", "B=1,S=4096,L=2")
+    forward = int(counted(*job)["model_flops"]) // 3
+    backward = 2 * 128_256 * 4096 * 4096
+    assert counted(*job, *flags.split())["model_flops"] == forward + backward
+
+
 @pytest.mark.parametrize(("roles", "products"), [("param param", 6), ("frozen param", 3)])
 def test_model_flops_of_what_nothing_trained_stands_before(
     roles: str, products: int, tmp_path: Path
