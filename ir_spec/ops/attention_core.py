@@ -212,7 +212,7 @@ def given(op: Operation, args: Sequence[Array], ctx: NumericContext) -> Given:
 @dataclass(frozen=True)
 class Scores:
     """Scores [b, g, r, s, t], -inf where the mask hides a key, and what they are divided by; their
-    derivative by what a cap is laid on is `slope`."""
+    derivative by what a cap limits is `slope`."""
 
     values: Array
     divisor: float

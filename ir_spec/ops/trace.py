@@ -108,7 +108,7 @@ class BufferOp(Declaration):
 
 
 class ArenaOp(Declaration):
-    """The places of all buffers of a step in one memory, those that live together apart."""
+    """The places of all buffers of a step in one memory, disjoint for those that live together."""
 
     name = "stg.arena"
     traits = (Declares(), Holds("each stg.buffer", only=True))

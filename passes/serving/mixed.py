@@ -2,8 +2,8 @@
 
 B counts groups of sequences that step together, S the new tokens of a group: those of the first
 class, sequence by sequence, then those of the next. Ops that treat each token by itself go over all
-of them. Any other op works on each class apart: a plain step of B*n sequences, q new tokens of each
-behind c cached ones:
+of them. Any other op works on each class by itself: a plain step of B*n sequences, q new tokens of
+each behind c cached ones:
 
     %q                                            [B, S, H, K], all tokens
     %q_0, %q_1 = stg.cut(%q)                      [B, n*q, H, K], of each class

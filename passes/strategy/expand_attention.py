@@ -86,7 +86,7 @@ class ExpandAttention(Pass):
 
 def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
     """Replace one attention, in place. Queries that share keys are a dimension of their own, `r`,
-    or with `eager` have copies of them; packed keys and values are taken apart."""
+    or with `eager` have copies of them; packed keys and values are unpacked."""
     b = Builder.before(module.registry, op, loc=made_by(ExpandAttention.name, op.loc))
     q, k, *values = op.operands
     if not values:

@@ -1,5 +1,5 @@
-"""Products with a packed parameter, whose parts run apart, become products with parameters of their
-own."""
+"""Products with a packed parameter, whose parts run separately, become products with parameters of
+their own."""
 
 from __future__ import annotations
 

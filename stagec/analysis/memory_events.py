@@ -1,5 +1,5 @@
-"""What every node of a trace adds to the memory of its rank, and gives back: the plan laid over the
-program, operation by operation.
+"""What every node of a trace adds to the memory of its rank, and frees: the plan, operation by
+operation of the program.
 
 The plan is of functions, the program of the graphs that they were lowered to: `Plans` are taken in
 between. Both run in the same order, and each node knows the operation that it comes from. What an

@@ -108,7 +108,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as problem:
-            from stagec.driver.shell.other_tools import flag_here
+            from stagec.jobs.request.other_tools import flag_here
 
             option = problem.option_name
             commands = {name: self.get_command(ctx, name) for name in COMMANDS}

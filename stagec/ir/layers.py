@@ -1,8 +1,8 @@
 """Stacks of layers: the repeats that run as one, layer by layer.
 
 A repeat without an order is a stack by itself. Repeats with the same `order` in one region are one
-stack, forward and backward apart: their layers run in the order that is stated, and the carried
-values pass through all of them.
+stack, one of forward and one of backward: their layers run in the order that is stated, and the
+carried values pass through all of them.
 
     stg.order @layers[(2*a, b)*2]
 

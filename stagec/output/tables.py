@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -91,7 +93,8 @@ class _Table(Table):
         natural = self.__rich_measure__(console, wide).maximum
         if console.is_terminal and natural > options.max_width:
             self._close_up(options.max_width)
-        return super().__rich_console__(console, options)
+        lines = super().__rich_console__(console, options)
+        return lines if console.color_system else _without_blanks_at_ends(lines)
 
     def _close_up(self, width: int) -> None:
         self.padding, self.pad_edge, self.show_edge = 0, False, False
@@ -109,6 +112,12 @@ class _Table(Table):
             left -= max([size, *map(len, column.header.splitlines())])
         for column in short if left >= 0 else ():
             column.no_wrap = True
+
+
+def _without_blanks_at_ends(rendered: RenderResult) -> Iterator[Segment]:
+    segments = (segment for segment in rendered if isinstance(segment, Segment))
+    for line in Segment.split_lines(segments):
+        yield Segment("".join(segment.text for segment in line).rstrip() + "\n")
 
 
 def table(title: str, *columns: str, text_columns: int = 1) -> Table:

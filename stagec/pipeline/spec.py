@@ -284,7 +284,7 @@ class _Assembler:
                 f"unknown pass '{spec.name}'",
                 spec.loc,
                 remedy=did_you_mean(spec.name, {**self._passes, **self._pipelines})
-                or "'stagec passes' lists the passes",
+                or "'stagec passes' lists the passes, --plugin FILE loads others",
             )
         if spec.name in outer:
             raise error(

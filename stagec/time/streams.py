@@ -84,7 +84,7 @@ def part_of(node: Node) -> Part:
 
 def stretched(start: int, work: int, busy: list[tuple[int, int]], slowdown: int) -> int:
     """The end of a computation that starts now and takes `work`, of which collectives that run at
-    the times `busy` (sorted, apart from each other) take `slowdown` 1024ths."""
+    the times `busy` (sorted and disjoint) take `slowdown` 1024ths."""
     if not slowdown:
         return start + work
     now, left = start, work * 1024
@@ -104,7 +104,7 @@ def stretched(start: int, work: int, busy: list[tuple[int, int]], slowdown: int)
 
 
 def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same times as intervals that are sorted and apart."""
+    """The same times as sorted, disjoint intervals."""
     merged_spans: list[tuple[int, int]] = []
     for first, last in sorted(intervals):
         if merged_spans and first <= merged_spans[-1][1]:

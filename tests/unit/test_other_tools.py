@@ -8,7 +8,7 @@ import click
 import pytest
 
 from stagec.driver.cli import COMMANDS, cli
-from stagec.driver.shell.other_tools import _BY_FLAG, flag_here
+from stagec.jobs.request.other_tools import _BY_FLAG, flag_here
 
 
 def _options() -> set[str]:

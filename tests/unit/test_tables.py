@@ -46,6 +46,16 @@ def test_margins_go_before_words(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+def test_files_have_no_blanks_at_the_ends_of_lines() -> None:
+    out = io.StringIO()
+    made = table("Sizes", "name", "bytes")
+    made.add_row("a", "1")
+    console(out).print(made)
+    lines = out.getvalue().splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert "  a          1" in lines
+
+
 def test_what_limits_a_strategy_is_below_a_narrow_table(monkeypatch: pytest.MonkeyPatch) -> None:
     best: dict[str, Any] = {
         **dict.fromkeys(("step_seconds", "mfu", "tokens_per_second_per_rank"), 0.5),

@@ -284,7 +284,7 @@ class RequestsAnswer(Report):
         if pool.start_seconds and (pool.started or pool.failed):
             starts += f" of {seconds_text(pool.start_seconds)}"
         return (
-            f"Replicas{which}: {pool.held:,.2f} are held on average and {pool.up:,.2f} take "
+            f"Replicas{which}: {pool.held:,.2f} occupy ranks on average, {pool.up:,.2f} take "
             f"requests; {starts}, {counted(pool.stopped, 'stop')}, "
             f"{counted(pool.failed, 'failure')}, {pool.replica_seconds:,.4g} replica-seconds; "
             f"{pool.lost:,} cached tokens were lost"

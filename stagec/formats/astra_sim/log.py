@@ -138,7 +138,7 @@ def _what(node: TraceNode, over: Mapping[int, str]) -> tuple[str, str]:
 
 
 def _union(spans: Iterable[Span]) -> list[Span]:
-    """The same moments, as spans apart."""
+    """The same moments, as disjoint spans in order."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -149,7 +149,7 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _outside(spans: Sequence[Span], end: int, start: int = 0) -> list[Span]:
-    """What is between spans that are apart, from `start` to `end`."""
+    """What is between disjoint spans, from `start` to `end`."""
     gaps: list[Span] = []
     for first, last in spans:
         if last <= start:
@@ -165,7 +165,7 @@ def _outside(spans: Sequence[Span], end: int, start: int = 0) -> list[Span]:
 
 
 def _common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    """What is in both; each has spans apart, in order."""
+    """What is in both; each has disjoint spans, in order."""
     common: list[Span] = []
     at = 0
     for start, end in theirs:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
+from stagec.jobs.request.other_tools import flag_here
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
 T_co = TypeVar("T_co", covariant=True)
+_AS_FLAGS = "flags are those of the command line, with underscores for dashes"
 #: The remedy for a wrong value.
 AS_THERE = "give it as on the command line: see --help-all of the command"
 _YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
@@ -229,7 +231,8 @@ def values_of(
     explicit = set[str]()
     for name, value in flags.items():
         if name not in known:
-            usual = "flags are those of the command line, with underscores for dashes"
+            here = flag_here(f"--{name.replace('_', '-')}")
+            usual = f"here it is {here}" if here else _AS_FLAGS
             raise error(f"{where}no flag '{name}'", remedy=did_you_mean(name, known) or usual)
         if value is None:
             continue

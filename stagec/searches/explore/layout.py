@@ -114,7 +114,7 @@ def rank_layers(
 
 
 def is_in_order(schedule: Schedule, stages: int, chunks: int) -> bool:
-    """Whether chunks are laid round the ranks, and a backward is one action."""
+    """Whether chunks go round the ranks, and a backward is one action."""
     placed = schedule.placement(stages, chunks) == round_robin(stages, chunks)
     return placed and not schedule.splits_weight_gradient
 

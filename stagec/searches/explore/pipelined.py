@@ -153,7 +153,7 @@ def _ends(
 
 @lru_cache(256)
 def _actions(name: str, stages: int, count: int, given: int) -> tuple[_Action, ...]:
-    """The actions of all ranks, each after those that it waits for; none where chunks are not laid
+    """The actions of all ranks, each after those that it waits for; none where chunks do not go
     round the ranks, or actions are split or overlapped."""
     schedule = SCHEDULES.get(name)
     if schedule is None or stages == 1 or schedule.splits_weight_gradient:

@@ -253,7 +253,7 @@ def _kernels(state: _State, tables: Sequence[Table], rows: Rows) -> _Group:
 
 
 def _every_second(rows: Rows, tables: Sequence[Table]) -> Mask:
-    """Every second row in order of size, FLOPs or bytes, table by table: masks and ops apart."""
+    """Every second row in order of size, FLOPs or bytes, in each table by mask and op."""
     e = rows.extents.astype(float)
     size = e.prod(axis=1)
     if tables[0].kind.startswith("attention"):
