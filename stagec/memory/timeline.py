@@ -39,6 +39,8 @@ from stagec.support.source import file_loc
 STATIC = ("parameters", GRADIENTS, "optimizer")
 #: What steps of serving keep of sequences: there from start to end, and of no other module.
 CACHES = "caches"
+#: Buffers of collectives and messages that are there from start to end, as plans state them.
+BUCKETS = "buckets"
 ALL = (*STATIC, CACHES, *CATEGORIES)
 DEVICE, HOST = "device", "host"
 #: The worst moment of a work, and what is held then on top of what was: by category, and in all.
