@@ -329,7 +329,7 @@ class MemoryTimeline:
             LiveBuffers(v.name, str(v.type), category, count, size, line_of(v))
             for (v, category), (count, size) in merged.items()
         ]
-        return sorted(live, key=lambda h: (-h.bytes, h.name))
+        return sorted(live, key=lambda h: (-h.bytes, h.name, h.line, h.type, h.category))
 
     def _counts(self, point: Point) -> Counter[Buffer]:
         """How many there are of each buffer that is not static."""
