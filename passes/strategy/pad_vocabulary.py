@@ -51,13 +51,13 @@ def pad_vocabulary(module: Module, strategy: Strategy) -> None:
     rule = strategy.one(PadVocabularyRule)
     judged = [op.definition.logits(op) for op in module.main.body.walk()]
     names = {str(v.tensor.dims[-1].size.symbol_name or "") for v in judged if v is not None} - {""}
-    names &= {name for name, value in module.symbols.items() if value is not None}
-    if not names:
+    sizes = {name: module.symbols[name] for name in sorted(names & module.symbols.keys())}
+    if not any(sizes.values()):
         why = "no loss has a vocabulary that is a symbol with a value"
         module.diagnostics.remark(f"'stg.pad_vocabulary' changes nothing: {why}", rule.loc)
-    for name in sorted(names):
+    for name, size in sizes.items():
         multiple = rule.multiple * (1 if rule.whole else _ranks(module, strategy, name))
-        if (size := module.symbols[name] or 0) % multiple:
+        if size is not None and size % multiple:
             module.set_values({name: -(-size // multiple) * multiple})
 
 

@@ -232,7 +232,10 @@ class Module:
 
     def parameter_counts(self) -> dict[str, Expr]:
         """How many parameters there are, and, if some are frozen, how many are trained: what
-        functions and graphs state once they are cut or lowered."""
+        functions and graphs state once they are filled up, cut or lowered."""
+        names = ("parameters", "trainable")
+        if stated := {n: self.main.expr(n) for n in names if n in self.main.attrs}:
+            return stated
         every, trained = self.parameters(), self.trainable()
         counts = {"parameters": total(p.tensor.elements for p in every)}
         if len(trained) < len(every):

@@ -458,6 +458,28 @@ def test_model_flops_of_what_nothing_trained_stands_before(
     assert counted(str(path))["model_flops"] == products * 2 * 3 * 4 * 4
 
 
+@pytest.mark.parametrize("flags", ["--pp 1", "--pp 2 --microbatches 2"])
+def test_padding_of_shards_is_no_parameter(flags: str) -> None:
+    job = ("llama3-8b", "--set", "L=2,S=64", "--dp", "3", *flags.split())
+    padded = counted(*job, "--zero", "3", "--shard-padding", "dim0")
+    assert padded["parameters"] == counted(*job)["parameters"]
+
+
+def test_shards_of_what_nothing_uses_have_little_padding(tmp_path: Path) -> None:
+    """Its first dimension may be layers."""
+    path = tmp_path / "m.stg"
+    path.write_text(
+        "stg.module @m {\n  stg.symbols[B = 6, D = 9, L = 2]\n"
+        "  stg.func @f(%x: bf16[B, D], %w: bf16[D, D | param], %idle: bf16[L, D, D | frozen],\n"
+        "      %t: bf16[B, D]) -> f32 {\n"
+        '    %y = stg.einsum["bd,de->be"](%x, %w)\n'
+        "    %loss = stg.mse[mean = B*D](%y, %t)\n    stg.return(%loss)\n  }\n}\n"
+    )
+    found = counted(str(path), "--dp", "6", "--zero", "3", "--shard-padding", "dim0")
+    (entry,) = found["classes"]
+    assert entry["memory"]["parameters"] == 2 * (12 * 9 + 162) // 6
+
+
 def counted(*words: str) -> dict[str, Any]:
     """What `stagec analyze --json` prints."""
     ran = stagec("analyze", *words, "--json")
