@@ -98,8 +98,8 @@ class JobFlags(TypedDict, total=False):
     ring_steps: Literal["fused", "gathered", "passed"] | None
     #: Expert-parallel ranks, taken from the data-parallel ones.
     ep: int | None
-    #: Ranks that split each expert: as many as tp, or 1. The default, 0, means 1 if --ep takes
-    #: ranks of tp, otherwise as many as tp.
+    #: Ranks that split each expert: as many as tp, or 1, or tp over --ep if that takes some ranks
+    #: of tp. The default, 0, means 1 if --ep takes all ranks of tp, otherwise as many as it leaves.
     etp: int | None
     #: On which devices products of experts in 4 bits order tokens, compute the activation behind
     #: them and cast its result.
