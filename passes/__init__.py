@@ -37,6 +37,7 @@ from stagec.passes.parts.cut_part import CutPart
 from stagec.passes.parts.run_ahead import RunAhead
 from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
 from stagec.passes.pipeline_stages.keep_stage_values import KeepStageValues
+from stagec.passes.pipeline_stages.retain_graphs import RetainGraphs
 from stagec.passes.pipeline_stages.split_stages import SplitStages
 from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
 from stagec.passes.serving.absorb_latent import AbsorbLatent
@@ -124,6 +125,7 @@ PLUGIN = Plugin(
         SplitWeightGradients,
         SplitStages,
         GatherParametersOnce,
+        RetainGraphs,
         KeepStageValues,
         CoalesceCollectives,
         ReshardParameters,
@@ -158,7 +160,8 @@ PLUGIN = Plugin(
         "hoist-reductions,narrow-collectives,"
         "sort-expert-rows,"
         "shard-units,keep-gathered-parameters,record-expert-rows",
-        "stages": "split-weight-gradients,split-stages,gather-parameters-once,keep-stage-values",
+        "stages": "split-weight-gradients,split-stages,gather-parameters-once,retain-graphs,"
+        "keep-stage-values",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
         "keep-inputs,keep-locals,hold-inputs,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",

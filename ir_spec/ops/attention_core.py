@@ -25,9 +25,11 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim, axis_size
 from stagec.ir_spec.ops.masks import (
+    ALIBI,
     CAUSAL,
     DOCUMENTS,
     SPANS,
+    alibi,
     is_plain,
     misfits_of_documents,
     misfits_of_mask,
@@ -45,7 +47,7 @@ SCORES = (
     *SPANS,
     Param("rsqrt", "size", "scores are divided by the square root of this (default K)"),
     Param("softcap", "size", "a bound c of the scores: c tanh(score / c)"),
-    Param("alibi", "flag", "bias by distance, with the slopes of arXiv 2108.12409"),
+    ALIBI,
     Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
 )
 #: Of attention that is not differentiated.
@@ -248,9 +250,8 @@ def scores_between(
         part = np.tanh(scores / cap)
         scores, slope = cap * part, 1 - part * part
     if op.flag("alibi"):
-        distance = np.asarray(at)[:, None] - np.asarray(of)[None, :]
-        slopes = alibi_slopes(ctx, heads).reshape(*x.heads, 1, 1)
-        scores = scores - slopes * np.abs(distance)
+        bias = alibi(ctx, heads, at, of)
+        scores = scores + bias.reshape(*x.heads, *bias.shape[1:])
     if "bias" in x.more:
         scores = scores + x.more["bias"].reshape(*x.heads, *scores.shape[-2:])
     visible = seen(op, at, of, spans(op, ctx))
@@ -264,11 +265,6 @@ def fraction_of(op: Operation, name: str, ctx: NumericContext) -> float:
     """The number of a size, which may be a constant fraction."""
     value = op.expr(name)
     return float(evaluate(value, ctx.env)) if value.symbols else float(fraction(value))
-
-
-def alibi_slopes(ctx: NumericContext, heads: Dim) -> Array:
-    """2^(-8 h / H) for heads h from 1 to H, of those that the rank has."""
-    return 2.0 ** (-8 * (np.asarray(ctx.positions(heads)) + 1) / ctx.size(heads.size))
 
 
 def log_sum_exp(scores: Array) -> Array:

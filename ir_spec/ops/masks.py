@@ -33,6 +33,7 @@ from stagec.ir.expr import Expr, call, expand, same, total
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
+from stagec.ir.types import Dim
 
 #: Numbers of spans by their names: one, or the lengths of documents.
 Sizes = Mapping[str, Sequence[int]]
@@ -43,12 +44,21 @@ SPANS = (
     Param("prefix", "size", "every query sees so many first keys"),
 )
 DOCUMENTS = Param("documents", "sizes", "a query sees its document; these are their lengths")
+ALIBI = Param("alibi", "flag", "bias by distance, with the slopes of arXiv 2108.12409")
 _CHOICES = (*(p.name for p in SPANS), DOCUMENTS.name, "selected")
 
 
 def is_plain(op: Operation) -> bool:
     """Whether there is no mask, or a causal one alone."""
     return not any(name in op.attrs for name in _CHOICES)
+
+
+def alibi(ctx: NumericContext, heads: Dim, at: Sequence[int], of: Sequence[int]) -> Array:
+    """What `ALIBI` adds to the scores of queries `at` some positions and keys at others, [H, S, T]:
+    less 2^(-8 h / H) a position, for the heads h from 1 to H that the rank has."""
+    slopes = 2.0 ** (-8 * (np.asarray(ctx.positions(heads)) + 1) / ctx.size(heads.size))
+    distance = np.asarray(at)[:, None] - np.asarray(of)[None, :]
+    return -slopes[:, None, None] * np.abs(distance)
 
 
 def misfits_of_mask(op: Operation) -> Iterator[str]:

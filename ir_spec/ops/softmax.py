@@ -17,7 +17,7 @@ from stagec.ir.rule import Rule, letters
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Wide
 from stagec.ir_spec.ops.base import gradients
-from stagec.ir_spec.ops.masks import seen, spans
+from stagec.ir_spec.ops.masks import ALIBI, alibi, seen, spans
 from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot
 from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 
@@ -29,7 +29,7 @@ class Softmax(RowOp):
     `causal` masks what lies after the position in the dimension before the last, as the fused
     scale-mask-softmax kernels do, `window` what is so far from it; masked elements are computed and
     stored. The last dimension is whole then: it is the sequence, whose splits are context
-    parallelism.
+    parallelism. `alibi` adds a bias by distance to the scores; heads are the dimension before rows.
     """
 
     name = "stg.softmax"
@@ -39,6 +39,7 @@ class Softmax(RowOp):
         Param("causal", "flag", "mask the future"),
         Param("window", "size", "a row sees so many columns, up to its own position"),
         Param("rsqrt", "size", "scale by 1/sqrt of this"),
+        ALIBI,
         PAST,
         AHEAD,
     )
@@ -54,6 +55,8 @@ class Softmax(RowOp):
         yield from super().verify(op)
         if _is_masked(op) and self.given(op):
             yield "takes no statistics if it is masked: it computes them itself"
+        if op.flag("alibi") and (not _is_masked(op) or op.operands[0].tensor.rank < 3):
+            yield "has a bias by distance, but no mask or no heads: expected [..., H, S, T]"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         if not _is_masked(op):
@@ -87,6 +90,9 @@ class Softmax(RowOp):
             at, of = (ctx.positions(d) for d in (rows, columns))
             before, after = [p + past for p in at], [p + first for p in of]
             visible = seen(op, before, after, spans(op, ctx))
+            if op.flag("alibi"):
+                bias = alibi(ctx, op.operands[0].tensor.dims[-3], before, after)
+                return [softmax(x * rsqrt_scale(op, ctx) + bias, visible)]
         return [softmax(x * rsqrt_scale(op, ctx), visible)]
 
 

@@ -23,8 +23,12 @@ WIDTHS = ("F", EXPERT_WIDTH, "F_shared")
 #: What tensor parallelism splits: heads, feed-forward widths (dense, of an expert, of shared
 #: experts), vocabulary.
 TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", "V", *_STAGES)
+#: The part of tensor parallelism over which experts are split, where `ep` takes some of its ranks.
+EXPERT_PART = "tpe"
 #: The part of tensor parallelism over which KV heads are replicated, where there are too few.
 REPLICAS = "tpr"
+#: The axes that tensor parallelism is split into, slowest first.
+TENSOR_AXES = (EXPERT_PART, "tp", REPLICAS)
 #: The dimension that only models with experts have.
 EXPERTS = "E"
 #: The axes of a mesh of flags, slowest first.
@@ -48,6 +52,23 @@ def whole_experts(flag: Callable[[str], Any]) -> bool:
         return bool(etp == 1)
     tp, data = flag("tp"), flag("dp") if flag("dp") > 1 else flag("dp_shard")
     return bool(tp > 1 and data % ep and ep % tp == 0 and data * tp % ep == 0)
+
+
+def expert_parts(flag: Callable[[str], Any]) -> int:
+    """The parts of tensor parallelism that have experts of their own, each split over the ranks of
+    its part: `ep`, where it takes some ranks of `tp` and none of the data-parallel ones; 1 else.
+    `flag` gives the value of a flag.
+
+    | dp | tp | ep | etp | parts |
+    |----|----|----|-----|-------|
+    | 1  | 8  | 2  | 0   | 2     |
+    | 1  | 8  | 2  | 4   | 2     |
+    | 1  | 8  | 8  | 0   | 1     |
+    | 2  | 8  | 2  | 0   | 1     |
+    """
+    tp, ep = flag("tp"), flag("ep")
+    alone = flag("dp") == flag("dp_shard") == 1 < ep < tp
+    return int(ep) if alone and tp % ep == 0 and flag("etp") in (0, tp // ep) else 1
 
 
 def ordered(axes: Iterable[str], order: str) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.strategy.axes import whole_experts
+from stagec.ir_spec.strategy.axes import expert_parts, whole_experts
 from stagec.ir_spec.strategy.statement import (
     Flag,
     FlagValues,
@@ -22,11 +22,11 @@ GATHER = "gather"
 
 
 def same_tokens(flag: Callable[[str], Any]) -> bool:
-    """Whether experts are whole on tensor-parallel ranks that all have the same tokens. `flag`
-    gives the value of a flag."""
+    """Whether experts are those of some tensor-parallel ranks, which all have the same tokens.
+    `flag` gives the value of a flag."""
     if flag("tp") == 1 or flag("ep") == 1 or flag("sp") or flag("dp_attention"):
         return False
-    return whole_experts(flag)
+    return whole_experts(flag) or expert_parts(flag) > 1
 
 
 @dataclass(frozen=True)

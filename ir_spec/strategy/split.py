@@ -8,8 +8,11 @@ from typing import Any
 
 from stagec.ir_spec.strategy.axes import (
     DATA_AXES,
+    EXPERT_PART,
+    EXPERT_WIDTH,
     EXPERTS,
     REPLICAS,
+    TENSOR_AXES,
     TENSOR_PARALLEL,
     whole_experts,
 )
@@ -55,8 +58,9 @@ class SplitOp(Statement):
     flags = (
         Flag(
             "etp",
-            "Ranks that split each expert: as many as tp, or 1. The default, 0, means 1 if --ep "
-            "takes ranks of tp, otherwise as many as tp.",
+            "Ranks that split each expert: as many as tp, or 1, or tp over --ep if that takes some "
+            "ranks of tp. The default, 0, means 1 if --ep takes all ranks of tp, otherwise as many "
+            "as it leaves.",
             "int",
             0,
             least=0,
@@ -86,9 +90,9 @@ class SplitOp(Statement):
         if "ep" in request.axes:
             yield {"dims": "B", "over": "ep", "weak": True}
         whole = whole_experts(request.__getitem__) and (request["ep"] > 1 or "ep" in request.axes)
-        experts = request.over("ep", *(("tp", REPLICAS) if whole else ()))
+        experts = request.over("ep", *(TENSOR_AXES if whole else (EXPERT_PART,)))
         if experts and EXPERTS in request.sizes:
-            yield {"dims": EXPERTS, "over": experts, "only_with": "M"}
+            yield {"dims": EXPERTS, "over": experts, "only_with": EXPERT_WIDTH}
         if "cp" in request.axes:
             yield {"dims": request.context, "over": "cp"}
         if "tp" in request.axes:
@@ -96,17 +100,20 @@ class SplitOp(Statement):
 
     def _tensor_parallel(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         """Heads, width and vocabulary over all of it; KV heads over the part that they suffice
-        for."""
-        over = request.over("tp", REPLICAS)
-        whole = ("M",) if whole_experts(request.__getitem__) else ()
+        for, experts over the ranks that have the same ones."""
+        over = request.over(*TENSOR_AXES)
+        whole = (EXPERT_WIDTH,) if whole_experts(request.__getitem__) else ()
         dims = [n for n in TENSOR_PARALLEL if n in request.sizes and n not in whole]
         if REPLICAS in request.axes and "G" in dims:
             dims.remove("G")
-            yield {"dims": "G", "over": "tp"}
+            yield {"dims": "G", "over": request.over(EXPERT_PART, "tp")}
+        if EXPERT_PART in request.axes and EXPERT_WIDTH in dims:
+            dims.remove(EXPERT_WIDTH)
+            yield {"dims": EXPERT_WIDTH, "over": request.over("tp", REPLICAS)}
         if dims:
             yield {"dims": tuple(dims), "over": over}
         if request["sp"]:
-            sequences = request.split_over("tp", REPLICAS)
+            sequences = request.split_over(*TENSOR_AXES)
             yield {"dims": sequences, "over": over, "at": "rest"}
         if request["dp_attention"]:
             yield {"dims": "B", "over": over, "at": "rest"}

@@ -61,7 +61,11 @@ class StageBuffersOp(Statement):
     `graph = weights`: a split backward runs with `retain_graph = True`
     (torch/distributed/pipelining/_backward.py: `stage_backward_input`), so all that forward saved
     is there until the gradients of weights are made, and the gradient of each received input stays
-    at the buffer of that input (`inp.grad`), from step to step.
+    at the buffer of that input (`inp.grad`), from step to step. Each weight is a call of autograd
+    (`stage_backward_weight`), for which a checkpoint computes its block again; what other
+    operations of it save stays while their graph does (torch/utils/checkpoint.py:
+    `_CheckpointFrame.recomputed`). The first stage has one backward, where its weights are due
+    (`backward_one_chunk`).
     """
 
     name, record = "stg.stage_buffers", StageBuffersRule

@@ -35,9 +35,10 @@ class HoldInputs(Pass):
     """Give a function buffers for tokens in 64 bits and for tables of rotations, or forward tables
     that stay until backward ends, as `stg.inputs` says. In stages of a pipeline no table is made.
 
-    Where forward makes tables and attention is `eager`, it makes masks too, in the type that blocks
-    carry: one for causal attention and one for each window (`eager_mask` of transformers,
-    masking_utils.py). They stay until the blocks end, those of checkpoints until their backward.
+    Where forward makes tables and attention is `eager`, as code with ALiBi always is, it makes
+    masks too, in the type that blocks carry: one for causal attention and one for each window
+    (`eager_mask` of transformers, masking_utils.py). They stay until the blocks end, those of
+    checkpoints until their backward.
 
     Before:
         stg.symbols[B, S, H, K]
@@ -87,8 +88,10 @@ class HoldInputs(Pass):
                 turned = (op for op in func.body.walk() if _is_rotation(op))
                 ends = [op for op in turned if op.phase != "forward"]
                 _make(module, func, "rotations", tables, ends)
-                if read_strategy(module).one(KernelsRule).attention == EAGER:
-                    ends = [op for op in func.body.walk() if _is_masked(op)]
+                eager = read_strategy(module).one(KernelsRule).attention == EAGER
+                masked = (op for op in func.body.walk() if _is_masked(op))
+                ends = [op for op in masked if eager or op.flag("alibi")]
+                if ends:
                     _make(module, func, "mask", list(_masks(ends)), ends)
             held += len(tables) if rule.rotations != MADE or not staged else 0
             if rule.tokens != NONE:

@@ -18,7 +18,7 @@ from stagec.ir_spec.strategy.stage_buffers import (
     WEIGHTS,
     StageBuffersRule,
 )
-from stagec.passes.pipeline_stages.sections import ActionKind
+from stagec.passes.pipeline_stages.sections import ActionKind, yielded
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _keep_results(module: Module, accumulate: Operation) -> None:
     for forward in _actions(accumulate, ActionKind.FORWARD):
         for back in _actions(accumulate, ActionKind.BACKWARD):
             if back.integer("chunk") == forward.integer("chunk"):
-                kept = [_yielded(forward, v) for v in _returned(forward)]
+                kept = [yielded(forward, v) for v in _returned(forward)]
                 end = back.body.terminator
                 b = Builder.before(module.registry, end, loc=end.loc, phase="backward")
                 if kept:
@@ -164,7 +164,7 @@ def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> Non
     end of the step (`step` of PyTorch's schedules, `_merge_outputs`)."""
     for forward in _actions(accumulate, ActionKind.FORWARD):
         for value in _logits(forward):
-            every = _keep_over_step(module, func, accumulate, _yielded(forward, value))
+            every = _keep_over_step(module, func, accumulate, yielded(forward, value))
             ends = (op for op in func.body.ops if op.phase == "optimizer")
             last = next(ends, next(user for user, _ in every.uses))
             b = Builder.before(module.registry, last, loc=value.loc, phase="forward")
@@ -184,10 +184,10 @@ def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:
             )
             for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
         )
-        yielded = zip(forward.results, forward.body.terminator.operands, strict=True)
+        pairs = zip(forward.results, forward.body.terminator.operands, strict=True)
         saved = [
             result
-            for result, inside in yielded
+            for result, inside in pairs
             if any(user.parent_op is back for user, _ in result.uses)
             and not (inside.producer is not None and inside.producer.has(TakesLogits))
         ]
@@ -196,7 +196,7 @@ def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:
         if saved:
             b.op("stg.discard", saved, {"alone": True}, types=())
         for value in _returned(back):
-            _keep_over_step(module, func, accumulate, _yielded(back, value))
+            _keep_over_step(module, func, accumulate, yielded(back, value))
 
 
 def _keep_over_step(module: Module, func: Operation, accumulate: Operation, value: Value) -> Value:
@@ -239,12 +239,3 @@ def _logits(forward: Operation) -> Iterator[Value]:
             made = op.operands[0].producer
             cast = made is not None and made.has(Recasts)
             yield made.operands[0] if made is not None and cast else op.operands[0]
-
-
-def _yielded(action: Operation, value: Value) -> Value:
-    """The result of an action that is a value of its region."""
-    end = action.body.terminator
-    if value in end.operands:
-        return action.results[list(end.operands).index(value)]
-    end.add_operand(value)
-    return action.add_result(value.name, value.tensor, value.loc)

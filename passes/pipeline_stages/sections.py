@@ -245,3 +245,12 @@ def too_far(op: Operation, value: Value) -> DiagnosticError:
         remedy="carry it through the repeat, so that stages pass it on, or leave the pipeline "
         "out: --pp 1",
     )
+
+
+def yielded(action: Operation, value: Value) -> Value:
+    """The result of an action that is a value of its region."""
+    end = action.body.terminator
+    if value in end.operands:
+        return action.results[list(end.operands).index(value)]
+    end.add_operand(value)
+    return action.add_result(value.name, value.tensor, value.loc)

@@ -28,7 +28,7 @@ from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 
 #: What a plain softmax of plain products does for itself.
-_PLAIN = {"causal", "window", "rsqrt", "softcap", "given_type", "phase"}
+_PLAIN = {"causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class ExpandAttention(Pass):
     types (`eager_attention_forward` of transformers, models/llama/modeling_llama.py). Attention
     stays fused where it has other masks than these and windows, a bias or sinks, and where its
     sequence, or heads that share keys, are split. Without fused attention forms and names of
-    kernels change nothing.
+    kernels change nothing. Where `eager` names `alibi`, attention with a bias by distance is
+    `eager` whatever the kernel of others is (`BloomAttention.forward` and `MptAttention.forward`
+    of transformers, which call no kernel).
 
     Before:
         stg.strategy @s {
@@ -67,17 +69,19 @@ class ExpandAttention(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return read_strategy(module).one(KernelsRule).attention != DEVICE
+        rule = read_strategy(module).one(KernelsRule)
+        return rule.attention != DEVICE or "alibi" in rule.eager
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         rule = strategy.one(KernelsRule)
         fused = [op for op in module.main.body.walk() if isinstance(op.definition, FlashAttention)]
-        unfused = fused if rule.attention in UNFUSED else []
+        code = [op for op in fused if op.flag("alibi") and "alibi" in rule.eager]
+        unfused = fused if rule.attention in UNFUSED else code
         plain = [op for op in unfused if _is_plain(op) and not _is_split(module, strategy, op)]
         for op in plain:
-            expand_attention(module, op, eager=rule.attention == EAGER)
-        if not fused or (unfused and not plain):
+            expand_attention(module, op, eager=rule.attention == EAGER or op in code)
+        if not fused or (rule.attention in UNFUSED and not plain):
             split = "it has masks, or its sequence or heads that share keys are split"
             why = split if fused else "there is no fused attention"
             remark = f"'stg.kernels[attention = {rule.attention}]' changes nothing: {why}"
@@ -107,7 +111,9 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
         q = b.value("stg.reshape", [q], {"spec": Quoted("bs(gr)k->bsgrk"), **split}, hint=q.name)
     spec = Quoted(f"bs{head}k,btgk->b{head}st")
     scores = b.value("stg.einsum", [q, k], {"spec": spec}, hint=f"{name}_scores")
-    given: dict[str, RawAttr] = {n: v for n, v in op.attrs.items() if n in ("causal", "window")}
+    given: dict[str, RawAttr] = {
+        n: v for n, v in op.attrs.items() if n in ("causal", "window", "alibi")
+    }
     if "softcap" in op.attrs:
         bound, root = op.expr("softcap"), _root(scale) or ONE
         scores = b.value("stg.scale", [scores], {"by": ONE / (bound * root)}, hint=scores.name)
@@ -144,7 +150,15 @@ def _is_plain(op: Operation) -> bool:
             return False
     rows, columns = (op.operands[i].tensor.dims[1].size for i in (0, -1))
     masked = op.flag("causal") or "window" in op.attrs
+    if op.flag("alibi") and (not masked or "softcap" in op.attrs or _shares_keys(op)):
+        return False
     return len(op.operands) == 2 or rows == columns or not masked
+
+
+def _shares_keys(op: Operation) -> bool:
+    """Whether heads of queries share keys."""
+    q, k = (v.tensor.dims[-2].size for v in op.operands[:2])
+    return q != k
 
 
 def _root(scale: Expr) -> Expr | None:
@@ -156,8 +170,7 @@ def _root(scale: Expr) -> Expr | None:
 def _is_split(module: Module, strategy: Strategy, op: Operation) -> bool:
     """Whether the strategy splits the sequence of an attention, or heads that share keys."""
     _, sequence, *_, heads, _ = (d.size for d in op.operands[0].tensor.dims)
-    shared = heads != op.operands[1].tensor.dims[-2].size
-    names = {*sequence.symbols, *(heads.symbols if shared else ())}
+    names = {*sequence.symbols, *(heads.symbols if _shares_keys(op) else ())}
     mesh = module.mesh
     rules = (rule for rule in strategy.splits if names & {*rule.dims} and not rule.soft)
     return mesh is not None and any(mesh.sizes.get(a) != 1 for rule in rules for a in rule.over)

@@ -76,15 +76,18 @@ def _pad(
     module: Module, strategy: Strategy, dims: Iterable[str], multiple: int, loc: Loc
 ) -> Mapping[str, int]:
     """Fill dimensions up; gives the sizes that changed."""
-    before, sizes = _parameters(module), dict[str, int]()
+    sizes = dict[str, int]()
     for name in dims:
         size, wanted = module.symbols[name], multiple * _ranks(module, strategy, name)
         if size is not None and size % wanted:
             sizes[name] = -(-size // wanted) * wanted
+    if not sizes:
+        return sizes
     shown = ", ".join(f"{n} = {module.symbols[n]} is {v}" for n, v in sizes.items())
+    before = _parameters(module)
     module.set_values(sizes)
     after = _parameters(module)
-    if sizes and before is not None and after is not None:
+    if before is not None and after is not None:
         module.diagnostics.remark(
             f"{shown}: {after - before:,} parameters more, {after / before - 1:.2%}, with as many "
             "FLOPs each as others",

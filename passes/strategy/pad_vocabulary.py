@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from stagec.api import Module, Pass, Phase, Strategy, const, read_strategy
+from stagec.api import Module, Pass, Phase, Strategy, read_strategy
 from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyRule
 
 
@@ -51,16 +51,14 @@ def pad_vocabulary(module: Module, strategy: Strategy) -> None:
     rule = strategy.one(PadVocabularyRule)
     judged = [op.definition.logits(op) for op in module.main.body.walk()]
     names = {str(v.tensor.dims[-1].size.symbol_name or "") for v in judged if v is not None} - {""}
-    names &= {name for name, value in module.symbols.items() if value is not None}
-    if not names:
+    sizes = {name: module.symbols[name] for name in sorted(names & module.symbols.keys())}
+    if not any(sizes.values()):
         why = "no loss has a vocabulary that is a symbol with a value"
         module.diagnostics.remark(f"'stg.pad_vocabulary' changes nothing: {why}", rule.loc)
-    for name in names:
+    for name, size in sizes.items():
         multiple = rule.multiple * (1 if rule.whole else _ranks(module, strategy, name))
-        for op in module.ops("stg.symbols"):
-            size = op.integer(name) if name in op.attrs else 0
-            if size:
-                op.attrs[name] = const(-(-size // multiple) * multiple)
+        if size is not None and size % multiple:
+            module.set_values({name: -(-size // multiple) * multiple})
 
 
 def _ranks(module: Module, strategy: Strategy, name: str) -> int:

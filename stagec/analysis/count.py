@@ -16,7 +16,7 @@ from stagec.ir.recompute_window import is_partial, replayed
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.comm import ring_rounds
 from stagec.ir_spec.ops.trace import MessageOp
-from stagec.memory.timeline import CACHES
+from stagec.memory.timeline import BUCKETS, CACHES
 from stagec.program.buckets import calls
 from stagec.program.groups import GroupAxes, channel_of, group_axes
 from stagec.schedule.attached import placement_of
@@ -125,7 +125,7 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
     _sum_up(counts, terms)
     for op in module.ops("stg.memory"):
         if op.attrs.get("stages") == graph.attrs.get("stages"):
-            counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
+            counts.memory = {n: op.expr(n) for n in (*MEMORY, BUCKETS) if n in op.attrs}
     return counts
 
 

@@ -180,9 +180,15 @@ class Compiled:
             )
         return FigureFormulas(self._module, self._plans)
 
+    def settled(self, values: Mapping[str, int]) -> Mapping[str, int]:
+        """What symbols and axes stand for in the expressions, for values that were decided alike:
+        passes fill some sizes up."""
+        return self.decisions.settled(values)
+
     def issued(self, values: Mapping[str, int]) -> Issued:
         """What the ranks issue for values that were decided alike: programs that there are
         already, if these values give the same. Raises `DiagnosticError`."""
+        values = self.settled(values)
         for number, known in enumerate(self._issued):
             if (issued := known.at(values)) is not None:
                 self._issued.insert(0, self._issued.pop(number))
@@ -204,12 +210,12 @@ class Compiled:
 
     def classes(self, values: Mapping[str, int]) -> list[RankClass]:
         """The rank classes for values that were decided alike. Raises `DiagnosticError`."""
-        self._module.set_values(values)
+        self._module.set_values(self.settled(values))
         return rank_classes(self._module)
 
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for values that were decided alike. Raises `DiagnosticError`."""
         try:
-            return self._formulas.at(values)
+            return self._formulas.at(self.settled(values))
         except UnboundError as e:
             raise self._module.no_value(e.names, self._module.root.loc) from None

@@ -10,6 +10,7 @@ rows of counts; `at` puts numbers in. The worst moment is found anew for each of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -36,7 +37,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import index_name
 from stagec.memory.buffers import CATEGORIES
 from stagec.memory.step import ActionInState, MicrobatchState, after_work, first_runs
-from stagec.memory.timeline import CACHES, STATIC
+from stagec.memory.timeline import BUCKETS, CACHES, STATIC
 from stagec.program.classes import index_axes
 from stagec.schedule.attached import idle_share, stages_of
 
@@ -205,14 +206,15 @@ class _Graph:
         static = {n: evaluate(planned[n], values) for n in (*STATIC, CACHES) if n in planned}
         sizes = self._plan.bytes_of(values)
         outside, row = worst(self._plan.outside, sizes)
-        host = evaluate(planned.get("host", ZERO), values)
+        host, fixed = (evaluate(planned.get(n, ZERO), values) for n in ("host", BUCKETS))
 
         def stage(host: int, others: int, counts: Callable[[], Ints]) -> _StageMemory:
             def categories() -> Mapping[str, int]:
-                held = by_category(counts(), self._plan.categories, sizes)
-                return {**static, **{c: held.get(c, 0) for c in CATEGORIES}}
+                held = Counter(by_category(counts(), self._plan.categories, sizes))
+                held["communication"] += fixed
+                return {**static, **{c: held[c] for c in CATEGORIES}}
 
-            return _StageMemory(host, {**static, OTHERS: others}, categories)
+            return _StageMemory(host, {**static, OTHERS: others + fixed}, categories)
 
         def alone() -> Ints:
             counts: Ints = self._plan.outside[row]

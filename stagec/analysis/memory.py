@@ -22,7 +22,7 @@ from stagec.memory.step import (
     is_first_run,
     turns,
 )
-from stagec.memory.timeline import CACHES, STATIC
+from stagec.memory.timeline import BUCKETS, CACHES, STATIC
 from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
 from stagec.support.diagnostics import DiagnosticError, error
@@ -48,7 +48,7 @@ def staged_memory(
     ops = [o for o in module.ops("stg.working") if o.attrs.get("stages") == stages]
     works = _Works.of(ops, "left")
     order = actions_of(module, graph, stage)
-    static = total(planned[n] for n in (*STATIC, CACHES) if n in planned)
+    static = total(planned[n] for n in (*STATIC, CACHES, BUCKETS) if n in planned)
     running = static + plan.expr("around")
     doing = works.doing(order)
     peaks = [running + works.bytes(t) for t in works.worst(_turns(doing), env)]

@@ -22,6 +22,7 @@ from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.module import BATCH, Module
 from stagec.ir.trained import trained_values
 from stagec.ir.types import TensorType
+from stagec.ir_spec.strategy.freeze import FreezeRule
 from stagec.ir_spec.strategy.lora import LoraRule
 from stagec.sharding.strategy import read_strategy
 
@@ -68,13 +69,15 @@ def summed(models: Iterable[tuple[ModelFlops | None, Module]]) -> ModelFlops | N
 def _needed(module: Module) -> _Needed:
     """Which gradients training needs: those of operands that are trained, or in which what is
     trained has a part. Beside the parameters that `stg.lora` names there are adapters, which are
-    trained in place of all parameters."""
-    body, every = module.main.body, module.parameters()
-    adapted = {*filter(read_strategy(module).one(LoraRule).adapts, every)}
-    trained = adapted or set(module.trainable())
-    if not adapted and len(trained) == len(every):
+    trained in place of all parameters; `stg.freeze` has the last word on each parameter."""
+    body, every, strategy = module.main.body, module.parameters(), read_strategy(module)
+    adapted = {*filter(strategy.one(LoraRule).adapts, every)}
+    frozen = {p: strategy.one(FreezeRule).freezes(p.name) for p in every}
+    given = set[Value]() if adapted else set(module.trainable())
+    trained = {p for p in every if frozen[p] is False or (frozen[p] is None and p in given)}
+    if len(trained) == len(every):
         return lambda _: _BOTH
-    values = trained_values(body, trained) - _bound(body, adapted)
+    values = trained_values(body, trained | adapted) - _bound(body, adapted - trained)
 
     def needed(op: Operation) -> int:
         return min(_BOTH, sum(v in values for v in op.operands))

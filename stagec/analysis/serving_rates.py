@@ -95,7 +95,9 @@ def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
     return _rates(prefill, decode, output, tpot, decode.sequences * output / cycle, 0.0)
 
 
-def beside(decode: PodStep, mixed: PodStep, work: PromptChunks, output: int) -> ServingRates:
+def beside(
+    decode: PodStep, mixed: PodStep, work: PromptChunks, output: int, *, waits: bool = False
+) -> ServingRates:
     """The same ranks prefill and decode in the same steps: `decode` and `mixed` are a step without
     and with chunks of so many prompts, as `work` has them for each group of ranks in a share s of
     the steps. Of a sequence
@@ -106,21 +108,23 @@ def beside(decode: PodStep, mixed: PodStep, work: PromptChunks, output: int) -> 
 
         requests/s = B / ((O - 1) (t_decode + s (t_mixed - t_decode)))
 
-    Where prompts come faster than steps take them (s > 1), each step has chunks, so m steps of a
-    prompt bound the rate, requests/s = n / (m t_mixed) with n prompts at a time, and what is left
-    of the B sequences that the server has at any time waits (Little's law):
+    Where prompts of all B would come faster than steps take them, some sequence `waits`. The mixed
+    step has those that decode (`stagec.analysis.steady_server.decoding`), and each step is one, so
+    m steps of a prompt bound the rate, with n prompts at a time, and what is left of the B
+    sequences that the server has at any time waits (Little's law):
 
+        TPOT = t_mixed,  requests/s = n / (m t_mixed)
         TTFT = request + B / (requests/s) - (O - 1) TPOT
     """
     count, turns = decode.sequences, output - 1
-    share, more = min(1.0, work.share), mixed.seconds - decode.seconds
-    tpot = decode.seconds + share * (count - 1) / count * more
-    first = work.steps * mixed.seconds
-    if work.keeps_up:
-        rate = count / (turns * (decode.seconds + share * more))
-    else:
+    more = mixed.seconds - decode.seconds
+    first, tpot = work.steps * mixed.seconds, mixed.seconds
+    if waits:
         rate = mixed.sequences / first
         first = max(first, count / rate - turns * tpot)
+    else:
+        tpot = decode.seconds + work.share * (count - 1) / count * more
+        rate = count / (turns * (decode.seconds + work.share * more))
     prefill = PodStep(mixed.sequences, first, mixed.ranks, request=mixed.request)
     return _rates(prefill, decode, output, tpot, rate * output, 0.0)
 

@@ -53,6 +53,17 @@ def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunk
     return PromptChunks(steps, ceil(prompt / steps), prompts, share)
 
 
+def decoding(sequences: int, budget: int, prompt: int, output: int) -> int:
+    """How many of these sequences of a server decode at any time: the most for which prompts keep
+    up, at least one; the others wait."""
+    keeping = (
+        n
+        for n in range(sequences, 0, -1)
+        if (work := chunks(n, budget, prompt, output)) is not None and work.keeps_up
+    )
+    return next(keeping, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class SteadyRates:
     """What one worker or server gives: seconds to the first token and between tokens of a sequence,

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from stagec.analysis.serving_rates import PodStep, ServingRates, beside, steady_seconds
-from stagec.analysis.steady_server import chunks
+from stagec.analysis.steady_server import chunks, decoding
 from stagec.ir.serving import MIXED
 from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
@@ -121,8 +121,9 @@ class Mixing:
         """What it gives with steps that decode, which have a batch. Raises `DiagnosticError`."""
         batch = decode.sequences
         each, past = -(-batch // self.groups), self.options.context or 0
-        work = chunks(each, self.rule.tokens, self.prompt, self.output)
-        if work is None:
+        load = self.rule.tokens, self.prompt, self.output
+        running = decoding(each, *load)
+        if each >= self.rule.tokens or (work := chunks(running, *load)) is None:
             raise error(
                 f"a step of {self.rule.tokens:,} tokens has no room for prompts beside {each:,} "
                 "decoding sequences",
@@ -130,7 +131,7 @@ class Mixing:
             )
         step = step_of(
             [
-                SequenceClass(1, past + self.prompt + self.output // 2, 1, each),
+                SequenceClass(1, past + self.prompt + self.output // 2, 1, running),
                 SequenceClass(work.size, past + work.past, 1, work.prompts),
             ]
         )
@@ -139,4 +140,5 @@ class Mixing:
         prompts = work.prompts * min(self.groups, batch)
         seconds = paced_seconds(report, asked)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request_seconds(report))
-        return beside(decode, mixed, work, self.output)
+        waits = running < each or not work.keeps_up
+        return beside(decode, mixed, work, self.output, waits=waits)

@@ -183,7 +183,9 @@ class Module:
 
     def set_values(self, values: Mapping[str, int]) -> None:
         """Give declared symbols and axes these values, in the declarations alone; names that are
-        not declared are left out."""
+        not declared are left out. Of a watched module the change is noted."""
+        if self.decisions is not None:
+            self.decisions.change(values)
         for op in self.declaring("symbols", "axes"):
             op.attrs |= {name: const(values[name]) for name in op.attrs if name in values}
 
@@ -230,7 +232,10 @@ class Module:
 
     def parameter_counts(self) -> dict[str, Expr]:
         """How many parameters there are, and, if some are frozen, how many are trained: what
-        functions and graphs state once they are cut or lowered."""
+        functions and graphs state once they are filled up, cut or lowered."""
+        names = ("parameters", "trainable")
+        if stated := {n: self.main.expr(n) for n in names if n in self.main.attrs}:
+            return stated
         every, trained = self.parameters(), self.trainable()
         counts = {"parameters": total(p.tensor.elements for p in every)}
         if len(trained) < len(every):

@@ -88,20 +88,39 @@ class UnitAxes:
         return frozenset(a for a in self.axes if values.get(a) == 1)
 
 
+Answers = dict[Decision[object], object]
+
+
 @dataclass
 class Queries:
-    """The questions that a compile asked, and what was answered."""
+    """The questions that a compile asked, and what was answered. Where a pass gives symbols other
+    values, the answers of before are about the old ones, those behind about the new ones."""
 
-    answers: dict[Decision[object], object] = field(
-        default_factory=dict["Decision[object]", object]
+    answers: Answers = field(default_factory=Answers)
+    _changes: list[tuple[Answers, Mapping[str, int]]] = field(
+        default_factory=list[tuple[Answers, Mapping[str, int]]]
     )
+
+    def change(self, values: Mapping[str, int]) -> None:
+        """From here on symbols have these values; they follow from what was asked before."""
+        self._changes.append((self.answers, values))
+        self.answers = {}
+
+    def settled(self, values: Mapping[str, int]) -> Mapping[str, int]:
+        """Values of all symbols behind the passes, of those with which all answers are the same."""
+        return {**values, **{n: v for _, changed in self._changes for n, v in changed.items()}}
 
     def same(self, values: Mapping[str, int]) -> bool:
         """Whether all answers are the same for these values."""
+        now = dict(values)
         try:
-            return all(question(values) == a for question, a in self.answers.items())
+            for answers, changed in (*self._changes, (self.answers, {})):
+                if any(question(now) != a for question, a in answers.items()):
+                    return False
+                now |= changed
         except (UnboundError, ArithmeticError):
             return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

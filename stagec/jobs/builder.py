@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.strategy.axes import AXES, EXPERTS, REPLICAS
+from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, EXPERTS, REPLICAS, expert_parts
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 from stagec.ir_spec.strategy.statement import FlagValues
@@ -27,6 +28,8 @@ from stagec.jobs.request.combine import (
     check_ranks,
     check_sequence,
     complete,
+    divisors,
+    nearest,
     replicated_state,
 )
 from stagec.jobs.request.configurations import (
@@ -80,7 +83,7 @@ class JobBuilder:
         if (remark := remark_of(options)) is not None:
             self.session.report(remark)
         self.options, self._symbolic = complete(settled(options)), symbolic
-        self._kv_parts: dict[str, int | None] = {}
+        self._tensor_parts: dict[str, int | None] = {}
         self._assumed: list[Operation] = []
         self._origins: Mapping[Operation, str] = {}
         self.repeated = RepeatedWork()
@@ -106,7 +109,7 @@ class JobBuilder:
         set_symbols(module, dict(self._preset.values) if self._preset else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
         self.serving = self._serving(module, entry.positions if entry else None)
-        self._kv_parts = self._too_few_kv_heads(module)
+        self._tensor_parts = self._parts_of_tp(module)
         options = self.options
         self.from_texts = bool(
             options.strategy or self._preset is not None or module.ops("stg.strategy")
@@ -183,21 +186,31 @@ class JobBuilder:
     def _request(self, module: Module) -> FlagValues:
         return request(self.options, self._axes(), module.symbols, module.sequences)
 
-    def _too_few_kv_heads(self, module: Module) -> dict[str, int | None]:
-        """The axes that tensor parallelism beyond the KV heads is split into: one that splits them,
-        one over which they are replicated. Needs no axis of its own where they suffice."""
+    def _parts_of_tp(self, module: Module) -> dict[str, int | None]:
+        """The axes that tensor parallelism is split into: one over which experts are split, where
+        these take some of its ranks; beyond the KV heads one that splits them, and one over which
+        they are replicated. Raises `DiagnosticError` where the first two do not fit."""
         tp, heads = self.options.tp, module.symbols.get("G")
+        experts = expert_parts(partial(getattr, self.options))
         texts = self.options.strategy or self._preset or module.ops("stg.strategy")
         if self.options.mesh is not None or texts:
             return {}
+        split_experts = {EXPERT_PART: experts} if experts > 1 and EXPERTS in module.symbols else {}
         if heads is None or tp <= heads or tp % heads:
-            return {}
+            return {**split_experts, "tp": tp // experts} if split_experts else {}
+        if heads % experts:
+            raise error(
+                f"--ep {experts} does not divide the {heads} key/value heads, over which --tp {tp} "
+                "is split",
+                remedy=f"choose --ep {nearest(experts, [*divisors(heads), tp])}",
+            )
         text = (
-            f"--tp {tp} is more than the {heads} key/value heads: they are split over tp = {heads} "
-            f"and replicated over {REPLICAS} = {tp // heads}"
+            f"--tp {tp} is more than the {heads} key/value heads: they are split over "
+            f"{'*'.join([*split_experts, 'tp'])} = {heads} and replicated over {REPLICAS} = "
+            f"{tp // heads}"
         )
         self.session.report(Diagnostic(text, severity="remark"))
-        return {"tp": heads, REPLICAS: tp // heads}
+        return {**split_experts, "tp": heads // experts, REPLICAS: tp // heads}
 
     # -- the strategy ------------------------------------------------------------------------------
 
@@ -206,7 +219,7 @@ class JobBuilder:
             # the axes are those of the text: one that is given changes
             given = {a: int(getattr(self.options, a)) for a in AXES}
             return {a: n for a, n in given.items() if n > 1 or a in self.options.explicit}
-        parts = self._kv_parts  # stand where tp would
+        parts = self._tensor_parts  # stand where tp would
         return {
             axis: size
             for name, whole in mesh_axes(self.options).items()
@@ -232,8 +245,9 @@ class JobBuilder:
         elif self._axes():
             self._resize_mesh(module, given)
         if not (module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given)):
-            if self._kv_parts:
-                heads = "tp" if (self._kv_parts["tp"] or 0) > 1 else "1"
+            if REPLICAS in self._tensor_parts:
+                parts = [a for a in (EXPERT_PART, "tp") if (self._tensor_parts.get(a) or 1) > 1]
+                heads = "*".join(parts) or "1"
                 self._assumed = [self._parse(f"stg.assume[G == {heads}]", ASSUMED)]
             given += self._assumed
             text = strategy_text(self._request(module))

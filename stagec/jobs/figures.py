@@ -73,7 +73,7 @@ class CompiledJob:
             self.name,
             self.compiled.issued(self.values),
             machine,
-            self.values,
+            self.compiled.settled(self.values),
             model_flops=self.compiled.model_flops,
             tokens=self.compiled.tokens,
             overlap=overlap,

@@ -10,7 +10,8 @@ F is a step that only decodes, G one that only prefills, and H has both, behind 
 none: attention over what is cached is a kernel of its own, which takes as long in any step. F, G
 and H are exact where all of their arguments are of the grid, and linear in each between its points.
 k chunks of unequal sizes count as k equal ones of as many tokens, and pairs of a query and a key,
-together; each counts as one that ends its prompt. `stagec.jobs.step_times` has the exact times, and
+together; each counts as one that ends its prompt. Groups of ranks wait for each other, so chunks
+are those of the group that has most (`_fullest`). `stagec.jobs.step_times` has the exact times, and
 `StepSurface.check` compares.
 """
 
@@ -73,7 +74,7 @@ class StepSurface:
         self._random = random.Random(self.seed)
         self._counts = grid(self.points)
         self._contexts = [1, *grid(self.points, _CONTEXTS)]
-        self._sizes = [2, *grid(self.points, _CHUNKS)]
+        self._sizes = [1, 2, *grid(self.points, _CHUNKS)]
         self._pasts = [0, *grid(self.points, _CONTEXTS)]
         self._decodes = _Sample[tuple[int, int]](self._random)
         self._mixes = _Sample[tuple[int, int, tuple[tuple[int, int], ...]]](self._random)
@@ -103,16 +104,17 @@ class StepSurface:
         return self._mixed(count, total, chunks)
 
     def _mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
-        number, tokens = len(chunks), sum(new for new, _ in chunks)
-        pairs = sum(new * past + new * (new + 1) / 2 for new, past in chunks)
+        largest = _fullest(chunks, self.groups)
+        number, tokens = len(largest), sum(new for new, _ in largest)
+        pairs = sum(new * past + new * (new + 1) / 2 for new, past in largest)
         size = tokens / number
         past = max(0.0, pairs / tokens - (size + 1) / 2)
-        share, parts = -(-count // self.groups), max(1, -(-number // self.groups))
-        picoseconds = self._chunked(share, parts, size)
+        share = -(-count // self.groups)
+        picoseconds = self._chunked(share, number, size)
         if count:
             picoseconds += self._decode(share, max(1.0, total / count)) - self._decode(share, 1)
         if past:
-            picoseconds += self._prefill(parts, size, past) - self._prefill(parts, size, 0)
+            picoseconds += self._prefill(number, size, past) - self._prefill(number, size, 0)
         return max(1, round(picoseconds))
 
     # -- between the points ------------------------------------------------------------------------
@@ -244,13 +246,18 @@ def _step(count: int, total: int, chunks: Sequence[tuple[int, int]], groups: int
     than `_CLASSES`, neighbours have their mean."""
     share = -(-count // groups)
     classes = [SequenceClass(1, -(-total // count), 1, share)] if count else []
-    largest = sorted(chunks, reverse=True)[::groups]
+    largest = _fullest(chunks, groups)
     each = -(-len(largest) // _CLASSES) if len({n for n, _ in largest}) > _CLASSES else 1
     for first in range(0, len(largest), each):
         group = largest[first : first + each]
         new, past = (-(-sum(piece[i] for piece in group) // len(group)) for i in (0, 1))
         classes.append(SequenceClass(new, past, 1, len(group)))
     return step_of(classes).together()
+
+
+def _fullest(chunks: Sequence[tuple[int, int]], groups: int) -> Sequence[tuple[int, int]]:
+    """The chunks of the group that has most, if the largest ones are dealt to groups first."""
+    return sorted(chunks, reverse=True)[::groups]
 
 
 def _between(points: Sequence[int], value: float) -> Sequence[tuple[int, float]]:

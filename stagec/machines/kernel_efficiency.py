@@ -64,8 +64,10 @@ class MatmulEfficiency(Rates):
     write them, `reduction` what summing the parts of a split product adds. `expanding` are
     the weights of 4 bits that one processor turns into 16 bits a clock, in kernels that multiply
     these by activations of 16 bits; None: no such kernel was measured, and that takes no time. They
-    do so once for each block of `expanded_rows` rows. `kernels` has what kernels of libraries have
-    otherwise, by the names with which nodes are marked. Defaults are rounded means of H100 and
+    do so once for each block of `expanded_rows` rows. `unaligned` is what each further load adds to
+    computing, as a share, where rows are no multiple of 16 bytes and a load brings a part of these;
+    0: no such product was measured, and all are as fast. `kernels` has what kernels of libraries
+    have otherwise, by the names with which nodes are marked. Defaults are rounded means of H100 and
     B200; `step` and `tile` of A100 are three times as long.
     """
 
@@ -78,6 +80,8 @@ class MatmulEfficiency(Rates):
     expanding: _Many | None = None
     expanded_rows: int = Field(default=128, gt=0)
     expanding_fitted: str = ""
+    unaligned: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    unaligned_fitted: str = ""
     fitted: str = ""
     kernels: dict[str, MatmulKernel] = Field(default_factory=dict[str, MatmulKernel])
 

@@ -221,11 +221,14 @@ class _Runner:
     def _touch(
         self, ref: Ref, number: int, phase: str | None = None, *, alone: bool = False
     ) -> None:
-        """A step uses a value, or does if its part runs `alone`; what hands it on, as a return
-        does, is of no phase."""
+        """A step uses a value, or does if its part runs `alone`, but for slices that no other part
+        takes; what hands it on, as a return does, is of no phase."""
         for buffer in buffers_of(ref):
             self._budget.spend()
-            (buffer.split if alone else buffer.last)[self._part] = number
+            if not alone:
+                buffer.last[self._part] = number
+            elif buffer.last.keys() != {buffer.part}:
+                buffer.split[self._part] = number
             if phase is not None:
                 buffer.phases.add(phase)
 

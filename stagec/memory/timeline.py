@@ -39,6 +39,8 @@ from stagec.support.source import file_loc
 STATIC = ("parameters", GRADIENTS, "optimizer")
 #: What steps of serving keep of sequences: there from start to end, and of no other module.
 CACHES = "caches"
+#: Buffers of collectives and messages that are there from start to end, as plans state them.
+BUCKETS = "buckets"
 ALL = (*STATIC, CACHES, *CATEGORIES)
 DEVICE, HOST = "device", "host"
 #: The worst moment of a work, and what is held then on top of what was: by category, and in all.
@@ -327,7 +329,7 @@ class MemoryTimeline:
             LiveBuffers(v.name, str(v.type), category, count, size, line_of(v))
             for (v, category), (count, size) in merged.items()
         ]
-        return sorted(live, key=lambda h: (-h.bytes, h.name))
+        return sorted(live, key=lambda h: (-h.bytes, h.name, h.line, h.type, h.category))
 
     def _counts(self, point: Point) -> Counter[Buffer]:
         """How many there are of each buffer that is not static."""

@@ -167,7 +167,7 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
     for entry in _without_repeats(classes):
         models = entry.get("models", {})  # of a draft model and its model on the same ranks
         made = table(
-            f"{entry['names']}: {counted(entry['ranks'], 'rank')} each; at the worst moment",
+            f"Memory per rank of {entry['names']} ({counted(entry['ranks'], 'rank')})",
             "category",
             "bytes",
             "",

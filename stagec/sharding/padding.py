@@ -42,7 +42,8 @@ def padded_shard(
     dimensions in the place of all."""
     uses = [(op, i, d) for op, i, d in _uses(param)]
     depth = min((d for *_, d in uses), default=0)
-    dims = _rows(param, uses) if rule == "dim0" else _whole_dimensions(param.tensor, depth, env)
+    by_rows = uses and rule == "dim0"  # of what nothing uses, layers and rows look alike
+    dims = _rows(param, uses) if by_rows else _whole_dimensions(param.tensor, depth, env)
     if not dims or any(param.tensor.dims[i].split for i in dims):
         return None
     elements = product(param.tensor.dims[i].size for i in dims)

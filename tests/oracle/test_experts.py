@@ -134,6 +134,8 @@ GATHERED: Sequence[Mapping[str, Any]] = (
     {"dp": 2, "ep": 2, "moe_dispatch": "gather", "microbatches": 2},
     {"dp": 2, "ep": 2, "tp": 2, "etp": 1, "zero": 3},
     {"dp": 2, "ep": 2, "cp": 2, "moe_dispatch": "gather", "cp_mode": "all-gather"},
+    {"tp": 4, "ep": 2},
+    {"tp": 4, "ep": 2, "cp": 2, "zero": 3, "cp_mode": "all-gather"},
 )
 
 
@@ -317,7 +319,18 @@ def test_latents_are_gathered_instead_of_activations() -> None:
     ("options", "message", "remedy"),
     [
         (["--ep", "4"], "--ep 4 does not divide --dp 1", "choose --ep 1,"),
-        (["--tp", "8", "--ep", "2"], "and is not all of --tp 8", "give --ep 8 for whole"),
+        (
+            ["--dp", "3", "--tp", "8", "--ep", "2"],
+            "and is not all of --tp 8",
+            "give --ep 8 for whole",
+        ),
+        (["--tp", "8", "--ep", "3"], "--ep 3 does not divide --dp 1", "--ep among 1, 2, 4"),
+        (["--tp", "4", "--ep", "2", "--sp"], "which all need the same tokens", "give --ep 4"),
+        (
+            ["--tp", "16", "--ep", "2", "--set", "H=16,G=1"],
+            "--ep 2 does not divide the 1 key/value heads",
+            "--ep among 1, 16",
+        ),
         (["--dp", "8", "--ep", "3"], "--ep 3 does not divide --dp 8", "--ep among 1, 2, 4"),
         (
             ["--dp", "16", "--ep", "16"],

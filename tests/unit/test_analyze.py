@@ -431,6 +431,15 @@ def test_model_flops_leave_out_the_gradients_of_frozen_matrices() -> None:
     assert whole["model_flops"] - found["model_flops"] == 2 * matrices * 4096
 
 
+@pytest.mark.parametrize("flags", ["--freeze *,!head", "--lora head --freeze !head"])
+def test_model_flops_know_what_is_frozen(flags: str) -> None:
+    """The head alone is trained: backward has the gradient of its weight."""
+    job = ("llama3-8b", "--set", "B=1,S=4096,L=2")
+    forward = int(counted(*job)["model_flops"]) // 3
+    backward = 2 * 128_256 * 4096 * 4096
+    assert counted(*job, *flags.split())["model_flops"] == forward + backward
+
+
 @pytest.mark.parametrize(("roles", "products"), [("param param", 6), ("frozen param", 3)])
 def test_model_flops_of_what_nothing_trained_stands_before(
     roles: str, products: int, tmp_path: Path
@@ -447,6 +456,28 @@ def test_model_flops_of_what_nothing_trained_stands_before(
         "    %loss = stg.mse[mean = B*D](%z, %t)\n    stg.return(%loss)\n  }\n}\n"
     )
     assert counted(str(path))["model_flops"] == products * 2 * 3 * 4 * 4
+
+
+@pytest.mark.parametrize("flags", ["--pp 1", "--pp 2 --microbatches 2"])
+def test_padding_of_shards_is_no_parameter(flags: str) -> None:
+    job = ("llama3-8b", "--set", "L=2,S=64", "--dp", "3", *flags.split())
+    padded = counted(*job, "--zero", "3", "--shard-padding", "dim0")
+    assert padded["parameters"] == counted(*job)["parameters"]
+
+
+def test_shards_of_what_nothing_uses_have_little_padding(tmp_path: Path) -> None:
+    """Its first dimension may be layers."""
+    path = tmp_path / "m.stg"
+    path.write_text(
+        "stg.module @m {\n  stg.symbols[B = 6, D = 9, L = 2]\n"
+        "  stg.func @f(%x: bf16[B, D], %w: bf16[D, D | param], %idle: bf16[L, D, D | frozen],\n"
+        "      %t: bf16[B, D]) -> f32 {\n"
+        '    %y = stg.einsum["bd,de->be"](%x, %w)\n'
+        "    %loss = stg.mse[mean = B*D](%y, %t)\n    stg.return(%loss)\n  }\n}\n"
+    )
+    found = counted(str(path), "--dp", "6", "--zero", "3", "--shard-padding", "dim0")
+    (entry,) = found["classes"]
+    assert entry["memory"]["parameters"] == 2 * (12 * 9 + 162) // 6
 
 
 def counted(*words: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 import stagec as library
 from stagec.analysis.serving_rates import PodStep, beside
-from stagec.analysis.steady_server import chunks
+from stagec.analysis.steady_server import chunks, decoding
 from stagec.analysis.time_report import TimeReport
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.options import JobOptions
@@ -329,10 +329,16 @@ def test_steady_prompts_share_steps_with_sequences_that_decode() -> None:
     assert found.tpot == pytest.approx(0.01 + 0.1 * 0.9 * 0.02)
     assert found.ttft == pytest.approx(0.035)
     assert found.tokens_per_second == pytest.approx(10 / (100 * 0.012) * 101)
-    many = chunks(10, 522, 1024, 11)
+    whole, running = chunks(10, 522, 1024, 11), decoding(10, 522, 1024, 11)
+    assert whole is not None
+    assert not whole.keeps_up
+    many = chunks(running, 522, 1024, 11)
     assert many is not None
-    assert not many.keeps_up
-    late = beside(decode, mixed, many, 11)
+    assert (running, many.steps, many.share) == (5, 2, 1.0)
+    assert decoding(10, 1034, 1024, 101) == 10
+    assert decoding(10, 522, 1024, 2) == 1, "at least one, although it has to wait as well"
+    late = beside(decode, mixed, many, 11, waits=True)
+    assert late.tpot == 0.03
     assert late.tokens_per_second == pytest.approx(11 / (2 * 0.03))
     assert (late.ttft - 0.005 + 10 * late.tpot) / (2 * 0.03) == pytest.approx(10), "Little's law"
     assert chunks(10, 10, 1024, 11) is None

@@ -129,6 +129,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], int]] = {
         {"dp": (2, 4), "L": (12, 48)},
         1,
     ),
+    "buffers of buckets": (
+        {"model": "llama3-8b", "dp": 2, "ddp_copies": True},
+        {"dp": (2, 4), "L": (16, 32)},
+        1,
+    ),
+    "sizes that are filled up": (
+        {"model": "llama3-8b", "tp": 2, "pad_vocab": 1000},
+        {"V": (32001, 32000), "L": (16, 32)},
+        2,
+    ),
 }
 
 

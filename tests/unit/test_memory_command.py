@@ -36,11 +36,14 @@ def found(*more: str | Path) -> dict[str, Any]:
     return result
 
 
-def test_it_agrees_with_analyze() -> None:
+@pytest.mark.parametrize(
+    "more", [{}, {"dp": 2, "zero": 1, "ddp_copies": True, "stage_receives": "ahead"}], ids=len
+)
+def test_it_agrees_with_analyze(more: dict[str, Any]) -> None:
     """Two ways to the peak: what each buffer adds, and the expressions of the plan."""
-    for entry, other in zip(
-        found()["classes"], analyse("llama3-8b", **OPTIONS)["classes"], strict=True
-    ):
+    words = ("--dp", "2", "--zero", "1", "--ddp-copies", "--stage-receives", "ahead")
+    planned, counted = found(*words if more else ()), analyse("llama3-8b", **OPTIONS, **more)
+    for entry, other in zip(planned["classes"], counted["classes"], strict=True):
         assert (entry["name"], entry["ranks"]) == (other["name"], other["count"])
         assert entry["peak"] == sum(entry["categories"].values()) == other["memory"]["peak"]
         for name in ("parameters", "gradients", "optimizer"):

@@ -108,6 +108,8 @@ def test_an_analysis_in_symbols_and_one_of_a_machine() -> None:
             {**DECODE, "speculative": 2, "draft": "llama3-8b[L=1,V=1024]: tp=1"},
             (*DECODE_WORDS, "--speculative", "2", "--draft", "llama3-8b[L=1,V=1024]: tp=1"),
         ),
+        ({"pad_vocab": 1000}, ("--pad-vocab", "1000")),
+        ({**DECODE, "pad_widths": 384}, (*DECODE_WORDS, "--pad-widths", "384")),
     ],
 )
 def test_time(flags: dict[str, Any], words: tuple[str, ...]) -> None:

@@ -748,7 +748,7 @@ def test_an_interrupt_before_anything_is_found_is_told(monkeypatch: pytest.Monke
         ("run.listed", "interrupted while the points were listed"),
         ("bounds.JobBounds.settle", "interrupted: 0 points may still be better"),
         ("tried.tried", "interrupted: 0 points may still be better"),
-        ("extra.neighbours", "interrupted: 0 points may still be better"),
+        ("sensitivity.neighbours", "interrupted: 0 points may still be better"),
     ],
 )
 def test_an_interrupt_before_or_behind_the_best_is_told(

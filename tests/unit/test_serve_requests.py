@@ -227,6 +227,13 @@ def test_between_exact_steps_a_linear_law_is_exact() -> None:
     assert check.largest < 1e-9
 
 
+def test_groups_wait_for_the_one_with_the_longest_prompts() -> None:
+    surface, exact = StepSurface(known, groups=4), ExactSteps(known, groups=4)
+    for chunks in ([(900, 0), (30, 0), (1, 0)], [(n, 0) for n in range(64, 128)]):
+        assert surface.mixed(8, 800, chunks) == exact.mixed(8, 800, chunks), chunks
+    assert exact.mixed(0, 0, [(900, 0), (30, 0)]) == exact.mixed(0, 0, [(900, 0)])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "flags"), [("llama3-8b", {"tp": 2}), ("mixtral-8x7b", {"tp": 4})]

@@ -202,6 +202,12 @@ def test_rows_of_one_node_are_sums_of_layers() -> None:
     assert sum(map(len, found.values())) > 2.5 * known
 
 
+def test_words_of_one_node_are_not_filled_up() -> None:
+    """The part of a rank is a whole number (VIA-Research/vTrain, src/model/gpt_modeling.py)."""
+    for row in STEPS["deepspeed-single"]:
+        assert row.sizes["V"] == 50257 // row.flags["tp"] * row.flags["tp"]
+
+
 def checks() -> tuple[float, float]:
     """Seconds of a compared call for each rank of its group, inside a node and beyond."""
     changes = next(r for r in STEPS["nanotron"] if len(r.changes) > 1).changes

@@ -142,8 +142,8 @@ class FeedForward(nn.Module):
     def __init__(self, sizes: Mapping[str, int]) -> None:
         super().__init__()
         self.w1 = nn.Linear(sizes["D"], sizes["F"], bias=False)
-        self.w3 = nn.Linear(sizes["D"], sizes["F"], bias=False)
         self.w2 = nn.Linear(sizes["F"], sizes["D"], bias=False)
+        self.w3 = nn.Linear(sizes["D"], sizes["F"], bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w2(functional.silu(self.w1(x)) * self.w3(x))
@@ -154,8 +154,8 @@ class Block(nn.Module):
 
     def __init__(self, norm: Norm, width: int, attention: nn.Module, feed: nn.Module) -> None:
         super().__init__()
-        self.attention_norm, self.ffn_norm = norm(width), norm(width)
         self.attention, self.feed_forward = attention, feed
+        self.attention_norm, self.ffn_norm = norm(width), norm(width)
 
     def forward(self, x: Tensor, *rotation: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)

@@ -33,7 +33,7 @@ def read_gpt2(config: Config) -> ModelText:
     config.only("scale_attn_by_inverse_layer_idx", False)
     config.skip("n_ctx")
     _skip_summary(config)
-    return _biased(model, "gelu_new", "H")
+    return _biased(model, "gelu_new", "H", mask="causal, given_type")
 
 
 @reads("GPT", "openai-gpt", features="norms behind the sums")
@@ -45,7 +45,9 @@ def read_gpt(config: Config) -> ModelText:
     config.only("n_special", 0)
     config.skip("n_ctx", "predict_special_tokens")
     _skip_summary(config)
-    mixer = Attention("H", qkv_bias=True, out_bias=True, rope=None)
+    mixer = Attention(
+        "H", qkv_bias=True, out_bias=True, rope=None, mask="causal, given_type", packed=True
+    )
     block = FeedForward(act, gated=False, bias=True)
     decoder = Decoder(None, tied=model.tied(True), positions=model.positions())
     return normed_sums(model, mixer, block, decoder)
@@ -77,8 +79,8 @@ def _skip_summary(config: Config) -> None:
     config.skip(*(f"summary_{name}" for name in names))
 
 
-def _biased(model: DecoderModel, activation: str, groups: str) -> ModelText:
-    mixer = Attention(groups, qkv_bias=True, out_bias=True, rope=None)
+def _biased(model: DecoderModel, activation: str, groups: str, mask: str = "causal") -> ModelText:
+    mixer = Attention(groups, qkv_bias=True, out_bias=True, rope=None, mask=mask, packed=True)
     block = FeedForward(model.activation(activation), gated=False, bias=True)
     decoder = Decoder(LAYER, tied=model.tied(True), positions=model.positions())
     return model.stack(mixer, block, decoder, norm=LAYER)
@@ -140,8 +142,11 @@ def read_bloom(config: Config) -> ModelText:
     config.only("apply_residual_connection_post_layernorm", False)
     config.skip("offset_alibi", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv", "n_inner")
     config.skip("bias_dropout_fusion")
-    mixer = Attention("H", qkv_bias=True, out_bias=True, rope=None, mask="causal, alibi")
-    block = FeedForward("gelu_new", gated=False, bias=True)
+    mixer = Attention(
+        "H", qkv_bias=True, out_bias=True, rope=None, mask="causal, alibi", packed=True
+    )
+    # GeLUFunction of modeling_bloom.py, which saves its input alone
+    block = FeedForward("gelu_tanh", gated=False, bias=True)
     decoder = Decoder(LAYER, tied=model.tied(True), embed_norm=LAYER)
     return model.stack(mixer, block, decoder, norm=LAYER)
 
@@ -168,7 +173,7 @@ def read_mpt(config: Config) -> ModelText:
     config.only("logit_scale")
     config.only("use_pad_tok_in_ffn", True)
     learned = model.flag("learned_pos_emb", True) and not alibi
-    mixer = Attention("H", qkv_bias=biased, out_bias=biased, rope=None, mask=mask)
+    mixer = Attention("H", qkv_bias=biased, out_bias=biased, rope=None, mask=mask, packed=True)
     block = FeedForward("gelu", gated=False, bias=biased)
     decoder = Decoder(norm, tied=model.tied(True), positions=model.positions() if learned else None)
     return model.stack(mixer, block, decoder, norm=norm)

@@ -12,7 +12,7 @@ from math import isqrt, prod
 from stagec.ir.module import Module
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES as ALL_AXES
-from stagec.ir_spec.strategy.axes import SHARDING
+from stagec.ir_spec.strategy.axes import SHARDING, TENSOR_AXES
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.microbatches import microbatches
 from stagec.ir_spec.strategy.statement import Flag, FlagValues, Need, Statement
@@ -186,7 +186,7 @@ def _one_mesh(request: FlagValues) -> Iterator[Diagnostic]:
 def _heads(request: FlagValues) -> Iterator[Diagnostic]:
     """Tensor parallelism beyond the KV heads still needs a query head on every rank."""
     heads, groups = request.sizes.get("H"), request.sizes.get("G")
-    tp = request.ranks("tp", "tpr")
+    tp = request.ranks(*TENSOR_AXES)
     if heads and groups and tp > groups and tp % groups == 0 and heads % tp:
         valid = [n for n in divisors(heads) if n % groups == 0 or groups % n == 0]
         yield _error(

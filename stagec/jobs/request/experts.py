@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from stagec.ir_spec.strategy.axes import AXES, EXPERTS, ordered, whole_experts
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, expert_parts, ordered, whole_experts
 from stagec.ir_spec.strategy.moe import GATHER, same_tokens
 from stagec.jobs.request.combine import divisors, nearest
 from stagec.jobs.request.flags import FLAGS
@@ -17,10 +17,11 @@ from stagec.support.diagnostics import error
 def _folded_axes(options: JobOptions) -> dict[str, int]:
     """The size of each axis: expert-parallel ranks are some of the data-parallel ones.
 
-    With whole experts (`--etp 1`) they are all of the tensor-parallel ranks first.
+    With whole experts (`--etp 1`) they are all of the tensor-parallel ranks first, and some of
+    these where experts are split over parts of them.
     """
     sizes = {a: int(getattr(options, a)) for a in AXES}
-    sizes["ep"] //= options.tp if _whole(options) else 1
+    sizes["ep"] //= _tensor_ranks(options)
     sizes[_data_axis(options)] //= sizes["ep"]
     return sizes
 
@@ -44,12 +45,19 @@ def check_experts(options: JobOptions, symbols: Mapping[str, int | None]) -> Non
             remedy="leave it out, or choose a mixture of experts, such as mixtral-8x7b",
         )
     tp = options.tp if options.mesh is None else options.mesh.get("tp", 1)
-    if options.etp not in (0, 1, tp):
+    some = options.mesh is None and expert_parts(partial(getattr, options)) > 1
+    split = options.sp or options.dp_attention
+    if options.etp not in (0, 1, tp) and not some:
         raise error(
             f"--etp {options.etp} is neither 1 nor the {tp or 'open'} ranks of tp",
             remedy="leave --etp out to split experts over tp, or choose --etp 1 for whole ones",
         )
-    split = options.sp or options.dp_attention
+    if some and split:
+        raise error(
+            f"--ep {options.ep} takes some of --tp {tp}, which all need the same tokens, but "
+            f"{'--sp' if options.sp else '--dp-attention'} splits them",
+            remedy=f"leave it out, or give --ep {tp} for whole experts",
+        )
     if options.etp == 1 and tp != 1 and not split and options.ep == 1 and options.mesh is None:
         raise error(
             f"--etp 1 with tp = {tp}: each rank would have all experts, and compute all of them "
@@ -84,9 +92,10 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
     """Experts fold into data-parallel ranks, and divide over those that they fold into, with the
     copies of them that a server has."""
     axis = _data_axis(options)
-    ranks, unit = getattr(options, axis), options.tp if _whole(options) else 1
+    ranks, unit = getattr(options, axis), _tensor_ranks(options)
     count = experts + options.redundant_experts if experts is not None else 0
-    units = {unit} if options.etp else {unit, options.tp}
+    others = divisors(options.tp) if ranks == 1 else (unit, options.tp)
+    units = {unit} if options.etp else {*others}
     fits = sorted({n * u for n in divisors(ranks) for u in units if count % (n * u) == 0})
     choices = f"choose --ep {nearest(options.ep, fits)}"
     flag = axis.replace("_", "-")
@@ -114,8 +123,10 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
         )
 
 
-def _whole(options: JobOptions) -> bool:
-    return options.tp > 1 and options.ep > 1 and whole_experts(partial(getattr, options))
+def _tensor_ranks(options: JobOptions) -> int:
+    """The ranks of tensor parallelism that expert parallelism takes: all, some, or one."""
+    flag = partial(getattr, options)
+    return options.tp if options.ep > 1 and whole_experts(flag) else expert_parts(flag)
 
 
 def _data_axis(options: JobOptions) -> str:

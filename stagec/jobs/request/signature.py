@@ -98,8 +98,8 @@ class JobFlags(TypedDict, total=False):
     ring_steps: Literal["fused", "gathered", "passed"] | None
     #: Expert-parallel ranks, taken from the data-parallel ones.
     ep: int | None
-    #: Ranks that split each expert: as many as tp, or 1. The default, 0, means 1 if --ep takes
-    #: ranks of tp, otherwise as many as tp.
+    #: Ranks that split each expert: as many as tp, or 1, or tp over --ep if that takes some ranks
+    #: of tp. The default, 0, means 1 if --ep takes all ranks of tp, otherwise as many as it leaves.
     etp: int | None
     #: On which devices products of experts in 4 bits order tokens, compute the activation behind
     #: them and cast its result.
@@ -280,7 +280,7 @@ class JobFlags(TypedDict, total=False):
     expanding_kernel: Literal["device", "marlin"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
-    #: expert_weights. Backward keeps the tensors that each operation saves.
+    #: expert_weights, alibi. Backward keeps the tensors that each operation saves.
     eager: str | Sequence[str] | None
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).

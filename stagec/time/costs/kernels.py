@@ -37,6 +37,8 @@ _TILES = np.array(
 #: A step of the main loop along k: bytes of a row that are loaded together, and its most elements.
 _STEP_BYTES = 128
 _STEP_MOST = 128
+#: Bytes of the widest load of a thread, and of elements that are loaded alone.
+_LOAD_BYTES, _LOADED_ALONE = 16, 4
 #: The shortest part of a product that is split along k.
 _PART = 256
 #: Results of the tile whose filling and writing `tile` states; smaller ones take their share of it.
@@ -136,25 +138,29 @@ def matmul_seconds(
     are computed in `W = ceil(T s / P)` waves, the last of which may be nearly empty, each in
     `K = ceil(k / s / depth)` steps of 128 bytes of k, at most 128 elements (`depth`):
 
-        one = 2 tm tn depth P / (peak rate)
+        one = 2 tm tn depth P / (peak rate) (1 + unaligned (16 / piece - 1))
         compute = K max(W one, step) + W tile tm tn / (256 128)
         move = (size + 8 m n s [s > 1]) / (B bandwidth)
         a, b = the longer and the shorter one of compute and move
         seconds = start + a + (1 - overlap) b b / a + reduction [s > 1]
 
     and the tile and split of least time are taken, as the heuristics of cuBLAS try to. `B` is the
-    bandwidth of the memory. A kernel that expands its weights from 4 to 16 bits does so for each
-    block of rows (`expanded_rows`), and computes meanwhile nothing else: with w = size - 2 batch m
-    (n + k) bytes of weights and scales
+    bandwidth of the memory. `piece` are the bytes that a load brings: 16 where rows of n and of k
+    elements are multiples of that, else 8, 4, 2 or 1, and 16 in 32 bits, which have no matrix
+    units. A kernel that expands its weights from 4 to 16 bits does so for each block of rows
+    (`expanded_rows`), and computes meanwhile nothing else: with w = size - 2 batch m (n + k) bytes
+    of weights and scales
 
         compute += 2 w ceil(m / rows) / (expanding P clock)
 
     Sources: tiles and waves: NVIDIA, Matrix Multiplication Background User's Guide, "Tile
     Quantization" and "Wave Quantization"; splits: NVIDIA/cutlass, media/docs/efficient_gemm.md,
-    "Parallelized Reductions"; steps of 128 bytes: PTX ISA, swizzle modes of tensor copies, of which
-    the widest is 128 bytes, and NVIDIA/cutlass, the k of its tiles. That a step takes a time of its
-    own, however small the tile (what is loaded comes after the latency of the memory, and few loads
-    are under way), and how much compute and movement hide each other, are fitted forms.
+    "Parallelized Reductions"; pieces: the guide of tiles, "Requirements to use Tensor Cores"
+    (multiples of 16 bytes), and NVIDIA/cutlass, the alignments of its kernels; steps of 128 bytes:
+    PTX ISA, swizzle modes of tensor copies, of which the widest is 128 bytes, and NVIDIA/cutlass,
+    the k of its tiles. That a step takes a time of its own, however small the tile (what is loaded
+    comes after the latency of the memory, and few loads are under way), that further loads add to
+    it, and how much compute and movement hide each other, are fitted forms.
     """
     by_tile = [np.asarray(a, dtype=float)[..., None] for a in (batch, m, n, k, size)]
     batch, m, n, k, size = by_tile
@@ -162,14 +168,24 @@ def matmul_seconds(
     rows, columns = _TILES.T
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
     most = np.maximum(np.floor(k / _PART), 1)
+    loads = 1 + c.unaligned * (_pieces(dtype, n, k) - 1) if c.unaligned else np.ones(1)
     expands = c.expanding is not None and form in (EXPANDS, MARLIN)
     more = _expanding(machine, c, batch, m, n, k, size) if expands else np.zeros(1)
     parts = np.clip(np.floor(machine.compute.processors.value / np.maximum(tiles, 1)), 1, most)
     summed = size + 8 * batch * m * n * parts
-    whole = _tiled(machine, c, dtype, tiles, k, size, more).min(axis=-1)
-    split = _tiled(machine, c, dtype, tiles * parts, k / parts, summed, more).min(axis=-1)
+    whole = _tiled(machine, c, dtype, tiles, k, size, loads, more).min(axis=-1)
+    split = _tiled(machine, c, dtype, tiles * parts, k / parts, summed, loads, more).min(axis=-1)
     seconds: Floats = np.minimum(whole, split + c.reduction) + c.start
     return seconds
+
+
+def _pieces(dtype: str, n: Floats, k: Floats) -> Floats:
+    """How many loads bring 16 bytes of rows of n and of k elements; a row of one has no more."""
+    size = DTYPE_BYTES[dtype]
+    most = int(_LOAD_BYTES / size) if size < _LOADED_ALONE else 1
+    rows = [np.where(row > 1, row, most).astype(np.int64) for row in (n, k)]
+    pieces: Floats = most / np.gcd(np.gcd(*rows), most)
+    return pieces
 
 
 def _expanding(
@@ -195,14 +211,16 @@ def _tiled(
     tiles: Floats,
     k: Floats,
     size: Floats,
+    loads: Floats,
     more: Floats,
 ) -> Floats:
-    """Seconds after the start of tiles over k elements each, by tile along the last axis, with
-    `more` of computing something else."""
+    """Seconds after the start of tiles over k elements each, by tile along the last axis, where
+    a step takes `loads` times as long as with loads of 16 bytes, with `more` of computing something
+    else."""
     processors = machine.compute.processors.value
     results = _TILES.prod(axis=1)
     depth = min(_STEP_BYTES / float(DTYPE_BYTES[dtype]), _STEP_MOST)
-    one = 2 * results * depth * processors / (peak(machine, dtype) * c.of(dtype))
+    one = 2 * results * depth * processors / (peak(machine, dtype) * c.of(dtype)) * loads
     waves = np.ceil(tiles / processors)
     steps = np.ceil(k / depth)
     compute = steps * np.maximum(waves * one, c.step) + waves * (c.tile * results / _TILE) + more
