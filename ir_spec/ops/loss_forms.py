@@ -292,8 +292,8 @@ class SavedCrossEntropyGrad(OpDef):
 class LinearCrossEntropy(OpDef):
     """The product of the head and the mean cross entropy of its logits, in `chunks` parts of the
     tokens, of which each makes its gradients at once, in place of the logits (Liger's
-    LigerFusedLinearCrossEntropy): 6 FLOPs per token, word and element of the width, and 9 per
-    logit. With the flag `rows` the words are the rows of the head; one that is `frozen` has no
+    LigerFusedLinearCrossEntropy): 6 FLOPs per logit and element of the width, and 9 per logit.
+    With the flag `rows` the vocabulary is the rows of the head; one that is `frozen` has no
     gradient, which saves a third of the products. `scratch` are the logits of a chunk. Neither
     vocabulary nor width may be split.
     """
@@ -304,7 +304,7 @@ class LinearCrossEntropy(OpDef):
     params = (
         MEAN,
         _CHUNKS,
-        Param("rows", "flag", "the words are the rows of the head"),
+        Param("rows", "flag", "the vocabulary is the rows of the head"),
         Param("frozen", "flag", "the head has no gradient"),
     )
     example = "%loss = stg.linear_cross_entropy[mean = B*S, chunks = 8](%x, %w, %labels) : f32[]"

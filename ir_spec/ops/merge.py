@@ -31,7 +31,7 @@ class MergeRows(OpDef):
     example = "%y = stg.merge_rows(%x, %h, %tokens) : bf16[B, S, D]"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """What a step of decode takes are words: those that were chosen."""
+        """A step of decode takes tokens that were chosen."""
         return [op.operands[0]] if step.mode == "decode" else None
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:

@@ -1,4 +1,4 @@
-"""Words that a vocabulary is filled up with."""
+"""Entries with which a vocabulary is filled up."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class PadVocabularyRule(Record):
 class PadVocabularyOp(Statement):
     """The vocabulary is filled up to a multiple of `multiple` and the ranks that split it, as in
     Megatron-LM (`--make-vocab-size-divisible-by`, times the ranks of tensor parallelism), so that
-    128,256 words over tp = 12 are 129,024 with 128; TensorRT-LLM does so with 1. With `whole` ranks
-    do not count, as in vLLM and SGLang, whose `VocabParallelEmbedding` fills 32,001 words up to
-    32,064, a multiple of 64, over any tp, and refuses a tp that does not divide these. The words
-    that are added have rows of the embedding, columns of the head and logits like others.
+    128,256 entries over tp = 12 are 129,024 with 128; TensorRT-LLM does so with 1. With `whole`
+    ranks do not count, as in vLLM and SGLang, whose `VocabParallelEmbedding` fills 32,001 entries
+    up to 32,064, a multiple of 64, over any tp, and refuses a tp that does not divide these. The
+    entries that are added have rows of the embedding, columns of the head and logits like others.
     """
 
     name, record = "stg.pad_vocabulary", PadVocabularyRule

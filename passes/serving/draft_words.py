@@ -1,4 +1,4 @@
-"""draft-words: a step of decode becomes several, each of which takes the word that the one before
+"""draft-words: a step of decode becomes several, each of which takes the token that the one before
 it chose."""
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _SPANS = {"span", "window", "chunk"}
 
 @dataclass(frozen=True)
 class DraftWords(Pass):
-    """Let a step of decode of one word be `count` steps, one behind the other: what a draft model
+    """Let a step of decode of one token be `count` steps, one behind the other: what a draft model
     does before the model that verifies (arXiv 2211.17192).
 
-    Each step takes the most likely word of the one before it, writes its rows behind those of that
-    one, and so on. The drafts go to the pod `main`, whose words come back: of each sequence the
-    drafts up to the first other word were right.
+    Each step takes the most likely token of the one before it, writes its rows behind those of that
+    one, and so on. The drafts go to the pod `main`, whose tokens come back: of each sequence the
+    drafts up to the first other token were right.
 
     Before:
         stg.symbols[B, S = 1, D, V, past]
@@ -87,8 +87,8 @@ class DraftWords(Pass):
 def draft_words(module: Module, count: int) -> None:
     """Make `count` steps of the main function, in place.
 
-    Raises `DiagnosticError` for a step of more than one word, one that knows of no words before it,
-    and one that takes other values than words.
+    Raises `DiagnosticError` for a step of more than one token, one without tokens before it, and
+    one that takes other values than tokens.
     """
     body = module.main.body
     words, logits, held = words_taken(module), logits_chosen(module), state(module)
@@ -139,7 +139,7 @@ def _check(module: Module, words: Value, count: int) -> None:
 
 
 def _lengthen(words: Value, held: Sequence[Value], count: int) -> None:
-    """Caches have rows for the words of all steps."""
+    """Caches have rows for the tokens of all steps."""
     rows = dict.fromkeys(words.tensor.shape[1].symbols, const(count))
     for arg in held:
         arg.type = arg.tensor.substitute(rows)

@@ -15,8 +15,8 @@ from stagec.ir_spec.strategy.part import MAIN
 
 @dataclass(frozen=True)
 class VerifyDrafts(Pass):
-    """Let a step of decode take all its words but the first of each sequence from a draft model in
-    another pod, and send it the most likely word behind each of them.
+    """Let a step of decode take all its tokens but the first of each sequence from a draft model in
+    another pod, and send it the most likely token behind each of them.
 
     Before:
         stg.symbols[B, S, D, V]
@@ -69,7 +69,7 @@ def verify_drafts(module: Module) -> None:
 
 
 def _take_drafts(b: Builder, words: Value, about: dict[str, RawAttr]) -> None:
-    """Let the step take the word that was chosen last, and behind it the drafts."""
+    """Let the step take the token that was chosen last, and behind it the drafts."""
     users, (batch, rows) = list(words.uses), words.tensor.dims
     first, others = replace(rows, size=ONE), replace(rows, size=rows.size - 1)
     type_ = replace(words.tensor, dims=(batch, others))

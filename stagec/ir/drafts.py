@@ -1,5 +1,5 @@
-"""What speculation looks at in a step of decode: the words that it takes, the logits by which it
-chooses, and what sequences keep."""
+"""What speculation looks at in a step of decode: the tokens that it takes, the logits by which
+it chooses, and what sequences keep."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def words_taken(module: Module) -> Value:
 
 def logits_chosen(module: Module) -> Value:
     """The logits [B, S, V] that a step returns. Raises `DiagnosticError` if there are several, such
-    as those of words further on."""
+    as those of tokens further on."""
     body = module.main.body
     logits = body.terminator.operands[: len(body.terminator.operands) - len(state(module))]
     if len(logits) != 1:
@@ -48,7 +48,7 @@ def logits_chosen(module: Module) -> Value:
 
 
 def most_likely(b: Builder, logits: Value, name: str) -> Value:
-    """The most likely word [B, S] by logits [B, S, V]."""
+    """The most likely token [B, S] by logits [B, S, V]."""
     type_ = TensorType("i32", logits.tensor.dims[:-1])
     return b.value("stg.argmax", [logits], type=type_, hint=name)
 
