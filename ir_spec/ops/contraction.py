@@ -12,7 +12,7 @@ from stagec.ir.core import Operation, Quoted, Value
 from stagec.ir.expr import ZERO, Expr, const, fraction, substitute
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.kernel import matrix_product
-from stagec.ir.module import is_parameter
+from stagec.ir.module import is_parameter, uncast
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
@@ -133,7 +133,7 @@ class Einsum(OpDef):
 def _cast_again(b: Builder, value: Value) -> Value:
     """A parameter that forward has cast is cast again, and its copy not kept."""
     op = value.producer
-    if op is None or not op.has(Recasts) or not is_parameter(op.operands[0]):
+    if op is None or not op.has(Recasts) or not is_parameter(uncast(op.operands[0])):
         return value
     return b.value(op.name, op.operands, op.attrs, hint=value.name)
 

@@ -9,17 +9,21 @@ import numpy as np
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr, evaluate
+from stagec.ir.expr import Expr, evaluate, product
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads
+from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters
+from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving import ServingStep
 from stagec.ir.traits import Fusible, Wide
 from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.masks import ALIBI, alibi, seen, spans
 from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot
 from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
+
+_CAUSAL = Param("causal", "flag", "mask the future")
+_WINDOW = Param("window", "size", "a row sees so many columns, up to its own position")
+_RSQRT = Param("rsqrt", "size", "scale by 1/sqrt of this")
 
 
 class Softmax(RowOp):
@@ -36,9 +40,9 @@ class Softmax(RowOp):
     traits = (Fusible(rows=True), Wide())
     operands = ("x", "statistics*")
     params = (
-        Param("causal", "flag", "mask the future"),
-        Param("window", "size", "a row sees so many columns, up to its own position"),
-        Param("rsqrt", "size", "scale by 1/sqrt of this"),
+        _CAUSAL,
+        _WINDOW,
+        _RSQRT,
         ALIBI,
         PAST,
         AHEAD,
@@ -79,21 +83,82 @@ class Softmax(RowOp):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, *given = args
-        visible = None
         if given:
             top, total = (v[..., None] for v in given)
             return [np.exp((x - top) * rsqrt_scale(op, ctx)) / total]
-        if _is_masked(op):
-            rows, columns = op.operands[0].tensor.dims[-2:]
-            past = ctx.size(past_of(op))
-            first = ctx.size(first_key(op, rows.size, columns.size))
-            at, of = (ctx.positions(d) for d in (rows, columns))
-            before, after = [p + past for p in at], [p + first for p in of]
-            visible = seen(op, before, after, spans(op, ctx))
-            if op.flag("alibi"):
-                bias = alibi(ctx, op.operands[0].tensor.dims[-3], before, after)
-                return [softmax(x * rsqrt_scale(op, ctx) + bias, visible)]
-        return [softmax(x * rsqrt_scale(op, ctx), visible)]
+        return [softmax(*_scores(op, ctx, x))]
+
+
+class SinkSoftmax(OpDef):
+    """softmax(x / sqrt(rsqrt)) over the last dimension with one more logit for each head, whose
+    share nobody gets (gpt-oss), 5 FLOPs per element. Masks are those of `stg.softmax`."""
+
+    name = "stg.sink_softmax"
+    traits = (Fusible(rows=True),)
+    operands = ("x", "sinks")
+    params = (_CAUSAL, _WINDOW, _RSQRT)
+    example = "%p = stg.sink_softmax[causal, rsqrt = K](%scores, %sinks) : bf16[B, H, S, S]"
+
+    def rule(self, op: Operation) -> Rule:
+        row = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{row},{row[-3]}->{row}", whole=row[-1:])
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if op.operands[0].tensor.rank < 3:
+            yield "expects scores of heads: [..., H, S, T]"
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n[f] for f in letters(op.operands[0].tensor.rank)) * 5
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [*grads, op.result])
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        scores, visible = _scores(op, ctx, args[0])
+        if visible is not None:
+            scores = np.where(visible, scores, -np.inf)
+        sinks = np.broadcast_to(args[1][:, None, None], (*scores.shape[:-1], 1))
+        return [softmax(np.concatenate([scores, sinks], -1), None)[..., :-1]]
+
+
+class SinkSoftmaxGrad(OpDef):
+    """Gradients of `stg.sink_softmax` from its result, 7 FLOPs per element."""
+
+    name = "stg.sink_softmax_grad"
+    traits = (Fusible(rows=True),)
+    operands = ("dy", "y")
+    results = ("dx", "dsinks")
+    params = (_RSQRT,)
+    example = "%dx, %ds = stg.sink_softmax_grad[rsqrt = K](%dp, %p) : (bf16[B, H, S, S], bf16[H])"
+
+    def rule(self, op: Operation) -> Rule:
+        row = letters(op.operands[0].tensor.rank)
+        return make_rule(f"{row},{row}->{row},{row[-3]}", whole=row[-1:])
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        return product(n[f] for f in letters(op.operands[0].tensor.rank)) * 7
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, y = args
+        total = (dy * y).sum(-1)
+        lost = (1 - y.sum(-1)) * total
+        axes = tuple(k for k in range(lost.ndim) if k != lost.ndim - 2)
+        return [y * (dy - total[..., None]) * rsqrt_scale(op, ctx), -lost.sum(axes)]
+
+
+def _scores(op: Operation, ctx: NumericContext, x: Array) -> tuple[Array, Array | None]:
+    """Scaled scores with their bias, and which of them are visible, if a mask hides some."""
+    x = x * rsqrt_scale(op, ctx)
+    if not _is_masked(op):
+        return x, None
+    rows, columns = op.operands[0].tensor.dims[-2:]
+    past = ctx.size(past_of(op))
+    first = ctx.size(first_key(op, rows.size, columns.size))
+    at, of = (ctx.positions(d) for d in (rows, columns))
+    before, after = [p + past for p in at], [p + first for p in of]
+    if op.flag("alibi"):
+        x = x + alibi(ctx, op.operands[0].tensor.dims[-3], before, after)
+    return x, seen(op, before, after, spans(op, ctx))
 
 
 def _is_masked(op: Operation) -> bool:
@@ -106,7 +171,7 @@ class SoftmaxGrad(RowOp):
 
     name = "stg.softmax_grad"
     operands = ("dy", "y", "sums*")
-    params = (Param("rsqrt", "size", "scale by 1/sqrt of this"),)
+    params = (_RSQRT,)
     signature = ("xx", "x")
     costs = (5, 3)
     example = "%dx = stg.softmax_grad[rsqrt = K](%dp, %p) : bf16[B, H, S, S]"

@@ -25,7 +25,7 @@ from stagec.ir.traits import Accumulates
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.ops.rope import RotaryEmbedding
-from stagec.ir_spec.ops.softmax import Softmax
+from stagec.ir_spec.ops.softmax import SinkSoftmax, Softmax
 from stagec.ir_spec.strategy.inputs import BUFFER, COS_SIN, EACH, MADE, NONE, InputsRule
 from stagec.ir_spec.strategy.kernels import EAGER, KernelsRule
 
@@ -35,8 +35,8 @@ class HoldInputs(Pass):
     """Give a function buffers for tokens in 64 bits and for tables of rotations, or forward tables
     that stay until backward ends, as `stg.inputs` says. In stages of a pipeline no table is made.
 
-    Where forward makes tables and attention is `eager`, as code with ALiBi always is, it makes
-    masks too, in the type that blocks carry: one for causal attention and one for each window
+    Where forward makes tables and attention is `eager`, as that with ALiBi or sinks always is, it
+    makes masks too, in the type that blocks carry: one for causal attention and one for each window
     (`eager_mask` of transformers, masking_utils.py). They stay until the blocks end, those of
     checkpoints until their backward.
 
@@ -90,7 +90,7 @@ class HoldInputs(Pass):
                 _make(module, func, "rotations", tables, ends)
                 eager = read_strategy(module).one(KernelsRule).attention == EAGER
                 masked = (op for op in func.body.walk() if _is_masked(op))
-                ends = [op for op in masked if eager or op.flag("alibi")]
+                ends = [op for op in masked if eager or _is_code(op)]
                 if ends:
                     _make(module, func, "mask", list(_masks(ends)), ends)
             held += len(tables) if rule.rotations != MADE or not staged else 0
@@ -123,7 +123,13 @@ def _is_rotation(op: Operation) -> bool:
 def _is_masked(op: Operation) -> bool:
     """Whether an operation of unfused attention has a mask, in backward where it runs again."""
     masked = op.flag("causal") or "window" in op.attrs
-    return masked and isinstance(op.definition, Softmax) and op.phase in ("forward", "recompute")
+    kinds = (Softmax, SinkSoftmax)
+    return masked and isinstance(op.definition, kinds) and op.phase in ("forward", "recompute")
+
+
+def _is_code(op: Operation) -> bool:
+    """Whether it is of attention that no kernel computes."""
+    return op.flag("alibi") or isinstance(op.definition, SinkSoftmax)
 
 
 def _masks(softmaxes: Sequence[Operation]) -> Iterator[TensorType]:

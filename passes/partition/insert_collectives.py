@@ -28,7 +28,8 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.traits import FinalGradient, Recalls, Recasts, Repeats
+from stagec.ir.module import uncast
+from stagec.ir.traits import FinalGradient, Recalls, Repeats
 from stagec.ir_spec.ops.comm import AllGather, Collective
 from stagec.sharding.assignment import (
     MAKE_PARTS,
@@ -181,7 +182,7 @@ class _Inserter:
             raise error(message, op.loc, remedy=MAKE_PARTS) from None
         builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
         home = value.region if op.parent is None else op.parent
-        keeps = (self._save_gathered and not op.flag("again")) or _is_weight(value)
+        keeps = (self._save_gathered and not op.flag("again")) or is_parameter(uncast(value))
         for step in steps:
             shared = op.phase if step.op == "stg.all_gather" and not keeps else ""
             known = self._found(value, step, shared, home)
@@ -223,13 +224,6 @@ class _Inserter:
             )
             sums.append(one)
         op.set_operands(sums)
-
-
-def _is_weight(value: Value) -> bool:
-    """Whether it is a parameter, or a cast of one."""
-    op = value.producer
-    recast = op is not None and op.has(Recasts)
-    return is_parameter(op.operands[0] if op is not None and recast else value)
 
 
 def _emit(b: Builder, value: Value, step: CollectiveStep) -> Value:

@@ -131,11 +131,12 @@ def _keep_casts(module: Module, region: Region) -> None:
 
 
 def _casts(region: Region) -> list[Value]:
+    """Those of trained parameters in 32 bits. What is cast to 8 bits is not in the cache."""
     forward = [op for op in region.ops if op.has(Recasts) and op.phase == "forward"]
     return [
         op.result
         for op in forward
-        if is_of_parameter(op.operands[0]) and _is_trained(op.operands[0])
+        if is_of_parameter(w := op.operands[0]) and w.tensor.dtype == "f32" and _is_trained(w)
     ]
 
 

@@ -5,6 +5,8 @@
 | gather, cast to fewer bytes         | cast, gather | half of what is sent                     |
 | cast to more bytes, gather          | gather, cast | half of what is sent                     |
 | cast of a parameter, gather         | gather, cast | parameters are prefetched and kept whole |
+| casts to 16 and to 8 bits, gather   | cast, gather, | the same, in `stg.dtypes[compute]`      |
+|                                     | cast         |                                          |
 | cast, all_reduce                    | as written   | the type is that of the reduction        |
 | dispatch, cast to fewer bytes,      | cast,        | engines quantize a token once, not for   |
 | in a step of serving                | dispatch     | each of its experts                      |
@@ -74,11 +76,13 @@ def narrow_collectives(module: Module) -> None:
     if read_strategy(module).one(MoeRule).payload == "tokens":
         moves = [op for op in moves if not _sends_tokens(op)]
     for op in moves:
-        before = op.operands[0].producer
-        if before is not None and before.text("to") == compute and _is_cast_weight(before, op):
-            _cast_within(before, op)
-        elif before is not None and _moves_first(before):
-            _cast_after(module, before, op)
+        while (before := op.operands[0].producer) is not None:
+            if before.text("to") == compute and _is_cast_weight(before, op):
+                _cast_within(before, op)
+            elif _moves_first(before):
+                _cast_after(module, before, op)
+            else:
+                break
     for op in reversed(moves):
         after = _only_user(op.result)
         if after is not None and _narrows(after) and not _is_weight(op.operands[0]):
@@ -121,9 +125,9 @@ def _only_user(value: Value) -> Operation | None:
 
 
 def _is_weight(value: Value) -> bool:
-    """Whether it is a parameter, or one that has moved."""
+    """Whether it is a parameter, or one that was cast or has moved."""
     op = value.producer
-    if op is not None and isinstance(op.definition, _MOVES):
+    if op is not None and (op.has(Recasts) or isinstance(op.definition, _MOVES)):
         return _is_weight(op.operands[0])
     return is_parameter(value)
 

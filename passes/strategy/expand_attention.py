@@ -27,8 +27,10 @@ from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 
+#: What code has no kernel for, by its flags.
+_CODE = ("alibi", "sinks")
 #: What a plain softmax of plain products does for itself.
-_PLAIN = {"causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
+_PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,12 @@ class ExpandAttention(Pass):
     softmax is one kernel; with `eager` keys and values that heads share are copied for each of
     these, and the softmax is computed in fp32 and cast back, so that backward keeps it in both
     types (`eager_attention_forward` of transformers, models/llama/modeling_llama.py). Attention
-    stays fused where it has other masks than these and windows, a bias or sinks, and where its
+    stays fused where it has other masks than these and windows, or a bias, and where its
     sequence, or heads that share keys, are split. Without fused attention forms and names of
-    kernels change nothing. Where `eager` names `alibi`, attention with a bias by distance is
-    `eager` whatever the kernel of others is (`BloomAttention.forward` and `MptAttention.forward`
-    of transformers, which call no kernel).
+    kernels change nothing. Where `eager` names `alibi` or `sinks`, attention with a bias by
+    distance or with sinks is `eager` whatever the kernel of others is (`BloomAttention.forward`,
+    `MptAttention.forward` and `GptOssAttention` of transformers, which call no kernel). The softmax
+    with sinks has the type of the scores.
 
     Before:
         stg.strategy @s {
@@ -70,17 +73,23 @@ class ExpandAttention(Pass):
 
     def applies(self, module: Module) -> bool:
         rule = read_strategy(module).one(KernelsRule)
-        return rule.attention != DEVICE or "alibi" in rule.eager
+        return rule.attention != DEVICE or any(name in rule.eager for name in _CODE)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         rule = strategy.one(KernelsRule)
         fused = [op for op in module.main.body.walk() if isinstance(op.definition, FlashAttention)]
-        code = [op for op in fused if op.flag("alibi") and "alibi" in rule.eager]
+        named = [name for name in _CODE if name in rule.eager]
+        code = [op for op in fused if any(map(op.flag, named))]
         unfused = fused if rule.attention in UNFUSED else code
-        plain = [op for op in unfused if _is_plain(op) and not _is_split(module, strategy, op)]
+        forms = {op: rule.attention == EAGER or op in code for op in unfused}
+        plain = [
+            op
+            for op, eager in forms.items()
+            if _is_plain(op, eager=eager) and not _is_split(module, strategy, op)
+        ]
         for op in plain:
-            expand_attention(module, op, eager=rule.attention == EAGER or op in code)
+            expand_attention(module, op, eager=forms[op])
         if not fused or (rule.attention in UNFUSED and not plain):
             split = "it has masks, or its sequence or heads that share keys are split"
             why = split if fused else "there is no fused attention"
@@ -93,6 +102,7 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
     or with `eager` have copies of them; packed keys and values are unpacked."""
     b = Builder.before(module.registry, op, loc=made_by(ExpandAttention.name, op.loc))
     q, k, *values = op.operands
+    sinks = [values.pop()] if op.flag("sinks") else []
     if not values:
         k, *values = b.op("stg.unbind", [k], {"dim": 1, "count": 2}, names=["k", "v"]).results
     name, (size, groups) = op.results[0].name, (v.tensor.dims[-2].size for v in (q, k))
@@ -121,8 +131,10 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
         scores = b.value("stg.scale", [scores], {"by": bound}, hint=f"{name}_scores")
     else:
         given["rsqrt"] = scale
-    wide = cast_to(b, scores, "f32") if eager and not op.flag("given_type") else scores
-    shares = b.value("stg.softmax", [wide], given, hint=f"{name}_p")
+    given_type = sinks or not eager or op.flag("given_type")
+    wide = scores if given_type else cast_to(b, scores, "f32")
+    kind = "stg.sink_softmax" if sinks else "stg.softmax"
+    shares = b.value(kind, [wide, *sinks], given, hint=f"{name}_p")
     shares = cast_to(b, shares, scores.tensor.dtype)
     spec = Quoted(f"b{head}st,btgv->bs{head}v")
     new = b.value("stg.einsum", [shares, *values], {"spec": spec}, hint=name)
@@ -139,20 +151,22 @@ def _copied(b: Builder, value: Value) -> Value:
     return b.value("stg.reorder", [value], hint=value.name) if part else value
 
 
-def _is_plain(op: Operation) -> bool:
+def _is_plain(op: Operation, *, eager: bool) -> bool:
     """Whether a softmax of products is all that it is, with scores of a bound if its numbers are
-    rational."""
+    rational, and with sinks if heads have keys of their own."""
     if not {*op.attrs} <= _PLAIN or len(op.results) != 1:
         return False
     if "softcap" in op.attrs:
         scale = op.expr("rsqrt") if "rsqrt" in op.attrs else op.operands[0].tensor.dims[-1].size
         if _root(scale) is None or op.expr("softcap").symbols:
             return False
-    rows, columns = (op.operands[i].tensor.dims[1].size for i in (0, -1))
+    rows, columns = (v.tensor.dims[-3].size for v in op.operands[:2])
     masked = op.flag("causal") or "window" in op.attrs
     if op.flag("alibi") and (not masked or "softcap" in op.attrs or _shares_keys(op)):
         return False
-    return len(op.operands) == 2 or rows == columns or not masked
+    if op.flag("sinks") and (not eager or len(op.operands) < 4):
+        return False
+    return rows == columns or not masked
 
 
 def _shares_keys(op: Operation) -> bool:

@@ -22,6 +22,7 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
+from stagec.ir.module import uncast
 from stagec.ir.rewrite import is_chosen_by
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import HADAMARD
@@ -52,7 +53,8 @@ class InsertFp8Casts(Pass):
     """Cast both operands of matrix products with a parameter, inside repeats, to floats of 8 or 4
     bits.
 
-    `stg.dtypes[fp8 = ...]` asks for it. With `block` activations and gradients have a scale for
+    `stg.dtypes[fp8 = ...]` asks for it. A parameter in 32 bits that is cast where it is used is one
+    as well: the cast is cast. With `block` activations and gradients have a scale for
     each 128 elements, which moves and is held with them. Results keep their type of 16 bits.
     Products whose results choose (routers) stay as they are. Embedding and head stand outside of
     repeats and stay as well. With `scaling = current`, `mxfp8` and `nvfp4` casts are
@@ -127,9 +129,10 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantiz
         for index, value in enumerate(op.operands):
             if value not in cast:
                 b = Builder.before(module.registry, op, loc=made_by(InsertFp8Casts.name, loc))
-                to = types.parameters if is_parameter(value) else types.activations
+                weight = is_parameter(uncast(value))
+                to = types.parameters if weight else types.activations
                 attrs: dict[str, RawAttr] = {"to": to}
-                if quantize and to == HADAMARD and not is_parameter(value):
+                if quantize and to == HADAMARD and not weight:
                     attrs["hadamard"] = True
                 cast[value] = b.value(name, [value], attrs, hint=f"{value.name}_{to[:2]}")
             op.set_operand(index, cast[value])
@@ -142,7 +145,7 @@ def _is_linear(op: Operation) -> bool:
     """Whether it multiplies an activation by a parameter, and no op chooses by the result."""
     if not op.definition.params_by_name.keys() >= {"to", "grad"}:
         return False
-    if sum(map(is_parameter, op.operands)) != 1:
+    if sum(is_parameter(uncast(value)) for value in op.operands) != 1:
         return False
     if is_chosen_by(op.result):
         return False

@@ -206,15 +206,16 @@ class _Graph:
         static = {n: evaluate(planned[n], values) for n in (*STATIC, CACHES) if n in planned}
         sizes = self._plan.bytes_of(values)
         outside, row = worst(self._plan.outside, sizes)
-        host, fixed = (evaluate(planned.get(n, ZERO), values) for n in ("host", BUCKETS))
+        host = evaluate(planned.get("host", ZERO), values)
+        buckets = {n: evaluate(planned[n], values) for n in (BUCKETS,) if n in planned}
 
         def stage(host: int, others: int, counts: Callable[[], Ints]) -> _StageMemory:
             def categories() -> Mapping[str, int]:
                 held = Counter(by_category(counts(), self._plan.categories, sizes))
-                held["communication"] += fixed
+                held["communication"] += sum(buckets.values())
                 return {**static, **{c: held[c] for c in CATEGORIES}}
 
-            return _StageMemory(host, {**static, OTHERS: others + fixed}, categories)
+            return _StageMemory(host, {**static, **buckets, OTHERS: others}, categories)
 
         def alone() -> Ints:
             counts: Ints = self._plan.outside[row]

@@ -12,7 +12,7 @@ from stagec.ir.expr import Expr, const, total
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
 from stagec.ir.queries import Queries, TrackedValues, UnitAxes, ask, plain
-from stagec.ir.traits import CopiesMemory
+from stagec.ir.traits import CopiesMemory, Recasts
 from stagec.ir.types import PARAMETERS, WEIGHTS, Load, TensorType
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 from stagec.support.source import Loc, Source
@@ -241,6 +241,12 @@ class Module:
         if len(trained) < len(every):
             counts["trainable"] = total(p.tensor.elements for p in trained)
         return counts
+
+
+def uncast(value: Value) -> Value:
+    """What a cast takes; of any other value that value."""
+    op = value.producer
+    return op.operands[0] if op is not None and op.has(Recasts) else value
 
 
 def is_parameter(value: Value) -> bool:

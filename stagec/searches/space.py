@@ -24,7 +24,7 @@ from stagec.jobs.request.option import CommandOption, Kind
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import RULE, doubled_texts, is_range
 from stagec.machines import Machine
-from stagec.searches.explore.memo import MemoByReads, NotedValues
+from stagec.searches.explore.memo import MemoByReads, NotedValues, Reads
 from stagec.searches.explore.space import Point, Space, doubled
 from stagec.searches.points import Jobs
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
@@ -133,6 +133,13 @@ def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Ma
 _MESH = frozenset((*AXES, "etp", MESH_ORDER.name))
 
 
+#: Rules, and flags with whether they have no effect, each with how far it has been asked.
+_Checks = tuple[
+    Sequence[tuple[MemoByReads[Diagnostic | None], Reads["Diagnostic | None"]]],
+    Sequence[tuple[Flag, MemoByReads[bool], Reads[bool]]],
+]
+
+
 @dataclass(slots=True)
 class Listed:
     """The jobs of a space. `refused` says how many points the rules left out, by their message;
@@ -172,6 +179,8 @@ class _Listing:
         self._ranks = MemoByReads(_on_options(data_ranks))
         self._order = MemoByReads(_on_options(_order_of))
         self._found = Listed(space.count, Jobs(base, self._names), Counter())
+        self._varying = {*space.knobs} - _MESH | {"microbatches", *self._defaults}
+        self._whole = self._checks({})
         self._seen: set[tuple[Any, ...]] = set()
         self._insides: dict[frozenset[str], tuple[Sequence[Point], int]] = {}
 
@@ -190,9 +199,20 @@ class _Listing:
             lacking = {axis for axis in AXES if meshed[axis] == 1}
             idle = (n for n in inner.knobs if n in FLAGS and _needs_one(FLAGS[n], lacking))
             points, times = self._inside(frozenset(idle))
+            checks = self._checks({n: v for n, v in meshed.items() if n not in self._varying})
             for rest in points:
-                self._take({**meshed, **rest}, times)
+                self._take({**meshed, **rest}, times, checks)
         return self._found
+
+    def _checks(self, shared: Mapping[str, Any]) -> _Checks:
+        """What rules and flags say of points that have these values in common: without the rules
+        that refuse none of them, and the flags that have an effect in all."""
+        rules = ((rule, rule.reads_of(shared)) for rule in self._rules)
+        needless = ((flag, is_idle, is_idle.reads_of(shared)) for flag, is_idle in self._needless)
+        return (
+            [(rule, node) for rule, node in rules if node.answer != [None]],
+            [(flag, idle, node) for flag, idle, node in needless if node.answer != [False]],
+        )
 
     def _inside(self, idle: frozenset[str]) -> tuple[Sequence[Point], int]:
         """The points inside a mesh on which some knobs have no effect, and for how many each
@@ -206,7 +226,7 @@ class _Listing:
             inside = self._insides[idle] = points, prod(len(knobs[n]) for n in idle)
         return inside
 
-    def _take(self, values: dict[str, Any], times: int) -> None:
+    def _take(self, values: dict[str, Any], times: int, checks: _Checks) -> None:
         """Take in a point that stands for so many."""
         size = values.pop(MICROBATCH, 0)
         if size:
@@ -216,14 +236,16 @@ class _Listing:
                 return
             values["microbatches"] = count
         for _ in range(3):  # what has no effect may leave something else without effect
-            for rule in self._rules:
-                if (problem := rule(values)) is not None and not self._without(rule, values):
+            rules, needless = checks
+            for rule, node in rules:
+                if (problem := rule(values, node)) is not None and not self._without(rule, values):
                     self._refuse(problem.message, times)
                     return
-            idle = [flag for flag, is_idle in self._needless if is_idle(values)]
+            idle = [flag for flag, is_idle, node in needless if is_idle(values, node)]
             if not idle:
                 break
             values |= {flag.name: flag.default for flag in idle}
+            checks = self._whole
         if values[MESH_ORDER.name]:
             values[MESH_ORDER.name] = self._order(values)
         row = self._row(values)

@@ -29,7 +29,7 @@ _MOST_FAILURES = 1000
 #: All replicas are there all the time.
 _ALL = FleetPlan()
 #: Kinds of events, in the order in which those of one time come.
-_RETURN, _FAIL, _SCALE, _ARRIVE, _COME, _HANDED, _END, _PLAN = range(8)
+_RETURN, _FAIL, _SCALE, _ARRIVE, _COME, _ROUTE, _HANDED, _END, _PLAN = range(9)
 
 #: The figures of `Simulation.series`.
 FIGURES = ("busy", "running", "waiting", "pages")
@@ -54,7 +54,8 @@ class Simulation:
     ends is followed by the next one. The turns of a conversation follow each other
     (`Request.then`), and count as one request of these. `plan` and `prefill_plan` say how replicas
     come and go; what one has that fails is routed anew, without its caches and with its tokens.
-    Times are in femtoseconds.
+    Hosts take `outside` for a request that has come before a replica gets it. Times are in
+    femtoseconds.
     """
 
     requests: Sequence[Request]
@@ -66,6 +67,7 @@ class Simulation:
     failures: Sequence[Failure] = ()
     plan: FleetPlan = _ALL
     prefill_plan: FleetPlan = _ALL
+    outside: int = 0
     until: int | None = None  # stop when so many requests are done
     progress: Callable[[int, int], None] = lambda done, total: None
     done: list[ServedRequest] = field(default_factory=list[ServedRequest])
@@ -109,6 +111,7 @@ class Simulation:
             _SCALE: self._scale,
             _ARRIVE: self._arrive,
             _COME: self._come,
+            _ROUTE: self._enter,
             _HANDED: self._handed,
             _END: self._finish,
             _PLAN: self._plan,
@@ -164,8 +167,14 @@ class Simulation:
         self._come(now, what)
 
     def _come(self, now: int, what: object) -> None:
-        assert isinstance(what, ServedRequest)
         self._count(now, 1)
+        if self.outside:
+            self._push(now + self.outside, _ROUTE, what)
+        else:
+            self._enter(now, what)
+
+    def _enter(self, now: int, what: object) -> None:
+        assert isinstance(what, ServedRequest)
         self._send(what, self._entry, now)
 
     def _send(self, job: ServedRequest, fleet: Fleet, now: int) -> None:

@@ -34,6 +34,7 @@ from stagec.searches.bounds import JobBounds
 from stagec.searches.explore.bounds import Floats, Work, time_bound
 from stagec.searches.explore.branch import Front, Search, beats, exhaustive
 from stagec.searches.explore.layout import Layers, StepLayout, laid_out, rank_layers
+from stagec.searches.explore.memo import MemoByReads
 from stagec.searches.explore.pipelined import (
     ActionTimes,
     Pair,
@@ -576,6 +577,18 @@ def test_rules_that_remember_refuse_what_rules_refuse() -> None:
         except DiagnosticError:
             refused += 1
     assert refused == sum(found.refused.values()) > 0
+
+
+def test_answers_go_on_from_what_calls_have_in_common() -> None:
+    """What is asked for the first time there as well."""
+    memo = MemoByReads(lambda v: v["a"] and v["a"] + v["b"])
+    assert memo.reads_of({"a": 0}).answer == []  # nothing was asked
+    assert (memo({"a": 0, "b": 7}), memo({"a": 1, "b": 7})) == (0, 8)
+    assert memo.reads_of({"a": 0}).answer == [0]
+    start = memo.reads_of({"a": 1})
+    assert start.name == "b" and not start.answer
+    assert [memo({"a": 1, "b": b}, start) for b in (7, 9, 9)] == [8, 10, 10]
+    assert memo.reads_of({"a": 2}).name == "a"  # a value that was not seen yet
 
 
 @LONG

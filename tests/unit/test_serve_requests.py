@@ -345,6 +345,14 @@ def test_a_draft_model_serves_all_groups_of_its_model() -> None:
     assert (found["ranks"], found["pools"]["server"]["replicas"]) == (3, 1)
 
 
+@pytest.mark.parametrize("pods", [(), ("--serve", "disaggregated", "--prompt", "64")])
+def test_hosts_take_their_time_before_the_first_token(pods: tuple[str, ...]) -> None:
+    words = "--rate", "0.5", "--count", "5", "--lengths", "prompt=64,output=4", *pods
+    plain, held = (answer(*words, "--host-request", f"{ms} ms")["times"] for ms in (0, 10))
+    for name, more in (("ttft", 0.01), ("latency", 0.01), ("tpot", 0.0)):
+        assert held[name]["mean"] == pytest.approx(plain[name]["mean"] + more, abs=1e-9)
+
+
 @pytest.mark.long
 def test_goodput_is_within_the_limits() -> None:
     words = ("--rate", "2000", "--count", "60", *LENGTHS)

@@ -469,3 +469,14 @@ def test_sums_of_experts_that_a_layer_hands_over_may_run_beside_their_product(na
     ran = stagec("time", *words, "--json")
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["step_seconds"] > 0
+
+
+@pytest.mark.parametrize("flags", [("--dp", "2", "--zero", "3"), ("--tp", "2", "--sp")])
+def test_parameters_in_32_bits_multiply_in_8_where_a_recipe_says_so(flags: tuple[str, ...]) -> None:
+    """torchtitan has fp32 shards, which FSDP or autocast turn to bf16, and those to 8 bits."""
+    words = ("llama3-8b", "--set", "L=2,B=2,S=4096", *flags, "--stack", "torchtitan")
+    plain, eight = (
+        json.loads(stagec("time", *words, *more, "--machine", "h100-sxm", "--json").out)
+        for more in ((), ("--fp8", "e4m3"))
+    )
+    assert eight["step_seconds"] < 0.95 * plain["step_seconds"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.support import compiled, inputs_of, run_numeric
 
@@ -12,20 +13,34 @@ stg.module @m {{
   stg.strategy @s {{
     stg.kernels[attention = flash_2, eager = {name}]
   }}
-  stg.func @f(%q: f32[B, S, H, K], %k: f32[B, S, H, K], %v: f32[B, S, H, K]) -> f32[B, S, H, K] {{
-    %a = stg.attention[causal, alibi](%q, %k, %v) : f32[B, S, H, K]
-    stg.return(%a)
+  stg.func @f(
+      %q: f32[B, S, H, K | param], %k: f32[B, S, H, K | param], %v: f32[B, S, H, K | param],
+      %s: f32[H | param]) -> f32[] {{
+    %a = stg.attention[causal, {flag}](%q, %k, %v{more}) : f32[B, S, H, K]
+    %b = stg.gelu(%a)
+    %h = stg.einsum["bshk,bshk->h"](%b, %v) : f32[H]
+    %c = stg.einsum["h,h->"](%h, %s) : f32[]
+    stg.return(%c)
   }}
 }}
 """
 
 
-def test_a_bias_by_distance() -> None:
+@pytest.mark.parametrize(("flag", "more"), [("alibi", ""), ("sinks", ", %s")])
+def test_operations_compute_what_the_kernel_does(flag: str, more: str) -> None:
+    """Also gradients, those of sinks among them."""
     fused, unfused = (
-        compiled(PROGRAM.format(name=name), "infer-shapes,expand-kernels,expand-attention")
-        for name in ("gelu", "alibi")
+        compiled(
+            PROGRAM.format(name=name, flag=flag, more=more),
+            "infer-shapes,expand-kernels,expand-attention,differentiate",
+        )
+        for name in ("gelu", flag)
     )
-    assert any(op.name == "stg.softmax" for op in unfused.main.body.walk())
+    ops = {op.name for op in unfused.main.body.walk()}
+    assert ops & {"stg.softmax_grad", "stg.sink_softmax_grad"}
+    assert "stg.attention" not in ops
     inputs = inputs_of(fused)
-    (expected,), (actual,) = run_numeric(fused, inputs), run_numeric(unfused, inputs)
-    np.testing.assert_allclose(actual, expected, rtol=1e-9)
+    for expected, actual in zip(
+        run_numeric(fused, inputs), run_numeric(unfused, inputs), strict=True
+    ):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-9)

@@ -11,6 +11,7 @@ from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
 from stagec.answers.requests.options import asked_requests, page_of, prefix_block
 from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, largest_step
@@ -44,11 +45,13 @@ Handover = Callable[[int], tuple[float, float]]
 
 @dataclass
 class Pool:
-    """Replicas that are alike: what compiles and schedules their steps, how long these take, what
-    each holds, how many ranks each has, and how they come and go."""
+    """Replicas that are alike: what compiles and schedules their steps, how many femtoseconds hosts
+    take for a request outside of these, how long they take, what each holds, how many ranks each
+    has, and how they come and go."""
 
     models: ServedModels
     scheduler: SchedulerRule
+    outside: int
     costs: StepSurface | ExactSteps | DraftedSteps
     limits: ServerLimits
     room: Room | None
@@ -116,6 +119,7 @@ def made_server(
         failures(given, len(prefills), len(decode.replicas)),
         decode.plan,
         pools[PREFILL].plan if two_pods else FleetPlan(),
+        pools[PREFILL if two_pods else DECODE].outside,
         done,
         progress,
     )
@@ -239,7 +243,9 @@ def _pool(
             remedy="leave --dp out, so that each replica is a copy of the job",
         )
     block = page_of(options)
-    scheduler = read_strategy(models.main.builder.module).one(SchedulerRule)
+    strategy = read_strategy(models.main.builder.module)
+    scheduler = strategy.one(SchedulerRule)
+    outside = round(strategy.one(HostsRule).request_seconds * SECOND)
     tokens, sequences = given["max_tokens"] or scheduler.tokens, given["max_batch"]
     if sequences > tokens:
         raise error(
@@ -274,7 +280,7 @@ def _pool(
     plan = plan_of(given, limits.sequences, lambda: _start(models, machine), prefills=prefills)
     if alone > 1:  # all of them are there
         plan = replace(plan, first=None)
-    return Pool(models, scheduler, every, limits, room, models.ranks // alone, [], plan)
+    return Pool(models, scheduler, outside, every, limits, room, models.ranks // alone, [], plan)
 
 
 def _start(models: ServedModels, machine: Machine) -> int:

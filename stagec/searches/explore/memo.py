@@ -31,14 +31,14 @@ class NotedValues:
         return value
 
 
-class _Node(Generic[T]):
-    """What is read next, and what follows from each value of it; or the answer."""
+class Reads(Generic[T]):
+    """After some reads: what is read next, and what follows from each value; or the answer."""
 
     __slots__ = ("answer", "branches", "name")
 
     def __init__(self) -> None:
         self.name = ""
-        self.branches: dict[Any, _Node[T]] = {}
+        self.branches: dict[Any, Reads[T]] = {}
         self.answer: list[T] = []
 
 
@@ -47,11 +47,18 @@ class MemoByReads(Generic[T]):
     that it has read. Values are hashable."""
 
     def __init__(self, function: Callable[[NotedValues], T]) -> None:
-        self._function, self._first = function, _Node[T]()
+        self._function, self._first = function, Reads[T]()
 
-    def __call__(self, values: Mapping[str, Any]) -> T:
-        """The answer for these values."""
+    def reads_of(self, values: Mapping[str, Any]) -> Reads[T]:
+        """How far these values lead, of those that many calls have in common."""
         node = self._first
+        while node.name in values and (branch := node.branches.get(values[node.name])) is not None:
+            node = branch
+        return node
+
+    def __call__(self, values: Mapping[str, Any], start: Reads[T] | None = None) -> T:
+        """The answer for these values, some of which have led to `start`."""
+        node = start or self._first
         while node.name:
             branch = node.branches.get(values[node.name])
             if branch is None:
@@ -65,6 +72,6 @@ class MemoByReads(Generic[T]):
         node = self._first
         for name, value in reading.read.items():
             node.name = name
-            node = node.branches.setdefault(value, _Node())
+            node = node.branches.setdefault(value, Reads())
         node.answer = [answer]
         return answer
