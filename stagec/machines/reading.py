@@ -100,7 +100,7 @@ def on_base(base: Tables, tables: Tables) -> Tables:
     with any other name replaces the base's, and levels that are gone take their constants along.
     """
     result = _merged(base, tables)
-    kept = {level.get("name") for level in listed(result.get("network")) if is_table(level)}
+    kept = {str(level.get("name")) for level in listed(result.get("network")) if is_table(level)}
     given = tables.get("efficiency")
     own = given.get("network") if is_table(given) else None
     kept |= set(own) if is_table(own) else set()
@@ -129,11 +129,11 @@ def _merged(base: Tables, tables: Tables) -> Tables:
 def _levels(old: tuple[Any, ...], new: object) -> object:
     if not listed(new) or not all(map(is_table, listed(new))):
         return new  # what is no list of levels is told by the schema
-    changed = {level.get("name"): level for level in listed(new) if is_table(level)}
+    changed = {str(level.get("name")): level for level in listed(new) if is_table(level)}
     known = [level for level in old if is_table(level)]
-    if not set(changed) <= {level.get("name") for level in known}:
+    if not set(changed) <= {str(level.get("name")) for level in known}:
         return new
-    return [_merged(level, changed.get(level.get("name"), {})) for level in known]
+    return [_merged(level, changed.get(str(level.get("name")), {})) for level in known]
 
 
 def checked(name: str, tables: Tables, file: str, text: str) -> Machine:

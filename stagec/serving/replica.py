@@ -78,7 +78,8 @@ class Replica:
         self._ends: list[tuple[int, int, ServedRequest]] = []
         self._order: list[tuple[int, ServedRequest]] = []  # those that run, in order of admission
         self._phases = [0] * limits.block
-        self._partial: ServedRequest | None = None
+        self._partial: dict[ServedRequest, None] = {}  # of whose prompts steps have begun
+        self._chunk_tokens = limits.chunk or limits.tokens
         self._stamp = number
         self._reserved = 0  # pages that those that run take at their ends
         self._polled = 0  # the decode step at which new requests were looked for
@@ -105,8 +106,8 @@ class Replica:
         before = self.tally.preempted
         delay = self._make_room()
         budget = self._budget
-        if (partial := self._partial) is not None:
-            budget -= self._take(partial, min(partial.left, budget), chunks)
+        for job, tokens in self._rest():
+            budget -= self._take(job, tokens, chunks)
         gave_up = self.tally.preempted > before
         held = self._held_up()
         if self.waiting and not gave_up and not held:
@@ -121,6 +122,14 @@ class Replica:
     def _budget(self) -> int:
         """The tokens of chunks that a step has room for."""
         return self.limits.tokens - (0 if self.alone else self._decoding)
+
+    def _rest(self) -> list[tuple[ServedRequest, int]]:
+        """The chunks that come next of prompts that have begun, in the order of admission."""
+        budget, rest = self._budget, list[tuple[ServedRequest, int]]()
+        for job in self._partial:
+            rest.append((job, min(job.left, budget, self._chunk_tokens)))
+            budget -= rest[-1][1]
+        return rest
 
     def receive(self, job: ServedRequest) -> None:
         """A request comes."""
@@ -140,7 +149,7 @@ class Replica:
         """The decode steps for which prompts wait for others, 0 where they do not."""
         most, waiting = self.scheduler.gather, self.waiting
         full = 9 * self.limits.tokens
-        if not (most and waiting and self._decoding) or self._partial is not None:
+        if not (most and waiting and self._decoding) or self._partial:
             self._gathers = None
             return 0
         tokens = self._decoding + sum(job.left for job in waiting)
@@ -169,10 +178,7 @@ class Replica:
         time to swap them."""
         took = 0
         while True:
-            needed, partial = self._coming(), self._partial
-            if partial is not None:
-                tokens = min(partial.left, self._budget)
-                needed += self._grown(partial, tokens)
+            needed = self._coming() + sum(self._grown(*chunk) for chunk in self._rest())
             if needed <= self.free:
                 return took
             took += self._preempt(self._last_admitted())
@@ -200,7 +206,7 @@ class Replica:
     def _stop(self, job: ServedRequest) -> None:
         """Take a running job out of the batch; its pages are free."""
         if job.ends < 0:
-            self._partial = None
+            self._partial.pop(job, None)
         else:
             self._decoding -= 1
             job.generated = job.request.output - (job.ends - self._steps)
@@ -231,7 +237,8 @@ class Replica:
                 break
             matched = self._matched(job)
             cached = job.cached or len(matched) * self.prefix_block
-            tokens = min(job.request.prompt + job.generated - cached, budget)
+            left = job.request.prompt + job.generated - cached
+            tokens = min(left, budget, self._chunk_tokens)
             needed = limits.blocks_for(cached + tokens)
             if self.prefixes is not None and matched:
                 needed -= (len(matched) - self.prefixes.idle(matched)) * self.prefixes.pages
@@ -273,7 +280,7 @@ class Replica:
         if len(self._order) > 2 * self.running + 64:
             self._order = [each for each in self._order if each[1].stamp == each[0]]
         self.running += 1
-        self._partial = job
+        self._partial[job] = None
 
     def _take(
         self, job: ServedRequest, tokens: int, chunks: list[tuple[ServedRequest, int]]
@@ -289,8 +296,7 @@ class Replica:
 
     def _decode(self, job: ServedRequest) -> None:
         """A job decodes from the next step on."""
-        if job is self._partial:
-            self._partial = None
+        self._partial.pop(job, None)
         self._decoding += 1
         self._total += job.cached
         self._phases[(job.cached - self._steps) % self.limits.block] += 1
@@ -404,8 +410,7 @@ class Replica:
         job.cached += tokens
         if job.left:
             return False
-        if job is self._partial:
-            self._partial = None
+        self._partial.pop(job, None)
         job.generated += 1
         if self.prefixes is not None:
             self._keep(job, job.request.prompt)
@@ -465,7 +470,7 @@ class Replica:
         self._ends.clear()
         self._phases = [0] * self.limits.block
         self._decoding = self._total = self.running = self._reserved = self._unseen = 0
-        self._partial, self.free = None, self.room
+        self._partial, self.free = {}, self.room
         if self.prefixes is not None:
             self.prefixes.clear()
         self.way = None

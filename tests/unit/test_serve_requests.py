@@ -337,6 +337,15 @@ def test_a_draft_model_has_its_own_ranks_or_takes_turns(ranks: str) -> None:
         assert blocks[0] == blocks[1] < blocks[2]
 
 
+def test_a_prompt_has_the_tokens_of_one_group_of_ranks() -> None:
+    """Two groups: three chunks of a prompt, beside which the other group has one of its own."""
+    ranks = ("--tp", "2", "--dp-attention", "--max-tokens", "64", "--max-batch", "4")
+    lengths = ("--lengths", "prompt=160,output=1")
+    for number in ("1", "2"):
+        found = answer(*ranks, "--batch-of", number, *lengths)
+        assert found["pools"]["server"]["steps"] == 3
+
+
 @pytest.mark.long
 def test_a_draft_model_serves_all_groups_of_its_model() -> None:
     """Two groups of ranks, whose sequences are those of one group of the draft model."""

@@ -258,7 +258,8 @@ def _pool(
         largest = largest_step(requests, tokens, sequences)
         room = models.room(machine, largest, block, given.get("limit"))
         blocks = room.blocks
-    limits = ServerLimits(tokens * groups, sequences * groups, blocks * groups or None, block)
+    of_groups = tokens * groups, sequences * groups, blocks * groups or None
+    limits = ServerLimits(*of_groups, block, chunk=tokens)
 
     def exact(step: Step) -> int:
         seconds = models.together(lambda job: job.time(machine).step_seconds, step)
