@@ -194,18 +194,18 @@ def _sorted(values: Iterable[Value]) -> list[Value]:
     return sorted(values, key=lambda v: v.name)
 
 
-def _insert_frees(module: Module, region: Region, keep: set[Value], roots: Roots) -> None:
+def _insert_frees(module: Module, body: Region, keep: set[Value], roots: Roots) -> None:
     """One `stg.free` after each op, naming the buffers that die there."""
+    users = last_users(body, roots)
+    carried = {a for region in users for a in region.args if _is_carried(region.owner, a)}
+    keep |= {a for region in users for a in region.args} - carried
     dying: dict[Operation, list[Value]] = {}
-    for value, user in last_users(region, roots).items():
-        if value not in keep and user is not region.terminator and roots(value) is value:
-            dying.setdefault(user, []).append(value)
+    for region, last in users.items():
+        for value, user in last.items():
+            if value not in keep and user is not region.terminator and roots(value) is value:
+                dying.setdefault(user, []).append(value)
     for op, values in dying.items():
         Builder.after(module.registry, op).op("stg.free", values, types=())
-    for op in list(region.ops):
-        if op.region is not None:
-            keep |= {a for a in op.region.args if not _is_carried(op, a)}
-            _insert_frees(module, op.region, keep, roots)
 
 
 def _is_carried(op: Operation, arg: Value) -> bool:

@@ -227,6 +227,6 @@ def _share(op: Operation) -> Expr:
             first = stack.turns(0)[: op.integer("kept")]
             return (count - sum(stack.members[t.member] is owner for t in first)) / count
         return call("max", [count - op.expr("kept"), ZERO]) / count
-    if op.phase == "recompute" and is_partial(owner):
+    if is_partial(owner) and op.phase == "recompute":
         return replayed(owner) / owner.expr("count")
     return ONE

@@ -32,10 +32,10 @@ class MeanLoads:
     def size(self, op: Operation, name: str) -> Expr:
         """An attribute of an op, with loads named by its layers."""
         size, around = op.expr(name), op.parent_op
+        if not (used := size.symbols & self._loads.symbols):
+            return size
         again = op.phase == "recompute" and is_partial(around)
-        used = size.symbols & self._loads.symbols
-        named = {s: symbol(self._named((s, around, again))) for s in used}
-        return substitute(size, named) if named else size
+        return substitute(size, {s: symbol(self._named((s, around, again))) for s in used})
 
     def _named(self, name: _Name) -> str:
         return self._names.setdefault(name, f"{name[0]}_{len(self._names)}")

@@ -297,14 +297,12 @@ class Operation:
     def phase(self) -> str:
         """forward, backward, recompute, gradient or optimizer: its own attribute or its
         parent's."""
-        op: Operation | None = self
-        while op is not None:
-            own = op.attrs.get("phase")
-            if own is not None and isinstance(own, str) and own in PHASES:
-                return own
-            parent = op.parent
-            op = None if parent is None else parent.owner
-        return "forward"
+        op = self
+        while not (isinstance(own := op.attrs.get("phase"), str) and own in PHASES):
+            if (parent := op.parent) is None:
+                return "forward"
+            op = parent.owner
+        return own
 
     def flag(self, name: str) -> bool:
         """A flag attribute."""

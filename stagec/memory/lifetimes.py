@@ -87,14 +87,27 @@ def lifetimes(
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What becomes of the results of an operation: they are made, stay, or reuse an operand."""
+    """What becomes of the results of an operation: they are made, stay, or reuse an operand; and
+    what its definition, attributes and operands say of it."""
 
     op: Operation
     operands: Sequence[Value]
     phase: str
+    stays: bool
+    copied_out: bool
+    alone: bool
+    reads_gathered: bool
     made: list[Value] = field(default_factory=list[Value])
     homes: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
     reused: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
+
+    @classmethod
+    def of(cls, op: Operation) -> _Known:
+        """Before it is known of its results."""
+        phase, operands = op.phase, op.operands
+        gathered = phase == "forward" and any(map(is_gathered, operands))
+        about = op.has(StaysUntilNext), op.flag("copied_out"), op.flag("alone"), gathered
+        return cls(op, operands, phase, *about)
 
 
 class _Runner:
@@ -136,7 +149,8 @@ class _Runner:
         for value in body.terminator.operands:
             self._touch(self._refs.get(value), end)
         for buffer in () if body.owner.flag("consumed") else self.lives.buffers:
-            if buffer.category == GRADIENTS:  # the next step frees them
+            reads = "optimizer" in buffer.phases  # or it is none, whatever made it
+            if reads and buffer.category == GRADIENTS:  # the next step frees them
                 buffer.last[None] = end
 
     def _whole_region(self, order: Sequence[Operation | LayerStack]) -> None:
@@ -257,7 +271,7 @@ class _Runner:
             self._computation(op)
 
     def _computation(self, op: Operation) -> None:
-        known = _Known(op, op.operands, op.phase)
+        known = _Known.of(op)
         for value in op.results:
             home, slot = self._sums.home(value), op.definition.reuses(op, value.index)
             if home is not None:
@@ -271,27 +285,26 @@ class _Runner:
 
     def _again(self, known: _Known) -> None:
         """Run an operation of which is known what becomes of its results."""
-        refs = self._refs
-        added = [value for value, home in known.homes if home in self._sums.late]
-        for value, home in known.homes:
-            refs[value] = self._sums.at_once.get(home) or self._fixed(home)
+        refs, added = self._refs, list[Value]()
+        if known.homes:
+            added = [value for value, home in known.homes if home in self._sums.late]
+            for value, home in known.homes:
+                refs[value] = self._sums.at_once.get(home) or self._fixed(home)
         for value, operand in known.reused:
             refs[value] = refs[operand]
-        stays = known.op.has(StaysUntilNext)
-        if self._staying and (stays or known.op.phase == "optimizer"):
+        if self._staying and (known.stays or known.phase == "optimizer"):
             self._end_staying()
         number = self._step(known.op, known.made)
         for value in added:
             refs[value] = self._make(value, number, number, space=DEVICE, added=True)
-        if stays:
+        if known.stays:
             self._staying = known.made
-        if known.op.flag("copied_out"):
+        if known.copied_out:
             self._receive(known.made, number)
-        elif known.op.phase == "forward" and any(map(is_gathered, known.operands)):
+        elif known.reads_gathered:
             self._last_read = number
-        alone = known.op.flag("alone")
         for value in known.operands:
-            self._touch(refs.get(value), number, known.phase, alone=alone)
+            self._touch(refs.get(value), number, known.phase, alone=known.alone)
 
     def _receive(self, made: Sequence[Value], number: int) -> None:
         """A call receives what is copied out to these values; what the one before it received is

@@ -5,7 +5,7 @@ Views share the buffer of what they view, in-place results take that of their op
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from stagec.ir.core import Operation, Region, Value
@@ -207,18 +207,34 @@ def step_regions(body: Region) -> list[Region]:
     return [body, *(r for region in inner for r in step_regions(region))]
 
 
-def last_users(region: Region, roots: Roots) -> dict[Value, Operation]:
-    """For each buffer made in (or carried into) a region: the last op of the region that uses
-    it."""
-    users: dict[Value, Operation] = {}
+def last_users(body: Region, roots: Roots) -> dict[Region, dict[Value, Operation]]:
+    """Of a region and all inside it: for each buffer made in the region (or carried into it) the
+    last op of the region that uses it."""
+    users: dict[Region, dict[Value, Operation]] = {}
+    _note_users(body, roots, users)
+    return users
+
+
+def _note_users(
+    region: Region, roots: Roots, users: dict[Region, dict[Value, Operation]]
+) -> Iterable[Value]:
+    """Note the last users in a region and inside it; what is read there and is from outside, or in
+    a buffer from outside."""
+    last: dict[Value, Operation] = {}
+    outer: dict[Value, None] = {}
     for op in region.ops:
         for value in op.results:
-            users[roots(value)] = op
-        for value in op.reads():
+            last[roots(value)] = op
+        inner = () if op.region is None else _note_users(op.region, roots, users)
+        for value in (*op.operands, *inner):
             root = roots(value)
-            if value.region is region or root.region is region:
-                users[root] = op
-    return users
+            is_own, in_own = value.region is region, root.region is region
+            if is_own or in_own:
+                last[root] = op
+            if not (is_own and in_own):
+                outer[value] = None
+    users[region] = last
+    return outer
 
 
 def heirs(value: Value) -> Iterator[Value]:

@@ -241,10 +241,14 @@ class Planner:
         for place, part in enumerate(parts):
             later = parts[place + 1 :]
             for buffer in self._used.get(part, ()):
-                last = buffer.last if len(parts) > 1 else buffer.last | buffer.split
-                behind = any(p in last for p in later)
-                if part in last and buffer.users <= done and not behind:
-                    ending.setdefault(last[part], []).append(buffer)
+                last, split = buffer.last, buffer.split
+                number = last.get(part)
+                if len(parts) == 1:
+                    number = split.get(part, number)
+                if number is None or any(p in last for p in later):
+                    continue
+                if last.keys() <= done and split.keys() <= done:
+                    ending.setdefault(number, []).append(buffer)
         return ending
 
     @memo_method

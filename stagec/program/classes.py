@@ -173,12 +173,8 @@ def _index_axes(module: Module, used: Set[str]) -> list[str]:
 
 def _symbols_in(graph: Operation) -> set[str]:
     """The symbols of all sizes of a graph."""
-    used: set[str] = set()
-    for op in graph.body.walk():
-        for value in op.attrs.values():
-            if isinstance(value, Expr | tuple):
-                used |= _symbols(value)
-    return used
+    different = {value for op in graph.body.walk() for value in op.attrs.values()}
+    return {name for value in different for name in _symbols(value)}
 
 
 def _symbols(value: Attr) -> frozenset[str]:

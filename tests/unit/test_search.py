@@ -586,7 +586,7 @@ def test_answers_go_on_from_what_calls_have_in_common() -> None:
     assert (memo({"a": 0, "b": 7}), memo({"a": 1, "b": 7})) == (0, 8)
     assert memo.reads_of({"a": 0}).answer == [0]
     start = memo.reads_of({"a": 1})
-    assert start.name == "b" and not start.answer
+    assert (start.name, start.answer) == ("b", [])
     assert [memo({"a": 1, "b": b}, start) for b in (7, 9, 9)] == [8, 10, 10]
     assert memo.reads_of({"a": 2}).name == "a"  # a value that was not seen yet
 
