@@ -29,7 +29,7 @@ _MOST_FAILURES = 1000
 #: All replicas are there all the time.
 _ALL = FleetPlan()
 #: Kinds of events, in the order in which those of one time come.
-_RETURN, _FAIL, _SCALE, _ARRIVE, _COME, _ROUTE, _HANDED, _END, _PLAN = range(9)
+_RETURN, _FAIL, _SCALE, _ARRIVE, _COME, _HANDED, _END, _PLAN = range(8)
 
 #: The figures of `Simulation.series`.
 FIGURES = ("busy", "running", "waiting", "pages")
@@ -51,11 +51,11 @@ class Simulation:
     is left behind the prompt's last step.
 
     Requests arrive at their times, or with `concurrency` so many are there at any time: each that
-    ends is followed by the next one. The turns of a conversation follow each other
+    ends is followed by the next one, a nanosecond later, so steps that begin at its end are
+    without it. The turns of a conversation follow each other
     (`Request.then`), and count as one request of these. `plan` and `prefill_plan` say how replicas
     come and go; what one has that fails is routed anew, without its caches and with its tokens.
-    Hosts take `outside` for a request that has come before a replica gets it. Times are in
-    femtoseconds.
+    Times are in femtoseconds.
     """
 
     requests: Sequence[Request]
@@ -67,7 +67,6 @@ class Simulation:
     failures: Sequence[Failure] = ()
     plan: FleetPlan = _ALL
     prefill_plan: FleetPlan = _ALL
-    outside: int = 0
     until: int | None = None  # stop when so many requests are done
     progress: Callable[[int, int], None] = lambda done, total: None
     done: list[ServedRequest] = field(default_factory=list[ServedRequest])
@@ -111,7 +110,6 @@ class Simulation:
             _SCALE: self._scale,
             _ARRIVE: self._arrive,
             _COME: self._come,
-            _ROUTE: self._enter,
             _HANDED: self._handed,
             _END: self._finish,
             _PLAN: self._plan,
@@ -167,14 +165,8 @@ class Simulation:
         self._come(now, what)
 
     def _come(self, now: int, what: object) -> None:
-        self._count(now, 1)
-        if self.outside:
-            self._push(now + self.outside, _ROUTE, what)
-        else:
-            self._enter(now, what)
-
-    def _enter(self, now: int, what: object) -> None:
         assert isinstance(what, ServedRequest)
+        self._count(now, 1)
         self._send(what, self._entry, now)
 
     def _send(self, job: ServedRequest, fleet: Fleet, now: int) -> None:
@@ -218,7 +210,7 @@ class Simulation:
                 at = now + gap * _NANOSECOND
                 self._push(at, _COME, self._job(request, at))
             elif self.concurrency is not None:
-                self._next(now)
+                self._next(now + _NANOSECOND)
         if ended and len(self.done) // _OFTEN != (len(self.done) - len(ended)) // _OFTEN:
             self.progress(len(self.done), self._all)
         if what.prefills:

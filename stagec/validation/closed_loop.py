@@ -94,8 +94,8 @@ class ClosedLoop:
     rounds: int
 
     def means(self) -> tuple[float, float]:
-        """The mean seconds from a request to its first token, and from there from token to token.
-        Raises `DiagnosticError`."""
+        """The mean seconds from a request to its first token, with what a request takes outside of
+        its steps, and from there from token to token. Raises `DiagnosticError`."""
         plain = self.options.changed(serve=MIXED, step="decode=1x1", prompt=None)
         module = JobBuilder(plain).module
         strategy = read_strategy(module)
@@ -123,15 +123,13 @@ class ClosedLoop:
             rule.tokens * groups, self.batch, self._blocks(jobs[1:], groups, each, rule), BLOCK
         )
         replica = Replica(0, limits, costs, scheduler=rule)
-        outside = round(reports[0].step.request / PICOSECONDS * SECOND)
-        route = ROUTERS["least-loaded"]
         run = Simulation(
-            self._requests(), [replica], route, concurrency=self.batch, outside=outside
+            self._requests(), [replica], ROUTERS["least-loaded"], concurrency=self.batch
         )
         run.run()
-        first = fmean(job.first - job.arrival for job in run.done) / SECOND
+        waits = fmean(job.first - job.arrival for job in run.done) / SECOND
         between = fmean((job.last - job.first) / (job.request.output - 1) for job in run.done)
-        return first, between / SECOND
+        return reports[0].step.request / PICOSECONDS + waits, between / SECOND
 
     def _step(self, decodes: int, prompts: int = 0) -> CompiledJob:
         """A step of so many sequences of each group that decode, and so many prompts."""

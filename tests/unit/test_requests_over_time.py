@@ -226,20 +226,6 @@ def test_an_open_loop_with_the_arrivals_of_a_closed_one_is_the_same(
     assert found == expected
 
 
-@examples(100)
-@given(loads(), LIMITS, st.integers(0, 5_000))
-def test_hosts_have_a_request_before_a_replica_gets_it(
-    requests: list[Request], limits: ServerLimits, outside: int
-) -> None:
-    held = served(requests, limits, outside=outside * NANOSECOND)
-    later = served([replace(r, arrival=r.arrival + outside) for r in requests], limits)
-    assert [(j.number, j.first, j.last) for j in held.done] == [
-        (j.number, j.first, j.last) for j in later.done
-    ]
-    assert all(j.arrival == j.request.arrival * NANOSECOND for j in held.done)
-    assert held.area == sum(j.last - j.arrival for j in held.done)
-
-
 def mean_latency(run: Simulation) -> float:
     return sum(j.last - j.arrival for j in run.done) / len(run.done)
 

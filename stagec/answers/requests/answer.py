@@ -314,15 +314,17 @@ def answer_of(
     requests: Sequence[Request],
     run: Simulation,
     pools: Mapping[str, Pool],
+    outside: float,
 ) -> RequestsAnswer:
-    """The answer of a simulation that ran."""
+    """The answer of a simulation that ran. The seconds that hosts take for a request outside of
+    its steps delay its tokens, and no step."""
     done, end = run.done, max(1, run.end)
     limits = {n: given[n] for n in ("ttft", "tpot") if given[n] is not None}
     several = [j for j in done if j.request.output > 1]
     times = {
-        "ttft": [(j.first - j.arrival) / SECOND for j in done],
+        "ttft": [(j.first - j.arrival) / SECOND + outside for j in done],
         "tpot": [(j.last - j.first) / SECOND / (j.request.output - 1) for j in several],
-        "latency": [(j.last - j.arrival) / SECOND for j in done],
+        "latency": [(j.last - j.arrival) / SECOND + outside for j in done],
     }
     names = {PREFILL: "prefill", DECODE: "decode" if len(pools) > 1 else "server"}
     costs = {id(p.costs): p.costs for p in pools.values()}.values()
@@ -342,10 +344,10 @@ def answer_of(
         ranks=sum(p.ranks * len(p.replicas) for p in pools.values()),
         spreads={n: SecondsSpread(sorted(values)) for n, values in times.items() if values},
         limits=limits,
-        good=sum(_is_good(j, limits) for j in done) if limits else None,
+        good=sum(_is_good(j, limits, outside) for j in done) if limits else None,
         pools={names[n]: _figures(p, run) for n, p in pools.items()},
         moments={names[n]: _moments(p, run) for n, p in pools.items()},
-        ends=[j.last / SECOND for j in done],
+        ends=[j.last / SECOND + outside for j in done],
         steps=worst,
         evaluations=sum(each.evaluations for each in costs),
         points=given["step_grid"],
@@ -353,9 +355,9 @@ def answer_of(
     )
 
 
-def _is_good(job: ServedRequest, limits: Mapping[str, float]) -> bool:
+def _is_good(job: ServedRequest, limits: Mapping[str, float], outside: float) -> bool:
     """Whether a request is within the limits."""
-    first = (job.first - job.arrival) / SECOND
+    first = (job.first - job.arrival) / SECOND + outside
     each = (job.last - job.first) / SECOND / max(1, job.request.output - 1)
     return first <= limits.get("ttft", first) and each <= limits.get("tpot", each)
 

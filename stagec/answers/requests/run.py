@@ -45,13 +45,13 @@ Handover = Callable[[int], tuple[float, float]]
 
 @dataclass
 class Pool:
-    """Replicas that are alike: what compiles and schedules their steps, how many femtoseconds hosts
+    """Replicas that are alike: what compiles and schedules their steps, how many seconds hosts
     take for a request outside of these, how long they take, what each holds, how many ranks each
     has, and how they come and go."""
 
     models: ServedModels
     scheduler: SchedulerRule
-    outside: int
+    outside: float
     costs: StepSurface | ExactSteps | DraftedSteps
     limits: ServerLimits
     room: Room | None
@@ -77,7 +77,7 @@ def serve_requests(
         except KeyboardInterrupt:
             session.log(f"interrupted with {len(run.done):,} of {len(every):,} requests served")
             raise
-        return answer_of(machine, given, every, run, server.pools)
+        return answer_of(machine, given, every, run, server.pools, server.outside)
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,11 @@ class MadeServer:
     requests: Sequence[Request]
     pools: Mapping[str, Pool]
     run: Simulation
+
+    @property
+    def outside(self) -> float:
+        """The seconds that hosts take for a request outside of its steps."""
+        return self.pools[PREFILL if PREFILL in self.pools else DECODE].outside
 
 
 def made_server(
@@ -119,7 +124,6 @@ def made_server(
         failures(given, len(prefills), len(decode.replicas)),
         decode.plan,
         pools[PREFILL].plan if two_pods else FleetPlan(),
-        pools[PREFILL if two_pods else DECODE].outside,
         done,
         progress,
     )
@@ -245,7 +249,7 @@ def _pool(
     block = page_of(options)
     strategy = read_strategy(models.main.builder.module)
     scheduler = strategy.one(SchedulerRule)
-    outside = round(strategy.one(HostsRule).request_seconds * SECOND)
+    outside = strategy.one(HostsRule).request_seconds
     tokens, sequences = given["max_tokens"] or scheduler.tokens, given["max_batch"]
     if sequences > tokens:
         raise error(

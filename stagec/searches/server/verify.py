@@ -153,7 +153,7 @@ def _measured(server: MadeServer, count: int) -> ServerOverTime:
         count,
         len(kept),
         sum(j.request.output for j in ends) / seconds,
-        SecondsSpread(sorted((j.first - j.arrival) / SECOND for j in kept)),
+        SecondsSpread(sorted((j.first - j.arrival) / SECOND + server.outside for j in kept)),
         SecondsSpread(
             sorted((j.last - j.first) / SECOND / (j.request.output - 1) for j in several)
         ),
