@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache, lru_cache
+from itertools import product as combinations
 from typing import Any, TypeAlias
 
 import sympy
@@ -514,13 +515,19 @@ def _is_integral(node: Any) -> bool:
 
 
 def product_is_integral(left: Expr, right: Expr) -> bool:
-    """Whether the product of both is an integer by its form; those of powers alone are not made."""
-    one, other = _powers(left.node), _powers(right.node)
-    if one is None or other is None:
-        return is_integral(left * right)
-    (p, above), (q, below) = one, other
-    whole = (p * q).denominator == 1
-    return whole and all(above.get(n, 0) + below.get(n, 0) >= 0 for n in {*above, *below})
+    """Whether the product of both is an integer by its form; those of sums of powers alone are not
+    made."""
+    terms: dict[frozenset[tuple[str, int]], Fraction] = {}
+    sums = [[*map(_powers, sympy.Add.make_args(e.node))] for e in (left, right)]
+    for one, other in combinations(*sums):
+        if one is None or other is None:
+            return is_integral(left * right)
+        (p, above), (q, below) = one, other
+        powers = ((n, above.get(n, 0) + below.get(n, 0)) for n in {*above, *below})
+        term = frozenset((n, power) for n, power in powers if power)
+        terms[term] = terms.get(term, Fraction(0)) + p * q
+    left_over = ((c.denominator == 1, *(e > 0 for _, e in t)) for t, c in terms.items() if c)
+    return all(map(all, left_over))
 
 
 @_memo

@@ -12,11 +12,11 @@ from itertools import product as combinations
 from typing import Literal
 
 from stagec.ir.expr import (
+    ONE,
     Expr,
     as_expr,
     const,
     evaluate,
-    is_integral,
     product_is_integral,
     substitute,
     symbol,
@@ -170,8 +170,8 @@ class Facts:
     def _prove(self, divisor: Expr, size: Expr) -> bool:
         if divisor == 1 or (size, divisor) in self._known:
             return True
-        quotient = size / divisor
-        if is_integral(quotient) or any(product_is_integral(quotient, r) for r in self._inverses):
+        inverse = ONE / divisor
+        if any(product_is_integral(size, r * inverse) for r in (ONE, *self._inverses)):
             return True  # one over r is an integer, and so is what it is multiplied by
         names = sorted(size.symbols & self._quotients.keys())
         options = [[None, *self._quotients[n]] for n in names]
@@ -179,7 +179,7 @@ class Facts:
             if tried > _MAX_COMBINATIONS:
                 return False
             env = {n: c for n, c in zip(names, choice, strict=True) if c is not None}
-            if env and is_integral(substitute(size, env) / divisor):
+            if env and product_is_integral(substitute(size, env), inverse):
                 return True
         return False
 

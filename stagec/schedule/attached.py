@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 from stagec.ir.core import Operation
 from stagec.ir.module import Module
@@ -52,7 +53,6 @@ class StageRows:
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._known: dict[Hashable, RankActions] = {}
         self._sent: dict[Hashable, Mapping[int, Sequence[Content]]] = {}
 
     def actions(self, op: Operation, stage: int) -> RankActions:
@@ -77,17 +77,21 @@ class StageRows:
 
     def _row(self, op: Operation, loop: Operation, stage: int) -> RankActions:
         name, *sizes = self._key(op, loop)
-        key = stage, name, *sizes
-        if key not in self._known:
-            schedule = schedule_of(self._module.registry, name)
-            schedule.check(*sizes)
-            self._known[key] = tuple(schedule.rank_actions(stage, *sizes))
-        return self._known[key]
+        return _rank_actions(schedule_of(self._module.registry, name), stage, *sizes)
 
     def _key(self, op: Operation, loop: Operation) -> tuple[str, int, int, int]:
         """The name of a schedule, and its stages, microbatches and chunks."""
         stages = self._module.env[op.text("over")]
         return loop.text("schedule"), stages, loop.integer("count"), loop.integer("chunks", 1)
+
+
+@lru_cache(64)
+def _rank_actions(
+    schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int
+) -> RankActions:
+    """What a stage does: asked several times in a compile, and by jobs that differ in the rest."""
+    schedule.check(stages, microbatches, chunks)
+    return tuple(schedule.rank_actions(stage, stages, microbatches, chunks))
 
 
 def placement_of(module: Module, op: Operation) -> Placement | None:

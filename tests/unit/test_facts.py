@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.ir.expr import Expr, const, evaluate, is_integral, product, symbol
+from stagec.ir.expr import (
+    Expr,
+    const,
+    evaluate,
+    is_integral,
+    product,
+    product_is_integral,
+    symbol,
+)
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.support.diagnostics import NotAnIntegerError
 from tests.support import examples, parse, parse_expr
@@ -155,6 +163,13 @@ def test_what_is_assumed_to_be_zero_tells_nothing(left: str) -> None:
 )
 def test_a_size_is_an_integer_by_its_form(size: str, integral: bool) -> None:
     assert is_integral(parse_expr(size)) is integral
+
+
+@pytest.mark.parametrize("left", ["S", "S/2", "2*S/tp + B", "S/tp + S^2/tp", "S/3 - B/2", "B/tp"])
+@pytest.mark.parametrize("right", ["1", "2", "tp", "tp/S", "6*tp", "1/S + 1/B", "max(S, 2)/S"])
+def test_products_are_integral_as_those_that_are_made(left: str, right: str) -> None:
+    one, other = parse_expr(left), parse_expr(right)
+    assert product_is_integral(one, other) is is_integral(one * other)
 
 
 def test_a_symbol_that_looks_like_a_quotient_proves_nothing() -> None:
