@@ -114,7 +114,8 @@ class FlashAttention(_Flash):
         return gradients(b, op, [grads[0], op.results[0], need_result(op, 1, "lse"), *op.operands])
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        code = dict.fromkeys(("alibi", "sinks"), lambda b, op, on_rank: None)  # expand-attention
+        names = "alibi", "sinks", "softcap"
+        code = dict.fromkeys(names, lambda b, op, on_rank: None)  # expand-attention
         return {"attention": self._repeated_heads, **code}
 
     def _repeated_heads(

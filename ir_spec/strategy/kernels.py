@@ -8,9 +8,9 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 
 DEVICE = "device"
 MARLIN = "marlin"
-EAGER = "eager"
+MATH, EAGER = "math", "eager"
 #: No kernel of fused attention, but the ops that it consists of.
-UNFUSED = ("math", EAGER)
+UNFUSED = (MATH, EAGER)
 #: Kernels of attention.
 ATTENTION = (*UNFUSED, "flash_1", "flash_2", "flash_3", "cudnn", "triton")
 
@@ -38,7 +38,7 @@ class KernelsRule(Record):
             "eager",
             "Run these operation by operation, as PyTorch without a compiler or fused kernels "
             "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, "
-            "expert_bias, expert_weights, alibi, sinks. "
+            "expert_bias, expert_weights, alibi, sinks, softcap. "
             "Backward keeps the tensors that each operation saves.",
             "names",
             "",
@@ -84,8 +84,8 @@ class KernelsOp(Statement):
     is cast to fp32, its bias is added and the sum is cast back. `gelu`, `layernorm`, `route`: what
     the code of some models does without a kernel, in fp32 or by a product of its own (ops say so:
     `stepwise`, `code`, `wide_logits`). `part_of`: a view of a part of a product keeps all of it.
-    `alibi`, `sinks`: attention with a bias by distance, or with sinks, has no kernel
-    (`expand-attention`).
+    `alibi`, `sinks`, `softcap`: attention with a bias by distance, with sinks or with a bound of
+    its scores has no kernel (`expand-attention`).
 
     `ring`: `context_parallel` of PyTorch merges parts of attention operation by operation. The
     result is in the order of heads, so it is copied for the product behind it, and backward keeps

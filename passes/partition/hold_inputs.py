@@ -27,7 +27,7 @@ from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.ops.softmax import SinkSoftmax, Softmax
 from stagec.ir_spec.strategy.inputs import BUFFER, COS_SIN, EACH, MADE, NONE, InputsRule
-from stagec.ir_spec.strategy.kernels import EAGER, KernelsRule
+from stagec.ir_spec.strategy.kernels import MATH, KernelsRule
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HoldInputs(Pass):
     """Give a function buffers for tokens in 64 bits and for tables of rotations, or forward tables
     that stay until backward ends, as `stg.inputs` says. In stages of a pipeline no table is made.
 
-    Where forward makes tables and attention is `eager`, as that with ALiBi or sinks always is, it
+    Where forward makes tables and attention runs operation by operation, but not as `math`, it
     makes masks too, in the type that blocks carry: one for causal attention and one for each window
     (`eager_mask` of transformers, masking_utils.py). They stay until the blocks end, those of
     checkpoints until their backward.
@@ -88,10 +88,8 @@ class HoldInputs(Pass):
                 turned = (op for op in func.body.walk() if _is_rotation(op))
                 ends = [op for op in turned if op.phase != "forward"]
                 _make(module, func, "rotations", tables, ends)
-                eager = read_strategy(module).one(KernelsRule).attention == EAGER
-                masked = (op for op in func.body.walk() if _is_masked(op))
-                ends = [op for op in masked if eager or _is_code(op)]
-                if ends:
+                if read_strategy(module).one(KernelsRule).attention != MATH:
+                    ends = [op for op in func.body.walk() if _is_masked(op)]
                     _make(module, func, "mask", list(_masks(ends)), ends)
             held += len(tables) if rule.rotations != MADE or not staged else 0
             if rule.tokens != NONE:
@@ -125,11 +123,6 @@ def _is_masked(op: Operation) -> bool:
     masked = op.flag("causal") or "window" in op.attrs
     kinds = (Softmax, SinkSoftmax)
     return masked and isinstance(op.definition, kinds) and op.phase in ("forward", "recompute")
-
-
-def _is_code(op: Operation) -> bool:
-    """Whether it is of attention that no kernel computes."""
-    return op.flag("alibi") or isinstance(op.definition, SinkSoftmax)
 
 
 def _masks(softmaxes: Sequence[Operation]) -> Iterator[TensorType]:

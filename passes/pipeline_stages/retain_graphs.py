@@ -25,7 +25,8 @@ class RetainGraphs(Pass):
     What the first part of backward has made for an operation is handed over, also to norms, whose
     backward runs again for the weight. Where blocks are computed again, that happens for each
     weight, and what it saves for other operations stays until the weights of the microbatch are
-    done. The first part of the model has no gradient of its input, and one backward.
+    done. Layers come before what stands behind them in the model. The first part of the model has
+    no gradient of its input, and one backward.
 
     Before:
         stg.symbols[B, D, L]
@@ -223,10 +224,24 @@ def _retain(module: Module, weights: Operation) -> None:
             _fuse(first, second)
         else:
             kept += _Graph(module, first, second).by_weight()
+            _move_ahead(second)
     if kept:
         end = weights.body.terminator
         b = Builder.before(module.registry, end, loc=end.loc, phase="backward")
         b.op("stg.discard", kept, types=())
+
+
+def _move_ahead(second: Operation) -> None:
+    """Let layers come first, as their weights do among the parameters of a model: what the weights
+    behind them need stays until then."""
+    region = second.parent
+    if region is not None:
+        needed = region.ancestors(second.operands)
+        behind = [op for op in region.ops[: second.position()] if op not in needed]
+        for op in behind:
+            region.ops.remove(op)
+        place = second.position() + 1
+        region.ops[place:place] = behind
 
 
 def _first_part(second: Operation) -> Operation | None:

@@ -27,8 +27,8 @@ from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 
-#: What code has no kernel for, by its flags.
-_CODE = ("alibi", "sinks")
+#: What code has no kernel for, by its parameters.
+_CODE = ("alibi", "sinks", "softcap")
 #: What a plain softmax of plain products does for itself.
 _PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
 
@@ -43,10 +43,11 @@ class ExpandAttention(Pass):
     types (`eager_attention_forward` of transformers, models/llama/modeling_llama.py). Attention
     stays fused where it has other masks than these and windows, or a bias, and where its
     sequence, or heads that share keys, are split. Without fused attention forms and names of
-    kernels change nothing. Where `eager` names `alibi` or `sinks`, attention with a bias by
-    distance or with sinks is `eager` whatever the kernel of others is (`BloomAttention.forward`,
-    `MptAttention.forward` and `GptOssAttention` of transformers, which call no kernel). The softmax
-    with sinks has the type of the scores.
+    kernels change nothing. Where `eager` names `alibi`, `sinks` or `softcap`, attention with a bias
+    by distance, with sinks or with a bound of its scores is `eager` whatever the kernel of others
+    is (`BloomAttention.forward` and `MptAttention.forward` of transformers call no kernel,
+    `_supports_sdpa = False` of gpt-oss and Gemma 2). The softmax with sinks has the type of the
+    scores.
 
     Before:
         stg.strategy @s {
@@ -80,7 +81,7 @@ class ExpandAttention(Pass):
         rule = strategy.one(KernelsRule)
         fused = [op for op in module.main.body.walk() if isinstance(op.definition, FlashAttention)]
         named = [name for name in _CODE if name in rule.eager]
-        code = [op for op in fused if any(map(op.flag, named))]
+        code = [op for op in fused if any(name in op.attrs for name in named)]
         unfused = fused if rule.attention in UNFUSED else code
         forms = {op: rule.attention == EAGER or op in code for op in unfused}
         plain = [

@@ -531,6 +531,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
         f"stg.{name}": {"logits": "f32[B, S, V]", "logp": "f32[B, S, V]", "dlogp": "f32[B, S, V]"}
         for name in ("log_softmax", "log_softmax_grad", "nll_loss", "nll_loss_grad")
     },
+    "stg.sink_softmax": {"sinks": "bf16[H]"},
     "stg.saved_cross_entropy_grad": {"logp": "f32[B, S, V]"},
     "stg.linear_cross_entropy": {"x": "bf16[B, S, D]", "w": "bf16[D, V]"},
     "stg.log_probability": {"m": "f32[B, S]", "s": "f32[B, S]"},
