@@ -27,6 +27,7 @@ from tools.fitting import StepErrors
 FITS: Final[Mapping[str, bool]] = {
     "llm-foundry.ampere": False,
     "llm-foundry.hopper": False,
+    "nanotron.hopper": False,
     "nemo.hopper": False,
     "nemo.blackwell": True,
 }
