@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from stagec.analysis.figures import OTHERS
 from stagec.ir.module import BATCH
-from stagec.ir_spec.strategy.axes import whole_experts
 from stagec.jobs.figures import CompiledJob
+from stagec.jobs.request.experts import tensor_ranks
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine
@@ -101,8 +100,7 @@ class Probe:
 
 def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     """The work of a microbatch of a job."""
-    whole = options.tp > 1 and options.ep > 1 and whole_experts(partial(getattr, options))
-    data = options.ep // options.tp if whole else options.ep
+    data = options.ep // tensor_ranks(options)
     batch = microbatch_of(options, sizes) * data
     given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_STEPS}
     if options.fuse_gradients:  # no kernel casts what products add to sums

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from stagec.ir.module import BATCH
-from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS, whole_experts
+from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS, expert_parts, whole_experts
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.legal import count_of, needless, rules
@@ -170,7 +170,8 @@ class _Listing:
         self._names = [n for n in FLAGS if n in names]
         self._row = itemgetter(*self._names)
         self._space, self._base, self._sizes = space, base, sizes
-        self._rules = [MemoByReads(_on_options(rule)) for rule in rules(sizes, layers or None)]
+        every = [_parts_of_experts, *rules(sizes, layers or None)]
+        self._rules = [MemoByReads(_on_options(rule)) for rule in every]
         self._needless = [
             (flag, MemoByReads(_on_options(partial(_is_needless, flag, sizes))))
             for flag in FLAGS.values()
@@ -266,6 +267,12 @@ class _Listing:
 
     def _refuse(self, message: str, times: int) -> None:
         self._found.refused[message] += times
+
+
+def _parts_of_experts(options: JobOptions) -> Diagnostic | None:
+    """Experts over some ranks of tensor parallelism cost what they cost over all."""
+    some = expert_parts(partial(getattr, options)) > 1
+    return Diagnostic("experts over some ranks of --tp are not searched") if some else None
 
 
 def _on_options(function: Callable[[JobOptions], R]) -> Callable[[NotedValues], R]:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from html import unescape
 from math import prod
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagec.ir_spec.strategy.axes import expert_parts
 from stagec.jobs.legal import checked
 from stagec.jobs.request.combine import complete
 from stagec.jobs.request.experts import mesh_axes
@@ -46,7 +48,7 @@ from stagec.searches.explore.reasons import limits, reason
 from stagec.searches.explore.space import Space
 from stagec.searches.jobs import Evaluated, Probes, work
 from stagec.searches.merge_messages import merge_messages
-from stagec.searches.probes import Probe
+from stagec.searches.probes import Probe, work_probe
 from stagec.searches.question import questions
 from stagec.searches.run import Answer, Question, search
 from stagec.searches.space import KNOBS, Listed, default_space, listed
@@ -484,6 +486,20 @@ def test_what_is_listed_is_legal_and_stands_once() -> None:
         checked(job, question.sizes, question.layers.total)
 
 
+def test_experts_over_some_ranks_of_tp_are_not_searched() -> None:
+    """They stay out beside those that are split over all of these ranks, or whole."""
+    knobs = {"tp": (1, 4), "ep": (1, 2, 4), "pp": (2,), "etp": (0,), "sp": (False,)}
+    question = asked("mixtral-8x7b", "B=16,S=1024,L=4", 8, "h100-sxm", **knobs)
+    base, total = question.base.changed(ranks=8), question.layers.total
+    found = listed(question.space, base, question.sizes, total)
+    assert {(job.tp, job.ep) for job in _jobs(found)} == {(1, 1), (1, 2), (1, 4), (4, 1), (4, 4)}
+    assert found.refused["experts over some ranks of --tp are not searched"] > 0
+    (job,) = [job for job in _jobs(found) if (job.tp, job.ep) == (4, 4)][:1]
+    parts = job.changed(ep=2, sizes={"B": 16})
+    checked(parts, question.sizes, total)
+    assert work_probe(parts, question.sizes).dp == 1
+
+
 def test_a_flag_without_its_axis_makes_no_second_point() -> None:
     """The mode of cp where there is no cp, an order of axes of which one is not there, or that is
     the order anyway."""
@@ -573,7 +589,7 @@ def test_rules_that_remember_refuse_what_rules_refuse() -> None:
             job = complete(base.changed(**given))
             count, rest = divmod(16, job.dp * point["microbatch_size"])
             checked(job.changed(microbatches=count), sizes, total)
-            refused += bool(rest)
+            refused += bool(rest) or expert_parts(partial(getattr, job)) > 1
         except DiagnosticError:
             refused += 1
     assert refused == sum(found.refused.values()) > 0

@@ -354,6 +354,19 @@ def test_a_draft_model_serves_all_groups_of_its_model() -> None:
     assert (found["ranks"], found["pools"]["server"]["replicas"]) == (3, 1)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--concurrency", "2", "--prompt", "20", "--output-tokens", "4"), True),
+        (("--concurrency", "2", *LENGTHS), False),
+        (("--concurrency", "1", "--prompt", "20", "--output-tokens", "4"), False),
+        (("--rate", "5", "--prompt", "20", "--output-tokens", "4"), False),
+    ],
+)
+def test_closed_loops_of_one_length_are_remarked(words: tuple[str, ...], said: bool) -> None:
+    assert ("remark: all requests have one length" in run("--count", "4", *words).err) == said
+
+
 @pytest.mark.parametrize("pods", [(), ("--serve", "disaggregated", "--prompt", "64")])
 def test_hosts_take_their_time_before_the_first_token(pods: tuple[str, ...]) -> None:
     words = "--rate", "0.5", "--count", "5", "--lengths", "prompt=64,output=4", *pods

@@ -114,6 +114,11 @@ def made_server(
     sent = _femtoseconds(handover(_prompted(options, every))) if two_pods else None
     done = ceil(given["until"] * len(every)) if given["until"] is not None else None
     _check(every, list(pools.values()), session)
+    if given["concurrency"] not in (None, 1) and len({(r.prompt, r.output) for r in every}) == 1:
+        session.remark(
+            "all requests have one length, so those that begin together end together and wait for "
+            "each other; benchmarks draw lengths, such as --lengths prompt=820..1024,output=64..80"
+        )
     run = Simulation(
         requests,
         decode.replicas,

@@ -21,7 +21,7 @@ def _folded_axes(options: JobOptions) -> dict[str, int]:
     these where experts are split over parts of them.
     """
     sizes = {a: int(getattr(options, a)) for a in AXES}
-    sizes["ep"] //= _tensor_ranks(options)
+    sizes["ep"] //= tensor_ranks(options)
     sizes[_data_axis(options)] //= sizes["ep"]
     return sizes
 
@@ -33,6 +33,12 @@ def mesh_axes(options: JobOptions) -> dict[str, int | None]:
         return dict(options.mesh)
     axes = {a: n for a, n in _folded_axes(options).items() if n > 1}
     return {a: axes[a] for a in ordered(axes, options.mesh_order)}
+
+
+def tensor_ranks(options: JobOptions) -> int:
+    """The ranks of tensor parallelism that expert parallelism takes: all, some, or one."""
+    flag = partial(getattr, options)
+    return options.tp if options.ep > 1 and whole_experts(flag) else expert_parts(flag)
 
 
 def check_experts(options: JobOptions, symbols: Mapping[str, int | None]) -> None:
@@ -92,7 +98,7 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
     """Experts fold into data-parallel ranks, and divide over those that they fold into, with the
     copies of them that a server has."""
     axis = _data_axis(options)
-    ranks, unit = getattr(options, axis), _tensor_ranks(options)
+    ranks, unit = getattr(options, axis), tensor_ranks(options)
     count = experts + options.redundant_experts if experts is not None else 0
     others = divisors(options.tp) if ranks == 1 else (unit, options.tp)
     units = {unit} if options.etp else {*others}
@@ -121,12 +127,6 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
             f"{shown} experts do not divide over --ep {options.ep}",
             remedy=(held if options.serve and copies <= experts else "") + choices,
         )
-
-
-def _tensor_ranks(options: JobOptions) -> int:
-    """The ranks of tensor parallelism that expert parallelism takes: all, some, or one."""
-    flag = partial(getattr, options)
-    return options.tp if options.ep > 1 and whole_experts(flag) else expert_parts(flag)
 
 
 def _data_axis(options: JobOptions) -> str:
