@@ -371,19 +371,21 @@ def test_steps_of_experts_are_met() -> None:
 def test_steps_of_pipeline_stages_are_met() -> None:
     """Of all rows of `validation/torch-pipeline`; what is missing are tokens on ranks that do
     not take them. Where the reduction is the peak, what PyTorch has gathered for layers is there
-    still; of a split backward activations are 2.4% off."""
+    still; of a split backward activations are 2.2% off, and with checkpoints, part of which the
+    last block of a chunk drops early, 3.3% at the peak."""
     found = validate_memory("torch-pipeline", Session()).errors
-    assert len({each.row for each in found}) == 17
+    assert len({each.row for each in found}) == 19
     for each in found:
         if "FSDP2 of 8" in each.row and each.moment == "peak":
             continue
         if each.category in ("parameters", "gradients"):
             assert each.measured == each.ours
         split = "zero bubble" in each.row
-        if each.category == "activations":
-            assert abs(each.error or 0) < (0.025 if split else 0.004)
+        again = split and "checkpoints" in each.row
+        if each.category == "activations" and (each.moment == "peak" or not again):
+            assert abs(each.error or 0) < (0.033 if again else 0.022 if split else 0.004)
         if each.category == "total":
-            assert abs(each.error or 0) < (0.011 if split else 0.0028)
+            assert abs(each.error or 0) < (0.023 if again else 0.01 if split else 0.0028)
 
 
 @pytest.mark.long
