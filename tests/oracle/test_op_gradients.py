@@ -308,6 +308,11 @@ CASES = {
         "B, S*(S - 1)/2",
     ),
     "softmax": Case("%x: f32[B, S, S | param]", "%y = stg.softmax(%x)", "B, S, S"),
+    "sink_softmax": Case(
+        "%x: f32[B, H, S, S | param], %s: f32[H | param]",
+        "%y = stg.sink_softmax[causal, rsqrt = D](%x, %s)",
+        "B, H, S, S",
+    ),
     "softmax-causal": Case(
         "%x: f32[B, S, S | param]", "%y = stg.softmax[causal, rsqrt = D](%x)", "B, S, S"
     ),
