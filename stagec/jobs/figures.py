@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _structures: dict[Hashable, Compiles] = {}
 #: How many compiles of them are kept, and of how many nodes: a compile takes 4 to 10 MB, a node
 #: about 100 bytes.
-_MOST_KEPT, _MOST_NODES = 64, 1_000_000
+_MOST_KEPT, _MOST_NODES = 52, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

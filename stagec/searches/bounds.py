@@ -49,6 +49,7 @@ from stagec.searches.probes import (
     of_work,
     parts_of,
     refined_probe,
+    shared_state_probe,
     stages_probe,
     state_probe,
     work_probe,
@@ -178,7 +179,7 @@ class JobBounds:
 
     def _ask_state(self, number: int) -> Iterator[_Named]:
         """The probe of the state of a job."""
-        yield "state", number, self._asked(state_probe(self._jobs[number]), "state")
+        yield "state", number, self._asked(shared_state_probe(self._jobs[number]), "state")
 
     def _ask_work(self, number: int) -> Iterator[_Named]:
         """Probes of the work of a job, and of that of those before it that differ in what is
@@ -211,6 +212,8 @@ class JobBounds:
     def _take_work(self, numbers: Sequence[int], probed: _Found) -> None:
         self._work |= {n: probe for (what, n), probe in probed.items() if what == "work"}
         self._improve({n: self._work[n] for n in numbers}, self._keeps)
+        for number in numbers:
+            self.refused[number] = self.refused[number] or self._work[number].refused
         for number in filter(self._is_another, numbers):
             self.held[number] = SAME
 

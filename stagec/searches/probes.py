@@ -148,6 +148,18 @@ def state_probe(options: JobOptions) -> JobOptions:
     return options.changed(**given, ranks=None)
 
 
+def shared_state_probe(options: JobOptions) -> JobOptions:
+    """One of which many jobs have the same state: sequences are not split. ZeRO shards a dimension
+    over data-parallel ranks and those of a sequence at once, so it is the same over as many
+    data-parallel ranks. Experts and groups of replicas have another one, and so may caches."""
+    probe_options = state_probe(options)
+    apart = options.ep > 1 or options.dp_replicate > 1 or options.dp_shard > 1
+    if apart or options.mesh_order or options.serve is not None:
+        return probe_options
+    given: dict[str, Any] = {n: FLAGS[n].default for n in ("cp_mode", "cp_order")}
+    return probe_options.changed(**given, dp=options.dp * options.cp, cp=1)
+
+
 def stages_probe(options: JobOptions, sizes: Mapping[str, int], layers: Layers) -> JobOptions:
     """A job in four stages, the first of which has what is before the layers that are many, and
     the last what is after them; the second has few layers, the third more."""

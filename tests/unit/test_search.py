@@ -48,7 +48,7 @@ from stagec.searches.explore.reasons import limits, reason
 from stagec.searches.explore.space import Space
 from stagec.searches.jobs import Evaluated, Probes, work
 from stagec.searches.merge_messages import merge_messages
-from stagec.searches.probes import Probe, work_probe
+from stagec.searches.probes import Asked, Probe, probe, shared_state_probe, state_probe, work_probe
 from stagec.searches.question import questions
 from stagec.searches.run import Answer, Question, search
 from stagec.searches.space import KNOBS, Listed, default_space, listed
@@ -895,6 +895,23 @@ def test_bounds_are_arrays() -> None:
     bounds = JobBounds(*about, lambda units: [Probe() for _ in units])
     bounds.settle(range(len(jobs)))
     assert bounds.seconds.tolist() == bounds.held.tolist() == [0.0] * len(jobs)
+
+
+def test_state_is_that_over_as_many_data_parallel_ranks() -> None:
+    """Jobs that differ in how sequences are split share a probe, with the bytes of their own."""
+    knobs = {"pp": (1,), "tp": (1,), "cp": (1, 2, 4), "cp_mode": ("ring", "ulysses")}
+    question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", **knobs, zero=(0, 1, 2, 3))
+    jobs = listed(question.space, question.base.changed(ranks=8), question.sizes).jobs
+    about, shared = (question.machine, question.layers), set[str]()
+    kinds = {repr(state_probe(jobs[n])): jobs[n] for n in range(len(jobs))}
+    for job in kinds.values():
+        both = state_probe(job), shared_state_probe(job)
+        own, other = (probe(Asked(options, *about, "state")) for options in both)
+        assert own == other != Probe()
+        shared.add(repr(both[1]))
+    assert len(kinds) > 2 * len(shared)
+    split = jobs[0].changed(ep=2, cp=2)
+    assert shared_state_probe(split) == state_probe(split)
 
 
 # -- job files -------------------------------------------------------------------------------------
