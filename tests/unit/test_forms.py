@@ -32,6 +32,11 @@ def test_each_form_has_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"| {peak:,} |\n" in out["markdown"]
 
 
+def test_lists_in_rows_are_json() -> None:
+    (row,) = csv.DictReader(io.StringIO(stagec("doctor", "--format", "csv").out))
+    assert "click" in [package["name"] for package in json.loads(row["required"])]
+
+
 def test_a_narrow_terminal_gets_a_narrow_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "45")
     monkeypatch.setenv("TERM", "xterm")
