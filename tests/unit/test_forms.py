@@ -37,6 +37,16 @@ def test_lists_in_rows_are_json() -> None:
     assert "click" in [package["name"] for package in json.loads(row["required"])]
 
 
+@pytest.mark.parametrize("command", ["models", "presets", "stacks"])
+def test_a_list_has_each_form(command: str) -> None:
+    out = {f: stagec(command, "--format", f).out for f in ("plain", "json", "csv", "markdown")}
+    assert out["plain"] == stagec(command).out
+    assert out["json"] == stagec(command, "--json").out
+    names = [each["name"] for each in json.loads(out["json"])]
+    assert [row["name"] for row in csv.DictReader(io.StringIO(out["csv"]))] == names
+    assert f"\n| {names[0]} | " in out["markdown"]
+
+
 def test_a_narrow_terminal_gets_a_narrow_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "45")
     monkeypatch.setenv("TERM", "xterm")
