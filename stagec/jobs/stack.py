@@ -6,8 +6,8 @@ that are not; a default that the statement refuses beside what is said is left o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ _FORM = "write 'stg.stack @name[version = \"1.0\"] { ... }'; 'stagec stacks NAME
 
 @dataclass(frozen=True)
 class StackLine:
-    """A line of a stack: its statement, the stack that says it, `torchtitan 0.2`, and the axis or
-    dimension that the statement is about, if it repeats."""
+    """A line of a stack: its statement, the stack that says it, `torchtitan 0.2`, the axis or
+    dimension that the statement is about, if it repeats, and which stacks say the parameters that
+    the line has from stacks that its own extends."""
 
     op: Operation
     stack: str
     about: str = ""
+    inherited: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def definition(self) -> Statement:
@@ -49,6 +51,14 @@ class StackLine:
         place = file_loc(self.op.loc)
         where = f" ({place.file.rpartition('/')[2]}:{place.line})" if place is not None else ""
         return self.stack + where
+
+    def origins(self, names: Iterable[str]) -> str:
+        """`grad: mine 1 (mine.stg:2); param: torchtitan 0.2 (torchtitan.stg:3)`: where these
+        parameters come from."""
+        grouped: dict[str, list[str]] = {}
+        for name in names:
+            grouped.setdefault(self.inherited.get(name, self.origin), []).append(name)
+        return "; ".join(f"{', '.join(each)}: {origin}" for origin, each in grouped.items())
 
 
 def stack_source(name: str, session: Session, loc: Loc = UNKNOWN) -> Source:
@@ -81,10 +91,12 @@ def read_stack(name: str, session: Session, registry: Registry) -> Sequence[Stac
         for stated, key in [(each, key) for each in op.body.ops for key in _keys(each)]:
             own = {_subject(stated): (key[1],)} if key[1] else {}
             each = Operation(stated.definition, attrs={**stated.attrs, **own}, loc=stated.loc)
+            inherited: dict[str, str] = {}
             if (base := lines.get(key)) is not None:
                 for name, value in base.op.attrs.items():
-                    _give(each, name, value)
-            lines[key] = StackLine(each, title, key[1])
+                    if _give(each, name, value):
+                        inherited[name] = base.inherited.get(name, base.origin)
+            lines[key] = StackLine(each, title, key[1], inherited)
     return tuple(lines.values())
 
 
@@ -185,13 +197,15 @@ def apply_stack(
         if op is None:
             op = Operation(line.definition, attrs=wanted, loc=line.op.loc)
             if wanted and _fits(op):
-                origins[strategy.body.append(op)] = line.origin
+                origins[strategy.body.append(op)] = (
+                    line.origins(wanted) if line.inherited else line.origin
+                )
             continue
         instead = given is not None  # of the default of a flag
         wanted.pop(_subject(op), None)
         new = [n for n, value in wanted.items() if _give(op, n, value, instead=instead)]
         if new:
-            origins[op] = f"{', '.join(new)}: {line.origin}"
+            origins[op] = line.origins(new)
     return origins
 
 

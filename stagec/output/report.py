@@ -51,7 +51,7 @@ class Report(ABC):
         """What `--format csv` prints: by default the rows, with names as `to_pandas` has them and
         lists as JSON."""
         lines = [
-            {n: json.dumps(v) if isinstance(v, list) else v for n, v in flat_row(row)}
+            {n: json.dumps(v) if isinstance(v, list | tuple) else v for n, v in flat_row(row)}
             for row in self.rows()
         ]
         text = io.StringIO()

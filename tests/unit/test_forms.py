@@ -32,6 +32,21 @@ def test_each_form_has_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"| {peak:,} |\n" in out["markdown"]
 
 
+def test_lists_in_rows_are_json() -> None:
+    (row,) = csv.DictReader(io.StringIO(stagec("doctor", "--format", "csv").out))
+    assert "click" in [package["name"] for package in json.loads(row["required"])]
+
+
+@pytest.mark.parametrize("command", ["models", "presets", "stacks"])
+def test_a_list_has_each_form(command: str) -> None:
+    out = {f: stagec(command, "--format", f).out for f in ("plain", "json", "csv", "markdown")}
+    assert out["plain"] == stagec(command).out
+    assert out["json"] == stagec(command, "--json").out
+    names = [each["name"] for each in json.loads(out["json"])]
+    assert [row["name"] for row in csv.DictReader(io.StringIO(out["csv"]))] == names
+    assert f"\n| {names[0]} | " in out["markdown"]
+
+
 def test_a_narrow_terminal_gets_a_narrow_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "45")
     monkeypatch.setenv("TERM", "xterm")

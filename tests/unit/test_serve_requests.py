@@ -466,3 +466,27 @@ def test_python_says_the_same() -> None:
     assert "<h2>Share of time and cache in use</h2>" in found.page()
     with pytest.raises(library.DiagnosticError, match="no arrivals of requests are given"):
         library.job("llama3-8b", sizes=sizes).serve_requests("h100-sxm")
+
+
+def test_a_swap_is_of_positions_that_the_model_has() -> None:
+    ran = run(
+        "--concurrency",
+        "2",
+        "--prompt",
+        "32",
+        "--count",
+        "2",
+        "--cache-blocks",
+        "64",
+        "--preempt",
+        "swap",
+    )
+    assert ran.code == 0
+    assert ran.err == ""
+
+
+def test_two_half_batches_need_steps_of_two_sequences() -> None:
+    job = ("mixtral-8x7b", "--ep", "2", "--dp", "2", "--two-batch-overlap")
+    ran = stagec("serve", *job, *H100, "--rate", "1", "--count", "2", *LENGTHS)
+    assert ran.code == 1
+    assert "requests over time do not support --two-batch-overlap yet" in ran.err

@@ -258,6 +258,24 @@ def test_a_base_states_what_a_stack_does_not_repeat(tmp_path: Path) -> None:
     ]
 
 
+def test_each_parameter_has_the_origin_that_says_it(tmp_path: Path) -> None:
+    """Also through two stacks, one of which states the same statement and one of which does not,
+    and where flags state the rest of the statement."""
+    (tmp_path / "base.stg").write_text(
+        'stg.stack @base[extends = "torchtitan"] {\n'
+        "  stg.dtypes[moment = bf16]\n  stg.shard_units[loss = inside]\n}\n"
+    )
+    own = tmp_path / "own.stg"
+    own.write_text('stg.stack @own[extends = "base.stg"] {\n  stg.dtypes[reduce = bf16]\n}\n')
+    flags = ("--dp", "2", "--zero", "3", "--grad-dtype", "f32", "--print-strategy")
+    shown = stagec("memory", "llama3-8b", "--stack", str(own), *flags).out
+    assert (
+        "// reduce: own (own.stg:2); moment: base (base.stg:2); "
+        "param, compute, master: torchtitan 0.2.0 (torchtitan.stg:3)\n"
+    ) in shown
+    assert "loss: base (base.stg:3); outer, copies: torchtitan 0.2.0" in shown
+
+
 #: Jobs that have what statements are about: shards, ranks of experts, of stages and of parts of
 #: sequences, layers to compute again, adapters beside weights in 4 bits.
 JOBS: Sequence[dict[str, Any]] = (

@@ -12,6 +12,7 @@ from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of
 from stagec.answers.requests.options import asked_requests, page_of, prefix_block
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, largest_step
@@ -244,6 +245,13 @@ def _pool(
             remedy="leave --pp out; 'stagec compile --serve mixed --requests' compiles steps with "
             "pipeline stages",
         )
+    strategy = read_strategy(models.main.builder.module)
+    if strategy.one(MoeRule).two_batches:
+        raise error(
+            "requests over time do not support --two-batch-overlap yet: a step may have a single "
+            "sequence, which makes no two half batches",
+            remedy="leave it out; 'stagec serve --batches' computes steps with it",
+        )
     alone = models.replicas
     groups = models.main.groups // alone
     if alone > 1 and given["autoscale"]:
@@ -252,7 +260,6 @@ def _pool(
             remedy="leave --dp out, so that each replica is a copy of the job",
         )
     block = page_of(options)
-    strategy = read_strategy(models.main.builder.module)
     scheduler = strategy.one(SchedulerRule)
     outside = strategy.one(HostsRule).request_seconds
     tokens, sequences = given["max_tokens"] or scheduler.tokens, given["max_batch"]
@@ -304,7 +311,8 @@ def _swap(pool: Pool, machine: Machine) -> int:
     `DiagnosticError` where they have none."""
     from stagec.memory.timeline import CACHES
 
-    many = 1 << 16
+    serving = pool.models.main.builder.serving
+    many = min(1 << 16, (serving and serving.positions) or 1 << 16)
     one = step_of([SequenceClass(1, many - 1, 1, 1)])
     bytes_ = pool.models.together(_most(CACHES), one) / many
     return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))

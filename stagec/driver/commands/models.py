@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
+from functools import partial
+from typing import Any, TextIO
 
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.session import log
-from stagec.driver.shell.show import write_json, write_output
+from stagec.driver.shell.listing import LISTING, Listing, show_list
+from stagec.driver.shell.options import takes
+from stagec.driver.shell.show import write_output
 from stagec.importers.library import model_layers, model_sizes, model_source
 from stagec.models import LibraryModel, library
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
+_HINT = "'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes."
+
 
 @click.command("models")
 @click.argument("name", required=False, shell_complete=completion.COMPLETERS["models"])
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
-def command(name: str | None, as_json: bool) -> None:
+@takes(*LISTING)
+def command(name: str | None, **given: Any) -> None:
     """List the models of the library, or print the STG text of one with its values."""
     models = library()
     if name is not None:
@@ -29,14 +33,12 @@ def command(name: str | None, as_json: bool) -> None:
                 remedy=did_you_mean(name, models) or "'stagec models' lists them",
             )
         write_output(model_text(models[name]), None)
-    elif as_json:
-        rows = [
-            {"name": m.name, "title": m.title, "text": m.text_name, "sizes": dict(model_sizes(m))}
-            for m in models.values()
-        ]
-        write_json(rows)
-    else:
-        _print_table(models)
+        return
+    rows = [
+        {"name": m.name, "title": m.title, "text": m.text_name, "sizes": dict(model_sizes(m))}
+        for m in models.values()
+    ]
+    show_list(Listing(rows, partial(_print_table, models)), given, _HINT)
 
 
 def model_text(model: LibraryModel) -> str:
@@ -70,11 +72,11 @@ def _first(sizes: Mapping[str, int], *names: str) -> str:
     return next((str(sizes[n]) for n in names if n in sizes), "")
 
 
-def _print_table(models: Mapping[str, LibraryModel]) -> None:
+def _print_table(models: Mapping[str, LibraryModel], stream: TextIO) -> None:
     """A line for each model; on a narrow terminal without its title and its sequence."""
     from stagec.output.tables import NARROW, console, table
 
-    out = console(sys.stdout, 140)
+    out = console(stream, 140)
     narrow = out.width < NARROW
     about = ("name",) if narrow else ("name", "model")
     shown = {n: each for n, each in _COLUMNS.items() if not (narrow and n == "sequence")}
@@ -84,4 +86,3 @@ def _print_table(models: Mapping[str, LibraryModel]) -> None:
         numbers = (_first(sizes, *each) for each in shown.values())
         rows.add_row(*names, str(model_layers(m) or ""), *numbers)
     out.print(rows)
-    log("'stagec models NAME' prints a model's text; --set L=2,S=4096 overrides its sizes.")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.session import log, the_session
-from stagec.driver.shell.show import write_json, write_output
+from stagec.driver.shell.listing import LISTING, Listing, show_list
+from stagec.driver.shell.options import takes
+from stagec.driver.shell.session import the_session
+from stagec.driver.shell.show import write_output
 from stagec.ir.opdef import Registry
 from stagec.jobs.session import Session
 from stagec.jobs.stack import read_stack, stack_source
@@ -18,13 +20,15 @@ from stagec.models import stacks
 from stagec.pipeline.plugins import load_plugins
 from stagec.text.build import parse_op
 
+_HINT = "'stagec stacks NAME' prints one with the source of each line; --stack NAME takes it."
+
 
 @click.command("stacks")
 @click.argument(
     "name", metavar="[NAME|FILE]", required=False, shell_complete=completion.COMPLETERS["stacks"]
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
-def command(name: str | None, as_json: bool) -> None:
+@takes(*LISTING)
+def command(name: str | None, **given: Any) -> None:
     """List the stacks, or print the text of one, in which comments state the source of each line. A
     file of your own is checked; docs/stacks.md says how to write one."""
     session, registry = the_session(), load_plugins(()).registry
@@ -33,10 +37,7 @@ def command(name: str | None, as_json: bool) -> None:
         write_output(stack_source(name, session).text, None)
         return
     rows = [_row(each, session, registry) for each in stacks()]
-    if as_json:
-        write_json(rows)
-    else:
-        _print_table(rows)
+    show_list(Listing(rows, partial(_print_table, rows)), given, _HINT)
 
 
 def _row(name: str, session: Session, registry: Registry) -> dict[str, Any]:
@@ -47,11 +48,10 @@ def _row(name: str, session: Session, registry: Registry) -> dict[str, Any]:
     return {"name": name, "version": version, "statements": [*statements]}
 
 
-def _print_table(rows: Iterable[Mapping[str, Any]]) -> None:
+def _print_table(rows: Iterable[Mapping[str, Any]], stream: TextIO) -> None:
     from stagec.output.tables import console, table
 
     shown = table("Stacks", "name", "version", "defaults of", text_columns=3)
     for row in rows:
         shown.add_row(row["name"], row["version"], ", ".join(row["statements"]))
-    console(sys.stdout, 150).print(shown)
-    log("'stagec stacks NAME' prints one with the source of each line; --stack NAME takes it.")
+    console(stream, 150).print(shown)

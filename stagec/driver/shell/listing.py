@@ -1,0 +1,37 @@
+"""Lists that commands print, such as `stagec models`, in every form of `--format`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from stagec.driver.shell.session import log
+from stagec.driver.shell.show import show
+from stagec.jobs.request.option import switch
+from stagec.jobs.request.result import FORM, form_of
+from stagec.output.report import Report
+
+#: The options of a command that prints a list.
+LISTING = switch("as_json", "Print one JSON list.", "--json"), FORM
+
+
+@dataclass(frozen=True)
+class Listing(Report):
+    """Objects, and how people see them."""
+
+    objects: Sequence[Mapping[str, Any]]
+    table: Callable[[TextIO], None]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [dict(each) for each in self.objects]
+
+    def print(self, stream: TextIO) -> None:
+        self.table(stream)
+
+
+def show_list(listing: Listing, given: Mapping[str, Any], hint: str) -> None:
+    """Print a list as `LISTING` asks for; for people with a hint on stderr."""
+    show(listing, {**given, "output": None})
+    if form_of(given) is None:
+        log(hint)
