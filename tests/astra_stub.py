@@ -63,11 +63,11 @@ def _lists(text: str) -> Mapping[str, list[str]]:
 
 
 def _product(text: str) -> int:
-    found = 1
+    actual = 1
     for count in _lists(text)["npus_count"]:
         assert int(count) > 1, "npus_count must be larger than 1"
-        found *= int(count)
-    return found
+        actual *= int(count)
+    return actual
 
 
 def _dimensions(text: str) -> int:

@@ -47,8 +47,8 @@ class SeededModel:
         count = words.shape[1]
         more = np.pad(words, ((0, 0), (0, -count % _WHOLE)))
         module = forward(self.job, more.shape[1])
-        found: Array = run_module(module, module.env, self._given(more))[0]
-        return found[:, :count]
+        actual: Array = run_module(module, module.env, self._given(more))[0]
+        return actual[:, :count]
 
     def continued(self, words: Array, count: int) -> Array:
         """The words and `count` more, each the most likely one."""
@@ -72,19 +72,19 @@ class SeededModel:
         server = Server(self.job, self._given(words))
         server.step("prefill", past)
         stated = module_until(step, last)
-        found: dict[str, Array] = {}
+        actual: dict[str, Array] = {}
         for arg in stated.main.body.args:
             fresh = random_inputs([arg], stated.env, 7)[arg.name]
             if arg.tensor.role in CACHED:
-                found[arg.name] = server.held(arg, fresh, new)
+                actual[arg.name] = server.cached(arg, fresh, new)
             elif not arg.tensor.role:
-                found[arg.name] = words[:, past:]
+                actual[arg.name] = words[:, past:]
             else:
-                found[arg.name] = self.inputs[arg.name]
-        return found
+                actual[arg.name] = self.inputs[arg.name]
+        return actual
 
     def assert_keeps(
-        self, stated: Module, found: Mapping[str, Array], words: Array, new: int, order: Ints
+        self, stated: Module, actual: Mapping[str, Array], words: Array, new: int, order: Ints
     ) -> None:
         """The caches of a step of several words are those of a server of one word a step, which
         keeps no more rows of a window than it needs."""
@@ -93,12 +93,12 @@ class SeededModel:
         server.step("prefill", past)
         for _ in range(new):
             server.step("decode", 1)
-        held = [a for a in stated.main.body.args if a.tensor.role in CACHED]
-        results = stated.main.body.terminator.operands[-len(held) :]
-        for arg, value in zip(held, results, strict=True):
-            if value.name not in found:  # joined of microbatches
+        kept = [a for a in stated.main.body.args if a.tensor.role in CACHED]
+        results = stated.main.body.terminator.operands[-len(kept) :]
+        for arg, value in zip(kept, results, strict=True):
+            if value.name not in actual:  # joined of microbatches
                 continue
-            mine, theirs = found[value.name], server.caches[arg.name]
+            mine, theirs = actual[value.name], server.caches[arg.name]
             batch = next(d for d, dim in enumerate(arg.tensor.dims) if "B" in dim.size.symbols)
             theirs = np.take(theirs, order, axis=batch)
             for d, size in enumerate(theirs.shape):
@@ -137,19 +137,19 @@ def assert_drafts(
         each = run_each(pods, far, {MAIN: both})[MAIN]
         front = f"{DRAFT}/"
         own = {n.removeprefix(front): v for n, v in each.items() if n.startswith(front)}
-        pods, found = dict.fromkeys((MAIN, DRAFT), module), {MAIN: each, DRAFT: own}
+        pods, actual = dict.fromkeys((MAIN, DRAFT), module), {MAIN: each, DRAFT: own}
     else:
-        found = run_each(pods, far, given)
+        actual = run_each(pods, far, given)
     stated = module_until(options_of(MAIN, job), "verify-drafts")
-    logits = logits_of(found[MAIN], stated)
+    logits = logits_of(actual[MAIN], stated)
     wanted = expected[batch_order(pods[MAIN], BATCH)]
     np.testing.assert_allclose(logits, wanted, rtol=1e-9, atol=1e-9)
     order = batch_order(pods[DRAFT], BATCH)
     if not on_model:
-        (chosen,) = (v for name, v in found[DRAFT].items() if name.startswith(CHOSEN))
+        (chosen,) = (v for name, v in actual[DRAFT].items() if name.startswith(CHOSEN))
         np.testing.assert_array_equal(chosen, expected.argmax(-1)[order])
     stated = module_until(options_of(DRAFT, job), "draft-words")
-    drafter.assert_keeps(stated, found[DRAFT], words, drafts, order)
+    drafter.assert_keeps(stated, actual[DRAFT], words, drafts, order)
 
 
 def step_of(

@@ -58,10 +58,10 @@ class Tried(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """The options of the job."""
-        found = dict(STRATEGIES[self.strategy])
+        actual = dict(STRATEGIES[self.strategy])
         if self.strategy in _CHUNKS:
-            found["sizes"] = {"L": 4}
-        return found
+            actual["sizes"] = {"L": 4}
+        return actual
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -115,10 +115,10 @@ def written(job: EmittedJob, folder: Path) -> Path:
 
 def sums(rows: Sequence[Mapping[str, Any]]) -> Counter[tuple[str, str]]:
     """Bytes of the full buffer by kind and axes, of what `analyze` says."""
-    found: Counter[tuple[str, str]] = Counter()
+    actual: Counter[tuple[str, str]] = Counter()
     for row in rows:
-        found[row["op"], "+".join(row["over"])] += row["bytes"]
-    return found
+        actual[row["op"], "+".join(row["over"])] += row["bytes"]
+    return actual
 
 
 # -- jobs as the words of commands -----------------------------------------------------------------
@@ -143,14 +143,14 @@ def tiny(model: str, *words: str, **more: int) -> tuple[str, ...]:
 def _analyzed(words: Sequence[str]) -> dict[str, Any]:
     done = stagec("analyze", *words, "--json")
     assert done.code == 0, done.err
-    found: dict[str, Any] = json.loads(done.out)
-    return found
+    actual: dict[str, Any] = json.loads(done.out)
+    return actual
 
 
 def classes(words: Sequence[str]) -> list[dict[str, Any]]:
     """What `stagec analyze` says of each class of a job."""
-    found: list[dict[str, Any]] = _analyzed(tuple(words))["classes"]
-    return found
+    actual: list[dict[str, Any]] = _analyzed(tuple(words))["classes"]
+    return actual
 
 
 def flops_of(each: Mapping[str, Any]) -> int:
@@ -160,11 +160,13 @@ def flops_of(each: Mapping[str, Any]) -> int:
 
 def traffic_of(each: Mapping[str, Any]) -> Traffic:
     """The traffic of a rank of a class."""
-    found: dict[tuple[str, str], Counter[str]] = {}
+    actual: dict[tuple[str, str], Counter[str]] = {}
     for row in each["collectives"]:
-        found.setdefault((row["op"], "+".join(row["over"])), Counter()).update(
+        actual.setdefault((row["op"], "+".join(row["over"])), Counter()).update(
             calls=row["count"], bytes=row["bytes"]
         )
     for row in each["p2p"]:
-        found.setdefault((row["dir"], ""), Counter()).update(calls=row["count"], bytes=row["bytes"])
-    return {key: (v["calls"], v["bytes"]) for key, v in found.items()}
+        actual.setdefault((row["dir"], ""), Counter()).update(
+            calls=row["count"], bytes=row["bytes"]
+        )
+    return {key: (v["calls"], v["bytes"]) for key, v in actual.items()}

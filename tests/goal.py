@@ -50,12 +50,12 @@ def parse(text: str) -> list[Rank]:
                 raise ValueError(f"no irequires here: {line}")
             ranks[-1][labels[match[1]]].waits.append(labels[match[3]])
         elif match := _OP.fullmatch(line):
-            found = match.groupdict()
-            assert found["label"] not in labels
-            labels[found["label"]] = len(ranks[-1])
-            size = int(found["time"] or found["size"] or 0)
-            peer, tag, cpu = (int(found[key] or 0) for key in ("peer", "tag", "cpu"))
-            ranks[-1].append(Op(found["way"] or "calc", size, peer, tag, cpu))
+            actual = match.groupdict()
+            assert actual["label"] not in labels
+            labels[actual["label"]] = len(ranks[-1])
+            size = int(actual["time"] or actual["size"] or 0)
+            peer, tag, cpu = (int(actual[key] or 0) for key in ("peer", "tag", "cpu"))
+            ranks[-1].append(Op(actual["way"] or "calc", size, peer, tag, cpu))
         elif line != "}":
             raise ValueError(f"no GOAL: {line}")
     assert first == f"num_ranks {len(ranks)}"
@@ -69,9 +69,9 @@ def unpack(data: bytes) -> list[Rank]:
     table = struct.unpack_from(f"<{2 * ranks}Q", data, 14)
     assert table[0] == 6 + 16 * ranks
     assert [*table[2::2], len(data) - 8] == [*table[1::2]]
-    found = [_unpacked(data[8 + start : 8 + end]) for start, end in _pairs(table)]
-    assert all(op.cpu <= cpus for rank in found for op in rank)
-    return found
+    actual = [_unpacked(data[8 + start : 8 + end]) for start, end in _pairs(table)]
+    assert all(op.cpu <= cpus for rank in actual for op in rank)
+    return actual
 
 
 def _pairs(table: tuple[int, ...]) -> Iterator[tuple[int, int]]:
@@ -209,8 +209,8 @@ class Run:
 
 
 def _users(rank: Rank) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in rank]
+    actual: list[list[int]] = [[] for _ in rank]
     for place, op in enumerate(rank):
         for other in op.waits:
-            found[other].append(place)
-    return found
+            actual[other].append(place)
+    return actual

@@ -128,9 +128,9 @@ _RESULTS = {"attn": "%y_a", "ffn": "%y_f", "mix": "%y_m", "tied": "%y_t"}
 
 def order_of(text: str) -> LayerOrder:
     """The order that a text states."""
-    found = parse_one(f"stg.order @layers[{text}]").attrs["layers"]
-    assert isinstance(found, LayerOrder)
-    return found
+    actual = parse_one(f"stg.order @layers[{text}]").attrs["layers"]
+    assert isinstance(actual, LayerOrder)
+    return actual
 
 
 def kinds_text(order: str) -> str:

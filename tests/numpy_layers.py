@@ -309,12 +309,12 @@ def rwkv4_time(x: Array, p: Params) -> Array:
         np.tensordot(x + step * p[f"{n}/mix"], p[f"w_{n}"][..., 0], 1) for n in ("r", "k", "v")
     )
     decay, first = np.exp(-np.exp(p["decay"][:, 0])), p["first"][:, 0]
-    found, total, weight = np.zeros_like(v), np.zeros_like(v[:, 0]), np.zeros_like(v[:, 0])
+    actual, total, weight = np.zeros_like(v), np.zeros_like(v[:, 0]), np.zeros_like(v[:, 0])
     for t in range(x.shape[1]):
         now, later = np.exp(k[:, t] + first), np.exp(k[:, t])
-        found[:, t] = (total + now * v[:, t]) / (weight + now)
+        actual[:, t] = (total + now * v[:, t]) / (weight + now)
         total, weight = decay * total + later * v[:, t], decay * weight + later
-    return (sigmoid(r) * found) @ p["w_o"][:, 0]
+    return (sigmoid(r) * actual) @ p["w_o"][:, 0]
 
 
 def rwkv6_time(x: Array, p: Params) -> Array:

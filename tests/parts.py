@@ -143,8 +143,8 @@ def run_pods(
 ) -> dict[str, Array]:
     """The results of all pods by name; `send` has what goes to a pod that is none of these. Raises
     `DisagreementError` where they wait for each other."""
-    found = run_each(pods, far, dict.fromkeys(pods, inputs), send)
-    return {name: value for results in found.values() for name, value in results.items()}
+    actual = run_each(pods, far, dict.fromkeys(pods, inputs), send)
+    return {name: value for results in actual.values() for name, value in results.items()}
 
 
 def run_each(
@@ -154,7 +154,7 @@ def run_each(
     send: Meet | None = None,
 ) -> dict[str, dict[str, Array]]:
     """The same by pod, each of which has inputs of its own."""
-    post, found = Post(pods, far, running=len(pods)), dict[str, dict[str, Array]]()
+    post, actual = Post(pods, far, running=len(pods)), dict[str, dict[str, Array]]()
     problems: list[Exception] = []
 
     def meet(pod: str, op: Operation, where: Meeting, parts: Locals) -> Locals:
@@ -165,7 +165,7 @@ def run_each(
         module = pods[pod]
         try:
             given = _inputs(module, inputs[pod])
-            found[pod] = run_named(module, module.env, given, partial(meet, pod))
+            actual[pod] = run_named(module, module.env, given, partial(meet, pod))
         except Exception as problem:
             problems.append(problem)
         finally:
@@ -179,14 +179,14 @@ def run_each(
     if problems:
         raise problems[0]
     assert not post.letters, "what is sent is taken"
-    return found
+    return actual
 
 
 def _inputs(module: Module, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """The arguments of a pod. The samples of a microbatch are the same in all pods, whatever ranks
     they lie on."""
     args = {a.name: a for f in module.functions for a in f.body.args}
-    found: dict[str, Array] = {}
+    actual: dict[str, Array] = {}
     for name, arg in args.items():
         base = arg.tensor.part[0] if arg.tensor.part is not None else name
         value: Array = inputs[base]
@@ -194,8 +194,8 @@ def _inputs(module: Module, inputs: Mapping[str, Array]) -> dict[str, Array]:
         if split and arg.tensor.role in ("", *CACHED):
             order = order_of(module, arg.tensor, split[0], int(value.shape[split[0]]))
             value = np.take(value, order, axis=split[0])
-        found[base] = value
-    return found
+        actual[base] = value
+    return actual
 
 
 def order_of(module: Module, type_: TensorType, d: int, batch: int) -> Ints:
@@ -215,10 +215,10 @@ def batch_order(module: Module, batch: int) -> Ints:
 
 def _rank(module: Module, at: Mapping[str, int]) -> int:
     """The number of a rank in its pod, row-major."""
-    found = 0
+    actual = 0
     for axis in module.mesh.axes if module.mesh else ():
-        found = found * module.env[axis] + at[axis]
-    return found
+        actual = actual * module.env[axis] + at[axis]
+    return actual
 
 
 def pods_of(
@@ -234,12 +234,12 @@ def lowered_pods(
     job: JobOptions,
 ) -> tuple[dict[str, Module], Mapping[str, Mapping[str, Sequence[Ints]]]]:
     plans = {name: Planned(print_module) for name in pod_names(job)}
-    found = Pods.of(job).lower({name: [plan] for name, plan in plans.items()})
-    registry = next(iter(found.modules.values())).registry
-    texts_of = {name: Source(name, plans[name].needed("parts")) for name in found.builders}
+    actual = Pods.of(job).lower({name: [plan] for name, plan in plans.items()})
+    registry = next(iter(actual.modules.values())).registry
+    texts_of = {name: Source(name, plans[name].needed("parts")) for name in actual.builders}
     return {
         name: parse_module(text, registry) for name, text in texts_of.items()
-    }, found.peers_in_other_pod
+    }, actual.peers_in_other_pod
 
 
 def assert_parts_train(path: str, parts: Sequence[str], **options: Any) -> None:

@@ -89,8 +89,8 @@ class _Origins:
     def size(self, op: Operation, name: str) -> int:
         """The value of an attribute, 0 if there is none."""
         if (op, name) not in self._sizes:
-            found = evaluate(op.expr(name), self._env) if name in op.attrs else 0
-            self._sizes[op, name] = found
+            actual = evaluate(op.expr(name), self._env) if name in op.attrs else 0
+            self._sizes[op, name] = actual
         return self._sizes[op, name]
 
     def iterations(self, op: Operation) -> list[int]:
@@ -164,7 +164,7 @@ class _Origins:
 
     def gradients(self, call: Run) -> dict[int, list[Gradient]]:
         """What a reduction takes, by the chunk of the model; each layer by itself."""
-        found: dict[int, list[Gradient]] = {}
+        actual: dict[int, list[Gradient]] = {}
         for value, part in zip(call.op.operands, call.op.exprs("parts"), strict=True):
             size, chunk, inner, layers, repeat = evaluate(part, self._env), 0, value, 0, call.op
             while not layers and (op := inner.producer) is not None and op.region is not None:
@@ -172,14 +172,14 @@ class _Origins:
                 layers, repeat = (self.size(op, "count") if stacked else 0), op
                 chunk = op.integer("chunk", chunk)
                 inner = op.region.terminator.operands[inner.index]
-            mine = found.setdefault(chunk, [])
+            mine = actual.setdefault(chunk, [])
             if not layers:
                 mine.append(Gradient(size, self.run(value, call.at), "", value.name))
             for i in range(layers):
                 run = self.run(value, call.at, (i,))
                 label = f"L{place_of(repeat, i)}"
                 mine.append(Gradient(size // layers, run, label, value.name))
-        return {chunk: found[chunk] for chunk in sorted(found)}
+        return {chunk: actual[chunk] for chunk in sorted(actual)}
 
 
 def _numbered(op: Operation, at: Iterations) -> list[tuple[Operation, int]]:
@@ -284,7 +284,7 @@ class _Issue:
         """The calls of all reductions, each in the order in which they are complete."""
         place: dict[Run | None, int] = {run: i for i, run in enumerate(self.runs)}
         when: dict[Run | None, tuple[int, ...]] = {run: (i,) for run, i in place.items()}
-        found: list[Bucket] = []
+        actual: list[Bucket] = []
         for call in self.calls:
             mine: list[Bucket] = []
             for given in self._origins.gradients(call).values():
@@ -293,17 +293,17 @@ class _Issue:
                     if full:
                         mine.append(Bucket(call))
                     mine[-1].inside.append(gradient)
-                    held = sum(g.size for g in mine[-1].inside)
-                    full = held >= self._origins.size(call.op, "bucket")
+                    kept = sum(g.size for g in mine[-1].inside)
+                    full = kept >= self._origins.size(call.op, "bucket")
             for bucket in mine:
                 runs = [g.run for g in bucket.inside]
                 last = max(runs[::-1], key=lambda r: when.get(r, (-1,)))
                 bucket.ready = self.late.get(call, last)
             mine.sort(key=lambda b: when.get(b.ready, (-1,)))
             if mine:
-                when[call] = (*when.get(mine[-1].ready, (-1,)), len(found + mine))
-            found += mine
-        return found
+                when[call] = (*when.get(mine[-1].ready, (-1,)), len(actual + mine))
+            actual += mine
+        return actual
 
 
 def _posted(op: Operation) -> bool:
@@ -371,12 +371,12 @@ def _nodes(rank_class: RankClass, origins: _Origins, issue: _Issue) -> Iterator[
     for number, (thing, node) in enumerate(zip(final, made, strict=True), 1):
         node.id = number
         if isinstance(thing, Bucket):
-            found = [g.run for g in thing.inside]
+            actual = [g.run for g in thing.inside]
         else:
-            found = [origins.run(v, thing.at) for v in thing.op.operands]
+            actual = [origins.run(v, thing.at) for v in thing.op.operands]
         call = thing.call if isinstance(thing, Bucket) else thing
         node.after = [by_run[r] for r in issue.behind.get(call, ())]
-        node.deps = list(dict.fromkeys(by_run[r] for r in found if r))
+        node.deps = list(dict.fromkeys(by_run[r] for r in actual if r))
         if node.blocking:
             node.after += filter(None, [streams.get("et.comp")])
             blocked = node
@@ -454,8 +454,8 @@ def plain_trace(
     parts = [encode_metadata(SCHEMA_VERSION)]
     for node in program.nodes:
         group = str(groups.of_rank(node.group, rank)) if node.group else ""
-        found = TraceWriter(mesh, groups.ranks, durations).trace_node(node, group, node)
-        record = encode_node(found)
+        actual = TraceWriter(mesh, groups.ranks, durations).trace_node(node, group, node)
+        record = encode_node(actual)
         if node.over:
             towards = node.by if node.kind == "send" else -node.by
             peer = int(neighbours(mesh, node.over, towards, np.array([rank]))[0])

@@ -76,15 +76,15 @@ class Post:
 
     def take(self, op: Operation, where: Meeting, parts: Locals) -> Locals:
         """What the ranks get from an `stg.take_over`."""
-        found: Locals = []
+        actual: Locals = []
         for at, part in zip(where.ranks, parts, strict=True):
             rank = _rank(self.pods[DECODE], at)
             mine: list[Letter] = []
             for _, number, tag in _messages(op, where):
                 source = int(self.far[DECODE][PREFILL][number][rank])
                 mine.append(self.letters.pop((source, rank, tag)))
-            found.append(self._put(op, np.full_like(part, np.nan), at, mine))
-        return found
+            actual.append(self._put(op, np.full_like(part, np.nan), at, mine))
+        return actual
 
     def _put(
         self, op: Operation, mine: Array, at: Mapping[str, int], letters: list[Letter]
@@ -92,7 +92,7 @@ class Post:
         """The part of a rank, put together. Rows that nobody sends are noise."""
         type_ = op.operands[0].tensor
         batch = _batch_dim(type_)
-        rows, held = op.integer("dim", -1), op.integer("rows", 0)
+        rows, kept = op.integer("dim", -1), op.integer("rows", 0)
         sources = sorted({self._source(each, batch) for each in letters})
         count = mine.shape[batch] // len(sources)
         place = self._place(DECODE, type_, at, batch)
@@ -115,7 +115,7 @@ class Post:
                     first = max(self.prompt - theirs.size(other.size), 0)
                     here, there = here + mine_first, there + first
                     here = np.where(here < self.prompt, here, -1 - here)
-                    there = np.where(there >= self.prompt - held, there, self.prompt)
+                    there = np.where(there >= self.prompt - kept, there, self.prompt)
                 _, a, b = np.intersect1d(here, there, return_indices=True)
                 to.append(a)
                 of.append(b)
@@ -134,16 +134,16 @@ class Post:
         return place, letter.microbatch * letter.turns + letter.turn
 
     def _place(self, pod: str, type_: TensorType, at: Mapping[str, int], d: int) -> int:
-        found, mesh = 0, self.pods[pod].env
+        actual, mesh = 0, self.pods[pod].env
         for axis in type_.dims[d].axes:
-            found = found * mesh[axis] + at[axis]
-        return found
+            actual = actual * mesh[axis] + at[axis]
+        return actual
 
 
-def _sequences(letter: Letter, held: int, place: int, count: int) -> Array:
+def _sequences(letter: Letter, kept: int, place: int, count: int) -> Array:
     """The sequences of a letter that are for a rank: each rank of several that share them has a
     part of every turn."""
-    ranks = held // count // letter.turns
+    ranks = kept // count // letter.turns
     return np.arange(count) + (place % ranks * letter.turns + letter.turn) * count
 
 
@@ -164,10 +164,10 @@ def _batch_dim(type_: TensorType) -> int:
 
 def _rank(module: Module, at: Mapping[str, int]) -> int:
     """The number of a rank in its pod, row-major."""
-    found = 0
+    actual = 0
     for axis in module.mesh.axes if module.mesh else ():
-        found = found * module.env[axis] + at[axis]
-    return found
+        actual = actual * module.env[axis] + at[axis]
+    return actual
 
 
 def places_of(pods: Mapping[str, Module], batch: int) -> Ints:
@@ -199,10 +199,10 @@ def assert_hands_over(job: JobOptions, prefill: str, decode: str, *, prompt: int
     asked = job.changed(serve="disaggregated", sizes=sizes, batch=batch, prompt=prompt)
     asked = asked.changed(prefill=prefill, decode=decode, speculative=new - 1, sampling="none")
     plans = {p: Planned(print_module, _PASS) for p in PODS}
-    found = Pods.of(asked).lower({p: [plan] for p, plan in plans.items()})
-    registry = found.modules[PREFILL].registry
+    actual = Pods.of(asked).lower({p: [plan] for p, plan in plans.items()})
+    registry = actual.modules[PREFILL].registry
     pods = {p: parse_module(Source(p, plan.needed(_PASS)), registry) for p, plan in plans.items()}
-    post = Post(pods, found.peers_in_other_pod, prompt, new)
+    post = Post(pods, actual.peers_in_other_pod, prompt, new)
     inputs, expected = whole_logits(job, prompt + new)
     stated, _ = step_modules(
         options_of_pod(PREFILL, asked).changed(sizes=job.sizes), PREFILL, prompt, 0
@@ -237,9 +237,9 @@ def assert_decodes(
     )
 
 
-def logits_of(found: Mapping[str, Array], stated: Module) -> Array:
+def logits_of(actual: Mapping[str, Array], stated: Module) -> Array:
     name = stated.main.body.terminator.operands[0].name
-    return found[name] if name in found else found[f"{name}_sum"]
+    return actual[name] if name in actual else actual[f"{name}_sum"]
 
 
 def inputs_of_step(
@@ -247,14 +247,14 @@ def inputs_of_step(
 ) -> dict[str, Array]:
     """What the arguments of a step are: parameters, the new tokens of sequences in this order, and
     caches of noise. States are 0 before the first token."""
-    found: dict[str, Array] = {}
+    actual: dict[str, Array] = {}
     for arg in stated.main.body.args:
         fresh = random_inputs([arg], stated.env, 7)[arg.name]
         if arg.tensor.role in CACHED:
-            found[arg.name] = fresh if arg.tensor.role == "cache" else np.zeros_like(fresh)
+            actual[arg.name] = fresh if arg.tensor.role == "cache" else np.zeros_like(fresh)
         else:
-            found[arg.name] = _given(arg, fresh, inputs[arg.name], new, order)
-    return found
+            actual[arg.name] = _given(arg, fresh, inputs[arg.name], new, order)
+    return actual
 
 
 def _given(arg: Value, fresh: Array, value: Array, new: slice, order: Ints) -> Array:

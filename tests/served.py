@@ -108,17 +108,17 @@ class Server:
         args = stated.main.body.args
         fresh = random_inputs(args, stated.env, 7)
         given = {a.name: self._given(a, fresh[a.name], new) for a in args}
-        found = run_named(ready, ready.env, given)
-        results = [_result(found, v) for v in stated.main.body.terminator.operands]
-        held = [a for a in args if a.tensor.role in CACHED]
-        heads = len(results) - len(held)
-        self.caches = {a.name: after for a, after in zip(held, results[heads:], strict=True)}
+        actual = run_named(ready, ready.env, given)
+        results = [_result(actual, v) for v in stated.main.body.terminator.operands]
+        kept = [a for a in args if a.tensor.role in CACHED]
+        heads = len(results) - len(kept)
+        self.caches = {a.name: after for a, after in zip(kept, results[heads:], strict=True)}
         self.past += new
         return results[:heads]
 
     def _given(self, arg: Value, fresh: Array, new: int) -> Array:
         if arg.tensor.role in CACHED:
-            return self.held(arg, fresh, new)
+            return self.cached(arg, fresh, new)
         value = self.inputs[arg.name]
         if value.shape == fresh.shape:
             return value
@@ -128,7 +128,7 @@ class Server:
             return fresh
         return np.take(value, range(self.past, self.past + new), axis=along)
 
-    def held(self, arg: Value, fresh: Array, new: int) -> Array:
+    def cached(self, arg: Value, fresh: Array, new: int) -> Array:
         """What is cached, in the rows that the step has for it; all other rows are noise, which no
         query may see. States are 0 before the first token."""
         old, along = self.caches.get(arg.name), _along(arg)
@@ -146,9 +146,9 @@ class Server:
         return np.moveaxis(rows, 0, along)
 
 
-def _result(found: Mapping[str, Array], value: Value) -> Array:
+def _result(actual: Mapping[str, Array], value: Value) -> Array:
     """What a value of the stated step became: the sum or join of microbatches has a new name."""
-    return found[value.name] if value.name in found else found[f"{value.name}_sum"]
+    return actual[value.name] if value.name in actual else actual[f"{value.name}_sum"]
 
 
 def _along(arg: Value) -> int | None:
@@ -158,9 +158,9 @@ def _along(arg: Value) -> int | None:
             return op.integer("dim", 1)
         if op.region is not None:
             inner = op.body.args[index]
-            found = _along(inner)
-            if found is not None:
-                return found + arg.tensor.rank - inner.tensor.rank
+            actual = _along(inner)
+            if actual is not None:
+                return actual + arg.tensor.rank - inner.tensor.rank
     return None
 
 
@@ -172,6 +172,6 @@ def assert_serves(
     inputs, expected = _all_logits(job, sum(new for _, new in steps), 1)
     server = Server(job, inputs, decode)
     for mode, new in steps:
-        for found, whole in zip(server.step(mode, new), expected, strict=True):
-            rows = whole[:, server.past - found.shape[1] : server.past]
-            np.testing.assert_allclose(found, rows, rtol=1e-9, atol=1e-9)
+        for actual, whole in zip(server.step(mode, new), expected, strict=True):
+            rows = whole[:, server.past - actual.shape[1] : server.past]
+            np.testing.assert_allclose(actual, rows, rtol=1e-9, atol=1e-9)

@@ -34,10 +34,10 @@ def assert_parts_serve(
     assert len(results) == len(values)
     order = batch_order(pods[MAIN], 8)
     for value, theirs in zip(values, expected, strict=True):
-        found = results[value.name] if value.name in results else results[f"{value.name}_sum"]
+        actual = results[value.name] if value.name in results else results[f"{value.name}_sum"]
         d = next(d for d, dim in enumerate(value.tensor.dims) if "B" in dim.size.symbols)
         wanted = np.take(theirs, order, axis=d)
-        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9, err_msg=value.name)
+        np.testing.assert_allclose(actual, wanted, rtol=1e-9, atol=1e-9, err_msg=value.name)
 
 
 def assert_parts_hand_over(

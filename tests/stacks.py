@@ -17,11 +17,11 @@ def layers_of(op: Operation) -> list[tuple[Operation, int]]:
         root = root.parent_op
     declared = [o for o in root.body.ops if o.name == "stg.order"]
     (order,) = [o for o in declared if f"@{o.symbol}" == str(op.attrs["order"])]
-    kinds, seen, found = {o.symbol: o for o in beside(op)}, Counter[str](), list[tuple[str, int]]()
+    kinds, seen, actual = {o.symbol: o for o in beside(op)}, Counter[str](), list[tuple[str, int]]()
     for kind in _expanded(order.attrs["layers"]):
-        found.append((kind, seen[kind]))
+        actual.append((kind, seen[kind]))
         seen[kind] += 1
-    layers = [(kinds[kind], i) for kind, i in found if kind in kinds]
+    layers = [(kinds[kind], i) for kind, i in actual if kind in kinds]
     return layers[::-1] if op.flag("reverse") else layers
 
 
@@ -57,18 +57,18 @@ def _expanded(order: Any) -> list[str]:
 def as_they_run(region: Region) -> list[Operation]:
     """The operations of a region; of repeats that run as one stack the first one, behind what any
     of them needs."""
-    found: list[Operation] = []
+    actual: list[Operation] = []
 
     def take(op: Operation | None) -> None:
-        if op is None or op.parent is not region or op in found or op is region.ops[-1]:
+        if op is None or op.parent is not region or op in actual or op is region.ops[-1]:
             return
         for other in beside(op):
-            if other is not op and other not in found:
-                found.append(other)
+            if other is not op and other not in actual:
+                actual.append(other)
                 for value in other.operands[other.integer("carry", 1) :]:
                     take(value.producer)
-        found.append(op)
+        actual.append(op)
 
     for op in region.ops:
         take(op)
-    return [op for op in found if op is beside(op)[0]]
+    return [op for op in actual if op is beside(op)[0]]

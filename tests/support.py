@@ -312,19 +312,19 @@ def parse_expr(text: str) -> Expr:
     return function.body.args[0].tensor.shape[0]
 
 
-def assert_same_text(found: str, expected: str, what: str = "") -> None:
+def assert_same_text(actual: str, expected: str, what: str = "") -> None:
     """Equal texts, told by their first different line: a diff of long texts takes minutes."""
-    if found == expected:
+    if actual == expected:
         return
-    pairs = zip_longest(found.splitlines(), expected.splitlines(), fillvalue="<end>")
+    pairs = zip_longest(actual.splitlines(), expected.splitlines(), fillvalue="<end>")
     for number, (ours, theirs) in enumerate(pairs, start=1):
         if ours != theirs:
             raise AssertionError(f"{what}: line {number}:\nfound    {ours}\nexpected {theirs}")
 
 
-def assert_same_items(found: Iterable[object], expected: Iterable[object], what: str = "") -> None:
+def assert_same_items(actual: Iterable[object], expected: Iterable[object], what: str = "") -> None:
     """Equal items, one by one; told by the first that differ."""
-    for number, (ours, theirs) in enumerate(zip_longest(found, expected)):
+    for number, (ours, theirs) in enumerate(zip_longest(actual, expected)):
         if ours != theirs:
             raise AssertionError(f"{what}: item {number}:\nfound    {ours}\nexpected {theirs}")
 
@@ -347,7 +347,7 @@ def schema_of(name: str) -> Any:
     return jsonschema.Draft202012Validator(json.loads(path.read_text(encoding="utf-8")))
 
 
-def assert_schema(name: str, found: object) -> None:
+def assert_schema(name: str, actual: object) -> None:
     """What `--json` printed has the published schema of this name."""
-    problems = [f"{e.json_path}: {e.message}" for e in schema_of(name).iter_errors(found)]
+    problems = [f"{e.json_path}: {e.message}" for e in schema_of(name).iter_errors(actual)]
     assert not problems, problems[:3]

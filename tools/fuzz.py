@@ -111,7 +111,7 @@ class Campaign:
         self._corpus, self._seconds, self._folder = corpus, seconds, folder
         self.tried: dict[str, int] = {}
         self.faults: dict[str, int] = {}
-        self._began = self._told = time.monotonic()
+        self._began = self._logged = time.monotonic()
 
     def try_one(self, family: Family, seed: int, number: int) -> None:
         """One input."""
@@ -120,8 +120,8 @@ class Campaign:
         self.tried[family.name] = self.tried.get(family.name, 0) + 1
         if fault:
             self._keep(family, seed, number, data, fault)
-        if time.monotonic() - self._told > _PROGRESS:
-            self.tell()
+        if time.monotonic() - self._logged > _PROGRESS:
+            self.log()
 
     def _keep(self, family: Family, seed: int, number: int, data: bytes, fault: str) -> None:
         self.faults[fault] = self.faults.get(fault, 0) + 1
@@ -133,11 +133,11 @@ class Campaign:
         path.write_bytes(data)
         print(f"fault: {fault} (seed {seed}, number {number}): {path}", flush=True)
 
-    def tell(self) -> None:
+    def log(self) -> None:
         """Where it stands."""
-        self._told = time.monotonic()
+        self._logged = time.monotonic()
         done = ", ".join(f"{name} {count:,}" for name, count in self.tried.items())
-        rate = sum(self.tried.values()) / max(1e-9, self._told - self._began)
+        rate = sum(self.tried.values()) / max(1e-9, self._logged - self._began)
         print(f"{done}: {len(self.faults)} faults, {rate:,.0f} inputs/s", flush=True)
 
 
@@ -197,7 +197,7 @@ def main(argv: Sequence[str]) -> int:
             campaign.try_one(FAMILIES[name], given.seed, number)
             if given.seconds is not None and time.monotonic() - began > given.seconds:
                 break
-        campaign.tell()
+        campaign.log()
         for fault, count in sorted(campaign.faults.items()):
             print(f"{count:7} x {fault}")
     return 1 if campaign.faults else 0

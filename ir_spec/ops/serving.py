@@ -102,7 +102,7 @@ class CachedRows:
     span: Expr | None
     page: int
 
-    def held(self, tokens: Expr) -> Expr:
+    def cached(self, tokens: Expr) -> Expr:
         """The rows that stay when a sequence has so many tokens."""
         return tokens if self.span is None else call("min", [tokens, self.span])
 

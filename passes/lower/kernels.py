@@ -104,7 +104,7 @@ def fused_operations(region: Region) -> dict[Operation, list[Operation]]:
     for op in region.ops:
         number = op.integer("fused", 0)
         if number in kernels and number != last:
-            raise _apart(op, kernels[number][0], "something else runs between them")
+            raise _not_adjacent(op, kernels[number][0], "something else runs between them")
         if number:
             kernels.setdefault(number, []).append(op)
         last = last if op.has(Free) and op.region is None else number
@@ -120,10 +120,10 @@ def _check_operands(region: Region, kernel: Sequence[Operation]) -> None:
         for maker in (viewed(v).producer for v in op.operands):
             behind = maker is not None and places.get(maker, -1) > places[kernel[0]]
             if maker is not None and behind and maker not in kernel:
-                raise _apart(op, kernel[0], f"takes what '{maker.name}' makes between them")
+                raise _not_adjacent(op, kernel[0], f"takes what '{maker.name}' makes between them")
 
 
-def _apart(op: Operation, first: Operation, but: str) -> Exception:
+def _not_adjacent(op: Operation, first: Operation, but: str) -> Exception:
     return error(
         f"'{op.name}' is fused with '{first.name}' in one kernel, but {but}",
         op.loc,

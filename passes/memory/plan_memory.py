@@ -30,7 +30,7 @@ from stagec.ir.types import CACHED, WEIGHTS
 from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
 from stagec.memory.buffers import STASH, Buffer
 from stagec.memory.lifetimes import lifetimes
-from stagec.memory.liveness import Roots, classify, device_bytes, held_bytes, last_users
+from stagec.memory.liveness import Roots, classify, device_bytes, last_users, value_bytes
 from stagec.memory.step import (
     ActionInState,
     Planner,
@@ -143,7 +143,7 @@ class _Plan:
         runs = [*self._planner.alone(), outside]
         plan: dict[str, RawAttr] = {
             **parts,
-            "stash": total(held_bytes(v) for v in _sorted(self._sets.stash)),
+            "stash": total(value_bytes(v) for v in _sorted(self._sets.stash)),
             "transient": worst_of(runs, self._env, self._long, _is_transient),
             "peak": total(parts.values()) + worst_of([outside], self._env, self._long),
         }
@@ -168,8 +168,8 @@ class _Plan:
         regions = [r for r in runs if not is_first_run(r)]
         firsts = tuple(kind for kind, c in regions if first_run((kind, c)) in runs)
         peak = worst_of([self._planner.run(work)], self._env, self._long)
-        now, then = self._planner.held(before), self._planner.held(after_work(work))
-        sums = tuple(total_of(self._planner.held(s)) for s in first_runs(work))
+        now, then = self._planner.kept(before), self._planner.kept(after_work(work))
+        sums = tuple(total_of(self._planner.kept(s)) for s in first_runs(work))
         left, host = (
             total_of(then - now, w) - total_of(now - then, w) for w in (on_device, _on_host)
         )

@@ -77,7 +77,7 @@ class HoldInputs(Pass):
         return bool(read_strategy(module).all(InputsRule))
 
     def run(self, module: Module) -> None:
-        rule, held = read_strategy(module).one(InputsRule), 0
+        rule, tables_kept = read_strategy(module).one(InputsRule), 0
         ids = {arg.name: arg for func in module.functions for arg in _ids(func)}
         for func in module.functions:
             tables = list(_tables(func.body))
@@ -91,10 +91,10 @@ class HoldInputs(Pass):
                 if read_strategy(module).one(KernelsRule).attention != MATH:
                     ends = [op for op in func.body.walk() if _is_masked(op)]
                     _make(module, func, "mask", list(_masks(ends)), ends)
-            held += len(tables) if rule.rotations != MADE or not staged else 0
+            tables_kept += len(tables) if rule.rotations != MADE or not staged else 0
             if rule.tokens != NONE:
                 _hold_tokens(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])
-        if rule.rotations != NONE and not held:
+        if rule.rotations != NONE and not tables_kept:
             why = "no layer rotates, or all are in stages of a pipeline, which make no tables"
             said = f"'rotations = {rule.rotations}' of 'stg.inputs' changes nothing: {why}"
             module.diagnostics.remark(said, rule.loc)

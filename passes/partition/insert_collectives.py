@@ -185,13 +185,15 @@ class _Inserter:
         keeps = (self._save_gathered and not op.flag("again")) or is_parameter(uncast(value))
         for step in steps:
             shared = op.phase if step.op == "stg.all_gather" and not keeps else ""
-            known = self._found(value, step, shared, home)
+            known = self._existing(value, step, shared, home)
             if known is None:
                 known = self._cache[(value, step, shared, home)] = _emit(builder, value, step)
             value = known
         op.set_operand(index, value)
 
-    def _found(self, value: Value, step: CollectiveStep, shared: str, home: Region) -> Value | None:
+    def _existing(
+        self, value: Value, step: CollectiveStep, shared: str, home: Region
+    ) -> Value | None:
         """The moved value, if it was made for an earlier user in this region or in one around
         it."""
         region: Region | None = home

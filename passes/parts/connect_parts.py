@@ -107,9 +107,9 @@ def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) 
             raise error(f"{way} cannot cross: {what}", op.loc, remedy=remedy)
     try:
         evaluate(message_bytes(op), module.env)
-    except NotAnIntegerError as found:
+    except NotAnIntegerError as problem:
         raise error(
-            f"{way} is sent in {op.integer('pieces')} pieces of unequal size: {found}",
+            f"{way} is sent in {op.integer('pieces')} pieces of unequal size: {problem}",
             op.loc,
             remedy=remedy,
         ) from None

@@ -255,10 +255,10 @@ class _StageMaker:
     def _first_layers(self, placed: PlacedPiece, repeat: int) -> tuple[Expr, ...]:
         """The number of the first layer of a repeat that each of the stages holds in this place."""
         place = self._placed.index(placed)
-        all_held = (placed_pieces(self._pipeline, self._pieces, s) for s in self._stages)
+        pieces_by_stage = (placed_pieces(self._pipeline, self._pieces, s) for s in self._stages)
         return tuple(
             total(piece.counts[repeat] for piece in self._pieces[: mine[place].depth])
-            for mine in all_held
+            for mine in pieces_by_stage
         )
 
     def orders(self) -> Iterator[Operation]:

@@ -39,7 +39,7 @@ MIRRORED = "mirrored"
 class SpreadState(Enum):
     """How a value of the step is spread over the stages."""
 
-    HELD = auto()  # whole, on the stages that hold what it belongs to
+    WHOLE = auto()  # whole, on the stages that hold what it belongs to
     SHARE = auto()  # the same, but to be summed with that of other stages that hold it
     SUM = auto()  # each stage has its part of a sum
     EVERYWHERE = auto()  # the same on all stages
@@ -106,7 +106,7 @@ class StageStep:
         if value not in self._layers:
             odd = None  # a sum over the layers: of a parameter that all of them share
         owner = Owner(odd // 2) if odd is not None else Owner(None, positions)
-        state = SpreadState.SHARE if self._pairs(owner) is not None else SpreadState.HELD
+        state = SpreadState.SHARE if self._pairs(owner) is not None else SpreadState.WHOLE
         spread = Spread(state, owner)
         gradients: list[Value] = []
         for holding in self._values.placed:
@@ -303,7 +303,7 @@ class StageStep:
                 key: self._reduced(v, "gradient", pairs)
                 for key, v in self._in_model_order(spread.here)
             }
-            self._spread[value] = replace(spread, state=SpreadState.HELD, here=here)
+            self._spread[value] = replace(spread, state=SpreadState.WHOLE, here=here)
         elif spread.state is SpreadState.SUM:
             part = spread.here.get(None)
             if part is None:
@@ -350,7 +350,7 @@ def _differ(tracked: list[Spread]) -> bool:
 
 def _combined(tracked: list[Spread]) -> tuple[SpreadState, Owner | None]:
     """The state of what is computed from values in these states."""
-    for state in (SpreadState.SHARE, SpreadState.HELD, SpreadState.SUM):
+    for state in (SpreadState.SHARE, SpreadState.WHOLE, SpreadState.SUM):
         for spread in tracked:
             if spread.state is state:
                 return state, spread.owner

@@ -104,11 +104,11 @@ def copy_experts(module: Module, count: int) -> None:
 
 def _check(module: Module, op: Operation, experts: Expr, count: int) -> None:
     if experts.symbols <= module.env.keys() and 2 * count > evaluate(experts, module.env):
-        held = evaluate(experts, module.env)
+        stored = evaluate(experts, module.env)
         raise error(
-            f"{count} copies are more than the {held - count} experts of the model",
+            f"{count} copies are more than the {stored - count} experts of the model",
             op.loc,
-            remedy=f"give at most {held - count} copies",
+            remedy=f"give at most {stored - count} copies",
         )
 
 

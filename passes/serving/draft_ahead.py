@@ -172,14 +172,14 @@ class _Ahead:
         body.args.remove(self._next)
         for index, arg in enumerate(body.args):
             arg.index = index
-        held = self._lengthen(size)
+        lengthened = self._lengthen(size)
         b = Builder.before(module.registry, body.terminator, loc=made)
         block = [op for op in self._behind([chosen, self._from]) if op not in self._head]
         row, kept = _last_row(b, self._made, size), dict(zip(self._kept, self._kept, strict=True))
         drafts = [self._choose(b, row, 0)]
         for number in range(1, self._count):
             taken = {chosen: drafts[-1], self._from: row}
-            taken |= {arg: kept[end] for arg, end in held.items()}
+            taken |= {arg: kept[end] for arg, end in lengthened.items()}
             copier = _copier(taken, number, size)
             for op in block:
                 b.insert(copier.copy(op))
@@ -200,11 +200,13 @@ class _Ahead:
     def _lengthen(self, size: Expr) -> dict[Value, Value]:
         """Give the module's caches rows for all drafts; by each of them what it becomes."""
         ends = dict(zip(state(self._module), self._kept, strict=True))
-        held = {a: end for a, end in ends.items() if any(user in self._own for user, _ in a.uses)}
+        lengthened = {
+            a: end for a, end in ends.items() if any(user in self._own for user, _ in a.uses)
+        }
         rows = dict.fromkeys(size.symbols, size + (self._count - 1))
-        for arg in held if self._count > 1 else ():
+        for arg in lengthened if self._count > 1 else ():
             arg.type = arg.tensor.substitute(rows)
-        return held
+        return lengthened
 
     def _choose(self, b: Builder, row: Value, number: int) -> Value:
         """The draft that the head makes of one row of each sequence."""

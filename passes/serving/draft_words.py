@@ -91,15 +91,15 @@ def draft_words(module: Module, count: int) -> None:
     one that takes other values than tokens.
     """
     body = module.main.body
-    words, logits, held = words_taken(module), logits_chosen(module), state(module)
+    words, logits, states = words_taken(module), logits_chosen(module), state(module)
     _check(module, words, count)
     made = kept = body.terminator.operands[1:]
     step, size = body.ops[:-1], words.tensor.shape[1]
-    _lengthen(words, held, count)
+    _lengthen(words, states, count)
     b = Builder.before(module.registry, body.terminator, loc=made_by(DraftWords.name, logits.loc))
     drafts = [most_likely(b, logits, "draft")]
     for number in range(1, count):
-        taken = dict(zip((words, *held), (drafts[-1], *kept), strict=True))
+        taken = dict(zip((words, *states), (drafts[-1], *kept), strict=True))
         copier = _copier(taken, number)
         for op in step:
             _see_rows(b.insert(copier.copy(op)), size, number, count)
@@ -138,10 +138,10 @@ def _check(module: Module, words: Value, count: int) -> None:
         )
 
 
-def _lengthen(words: Value, held: Sequence[Value], count: int) -> None:
+def _lengthen(words: Value, states: Sequence[Value], count: int) -> None:
     """Caches have rows for the tokens of all steps."""
     rows = dict.fromkeys(words.tensor.shape[1].symbols, const(count))
-    for arg in held:
+    for arg in states:
         arg.type = arg.tensor.substitute(rows)
 
 

@@ -132,15 +132,15 @@ def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
     if rows is None:
         return {}
     _, _, depth = used(cache)
-    held = rows.held(symbol(PAST))
-    if lacking := sorted(held.symbols - decode.env.keys()):
+    cached = rows.cached(symbol(PAST))
+    if lacking := sorted(cached.symbols - decode.env.keys()):
         raise error(
             f"no value for {', '.join(lacking)}, which the rows of %{cache.name} to be sent "
             "depend on",
             cache.loc,
             remedy=decode.how_to_set(lacking),
         )
-    return {"dim": rows.dim - depth, "rows": const(evaluate(held, decode.env))}
+    return {"dim": rows.dim - depth, "rows": const(evaluate(cached, decode.env))}
 
 
 class _Cache:
@@ -182,10 +182,10 @@ class _Cache:
         """Raises `DiagnosticError` for messages without a whole number of bytes."""
         try:
             evaluate(message_bytes(op), self._module.env)
-        except NotAnIntegerError as found:
+        except NotAnIntegerError as problem:
             raise error(
                 f"%{self.value.name} is sent in {op.integer('pieces')} pieces of unequal size: "
-                f"{found}",
+                f"{problem}",
                 op.loc,
                 remedy="choose a number of tokens that is a multiple of the degrees of both pods",
             ) from None

@@ -106,7 +106,7 @@ class Mixed:
     def serve(self, op: Operation) -> Sequence[Value] | None:
         """Build what an op becomes, see `OpDef.serve`."""
         region = self.step.b.region
-        if not self._apart(op):
+        if not self._runs_alone(op):
             return op.definition.serve(self.step, op)
         made = [self._of_class(op, i) for i in range(len(self.classes))]
         results: list[Value] = []
@@ -120,7 +120,7 @@ class Mixed:
             self.latent.update(results)  # not what queries find there: that is of new tokens
         return results
 
-    def _apart(self, op: Operation) -> bool:
+    def _runs_alone(self, op: Operation) -> bool:
         """Whether each class has the op by itself: it has a form that serves, or it takes what
         depends on positions, or what follows from a value that is cached in its place."""
         known = any(self._is_parts(v) for v in op.operands)

@@ -226,7 +226,7 @@ def _last(step: CachingStep, value: Value, choose: Callable[[Value, Builder], Va
     """The rows of a value [B, S, ...] that are chosen: of what it is made of, as far as each token
     is computed by itself."""
     op = value.producer
-    if op is not None and _is_apart(step, op):
+    if op is not None and _runs_alone(step, op):
         operands = [_last(step, v, choose) if _has_tokens(step, v) else v for v in op.operands]
         b = Builder.after(step.b.registry, op, loc=op.loc)
         return b.value(op.name, operands, op.attrs, hint=value.name)
@@ -254,7 +254,7 @@ def _has_tokens(step: CachingStep, value: Value) -> bool:
     return len(dims) > 1 and step.is_tokens(dims[1].size)
 
 
-def _is_apart(step: CachingStep, op: Operation) -> bool:
+def _runs_alone(step: CachingStep, op: Operation) -> bool:
     """Whether an op computes a row of dimension 1 from the same rows of operands, whatever their
     positions and number."""
     if op.region is not None or len(op.results) != 1 or "past" in op.definition.params_by_name:

@@ -59,7 +59,7 @@ def normalize_strategy(module: Module) -> None:
         _check_alone(module, strategy, strategy.pipeline, problems)
     _check_sequences(strategy, problems)
     problems.check()
-    _tell_unused(module, strategy)
+    _warn_of_unused(module, strategy)
 
 
 def _drop_unit_axes(module: Module) -> None:
@@ -155,7 +155,7 @@ def _check_sequences(strategy: Strategy, problems: DiagnosticList) -> None:
             )
 
 
-def _tell_unused(module: Module, strategy: Strategy) -> None:
+def _warn_of_unused(module: Module, strategy: Strategy) -> None:
     used = {a for rule in strategy.splits for a in rule.over} | set(strategy.zero_axes)
     used |= {a for arg in module.main.body.args for a in arg.tensor.axes}
     used |= {strategy.pipeline.over} if strategy.pipeline is not None else set()

@@ -134,8 +134,8 @@ def _place_appended(module: Module) -> None:
         rule = op.definition.rule(op)
         if cache is None or kept is None or rule is None or cache.tensor.role != "cache":
             continue
-        held = cache.tensor.dims[-op.operands[kept].tensor.rank :]
-        splits = dict(zip(rule.operands[kept], (d.axes for d in held), strict=True))
+        dims = cache.tensor.dims[-op.operands[kept].tensor.rank :]
+        splits = dict(zip(rule.operands[kept], (d.axes for d in dims), strict=True))
         b = Builder.before(module.registry, op, loc=made_by(PlaceValues.name, op.loc))
         for index, value in enumerate(op.operands):
             if index != kept:

@@ -143,7 +143,7 @@ def _forget_origins(module: Module) -> None:
         for op in graph.body.walk():
             op.origin = None
         if graph.origin is not None:
-            graph.origin.take_apart()
+            graph.origin.decompose()
             graph.origin = None
 
 
@@ -165,7 +165,7 @@ class Compiled:
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
         self._module, self._plans, self.tokens = module, watch.plans, watch.tokens
-        finalize(module, module.root.take_apart)  # whoever holds programs holds the module
+        finalize(module, module.root.decompose)  # whoever holds programs holds the module
         flops = None if watch.flops is None else step_flops(watch.flops, module.graphs)
         self.model_flops = flops
         self._issued: list[Issued] = []

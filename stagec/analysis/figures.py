@@ -211,9 +211,9 @@ class _Graph:
 
         def stage(host: int, others: int, counts: Callable[[], Ints]) -> _StageMemory:
             def categories() -> Mapping[str, int]:
-                held = Counter(by_category(counts(), self._plan.categories, sizes))
-                held["communication"] += sum(buckets.values())
-                return {**static, **{c: held[c] for c in CATEGORIES}}
+                live = Counter(by_category(counts(), self._plan.categories, sizes))
+                live["communication"] += sum(buckets.values())
+                return {**static, **{c: live[c] for c in CATEGORIES}}
 
             return _StageMemory(host, {**static, **buckets, OTHERS: others}, categories)
 
@@ -225,10 +225,10 @@ class _Graph:
             return [stage(host, outside, alone)]
         around = evaluate(self._around, values)
         rises = [worst(self._plan.works[w], sizes) for w in self._columns]
-        held, hosted = (self._held(what, values) for what in ("left", "host"))
+        live, hosted = (self._kept(what, values) for what in ("left", "host"))
         figures: list[_StageMemory] = []
         for turns, stashes in self._turns:
-            more, turn = worst(turns, [*held, *(max(0, rise) for rise, _ in rises)])
+            more, turn = worst(turns, [*live, *(max(0, rise) for rise, _ in rises)])
             counts = partial(self._at_turn, turns[turn], rises) if len(turns) else alone
             if around + more < outside:
                 counts = alone
@@ -238,13 +238,13 @@ class _Graph:
 
     def _at_turn(self, turn: Ints, rises: Sequence[tuple[int, int]]) -> Ints:
         """How many buffers of each kind live at the worst moment of a turn."""
-        states = np.array([self._plan.held[s] for s in self._states], dtype=np.int64)
-        held: Ints = self._plan.around + turn[: len(states)] @ states
+        states = np.array([self._plan.kept[s] for s in self._states], dtype=np.int64)
+        live: Ints = self._plan.around + turn[: len(states)] @ states
         running = zip(turn[len(states) :], self._columns, rises, strict=True)
         for number, work, (rise, row) in running:
             if number and rise > 0:
-                held = held + number * self._plan.works[work][row]
-        return held
+                live = live + number * self._plan.works[work][row]
+        return live
 
     @cached_property
     def _columns(self) -> list[ActionInState]:
@@ -255,16 +255,16 @@ class _Graph:
         after = (s for w in self._columns for s in (after_work(w), *first_runs(w)))
         return list(dict.fromkeys([MicrobatchState(), *after]))
 
-    def _held(self, what: str, values: Values) -> list[int]:
+    def _kept(self, what: str, values: Values) -> list[int]:
         """What a microbatch holds in each state."""
-        held = dict.fromkeys(self._states, 0)
+        live = dict.fromkeys(self._states, 0)
         for op in sorted(self._works, key=lambda o: len(work_of(o)[1])):
             _, before = work = work_of(op)
             more = evaluate(op.expr(what), values) if what in op.attrs else 0
-            held[after_work(work)] = held.get(before, 0) + more
+            live[after_work(work)] = live.get(before, 0) + more
             sums = (evaluate(e, values) if what == "left" else 0 for e in op.exprs("sums"))
-            held.update(zip(first_runs(work), sums, strict=True))
-        return [held[s] for s in self._states]
+            live.update(zip(first_runs(work), sums, strict=True))
+        return [live[s] for s in self._states]
 
     @cached_property
     def _turns(self) -> list[tuple[Ints, Ints]]:

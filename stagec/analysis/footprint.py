@@ -118,23 +118,23 @@ def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
     at = timeline.moments()
     if not at:
         return {}
-    held, made = Counter(peak.bytes), timeline.made(peak)
+    usage, made = Counter(peak.bytes), timeline.made(peak)
     for category in (name for name in made if _KINDS.get(name) == GRADIENTS):
-        held[category] -= made[category]
-        held["activations"] += made[category]
-    each = {"after_forward": at["after_forward"], "peak": held, "after_update": at["after_update"]}
+        usage[category] -= made[category]
+        usage["activations"] += made[category]
+    each = {"after_forward": at["after_forward"], "peak": usage, "after_update": at["after_update"]}
     fixed = timeline.static().get("communication", 0)
     buffers = {"peak": fixed + timeline.reductions(peak)}
-    by_kind = ((name, _by_kind(held, buffers.get(name, fixed))) for name, held in each.items())
+    by_kind = ((name, _by_kind(usage, buffers.get(name, fixed))) for name, usage in each.items())
     moments = dict(by_kind)
     return {"moments": moments, "memory": moments}
 
 
-def _by_kind(held: Mapping[str, int], buffers: int) -> dict[str, Any]:
+def _by_kind(usage: Mapping[str, int], buffers: int) -> dict[str, Any]:
     """The bytes by kind; of what is there to communicate so many are `buffers`."""
     names = ("parameters", "gradients", "optimizer", "activations", "buffers")
     by: dict[str, int] = dict.fromkeys(names, 0)
-    for category, size in held.items():
+    for category, size in usage.items():
         by[_KINDS.get(category, "activations")] += size
     by["activations"] -= buffers
     by["buffers"] += buffers
@@ -147,8 +147,8 @@ def _of_models(timeline: MemoryTimeline, guest: str) -> dict[str, Any]:
     if not guest:
         return {}
     models: dict[str, Counter[str]] = {MAIN: Counter(), guest: Counter()}
-    for held in timeline.live(timeline.peak()):
-        models[guest if held.name.startswith(f"{guest}/") else MAIN][held.category] += held.bytes
+    for usage in timeline.live(timeline.peak()):
+        models[guest if usage.name.startswith(f"{guest}/") else MAIN][usage.category] += usage.bytes
     return {"models": {name: dict(footprint) for name, footprint in models.items()}}
 
 
@@ -170,14 +170,14 @@ def _most(timeline: MemoryTimeline) -> int:
     if not timeline.uses(HOST):
         return 0
     live: dict[int, int] = {}
-    held = most = 0
+    usage = most = 0
     for event in timeline.events(HOST):
         if event.starts:
             live[event.number] = timeline.size(event.buffer)
-            held += live[event.number]
+            usage += live[event.number]
         else:
-            held -= live.pop(event.number)
-        most = max(most, held)
+            usage -= live.pop(event.number)
+        most = max(most, usage)
     return most
 
 

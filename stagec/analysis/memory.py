@@ -88,18 +88,18 @@ class _Works:
     """What each work holds at its worst moment, and a microbatch in each state."""
 
     peak: Mapping[ActionInState, Expr]
-    held: Mapping[MicrobatchState, Expr]
+    kept: Mapping[MicrobatchState, Expr]
 
     @staticmethod
     def of(ops: list[Operation], what: str) -> _Works:
         left = {work_of(o): o.expr(what) if what in o.attrs else ZERO for o in ops}
         peak = {w: o.expr("peak") for w, o in zip(left, ops, strict=True)}
-        held: dict[MicrobatchState, Expr] = {MicrobatchState(): ZERO}
+        kept: dict[MicrobatchState, Expr] = {MicrobatchState(): ZERO}
         for op in sorted(ops, key=lambda o: len(work_of(o)[1])):
             _, before = work = work_of(op)
-            held[after_work(work)] = held.get(before, ZERO) + left[work]
-            held.update(zip(first_runs(work), op.exprs("sums"), strict=True))
-        return _Works(peak, held)
+            kept[after_work(work)] = kept.get(before, ZERO) + left[work]
+            kept.update(zip(first_runs(work), op.exprs("sums"), strict=True))
+        return _Works(peak, kept)
 
     @property
     def regions(self) -> frozenset[ActionRegion]:
@@ -114,13 +114,13 @@ class _Works:
     @property
     def anything(self) -> bool:
         """Whether a microbatch holds anything in any state."""
-        return any(size != ZERO for size in self.held.values())
+        return any(size != ZERO for size in self.kept.values())
 
     def holds(self, state: MicrobatchState) -> bool:
         """Whether a microbatch in this state holds anything. Raises `DiagnosticError`."""
-        if state not in self.held:
+        if state not in self.kept:
             raise _no_working("after", state)
-        return self.held[state] != ZERO
+        return self.kept[state] != ZERO
 
     def doing(self, order: RankActions) -> list[Doing]:
         """The turns of a schedule that differ in what runs and is held."""
@@ -128,8 +128,8 @@ class _Works:
 
     def bytes(self, turn: Turn) -> Expr:
         states, running = turn
-        held = [self.held[s] * n for s, n in states.items()]
-        return total([*held, *(self.peak[w] for w in running)])
+        kept = [self.kept[s] * n for s, n in states.items()]
+        return total([*kept, *(self.peak[w] for w in running)])
 
     def unique(self, turns: Iterator[Turn]) -> list[Turn]:
         """The turns that differ. Raises `DiagnosticError` for works that nothing is known of."""
@@ -137,7 +137,7 @@ class _Works:
         for states, running in unique.values():
             for missing in [w for w in running if w not in self.peak]:
                 raise _no_working("during", missing[0])
-            for state in [s for s in states if s not in self.held]:
+            for state in [s for s in states if s not in self.kept]:
                 raise _no_working("after", state)
         return [*unique.values()]
 
@@ -146,14 +146,14 @@ class _Works:
         unique = self.unique(turns)
         try:
             peak = {w: max(0, evaluate(e, env)) for w, e in self.peak.items()}
-            held = {s: evaluate(e, env) for s, e in self.held.items()}
+            kept = {s: evaluate(e, env) for s, e in self.kept.items()}
         except UnboundError:
             return _uncovered(unique)
         return [
             max(
                 unique,
                 key=lambda t: (
-                    sum(held[s] * n for s, n in t[0].items()) + sum(peak[w] for w in t[1])
+                    sum(kept[s] * n for s, n in t[0].items()) + sum(peak[w] for w in t[1])
                 ),
             )
         ]

@@ -65,7 +65,7 @@ class FunctionMoments:
         runs = {work: planner.run(work) for work in map(work_of, works)}
         self.works: Mapping[ActionInState, Ints] = {w: count.moments(r) for w, r in runs.items()}
         states = {MicrobatchState(), *(s for w in runs for s in (after_work(w), *first_runs(w)))}
-        self.held = {state: count.of(planner.held(state)) for state in states}
+        self.kept = {state: count.of(planner.kept(state)) for state in states}
 
     def bytes_of(self, values: Env) -> list[int]:
         """The bytes of a buffer of each kind."""
@@ -122,7 +122,7 @@ def most(rows: Ints, sizes: Sequence[int]) -> int:
 
 def by_category(counts: Ints, categories: Sequence[str], sizes: Sequence[int]) -> Mapping[str, int]:
     """The bytes of buffers that are counted by kind."""
-    held: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for number, category, size in zip(counts.tolist(), categories, sizes, strict=True):
-        held[category] += number * size
-    return held
+        totals[category] += number * size
+    return totals

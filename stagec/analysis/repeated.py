@@ -57,20 +57,20 @@ class RepeatedWork(Hooks):
     """Finds the repeated work of a step when its values are placed."""
 
     def __init__(self) -> None:
-        self.found: tuple[Repeated, ...] = ()
+        self.entries: tuple[Repeated, ...] = ()
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
         if pass_.name == PLACED and module.decisions is None:
-            self.found = tuple(repeated_work(module))
+            self.entries = tuple(repeated_work(module))
 
     @property
     def shares(self) -> dict[str, float]:
         """The share of each axis that repeats anything, as data."""
-        return {r.axis: round(float(r.share), 6) for r in self.found if r.share}
+        return {r.axis: round(float(r.share), 6) for r in self.entries if r.share}
 
     def remarks(self) -> Iterator[Diagnostic]:
         """A remark for each axis with a notable share."""
-        yield from (r.remark() for r in self.found if r.share >= NOTABLE)
+        yield from (r.remark() for r in self.entries if r.share >= NOTABLE)
 
 
 def repeated_work(module: Module) -> Iterator[Repeated]:

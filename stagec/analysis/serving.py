@@ -100,9 +100,9 @@ def _bytes(cache: Value, tokens: Expr, *, one: bool = False) -> Expr:
     along, sizes = rows_of(cache), list[Expr]()
     for d, dim in enumerate(cache.tensor.dims):
         if along is not None and d == along.dim:
-            held = along.held(tokens)
-            held = call("ceildiv", [held, axis_size(dim.axes)]) if dim.split else held
-            sizes.append(held if one else along.paged(held))
+            kept = along.cached(tokens)
+            kept = call("ceildiv", [kept, axis_size(dim.axes)]) if dim.split else kept
+            sizes.append(kept if one else along.paged(kept))
         elif one and BATCH in dim.size.symbols:
             size = substitute(dim.size, {BATCH: ONE})
             sizes.append(ONE if {"new0", "count0"} & size.symbols else size)

@@ -184,14 +184,14 @@ def analyze(
     counts: dict[str, dict[str, Any]] = {}
     for pod, builder in pods.builders.items():
         module, look = builder.module, looks[pod]
-        worst, flops = look.worst.found or {}, pods.flops([pod], looks)
+        worst, flops = look.worst.result or {}, pods.flops([pod], looks)
         result = analysis(module, pods.titles[pod], symbolic=symbolic, worst=worst, flops=flops)
         if whole:
             result["repeated"] = builder.repeated.shares
-        for kept in (each.found for each in serving.get(pod, ()) if each.found is not None):
+        for kept in (each.result for each in serving.get(pod, ()) if each.result is not None):
             result["serving"] = {**kept, "ops": op_bounds(module, **how)}
         if machine is not None:
-            result |= verdict_on(machine, result["mesh"], look.peak.found, session)
+            result |= verdict_on(machine, result["mesh"], look.peak.result, session)
         counts[pod] = result
     numbers = counts
     if symbolic and pods.several:

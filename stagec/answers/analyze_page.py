@@ -47,7 +47,7 @@ def _charts(
     sent = PlotAxis("bytes sent per rank and step", size.text, 1024)
     kinds: Sequence[tuple[str, PlotAxis, _Parts, Sequence[str]]] = (
         ("FLOPs by phase", flops, lambda each: each["flops"], ()),
-        ("Peak memory by category", size, _held, ALL),
+        ("Peak memory by category", size, _memory_by_category, ALL),
         ("Bytes sent by axis of the mesh", sent, _sent, ()),
     )
     for title, axis, parts, order in kinds:
@@ -56,7 +56,7 @@ def _charts(
             yield Bars(title=title, about=about, command=said, bars=bars, axis=axis, order=order)
 
 
-def _held(entry: Mapping[str, Any]) -> Mapping[str, int]:
+def _memory_by_category(entry: Mapping[str, Any]) -> Mapping[str, int]:
     """The bytes of each category at the peak."""
     return entry["worst"]["categories"] if entry["worst"] else {}
 

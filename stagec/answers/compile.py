@@ -167,7 +167,7 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     each = {pod: analysis(module, pods.titles[pod]) for pod, module in pods.modules.items()}
     if durations is not None and given["machine"] is not None:
         for pod, counts in each.items():
-            peak = looks[pod].peak.found
+            peak = looks[pod].peak.result
             counts.update(verdict_on(durations.machine, counts["mesh"], peak, session))
     result = analysis_of(options, each, each)
     compiled = time.perf_counter() - began
@@ -300,7 +300,7 @@ def _job(
 ) -> EmittedJob:
     from stagec.traces.emit import make_job
 
-    annotate = None if events.found is None else events.found.annotate
+    annotate = None if events.result is None else events.result.annotate
     durations = durations.of(module) if durations is not None else None
     how = durations, given["names"], given["granularity"], annotate
     machine = durations.machine if durations is not None else None

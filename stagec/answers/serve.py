@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.time.transfer import TransferTime
 
-Found = TypeVar("Found")
+Figures = TypeVar("Figures")
 
 #: The largest batch that is tried.
 LARGEST = 1 << 16
@@ -278,7 +278,7 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     yield from divisors(most)
 
 
-def at_least(options: JobOptions, look: Callable[[JobOptions], Found]) -> Found:
+def at_least(options: JobOptions, look: Callable[[JobOptions], Figures]) -> Figures:
     """What is found of a step of as few sequences as the strategy takes at once. Raises
     `DiagnosticError`."""
     problem: DiagnosticError | None = None
@@ -347,8 +347,8 @@ def _rows(
     of ranks on, while they fit. Of each sequence a step gives the tokens that are `accepted`. Where
     groups do not divide a batch, the step is that of the fullest. A remark states what a wanted
     batch is left out for beside others."""
-    held = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
-    decode = options[DECODE].changed(context=held)
+    middle = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
+    decode = options[DECODE].changed(context=middle)
     mixes = None if two_pods else Mixing.of(options[DECODE], options[PREFILL], output)
     stages, groups = steps_in_flight(decode), groups_of(decode)
     problems: list[tuple[int, DiagnosticError]] = []

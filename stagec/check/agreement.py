@@ -22,7 +22,7 @@ from stagec.check.links import GroupUses, PeerLinks
 from stagec.check.members import GroupMembers
 from stagec.check.program import CollectiveCall, MessageEnd
 from stagec.check.ranks import RankTrace
-from stagec.check.table import RankTable, distinct, found_at, of_each, positions
+from stagec.check.table import RankTable, distinct, lookup, of_each, positions
 from stagec.formats.chakra.show import collective_label
 from stagec.program.nodes import Ints
 from stagec.support.words import counted
@@ -366,7 +366,7 @@ def _slots_of_members(job: CheckedJob, group: Ints, place: Ints) -> Ints:
     uses = job.uses
     key = _keys(job, np.searchsorted(uses.ids, uses.number), uses.place)
     number = np.searchsorted(uses.ids, job.members.ids)
-    return found_at(uses.slot, positions(key, _keys(job, number[group], place)))
+    return lookup(uses.slot, positions(key, _keys(job, number[group], place)))
 
 
 def _signatures(collectives: tuple[CollectiveCall, ...]) -> list[tuple[int, int]]:

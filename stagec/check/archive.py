@@ -25,7 +25,7 @@ from stagec.program.nodes import Ints
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.traces.archive import Archive, StoredProgram
 
-_APART = 1 << 20
+_STRIDE = 1 << 20
 
 
 def check_archive(path: Path) -> CheckReport:
@@ -52,7 +52,7 @@ def read_archive(path: Path, report: CheckReport, reader: RankReader) -> Checked
             for ranks in _by_widths(program, members):
                 part = _read(archive, program, reader, ranks, texts)
                 # stages of one program are told apart: messages along them are no circle
-                parts.append(replace(part, number=number * _APART + part.number))
+                parts.append(replace(part, number=number * _STRIDE + part.number))
         except TraceError as problem:
             where = archive.index.classes[number].entry.get("name")
             message = f"class {where}: {problem.where}: {problem.message}"

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stagec.check.table import RankTable, found_at, positions
+from stagec.check.table import RankTable, lookup, positions
 from stagec.program.nodes import Ints
 
 
@@ -38,7 +38,7 @@ class PeerLinks:
         last = np.argsort(mirrored, kind="stable")
         back = np.full(len(values), -1)
         at = positions(key[order], mirrored[last])
-        back[last] = found_at(slot[order], at)
+        back[last] = lookup(slot[order], at)
         return cls(here, slot, there, back, starts)
 
     def backs(self, place: int) -> list[int]:

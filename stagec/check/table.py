@@ -167,7 +167,7 @@ def positions(ascending: Ints, values: Ints) -> Ints:
     return at
 
 
-def found_at(values: Ints, at: Ints) -> Ints:
+def lookup(values: Ints, at: Ints) -> Ints:
     """The values at positions, -1 for those that `positions` did not find."""
     return np.where(at < 0, -1, values[at]) if len(values) else at
 

@@ -86,7 +86,7 @@ def _expect_small(module: Module, sizes: Mapping[str, int]) -> None:
         for value, loc in values:
             if isinstance(value.type, TensorType):
                 count = prod(evaluate(d.size, env) for d in value.type.dims)
-                worst, where = max((worst, where), (count, loc), key=lambda found: found[0])
+                worst, where = max((worst, where), (count, loc), key=lambda each: each[0])
     if worst > _MOST_NUMBERS:
         raise error(
             f"--check-numerics would compute a tensor of {worst:,} numbers, of at most "

@@ -184,7 +184,7 @@ class _Stage(Interpreter):
             for inner in op.body.ops
             if inner.region is not None
         }
-        held: dict[int, dict[Value, Locals]] = defaultdict(dict)
+        live: dict[int, dict[Value, Locals]] = defaultdict(dict)
         yielded: dict[Value, dict[int, Locals]] = defaultdict(dict)
         counts, place = Counter[_Pair](), 0
         for step in steps(self._actions):
@@ -197,9 +197,9 @@ class _Stage(Interpreter):
                         yield False
                     self._running = action.microbatch
                     self._bind(op, action)
-                    self._values.update(held[action.microbatch])
+                    self._values.update(live[action.microbatch])
                     made = dict(zip(inner.results, self._region(inner.body), strict=True))
-                    held[action.microbatch].update(made)
+                    live[action.microbatch].update(made)
                     for value in op.body.terminator.operands:
                         if value in made:
                             yielded[value][action.microbatch] = made[value]

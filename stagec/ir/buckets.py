@@ -18,16 +18,16 @@ def count_buckets(full: Fraction, runs: Iterable[Run]) -> int:
 
     The cost depends on the sizes in the runs, not on how often they come.
     """
-    count, held = 0, _ZERO
+    count, pending = 0, _ZERO
     for times, sizes in runs:
         given = [max(size, _ZERO) for size in sizes]
-        more, held = _run(max(full, Fraction(1)), max(0, floor(times)), given, held)
+        more, pending = _run(max(full, Fraction(1)), max(0, floor(times)), given, pending)
         count += more
-    return count + (held > 0)
+    return count + (pending > 0)
 
 
 def _run(
-    full: Fraction, left: int, sizes: Sequence[Fraction], held: Fraction
+    full: Fraction, left: int, sizes: Sequence[Fraction], pending: Fraction
 ) -> tuple[int, Fraction]:
     """The buckets that a run closes, and what the open one holds then.
 
@@ -37,24 +37,24 @@ def _run(
     count, turn = 0, sum(sizes, _ZERO)
     seen: dict[Fraction, tuple[int, int]] = {}
     while turn and left:
-        before = min(left, -((held - full) // turn) - 1)  # turns that close none
-        held, left = held + before * turn, left - before
-        if held in seen:
-            left_then, found_then = seen[held]
+        before = min(left, -((pending - full) // turn) - 1)  # turns that close none
+        pending, left = pending + before * turn, left - before
+        if pending in seen:
+            left_then, count_then = seen[pending]
             times, left = divmod(left, left_then - left)
-            count += times * (count - found_then)
+            count += times * (count - count_then)
             seen.clear()
         if left:
-            seen[held] = left, count
-            closed, held = _turn(full, sizes, held)
+            seen[pending] = left, count
+            closed, pending = _turn(full, sizes, pending)
             count, left = count + closed, left - 1
-    return count, held
+    return count, pending
 
 
-def _turn(full: Fraction, sizes: Sequence[Fraction], held: Fraction) -> tuple[int, Fraction]:
+def _turn(full: Fraction, sizes: Sequence[Fraction], pending: Fraction) -> tuple[int, Fraction]:
     count = 0
     for size in sizes:
-        held += size
-        if held >= full:
-            count, held = count + 1, _ZERO
-    return count, held
+        pending += size
+        if pending >= full:
+            count, pending = count + 1, _ZERO
+    return count, pending

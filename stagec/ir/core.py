@@ -365,9 +365,9 @@ class Operation:
         if self.parent:
             self.parent.ops.remove(self)
             self.parent = None
-        self.take_apart()
+        self.decompose()
 
-    def take_apart(self) -> None:
+    def decompose(self) -> None:
         """Take all below it out of each other, so that their memory comes back without a look for
         garbage. Who holds an operation still has what is its own: attributes, and where it was."""
         for op in [self, *(self.region.walk() if self.region else ())]:

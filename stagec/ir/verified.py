@@ -42,10 +42,10 @@ class VerifiedCache:
         self._changed: set[Operation] = set()
         self._outer: dict[Operation, set[Value]] = {}
         self._ids: dict[int, int] = {}
-        self._held: list[object] = []  # while a thing is held, its id is its own
+        self._alive: list[object] = []  # while a thing is held, its id is its own
         self._equal: dict[object, int] = {}
         self._known: set[_Key] = set()
-        self._found: set[_Key] = set()
+        self._new: set[_Key] = set()
 
     def start(self, module: Module) -> None:
         """A verification begins. Under other declarations nothing is known; with more relations
@@ -58,7 +58,7 @@ class VerifiedCache:
         if declared != self._declared or self._relations != relations:
             self.facts = module.facts
         self._declared, self._relations = declared, relations
-        self._found.clear()
+        self._new.clear()
         self._changed.clear()
         self._before, self._states = self._states, {}
         self._look(module.root)
@@ -72,7 +72,7 @@ class VerifiedCache:
         """Nothing was found wrong with the operation, or with one inside it."""
         number = self._states[op][2]
         if number is not None:
-            self._found.add((check, number))
+            self._new.add((check, number))
 
     def unknown(
         self, ops: Iterable[Operation], check: object, problems: DiagnosticList
@@ -95,7 +95,7 @@ class VerifiedCache:
 
     def passed_type(self, type_: TensorType) -> None:
         """Nothing was found wrong with the type."""
-        self._found.add(("type", self._number(type_)))
+        self._new.add(("type", self._number(type_)))
 
     def uses(self, op: Operation) -> Iterable[Value]:
         """The values from outside that an operation and those in its region use."""
@@ -103,10 +103,10 @@ class VerifiedCache:
 
     def keep(self) -> None:
         """The verification found nothing wrong."""
-        self._known |= self._found
+        self._known |= self._new
 
     def _is_known(self, key: _Key) -> bool:
-        return key in self._known or key in self._found
+        return key in self._known or key in self._new
 
     # -- numbers -----------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class VerifiedCache:
         number = self._ids.get(id(thing))
         if number is None:
             number = self._ids[id(thing)] = self._equal.setdefault(thing, len(self._equal))
-            self._held.append(thing)
+            self._alive.append(thing)
         return number
 
 

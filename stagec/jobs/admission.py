@@ -64,7 +64,7 @@ def cache_room(
     else:
         room = limit.room(mesh)
     stages = list(zip(*(each.by_stage for each in full), strict=True))
-    taken = [sum(map(_weights, held)) + max(map(_passing, held)) for held in stages]
+    taken = [sum(map(_weights, memory)) + max(map(_passing, memory)) for memory in stages]
     if max(taken) > room:
         needed, left, over = map(bytes_text, (max(taken), room, max(taken) - room))
         raise error(
@@ -77,16 +77,16 @@ def cache_room(
     ranks = prod(mesh.values())
     one = step_of([SequenceClass(1, tokens - 1, 1, ranks)])
     kept = zip(*(each.compiled(one).figures().by_stage for each in models), strict=True)
-    cached = [sum(held.get(CACHES, 0) for held in stage) for stage in kept]
-    blocks = [(room - held) * ranks // c for held, c in zip(taken, cached, strict=True) if c]
+    cached = [sum(memory.get(CACHES, 0) for memory in stage) for stage in kept]
+    blocks = [(room - memory) * ranks // c for memory, c in zip(taken, cached, strict=True) if c]
     return Room(room, max(taken), min(blocks, default=0))
 
 
-def _weights(held: Mapping[str, int]) -> int:
+def _weights(memory: Mapping[str, int]) -> int:
     """Bytes that are there in all steps, but for caches."""
-    return sum(held.get(name, 0) for name in STATIC)
+    return sum(memory.get(name, 0) for name in STATIC)
 
 
-def _passing(held: Mapping[str, int]) -> int:
+def _passing(memory: Mapping[str, int]) -> int:
     """Bytes of activations."""
-    return sum(held.values()) - held.get(CACHES, 0) - _weights(held)
+    return sum(memory.values()) - memory.get(CACHES, 0) - _weights(memory)

@@ -47,11 +47,11 @@ def rules(sizes: Mapping[str, int], layers: int | None = None) -> list[LegalRule
         return _refusal(lambda: _check_schedule(options, layers))
 
     def combined(rule: Rule) -> LegalRule:
-        def found(options: JobOptions) -> Diagnostic | None:
+        def problem(options: JobOptions) -> Diagnostic | None:
             problems = rule(FlagValues(_Flags(options), _Axes(options), sizes))
             return next((d for d in problems if d.severity == "error"), None)
 
-        return found
+        return problem
 
     refusing = (rule for rule in RULES if rule is not without_effect)
     return [experts, batch, *map(combined, refusing), schedule]

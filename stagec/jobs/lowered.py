@@ -123,14 +123,14 @@ class LoweredJob:
             # parts have one model
             counted = [pod] if self.pods.first.options.draft is None else group
             flops, module = self.pods.flops(counted, self.looks), self.pods.modules[pod]
-            peaks = [self.looks[name].early_peak.found for name in group]
+            peaks = [self.looks[name].early_peak.result for name in group]
             report = time_report(
                 self.name,
                 together,
                 machine,
                 module.env,
                 model_flops=None if flops is None else step_flops(flops, module.graphs),
-                tokens=self.looks[pod].tokens.found,
+                tokens=self.looks[pod].tokens.result,
                 overlap=overlap,
                 graphs=graphs,
                 levers=levers,

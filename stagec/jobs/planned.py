@@ -11,30 +11,30 @@ from stagec.pipeline.instrument import BUFFERS, PLAN, STATED, Hooks
 from stagec.pipeline.passes import Pass
 from stagec.support.diagnostics import error
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-class Planned(Hooks, Generic[Found]):
+class Planned(Hooks, Generic[Result]):
     """Calls `look` right after a pass, the planner by default, or the last of several that run, and
     keeps what it finds; None if none was run."""
 
-    def __init__(self, look: Callable[[Module], Found], *after: str) -> None:
+    def __init__(self, look: Callable[[Module], Result], *after: str) -> None:
         self._look, self._after = look, after or (PLAN,)
-        self.found: Found | None = None
+        self.result: Result | None = None
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
         """Right after that pass."""
         if pass_.name in self._after:
-            self.found = self._look(module)
+            self.result = self._look(module)
 
-    def needed(self, option: str) -> Found:
+    def needed(self, option: str) -> Result:
         """What was found. Raises `DiagnosticError` if the pass was not run."""
-        if self.found is None:
+        if self.result is None:
             raise error(
                 f"{option} needs the pass '{self._after[0]}', which is not in the pipeline",
                 remedy=f"put '{self._after[0]}' before 'lower-to-trace' in --pipeline",
             )
-        return self.found
+        return self.result
 
 
 class Looks:

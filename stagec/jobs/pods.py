@@ -122,7 +122,7 @@ class Pods:
         from stagec.analysis.model_flops import summed
 
         names = [*pods, *(self.guests if next(iter(self.builders)) in pods else ())]
-        return summed((looks[pod].flops.found, self.every[pod].module) for pod in names)
+        return summed((looks[pod].flops.result, self.every[pod].module) for pod in names)
 
     def lower(
         self,

@@ -32,7 +32,7 @@ def serving_figures(
     serving = builder.serving
     if serving is None:
         raise ValueError("the job is not a step of serving")
-    stages = served(module, serving.held)
+    stages = served(module, serving.cached_tokens)
     if symbolic:
         return {**next(iter(stages.values())).shown(str), **dict.fromkeys(LARGEST)}
     env = planned_env(module)

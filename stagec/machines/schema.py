@@ -185,9 +185,9 @@ class Machine(Text):
         """Bytes that a job may use which has so many communicators."""
         reserve = self.memory.reserve
         once = (reserve.driver, reserve.context)
-        held = sum(part.value for part in once if part is not None)
+        reserved = sum(part.value for part in once if part is not None)
         each = reserve.communicator.value if reserve.communicator is not None else 0
-        return self.memory.capacity.value - held - each * communicators
+        return self.memory.capacity.value - reserved - each * communicators
 
     def changed(self, values: Mapping[str, float | str]) -> Machine:
         """The machine with other figures, by their paths (`memory.bandwidth`,

@@ -52,13 +52,13 @@ class CurvePart:
         self.steps = [step for step, _ in run]
         self.starts, self.totals = [0], list[int]()
         self._changes: list[Counter[BufferKind]] = []
-        held, before = 0, list[Buffer]()
+        live, before = 0, list[Buffer]()
         for step, ends in run:
             made = [b for b in step.made if b.space == DEVICE]
-            held += sum(map(sized.size, made)) - sum(map(sized.size, before))
+            live += sum(map(sized.size, made)) - sum(map(sized.size, before))
             change = Counter(map(kind, made))
             change.subtract(map(kind, before))
-            self.totals.append(held)
+            self.totals.append(live)
             self._changes.append(change)
             self.starts.append(self.starts[-1] + (duration(step.op) if step.counts else 0))
             before = [b for b in ends if b.space == DEVICE]
@@ -105,7 +105,7 @@ class Stretches:
         self.sized, self._duration = sized, duration
         self.of = cache(self._of)
         self.sizes = {kind(b): sized.size(b) for b in sized.buffers}
-        self.held = cache(self._held)
+        self.kept = cache(self._kept)
         self.outside: CurvePart = self.of(None)
         sums = [i for i, s in enumerate(self.outside.steps) if s.op.has(Accumulates)]
         #: The microbatches run between two steps of the accumulation, if there is one.
@@ -145,8 +145,8 @@ class Stretches:
             return 0
         return evaluate(self.outside.steps[self.first].op.expr("count"), self.sized.env)
 
-    def _held(self, state: MicrobatchState) -> Counter[BufferKind]:
-        return Counter(kind(b) for b in self.sized.held(state) if b.space == DEVICE)
+    def _kept(self, state: MicrobatchState) -> Counter[BufferKind]:
+        return Counter(kind(b) for b in self.sized.kept(state) if b.space == DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class _Part:
     piece: _Piece
     steps: tuple[int, ...]
 
-    def apart(self, other: _Part) -> bool:
+    def is_separate(self, other: _Part) -> bool:
         """Whether one is of the microbatches and the other one is not."""
         return self.piece.outside != other.piece.outside
 
@@ -236,7 +236,7 @@ class Curve:
             for start, at in piece.highest(width):
                 rise = sum(s.totals[i] for s, i in zip(piece.stretches, at, strict=True))
                 part = _Part(start, base + rise, piece, at)
-                if not parts or start - parts[-1].start >= width or part.apart(parts[-1]):
+                if not parts or start - parts[-1].start >= width or part.is_separate(parts[-1]):
                     parts.append(part)
                 elif part.total > parts[-1].total:
                     parts[-1] = replace(part, start=parts[-1].start)
@@ -278,7 +278,7 @@ class Curve:
         if piece.states is not None:
             total += shared.outside.totals[shared.first]
             for state, number in piece.states.items():
-                total += number * sum(shared.sized.held_bytes(state).values())
+                total += number * sum(shared.sized.kept_bytes(state).values())
         return total
 
     def _column(self, part: _Part) -> CurveColumn:
@@ -287,7 +287,7 @@ class Curve:
         if piece.states is not None:
             counts.update(shared.outside.counts(shared.first))
             for state, number in piece.states.items():
-                counts.update({k: n * number for k, n in shared.held(state).items()})
+                counts.update({k: n * number for k, n in shared.kept(state).items()})
         for stretch, index in zip(piece.stretches, part.steps, strict=True):
             counts.update(stretch.counts(index))
         step = piece.stretches[-1].steps[part.steps[-1]] if part.steps else None

@@ -34,7 +34,7 @@ def device_bytes(value: Value) -> Expr:
     return value.tensor.bytes_in(DEVICE)
 
 
-def held_bytes(value: Value) -> Expr:
+def value_bytes(value: Value) -> Expr:
     """Bytes of a stashed value: of all slices, or of those that some iteration takes."""
     kept = _slices_kept(value)
     size = device_bytes(value)

@@ -90,12 +90,12 @@ def highest(runs: Iterable[MemoryRun], size: Callable[[Buffer], int]) -> Moment 
     best: Moment | None = None
     most = 0
     for run in runs:
-        held = 0
+        live = 0
         for place, (step, ends) in enumerate(run):
-            held += sum(map(size, step.made))
-            if step.counts and (best is None or held > most):
-                best, most = Moment(run, place), held
-            held -= sum(map(size, ends))
+            live += sum(map(size, step.made))
+            if step.counts and (best is None or live > most):
+                best, most = Moment(run, place), live
+            live -= sum(map(size, ends))
     return best
 
 
@@ -170,17 +170,17 @@ class _Works:
         self._regions, self._summed = regions, summed
         self._states = {_NOTHING: _NOTHING}
         self._same: dict[ActionInState, _WorkDone] = {}
-        self._found: dict[tuple[str, int, bool, int, int], _WorkDone] = {}
+        self._lives: dict[tuple[str, int, bool, int, int], _WorkDone] = {}
 
     def __call__(self, a: Action, before: MicrobatchState, made: MicrobatchState) -> _WorkDone:
         key = a.kind, a.chunk, a.split, id(before), len(made)
-        known = self._found.get(key)
+        known = self._lives.get(key)
         if known is None:
             run = tuple(r for r in regions_of(a) if r in self._regions)
             firsts = (first_run(r) for r in run if r in self._summed and first_run(r) not in made)
             after, work = before | frozenset(run), ((*run, *firsts), before)
             done = work, self._states.setdefault(after, after)
-            known = self._found[key] = self._same.setdefault(work, done)
+            known = self._lives[key] = self._same.setdefault(work, done)
         return known
 
 
@@ -188,7 +188,7 @@ class Planner:
     """What the actions of a function make, hold and leave, from its lifetimes."""
 
     def __init__(self, lives: Lifetimes) -> None:
-        self._found = lives
+        self._lives = lives
         self._parts = {labels(s.part): s.part for s in lives.steps}
         self._steps: dict[Operation | None, list[int]] = {}
         for number, step in enumerate(lives.steps):
@@ -206,7 +206,7 @@ class Planner:
     @property
     def buffers(self) -> Sequence[Buffer]:
         """All buffers that are not static."""
-        return self._found.buffers
+        return self._lives.buffers
 
     @property
     def regions(self) -> frozenset[ActionRegion]:
@@ -219,7 +219,7 @@ class Planner:
         return frozenset(r for r in self.regions if first_run(r) in self._sums)
 
     @memo_method
-    def held(self, state: MicrobatchState) -> frozenset[Buffer]:
+    def kept(self, state: MicrobatchState) -> frozenset[Buffer]:
         """What a microbatch in this state holds, or what is there after a first run."""
         if any(map(is_first_run, state)):
             return frozenset(b for r in state for b in self._sums[r].values())
@@ -274,11 +274,11 @@ class Planner:
             yield self._between([part], done)
 
     def _between(self, parts: Sequence[Operation | None], done: set[Operation | None]) -> MemoryRun:
-        ending, steps_ = self.ending(parts, done), self._found.steps
+        ending, steps_ = self.ending(parts, done), self._lives.steps
         numbers = (n for p in parts for n in self._steps.get(p, ()))
         return tuple((steps_[n], tuple(ending.get(n, ()))) for n in numbers)
 
     def is_scheduled(self, step: RunOp) -> bool:
         """Whether the actions of a schedule run right after a step."""
-        at = self._found.scheduled
-        return at is not None and step is self._found.steps[at]
+        at = self._lives.scheduled
+        return at is not None and step is self._lives.steps[at]

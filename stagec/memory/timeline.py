@@ -100,8 +100,8 @@ class Sized(Planner):
         super().__init__(lifetimes)
         self.env = env
         self.size = cache(self._size)
-        self.held_bytes = cache(self._held_bytes)
-        self.held_total = cache(self._held_total)
+        self.kept_bytes = cache(self._kept_bytes)
+        self.kept_total = cache(self._kept_total)
         self.worst_rise = cache(self._worst_rise)
         self.static = cache(self._static)
         gradients = sorted(classify(body).gradients, key=lambda v: v.name)
@@ -128,14 +128,14 @@ class Sized(Planner):
             if buffer.space == DEVICE:
                 counts[buffer.category] += sign * self.size(buffer)
 
-    def _held_bytes(self, state: MicrobatchState) -> Counter[str]:
+    def _kept_bytes(self, state: MicrobatchState) -> Counter[str]:
         """What a microbatch in this state holds."""
-        held_bytes: Counter[str] = Counter()
-        self.count(held_bytes, self.held(state), 1)
-        return held_bytes
+        sizes: Counter[str] = Counter()
+        self.count(sizes, self.kept(state), 1)
+        return sizes
 
-    def _held_total(self, state: MicrobatchState) -> int:
-        return self.held_bytes(state).total()
+    def _kept_total(self, state: MicrobatchState) -> int:
+        return self.kept_bytes(state).total()
 
     def _worst_rise(self, work: ActionInState) -> _Rise | None:
         """The moment of a work at which most is held on top of what was held before; that, by
@@ -155,12 +155,12 @@ class Sized(Planner):
         self, run: MemoryRun, base: Mapping[str, int]
     ) -> Iterator[tuple[Moment, Counter[str]]]:
         """What is held at each moment of a run, by category, on top of what there was before."""
-        held = Counter(base)
+        live = Counter(base)
         for place, (step, ends) in enumerate(run):
-            self.count(held, step.made, 1)
+            self.count(live, step.made, 1)
             if step.counts:
-                yield Moment(run, place), Counter(held)
-            self.count(held, ends, -1)
+                yield Moment(run, place), Counter(live)
+            self.count(live, ends, -1)
 
 
 class MemoryTimeline:
@@ -200,8 +200,8 @@ class MemoryTimeline:
     def _points(self, *, distinct: bool) -> Iterator[tuple[int, Callable[[], Point]]]:
         """The bytes of each point, and what makes it."""
         static = Counter(self.static())
-        for moment, held in self._planner.along(self._planner.run(None), static):
-            yield held.total(), partial(Point, "", moment.step, dict(held), (moment,))
+        for moment, live in self._planner.along(self._planner.run(None), static):
+            yield live.total(), partial(Point, "", moment.step, dict(live), (moment,))
             if self._planner.is_scheduled(moment.step):
                 yield from self._turns(static, distinct=distinct)
 
@@ -214,14 +214,14 @@ class MemoryTimeline:
         for doing in self.turns(holds):
             rises = [r for w in doing.works if (r := self._planner.worst_rise(w)) is not None]
             if rises:
-                held = sum(n * self._planner.held_total(s) for s, n in doing.states.items())
+                live = sum(n * self._planner.kept_total(s) for s, n in doing.states.items())
                 more = sum(size for *_, size in rises)
-                yield always + held + more, partial(self._turn_point, around, doing, rises)
+                yield always + live + more, partial(self._turn_point, around, doing, rises)
 
     def _turn_point(self, around: Counter[str], doing: Doing, rises: Sequence[_Rise]) -> Point:
         base = Counter(around)
         for state, number in doing.states.items():
-            for category, size in self._planner.held_bytes(state).items():
+            for category, size in self._planner.kept_bytes(state).items():
                 base[category] += number * size
         for _, bytes_, _ in rises:
             base.update(bytes_)
@@ -234,7 +234,7 @@ class MemoryTimeline:
 
     def _holds(self, state: MicrobatchState) -> bool:
         """Whether a microbatch in this state holds anything."""
-        return bool(self._planner.held(state))
+        return bool(self._planner.kept(state))
 
     def moments(self) -> Mapping[str, Mapping[str, int]]:
         """The bytes of each category `after_forward`, of a pipeline behind the last forward of its
@@ -242,17 +242,17 @@ class MemoryTimeline:
         run = self._planner.run(None)
         if all(step.op.phase != "optimizer" for step, _ in run if step.counts):
             return {}
-        held = last = Counter(self.static())
+        live = last = Counter(self.static())
         before: Counter[str] | None = None
         for step, ends in run:
             if step.counts and step.op.phase != "forward":
-                before = before or Counter(held)
-            self._planner.count(held, step.made, 1)
+                before = before or Counter(live)
+            self._planner.count(live, step.made, 1)
             if self._planner.is_scheduled(step):
-                before = self._behind_forward(held)
-            self._planner.count(held, ends, -1)
+                before = self._behind_forward(live)
+            self._planner.count(live, ends, -1)
             if step.counts and step.op.phase == "optimizer":
-                last = Counter(held)
+                last = Counter(live)
         return {"after_forward": before or last, "after_update": last}
 
     def _behind_forward(self, around: Counter[str]) -> Counter[str] | None:
@@ -266,7 +266,7 @@ class MemoryTimeline:
             return None
         behind = Counter(around)
         for state, number in states.items():
-            for category, size in self._planner.held_bytes(state).items():
+            for category, size in self._planner.kept_bytes(state).items():
                 behind[category] += number * size
         return behind
 
@@ -336,7 +336,7 @@ class MemoryTimeline:
         states = point.states
         counts: Counter[Buffer] = Counter(self._planner.around() if states is not None else ())
         for state, number in (states or {}).items():
-            for buffer in self._planner.held(state):
+            for buffer in self._planner.kept(state):
                 counts[buffer] += number
         for moment in point.moments:
             counts.update(moment.made)

@@ -79,21 +79,21 @@ def _candidates(
 ) -> Iterator[tuple[Moment, list[int]]]:
     """The moments after which something ends or nothing runs, with what is held by terms: before,
     it is only more and more."""
-    held = [0] * (1 + max((number for t in sizes.values() for number in t), default=-1))
+    live = [0] * (1 + max((number for t in sizes.values() for number in t), default=-1))
     for place, (step, ends) in enumerate(run):
         for buffer in step.made:
-            _add(held, sizes.get(buffer, {}), 1)
+            _add(live, sizes.get(buffer, {}), 1)
         last = place + 1 == len(run) or not run[place + 1][0].counts
         if step.counts and (last or any(b in sizes for b in ends)):
-            budget.spend(len(held))
-            yield Moment(run, place), list(held)
+            budget.spend(len(live))
+            yield Moment(run, place), list(live)
         for buffer in ends:
-            _add(held, sizes.get(buffer, {}), -1)
+            _add(live, sizes.get(buffer, {}), -1)
 
 
-def _add(held: list[int], part: _Terms, sign: int) -> None:
+def _add(live: list[int], part: _Terms, sign: int) -> None:
     for monomial, number in part.items():
-        held[monomial] += sign * number
+        live[monomial] += sign * number
 
 
 def _covers(big: list[int], small: list[int]) -> bool:

@@ -47,26 +47,26 @@ def blamed(problem: BaseException) -> Diagnostic | None:
         plugin = plugin_of(frame.f_globals.get("__name__"))
         if plugin is not None:
             own = [n for n in range(at, len(frames)) if _is_of_plugin(frames[n][0])]
-            culprit = _Found(plugin, _title(frame.f_locals.get("self")), _loc(stack[own[-1]]))
+            culprit = _Culprit(plugin, _title(frame.f_locals.get("self")), _loc(stack[own[-1]]))
             return _diagnostic(problem, culprit, stack[at:])
     for at in reversed(range(len(frames))):
         owner = _in_hand(frames[at][0])
         plugin = plugin_of(type(owner).__module__)
         if plugin is not None:
-            culprit = _Found(plugin, _title(owner), place_of(type(owner)))
+            culprit = _Culprit(plugin, _title(owner), place_of(type(owner)))
             return _diagnostic(problem, culprit, stack[at:])
     return None
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Culprit:
     plugin: str
     title: str
     place: Loc
 
 
 def _diagnostic(
-    problem: BaseException, blame: _Found, stack: Sequence[traceback.FrameSummary]
+    problem: BaseException, blame: _Culprit, stack: Sequence[traceback.FrameSummary]
 ) -> Diagnostic:
     shown = [f for f in stack if not f.filename.startswith("<")][-_MOST:]
     notes = [note(f"in {f.name}", _loc(f)) for f in shown]
@@ -85,9 +85,9 @@ def _in_hand(frame: FrameType) -> object:
     """The pass, op or schedule that a function of the compiler works for."""
     values = frame.f_locals
     op = values.get("op")
-    held: list[object] = [op.definition] if isinstance(op, Operation) else []
-    held += [values.get(name) for name in ("self", "pass_", "definition", "schedule")]
-    return next((h for h in held if plugin_of(type(h).__module__)), None)
+    candidates: list[object] = [op.definition] if isinstance(op, Operation) else []
+    candidates += [values.get(name) for name in ("self", "pass_", "definition", "schedule")]
+    return next((h for h in candidates if plugin_of(type(h).__module__)), None)
 
 
 def _title(owner: object) -> str:

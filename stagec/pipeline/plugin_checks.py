@@ -23,14 +23,14 @@ from stagec.support.suggest import did_you_mean
 _OP_NAME = re.compile(r"[a-z_]\w*\.[a-z_]\w*", re.ASCII)
 _PASS_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 #: A message, and its remedy.
-_Found = tuple[str, str]
+_Fault = tuple[str, str]
 
 
 def sound_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
     """The plug-in with those ops and passes only that can be used; appends what is wrong with the
     others."""
 
-    def kept(what: str, check: Callable[[object], Iterator[_Found]]) -> tuple[Any, ...]:
+    def kept(what: str, check: Callable[[object], Iterator[_Fault]]) -> tuple[Any, ...]:
         given: Any = getattr(plugin, what)
         if not isinstance(given, tuple):
             message = f"plug-in '{plugin.name}': its {what} are no tuple"
@@ -38,7 +38,7 @@ def sound_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
             return ()
         return tuple(part for part in cast("tuple[object, ...]", given) if sound(part, check(part)))
 
-    def sound(part: object, faults: Iterator[_Found]) -> bool:
+    def sound(part: object, faults: Iterator[_Fault]) -> bool:
         messages = list(faults)
         for message, remedy in messages:
             problems.error(f"plug-in '{plugin.name}': {message}", _place(part), remedy=remedy)
@@ -51,7 +51,7 @@ def _place(part: object) -> Loc:
     return place_of(part if isinstance(part, type) else type(part))
 
 
-def _pass(given: object) -> Iterator[_Found]:
+def _pass(given: object) -> Iterator[_Fault]:
     if not isinstance(given, type) or not issubclass(given, Pass):
         yield f"{given!r} is not a class of a pass", "bring classes: passes=(MyPass,)"
         return
@@ -72,7 +72,7 @@ def _annotations(given: type) -> dict[str, object]:
     return dict(vars(given).get("__annotations__", {}))
 
 
-def _op(given: object) -> Iterator[_Found]:
+def _op(given: object) -> Iterator[_Fault]:
     if isinstance(given, type) and issubclass(given, OpDef):
         message = f"{given.__name__} is the class of an op, expected an instance"
         yield message, f"bring {given.__name__}()"
@@ -98,7 +98,7 @@ def _op(given: object) -> Iterator[_Found]:
             yield f"op '{given.name}' {message}", remedy
 
 
-def _op_data(given: OpDef) -> Iterator[_Found]:
+def _op_data(given: OpDef) -> Iterator[_Fault]:
     if not isinstance(cast("object", given.index), IndexRule | None):
         message = f"op '{given.name}' has {given.index!r} as its index rule"
         yield message, 'write index = IndexRule("...->...")'
@@ -107,7 +107,7 @@ def _op_data(given: OpDef) -> Iterator[_Found]:
         yield message, "write an integer, or define 'flops'"
 
 
-def _param(param: object, seen: set[str]) -> Iterator[_Found]:
+def _param(param: object, seen: set[str]) -> Iterator[_Fault]:
     if not isinstance(param, Param):
         yield f"has {param!r} as a parameter", 'write Param("by", "size", "what it is")'
         return

@@ -255,7 +255,7 @@ class _Assembler:
             if spec.edit is None:
                 built += self._expanded(spec, parts, outer)
             elif spec.edit.kind == "without":
-                removed = {i for run in _found(built, spec.edit) for i in run}
+                removed = {i for run in _runs_of(built, spec.edit) for i in run}
                 built = [b for i, b in enumerate(built) if i not in removed]
             else:
                 run = _only(built, spec.edit)
@@ -299,7 +299,7 @@ class _Assembler:
         return self._pipelines[spec.name]
 
 
-def _found(built: Sequence[_Placed], edit: Edit) -> list[range]:
+def _runs_of(built: Sequence[_Placed], edit: Edit) -> list[range]:
     """Where the pass or the named pipeline of an edit stands, each time from its first pass to its
     last."""
     depths = [placed.depth(edit.anchor) for placed in built]
@@ -333,7 +333,7 @@ def _names(built: Sequence[_Placed]) -> list[str]:
 
 
 def _only(built: Sequence[_Placed], edit: Edit) -> range:
-    first, *more = _found(built, edit)
+    first, *more = _runs_of(built, edit)
     if more:
         names = _names(built)
         once = ", ".join(name for name in names if names.count(name) == 1)

@@ -187,13 +187,13 @@ def pieces(
 
 def filled(sizes: Sequence[int], bucket: int) -> Iterator[Sequence[int]]:
     """The bytes of the gradients in each bucket."""
-    start = held = 0
+    start = pending = 0
     for end, size in enumerate(sizes, 1):
-        held += size
-        if held >= bucket:
+        pending += size
+        if pending >= bucket:
             yield sizes[start:end]
-            start, held = end, 0
-    if held:
+            start, pending = end, 0
+    if pending:
         yield sizes[start:]
 
 

@@ -166,9 +166,9 @@ def index_axes(module: Module, graph: Operation) -> list[str]:
 
 
 def _index_axes(module: Module, used: Set[str]) -> list[str]:
-    told_apart = Loads(module).axes(used)
+    by_load = Loads(module).axes(used)
     axes = module.mesh.axes if module.mesh else ()
-    return [a for a in axes if index_name(a) in used or a in told_apart]
+    return [a for a in axes if index_name(a) in used or a in by_load]
 
 
 def _symbols_in(graph: Operation) -> set[str]:

@@ -148,7 +148,7 @@ def crossings(source: Module, target: Module) -> Crossings:
 
 
 def _crossings(source: Module, target: Module) -> Crossings:
-    mine, theirs = held_caches(source), held_caches(target)
+    mine, theirs = caches_by_name(source), caches_by_name(target)
     if not (TOKEN in mine and TOKEN in theirs):
         mine.pop(TOKEN, None)
         theirs.pop(TOKEN, None)
@@ -206,9 +206,9 @@ def _check_alike(
             source.functions[0].loc,
             remedy="serve the same model in both pods, with the same element types",
         )
-    for name, held in mine.items():
-        here, there = held.value, theirs[name].value
-        if here.tensor.rank != there.tensor.rank or held.layers != theirs[name].layers:
+    for name, cache in mine.items():
+        here, there = cache.value, theirs[name].value
+        if here.tensor.rank != there.tensor.rank or cache.layers != theirs[name].layers:
             raise error(
                 f"%{name} is {here.type} in one pod and {there.type} in the other",
                 here.loc,
@@ -267,7 +267,7 @@ def chunk_of(op: Operation) -> int:
     return 0
 
 
-def held_caches(module: Module) -> dict[str, HeldCache]:
+def caches_by_name(module: Module) -> dict[str, HeldCache]:
     """The caches of a placed module by name. Raises `DiagnosticError` for open sizes."""
     layouts = pod_mesh(module).inner
     parts: dict[str, dict[int, tuple[LayerShare, int, Value]]] = {}

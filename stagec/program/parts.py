@@ -125,12 +125,12 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     tensors = [way for way in ways if ends[a][way][0].value.tensor.rank]
     for stream, way in enumerate(ways):
         like = way if way in tensors else (*tensors, way)[0]
-        held = {
-            pod: _held(module, meshes[pod], ends[pod][like][0].value, ends[pod][way])
+        caches = {
+            pod: _cache_of(module, meshes[pod], ends[pod][like][0].value, ends[pod][way])
             for pod, module in pods.items()
         }
-        met = _met(way, held, ends[way.source][way][0].op)
-        sent, got = held[way.source], held[way.to]
+        met = _met(way, caches, ends[way.source][way][0].op)
+        sent, got = caches[way.source], caches[way.to]
         first = {
             way.source: numbers[way.source].end(sent, got, met.to, 1).first,
             way.to: numbers[way.to].end(got, sent, met.of, 1).first,
@@ -160,7 +160,7 @@ def _ends_between(module: Module, pods: Mapping[str, Module]) -> dict[PartWay, l
     return ends
 
 
-def _held(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd]) -> HeldCache:
+def _cache_of(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd]) -> HeldCache:
     """How a pod holds what crosses, placed as a value is. Raises `DiagnosticError`."""
     shares: list[LayerShare] = []
     for end in ends:
@@ -181,9 +181,9 @@ def _held(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd]) -
     return HeldCache(Layouts(mesh.inner, splits), tuple(shares), 1, like)
 
 
-def _met(way: PartWay, held: Mapping[str, HeldCache], op: Operation) -> Handover:
+def _met(way: PartWay, caches: Mapping[str, HeldCache], op: Operation) -> Handover:
     try:
-        return handover(held[way.source].layouts, held[way.to].layouts)
+        return handover(caches[way.source].layouts, caches[way.to].layouts)
     except NoHandoverError as what:
         raise error(
             f"{way} cannot be sent between the parts: {what}, neither of which divides the other",

@@ -92,8 +92,8 @@ class OpNumbers:
         """An extent of a kernel, rounded up: the rows of an expert are those of the mean one."""
         try:
             return self.number(op, name, layer)
-        except NotAnIntegerError as found:
-            return ceil(found.value)
+        except NotAnIntegerError as problem:
+            return ceil(problem.value)
 
     def buckets(self, op: Operation) -> list[int]:
         """The bytes of each call of a reduction in buckets."""

@@ -124,10 +124,10 @@ def step_program(step: RankClass) -> StepProgram:
     """The program of one step. Raises `DiagnosticError`."""
     graph = step.graph
     args, ends = graph.body.args, graph.body.terminator.operands
-    held = [args[i].name for i in graph.integers("caches")]
-    pools = [_CLASS.sub("_cache", name) for name in held]
+    caches = [args[i].name for i in graph.integers("caches")]
+    pools = [_CLASS.sub("_cache", name) for name in caches]
     takes = {args[i].name: SAMPLED for i in graph.integers("inputs")}
-    takes |= zip(held, pools, strict=True)
+    takes |= zip(caches, pools, strict=True)
     leaves = [SAMPLED] * (len(ends) - len(pools)) + pools
     return unroll_step(graph, step.name, *step.given(), takes, leaves)
 

@@ -108,10 +108,10 @@ class Unroller:
 
     def _ref(self, value: Value) -> Ref:
         """The nodes of a value, for what is not stamped."""
-        held = self._refs.get(value)
-        if not isinstance(held, StampedValue):
-            return held
-        return build(held.shape, map(self._columns.node, held.handles))
+        reference = self._refs.get(value)
+        if not isinstance(reference, StampedValue):
+            return reference
+        return build(reference.shape, map(self._columns.node, reference.handles))
 
     def _number(self, op: Operation, name: str) -> int:
         """A size, which does not change what the program consists of."""

@@ -141,13 +141,13 @@ def stashes(actions: Sequence[Action], chunk: int | None = None) -> int:
     A stash is what forward keeps of one microbatch on one chunk. It lives from F to B, or to W
     where the gradient of the weights is split out. In an overlapped pair both stashes are held.
     """
-    held = most = 0
+    stashes = most = 0
     for action in actions:
         if chunk is not None and action.chunk != chunk:
             continue
         if action.kind == "F":
-            held += 1
-            most = max(most, held)
+            stashes += 1
+            most = max(most, stashes)
         elif action.kind == "W" or not action.split:
-            held -= 1
+            stashes -= 1
     return most

@@ -96,10 +96,10 @@ def search(
     `KeyboardInterrupt` for one that comes while points are listed: there is no answer by then."""
     from stagec.searches.cache import cached
 
-    return SearchAnswer(cached(given, asked, lambda: _found(asked, given, progress)))
+    return SearchAnswer(cached(given, asked, lambda: _searched(asked, given, progress)))
 
 
-def _found(
+def _searched(
     asked: list[Question], given: Mapping[str, Any], progress: Callable[[str], None]
 ) -> dict[str, Any]:
     """The answers as plain data."""

@@ -35,7 +35,7 @@ from stagec.searches.explore.bounds import (
     memory_bound,
     time_bound,
 )
-from stagec.searches.explore.layout import Layers, StepLayout, laid_out, rank_layers
+from stagec.searches.explore.layout import Layers, StepLayout, layer_layout, rank_layers
 from stagec.searches.explore.pipelined import ActionTimes, Pair, PipelineBound, pipelined
 from stagec.searches.points import Ints, Jobs
 from stagec.searches.probes import (
@@ -67,9 +67,9 @@ _CLOSE, _CLOSE_WITH_WHOLE = 0.9, 0.5
 SAME = -1.0
 #: A probe of a job: what it is about, and the number of the job.
 _Named: TypeAlias = tuple[str, int, Asked]
-_Found: TypeAlias = Mapping[tuple[str, int], Probe]
+_Probed: TypeAlias = Mapping[tuple[str, int], Probe]
 _Ask: TypeAlias = Callable[[int], Iterator[_Named]]
-_Take: TypeAlias = Callable[[Sequence[int], _Found], None]
+_Take: TypeAlias = Callable[[Sequence[int], _Probed], None]
 
 
 class JobBounds:
@@ -96,7 +96,7 @@ class JobBounds:
         self._work: dict[int, Probe] = {}
         self._state: dict[int, Probe] = {}
         self.array_seconds = 0.0
-        self.seconds, self.held = self._first()
+        self.seconds, self.memory = self._first()
 
     # -- all at once -------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class JobBounds:
         wanted = (work_probe(jobs[n].changed(**least), self._sizes) for n in first)
         probes = self._probing([*map(self._asked, wanted)])
         self.refused: list[str] = [probes[int(i)].refused for i in group]
-        every, _ = np.arange(len(jobs)), self._laid_out
+        every, _ = np.arange(len(jobs)), self._layer_layout
         began = time.process_time()
         own = np.array([p.own for p in probes], dtype=np.float64).reshape(-1, 3)[group]
         unshared: Floats = (own * self._unshared).sum(axis=1)
@@ -135,8 +135,8 @@ class JobBounds:
         table = np.array([[getattr(p, n) for p in works] for n in _WORK], dtype=np.float64)
         mine = table.reshape(len(_WORK), -1)[:, work]
         stash, more = mine[-2:] * keeps
-        held = MemoryParts(static, stash, more, state)
-        return time_bound(Work(*mine[:-2]), shape), memory_bound(held, shape)
+        memory = MemoryParts(static, stash, more, state)
+        return time_bound(Work(*mine[:-2]), shape), memory_bound(memory, shape)
 
     def _asked(self, options: JobOptions, what: What = "work") -> Asked:
         return Asked(options, self._machine, self._layers, what, self._overlap)
@@ -146,7 +146,7 @@ class JobBounds:
     def refine(self, numbers: Iterable[int]) -> list[int]:
         """Make the bounds of some jobs better; those for which that was possible. Those that are
         the same as a job before them hold `SAME` bytes."""
-        new = [n for n in numbers if self.held[n] != SAME and self._has_better(n)]
+        new = [n for n in numbers if self.memory[n] != SAME and self._has_better(n)]
         steps = [
             (ask, take, [n for n in new if self._stage[n] == stage])
             for stage, (ask, take) in enumerate(self._steps)
@@ -173,7 +173,7 @@ class JobBounds:
                 return self._is_piped(number) or self._jobs[number].zero >= 2
             case 3:
                 close = _CLOSE_WITH_WHOLE if self._jobs[number].zero >= 2 else _CLOSE
-                return self._is_piped(number) and bool(self.held[number] >= close * self._room)
+                return self._is_piped(number) and bool(self.memory[number] >= close * self._room)
             case _:
                 return False
 
@@ -202,22 +202,22 @@ class JobBounds:
         probe = stages_probe(self._jobs[number], self._sizes, self._layers)
         yield "stages", number, self._asked(probe, "stages")
 
-    def _take_state(self, numbers: Sequence[int], probed: _Found) -> None:
+    def _take_state(self, numbers: Sequence[int], probed: _Probed) -> None:
         for number in numbers:
             state = probed["state", number]
             self._state[number] = state
             self.refused[number] = self.refused[number] or state.refused
         self._improve({n: self._least[n] for n in numbers}, self._least_keeps)
 
-    def _take_work(self, numbers: Sequence[int], probed: _Found) -> None:
+    def _take_work(self, numbers: Sequence[int], probed: _Probed) -> None:
         self._work |= {n: probe for (what, n), probe in probed.items() if what == "work"}
         self._improve({n: self._work[n] for n in numbers}, self._keeps)
         for number in numbers:
             self.refused[number] = self.refused[number] or self._work[number].refused
         for number in filter(self._is_another, numbers):
-            self.held[number] = SAME
+            self.memory[number] = SAME
 
-    def _take_exchanged(self, numbers: Sequence[int], probed: _Found) -> None:
+    def _take_exchanged(self, numbers: Sequence[int], probed: _Probed) -> None:
         mine = {n: probed["exchanged", n] for n in numbers if ("exchanged", n) in probed}
         for number in (n for n in mine if self._is_piped(n)):
             # parameters that stay gathered are kept once, not of each microbatch
@@ -228,10 +228,10 @@ class JobBounds:
             times = mine[number].times if number in mine else None
             self._follow(number, times, probed["tail", number].tail)
 
-    def _take_stages(self, numbers: Sequence[int], probed: _Found) -> None:
+    def _take_stages(self, numbers: Sequence[int], probed: _Probed) -> None:
         for number in numbers:
-            held = self._held(number, probed["stages", number])
-            self.held[number] = max(self.held[number], SLACK * held)
+            memory = self._stage_memory(number, probed["stages", number])
+            self.memory[number] = max(self.memory[number], SLACK * memory)
 
     @property
     def _steps(self) -> Sequence[tuple[_Ask, _Take]]:
@@ -252,7 +252,7 @@ class JobBounds:
             seconds = pipelined(self._layers, PipelineBound(*_shape(job)), times, ready, mine.again)
             self.seconds[number] = max(self.seconds[number], SLACK * seconds)
 
-    def _held(self, number: int, probe: Probe) -> float:
+    def _stage_memory(self, number: int, probe: Probe) -> float:
         """Bytes that a rank of a pipeline holds at least, by a probe of four stages: what both
         ends hold beside layers, and what a backward of layers needs beside all that is kept."""
         each, stash = self._state[number].static, self._work[number].stash * self._keeps[number]
@@ -260,8 +260,8 @@ class JobBounds:
             return 0.0
         known = replace(self._layers, many=sum(BETWEEN))
         head, few, many, tail = rank_layers(known, *FOUR_STAGES, parts_of(self._layers))
-        held = zip(probe.ends, (head, tail), strict=True)
-        first, last = (max(0.0, static - rank.own * each) for static, rank in held)
+        memory = zip(probe.ends, (head, tail), strict=True)
+        first, last = (max(0.0, static - rank.own * each) for static, rank in memory)
         one, other = probe.beside[0] - few.kept * stash, probe.beside[1] - many.kept * stash
         # the same for any number of layers: it is there when the first of them begins
         beside = max(0.0, one) if stash and round(one) == round(other) else 0.0
@@ -298,9 +298,9 @@ class JobBounds:
         rows, own = np.array([*works], dtype=np.int64), np.arange(len(works))
         states = [self._state[n] for n in works]
         static, state = np.array([(s.static, s.state) for s in states], dtype=np.float64).T
-        seconds, held = self._of(rows, [*works.values()], own, static, state, keeps[rows])
+        seconds, memory = self._of(rows, [*works.values()], own, static, state, keeps[rows])
         self.seconds[rows] = np.maximum(self.seconds[rows], seconds)
-        self.held[rows] = np.maximum(self.held[rows], held)
+        self.memory[rows] = np.maximum(self.memory[rows], memory)
 
     def _is_another(self, number: int) -> bool:
         """Whether a job before this one differs from it in what is recomputed, and by its probe in
@@ -361,22 +361,22 @@ class JobBounds:
         return np.array([v == value for v in self._jobs.values(name)], dtype=np.float64)
 
     @cached_property
-    def _laid_out(self) -> tuple[Ints, Floats]:
+    def _layer_layout(self) -> tuple[Ints, Floats]:
         names = ("pp", "schedule", "chunks", "stage_layers")
         group, first = self._jobs.alike(names, [self._counts])
         return group, columns([_layout(self._jobs[n], self._layers) for n in first])
 
     @property
     def _layout(self) -> Ints:
-        return self._laid_out[0]
+        return self._layer_layout[0]
 
     @property
     def _layouts(self) -> Floats:
-        return self._laid_out[1]
+        return self._layer_layout[1]
 
 
 def _layout(job: JobOptions, layers: Layers) -> StepLayout:
-    return laid_out(layers, *_shape(job))
+    return layer_layout(layers, *_shape(job))
 
 
 def _shape(job: JobOptions) -> tuple[str, int, int, int, tuple[int, ...]]:

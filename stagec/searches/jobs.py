@@ -121,8 +121,8 @@ def work(unit: Task | Asked) -> Evaluated | str | Probe:
 class Probes:
     """Makes probes, each once; `tell` is called with how many."""
 
-    def __init__(self, run: Run, tell: Callable[[str], None]) -> None:
-        self._run, self._tell = run, tell
+    def __init__(self, run: Run, log: Callable[[str], None]) -> None:
+        self._run, self._log = run, log
         self._known: dict[str, Probe] = {}
 
     def __call__(self, asked: Sequence[Asked]) -> list[Probe]:
@@ -133,7 +133,7 @@ class Probes:
         for done, (number, made) in enumerate(self._run([new[k] for k in order]), 1):
             self._known[order[number]] = made
             more = f", {done:,} of the {len(new):,} that are wanted now"
-            self._tell(f"{len(self._known):,} probes made{more}")
+            self._log(f"{len(self._known):,} probes made{more}")
         return [self._known[k] for k in keys]
 
 

@@ -218,15 +218,15 @@ def _work(asked: Asked) -> Probe:
         link=_link(spans) if asked.options.zero >= 2 else 0.0,
     )
     memory = [job.figures().memory for job in jobs]
-    held = [float(each[OTHERS]) for each in memory]
-    stash = max(0.0, _slope(held))
+    kept = [float(each[OTHERS]) for each in memory]
+    stash = max(0.0, _slope(kept))
     parameters, gradients, state = (_slope([float(m[n]) for m in memory]) for n in _STATIC)
     times = _times(steps, asked.layers.before)
     again = layer / 2 if asked.options.recompute != "none" else 0.0
     return replace(
         elapsed,
         stash=stash,
-        more=max(0.0, held[0] - FEW[0] * stash),
+        more=max(0.0, kept[0] - FEW[0] * stash),
         own=(parameters, gradients, state),
         times=times,
         again=again,
@@ -271,8 +271,8 @@ def _tail(asked: Asked) -> Probe:
 
 def _whole_work(asked: Asked) -> Probe:
     job = CompiledJob.of(asked.options)
-    span, held = _spans(_ran(_step(job, asked))), job.figures().memory[OTHERS]
-    return Probe(rest=span.whole, head=span.head, cut=span.cut, back=span.back, more=float(held))
+    span, kept = _spans(_ran(_step(job, asked))), job.figures().memory[OTHERS]
+    return Probe(rest=span.whole, head=span.head, cut=span.cut, back=span.back, more=float(kept))
 
 
 def _whole_state(asked: Asked) -> Probe:

@@ -267,14 +267,14 @@ def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]
     """The knobs of a text with a `stg.space`. Raises `DiagnosticError` with the line that is
     wrong."""
     op = parse_op(session.read_part(name, "stg.space", _FORM), load_plugins(()).registry)
-    held = [o for o in (op, *(op.region.ops if op.region else ())) if o.name == "stg.space"]
-    if not held:
+    spaces = [o for o in (op, *(op.region.ops if op.region else ())) if o.name == "stg.space"]
+    if not spaces:
         raise error(
             f"{name} has no 'stg.space', expected one",
             op.loc,
             remedy=_FORM,
         )
-    for each in held[0].region.ops if held[0].region else ():
+    for each in spaces[0].region.ops if spaces[0].region else ():
         flag = each.text("flag")
         if flag not in KNOBS:
             remedy = did_you_mean(flag, KNOBS) or "'stagec search --help' lists the flags"

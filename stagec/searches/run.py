@@ -17,7 +17,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine
 from stagec.searches.bounds import SAME, JobBounds
 from stagec.searches.explore.bounds import Floats
-from stagec.searches.explore.branch import Found, Front, Search
+from stagec.searches.explore.branch import Front, Ranked, Search
 from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.space import Space
 from stagec.searches.jobs import Evaluated, Probes, Run, Task
@@ -85,11 +85,11 @@ class Question:
         """Whether a step takes longer than it may."""
         return self.most_seconds is not None and seconds > self.most_seconds
 
-    def objective_of(self, seconds: float, held: float) -> float:
+    def objective_of(self, seconds: float, memory: float) -> float:
         """The objective, less is better, of seconds (of a group) and bytes. With ranks and batch as
         they are, tokens of a rank follow the time."""
         if self.objective == "memory":
-            return held
+            return memory
         return self.cost(seconds) if self.objective == "cost" else seconds
 
     def value(self, point: Evaluated) -> float | None:
@@ -109,7 +109,7 @@ class Answer:
 
     question: Question
     listed: Listed
-    best: list[Found[Evaluated]]
+    best: list[Ranked[Evaluated]]
     evaluated: int = 0
     timed: int = 0
     proven: float = 0.0
@@ -121,36 +121,36 @@ class Answer:
     bound_seconds: float = 0.0
     seconds: float = 0.0
 
-    def job(self, best: Found[Evaluated]) -> JobOptions:
+    def job(self, best: Ranked[Evaluated]) -> JobOptions:
         """The job of a result."""
         return self.listed.jobs[best.number]
 
 
 #: What is told while a search goes on: how many were evaluated, the best value, what is proven,
 #: and how many are left.
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-def search(question: Question, run: Run, at_a_time: int, tell: Tell) -> Answer:
+def search(question: Question, run: Run, at_a_time: int, log: Log) -> Answer:
     """The best jobs. Interrupted, it says what is known so far; before the points are listed that
     is nothing."""
     began = time.monotonic()
-    tell("listing the points")
+    log("listing the points")
     base = question.base.changed(ranks=question.ranks)
     space = listed(question.space, base, question.sizes, question.layers.total)
     answer = Answer(question, space, [])
     if len(space.jobs):
-        _Searching(question, answer, run, at_a_time, tell).go()
+        _Searching(question, answer, run, at_a_time, log).go()
     answer.seconds = time.monotonic() - began
     return answer
 
 
 class _Searching:
     def __init__(
-        self, question: Question, answer: Answer, run: Run, at_a_time: int, tell: Tell
+        self, question: Question, answer: Answer, run: Run, at_a_time: int, log: Log
     ) -> None:
         self._question, self._answer, self._run = question, answer, run
-        self._at_a_time, self._tell = at_a_time, tell
+        self._at_a_time, self._log = at_a_time, log
         self._jobs = answer.listed.jobs
         self._bounds: JobBounds | None = None
         self._began = time.monotonic()
@@ -189,8 +189,8 @@ class _Searching:
 
     def _front(self, bounds: Mapping[int, float]) -> Front[Evaluated]:
         """The front of time and memory, of those that may fit."""
-        seconds, held = self._answer.bounds or (np.zeros(len(self._jobs)),) * 2
-        respects = {"time": seconds, "memory": held}
+        seconds, memory = self._answer.bounds or (np.zeros(len(self._jobs)),) * 2
+        respects = {"time": seconds, "memory": memory}
         names = [n for n in self._question.pareto if n in respects]
         front: Front[Evaluated] = Front(
             {n: tuple(float(respects[r][n]) for r in names) for n in bounds}
@@ -217,12 +217,12 @@ class _Searching:
         question, answer, every = self._question, self._answer, range(len(self._jobs))
         if question.exhaustive:
             return dict.fromkeys(every, 0.0)
-        probes = Probes(self._run, self._tell)
+        probes = Probes(self._run, self._log)
         about = self._jobs, question.layers, question.sizes, question.machine, probes
-        told = question.objective == "memory" or question.pareto
-        room = 0.0 if told else self._room({})
+        memory_matters = question.objective == "memory" or question.pareto
+        room = 0.0 if memory_matters else self._room({})
         bounds = self._bounds = JobBounds(*about, overlap=question.overlap, room=room)
-        answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.held)
+        answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.memory)
         if question.pareto:  # of all what stays in memory, and the work as it is
             bounds.refine(every)
             bounds.refine(every)
@@ -236,12 +236,12 @@ class _Searching:
         if bounds is None:
             return values
         for n in numbers:
-            seconds, held = float(bounds.seconds[n]), float(bounds.held[n])
-            values[n] = question.objective_of(seconds, held)
-            if held == SAME:
+            seconds, memory = float(bounds.seconds[n]), float(bounds.memory[n])
+            values[n] = question.objective_of(seconds, memory)
+            if memory == SAME:
                 self._answer.listed.same += 1
                 values[n] = None
-            elif held > (self._room(mesh_axes(self._jobs[n])) if few else most):
+            elif memory > (self._room(mesh_axes(self._jobs[n])) if few else most):
                 self._answer.cut["too much memory by its bound"] += 1
                 values[n] = None
             elif question.is_late(seconds):
@@ -300,11 +300,11 @@ class _Searching:
         whole job."""
         return self._why(number) in self._refused
 
-    def _progress(self, tried: int, best: Sequence[Found[Evaluated]], proven: float) -> None:
+    def _progress(self, tried: int, best: Sequence[Ranked[Evaluated]], proven: float) -> None:
         rate = tried / max(1e-9, time.monotonic() - self._began)
         value = f"{best[0].value:.4g}" if best else "none yet"
         rest = f"none of the others below {proven:.4g}"
-        self._tell(f"{tried:,} evaluated ({rate:.1f}/s), best {value}, {rest}")
+        self._log(f"{tried:,} evaluated ({rate:.1f}/s), best {value}, {rest}")
 
 
 _NOTHING = Evaluated({}, {}, None)

@@ -30,11 +30,11 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
         for i, evaluated in run([Task(jobs[n], *about) for n in open_]):
             answer.known[open_[i]] = evaluated
     seconds = answer.question.per_group(best.what.seconds or 1.0, best.what.tokens)
-    told = [_told(answer, n, change, seconds) for n, change in near.items()]
-    return sorted(told, key=lambda row: (row["more"] is None, row["more"] or 0.0))
+    rows = [_row(answer, n, change, seconds) for n, change in near.items()]
+    return sorted(rows, key=lambda row: (row["more"] is None, row["more"] or 0.0))
 
 
-def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, Any]:
+def _row(answer: Answer, number: int, change: str, best: float) -> dict[str, Any]:
     evaluated = answer.known.get(number)
     row: dict[str, Any] = {
         "change": change,
@@ -54,13 +54,13 @@ def _told(answer: Answer, number: int, change: str, best: float) -> dict[str, An
         return {**row, "more": seconds / best - 1, "memory_peak": evaluated.peak}
     if answer.bounds is None:
         return row
-    bounds, held = answer.bounds
-    if held[number] == SAME:
+    bounds, memory = answer.bounds
+    if memory[number] == SAME:
         return {**row, "more": 0.0, "exact": True, "note": "the same job"}
     limit = answer.question.limit
     room = limit.room({}, answer.question.machine) if limit else None
-    if room is not None and held[number] > room:
-        return {**row, "note": "does not fit", "memory_peak": int(held[number])}
+    if room is not None and memory[number] > room:
+        return {**row, "note": "does not fit", "memory_peak": int(memory[number])}
     return {**row, "more": float(bounds[number]) / best - 1, "note": "at least"}
 
 
@@ -70,14 +70,14 @@ def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
     distances: list[tuple[float, dict[str, Any]]] = []
     for answer in answers:
         limit, machine = answer.question.limit, answer.question.machine
-        held = {n: e.peak for n, e in answer.known.items() if isinstance(e, Evaluated)}
+        memory = {n: e.peak for n, e in answer.known.items() if isinstance(e, Evaluated)}
         if answer.bounds is not None:
-            held = {n: int(b) for n, b in enumerate(answer.bounds[1]) if b > 0} | held
-        for n in sorted(held, key=held.__getitem__)[:1] if limit else ():
+            memory = {n: int(b) for n, b in enumerate(answer.bounds[1]) if b > 0} | memory
+        for n in sorted(memory, key=memory.__getitem__)[:1] if limit else ():
             job, room = answer.listed.jobs[n], _room(answer, n)
-            if held[n] > room:
-                row = {"strategy": strategy_of(job), "memory_at_least": held[n], "room": room}
-                distances.append((held[n] / room, {**row, "machine": machine.given}))
+            if memory[n] > room:
+                row = {"strategy": strategy_of(job), "memory_at_least": memory[n], "room": room}
+                distances.append((memory[n] / room, {**row, "machine": machine.given}))
     return min(distances, key=lambda each: each[0])[1] if distances else None
 
 

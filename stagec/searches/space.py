@@ -179,7 +179,7 @@ class _Listing:
         ]
         self._ranks = MemoByReads(_on_options(data_ranks))
         self._order = MemoByReads(_on_options(_order_of))
-        self._found = Listed(space.count, Jobs(base, self._names), Counter())
+        self._listed = Listed(space.count, Jobs(base, self._names), Counter())
         self._varying = {*space.knobs} - _MESH | {"microbatches", *self._defaults}
         self._whole = self._checks({})
         self._seen: set[tuple[Any, ...]] = set()
@@ -203,7 +203,7 @@ class _Listing:
             checks = self._checks({n: v for n, v in meshed.items() if n not in self._varying})
             for rest in points:
                 self._take({**meshed, **rest}, times, checks)
-        return self._found
+        return self._listed
 
     def _checks(self, shared: Mapping[str, Any]) -> _Checks:
         """What rules and flags say of points that have these values in common: without the rules
@@ -250,11 +250,11 @@ class _Listing:
         if values[MESH_ORDER.name]:
             values[MESH_ORDER.name] = self._order(values)
         row = self._row(values)
-        self._found.same += times - (row not in self._seen)
+        self._listed.same += times - (row not in self._seen)
         if row in self._seen:
             return
         self._seen.add(row)
-        self._found.jobs.rows.append(row)
+        self._listed.jobs.rows.append(row)
 
     def _without(self, rule: MemoByReads[Diagnostic | None], values: dict[str, Any]) -> bool:
         """Leave out a default of a stack that a rule refuses beside the rest; whether one did it,
@@ -266,7 +266,7 @@ class _Listing:
         return False
 
     def _refuse(self, message: str, times: int) -> None:
-        self._found.refused[message] += times
+        self._listed.refused[message] += times
 
 
 def _parts_of_experts(options: JobOptions) -> Diagnostic | None:

@@ -35,8 +35,8 @@ def as_written(options: JobOptions) -> JobOptions:
     other = {n for n, value in flags.items() if getattr(options, n) != value}
     given = {n: getattr(plain, n) for n in flags.keys() - other}
     needed = {n for n in other if n in _flags(options, other - {n}, session)}
-    told = {n for n in needed if _may_be(options.changed(**{n: flags[n]}), n)}
-    return options.changed(**given, explicit=frozenset(told))
+    explicit = {n for n in needed if _may_be(options.changed(**{n: flags[n]}), n)}
+    return options.changed(**given, explicit=frozenset(explicit))
 
 
 def _may_be(options: JobOptions, flag: str) -> bool:

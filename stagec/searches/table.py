@@ -18,7 +18,7 @@ from stagec.jobs.builder import model_name
 from stagec.jobs.request.command_line import job_words
 from stagec.machines.placement import crossed
 from stagec.output.tables import NARROW, bytes_text, console, table
-from stagec.searches.explore.branch import Found, beats
+from stagec.searches.explore.branch import Ranked, beats
 from stagec.searches.explore.reasons import limits, reason
 from stagec.searches.main_pod import with_batch_option
 from stagec.searches.merge_messages import merge_messages
@@ -64,7 +64,7 @@ def rows(answer: Answer, *, several: bool = False) -> list[dict[str, Any]]:
     return [_row(answer, point, n, several=several) for n, point in enumerate(answer.best, 1)]
 
 
-def _row(answer: Answer, best: Found[Evaluated], number: int, *, several: bool) -> dict[str, Any]:
+def _row(answer: Answer, best: Ranked[Evaluated], number: int, *, several: bool) -> dict[str, Any]:
     what, machine = best.what, answer.question.machine
     options = answer.job(best)
     seconds = what.seconds or 0.0
@@ -94,7 +94,7 @@ def _row(answer: Answer, best: Found[Evaluated], number: int, *, several: bool) 
     }
 
 
-def _reason(answer: Answer, row: Found[Evaluated], *, several: bool) -> str:
+def _reason(answer: Answer, row: Ranked[Evaluated], *, several: bool) -> str:
     best = answer.best[0]
     if row is best:
         return _proof(answer, several=several)
@@ -144,14 +144,14 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
     }
     wanted = first.question.wanted
     several = len(answers) > 1
-    told = [
+    ranked = [
         each for a in answers for each in zip(_values(a), rows(a, several=several), strict=True)
     ]
     if first.question.pareto:
-        told = _front(told, first.question.pareto)
+        ranked = _front(ranked, first.question.pareto)
     else:
-        told = sorted(told, key=lambda each: each[0])[:wanted]
-    best = [row for _, row in told]
+        ranked = sorted(ranked, key=lambda each: each[0])[:wanted]
+    best = [row for _, row in ranked]
     for number, row in enumerate(best, 1):
         row["command"] = row["command"].rsplit("-", 1)[0] + f"-{number}"
     table["best"] = best
@@ -170,8 +170,8 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def _bounds(answer: Answer) -> Iterator[tuple[float, int]]:
     """The lower bounds of points that were not evaluated, with four digits."""
-    seconds, held = answer.bounds or ((), ())
-    for number, (time, size) in enumerate(zip(seconds, held, strict=True)):
+    seconds, memory = answer.bounds or ((), ())
+    for number, (time, size) in enumerate(zip(seconds, memory, strict=True)):
         if number not in answer.known and time > 0 and size > 0:
             yield float(f"{time:.4g}"), int(float(f"{size:.4g}"))
 
@@ -192,14 +192,14 @@ def least(answer: Answer) -> float:
 
 
 def _front(
-    told: list[tuple[float, dict[str, Any]]], respects: Sequence[str]
+    ranked: list[tuple[float, dict[str, Any]]], respects: Sequence[str]
 ) -> list[tuple[float, dict[str, Any]]]:
     """Those that no other beats, of all searches."""
     names = {"time": "step_seconds", "memory": "memory_peak", "ranks": "ranks"}
-    points = [tuple(row[names[r]] for r in respects) for _, row in told]
+    points = [tuple(row[names[r]] for r in respects) for _, row in ranked]
     kept = [
         each
-        for each, point in zip(told, points, strict=True)
+        for each, point in zip(ranked, points, strict=True)
         if not any(beats(other, point) for other in points)
     ]
     return sorted(kept, key=lambda each: each[1]["step_seconds"])
@@ -348,8 +348,8 @@ def _neighbours(rows: Sequence[Mapping[str, Any]]) -> Any:
     made = table("One flag away from [1]", "change", "step", "memory", text_columns=1)
     for row in rows[:_MOST_NEAR]:
         more = row["note"] if row["more"] is None else f"{row['note']} {row['more']:+.1%}".strip()
-        held = row.get("memory_peak")
-        made.add_row(row["change"], more[:_LONG], "" if held is None else bytes_text(held))
+        memory = row.get("memory_peak")
+        made.add_row(row["change"], more[:_LONG], "" if memory is None else bytes_text(memory))
     return made
 
 

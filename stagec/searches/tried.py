@@ -22,7 +22,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.schedule.registry import SCHEDULES
 from stagec.searches.explore.space import Space, doubled
 from stagec.searches.jobs import Evaluated, Run, Task
-from stagec.searches.run import Answer, Tell
+from stagec.searches.run import Answer, Log
 from stagec.searches.space import (
     MICROBATCH,
     MICROBATCH_FLAG,
@@ -43,12 +43,12 @@ class _Trial(NamedTuple):
     job: JobOptions
 
 
-def tried(answer: Answer, run: Run, tell: Tell) -> dict[str, Any]:
+def tried(answer: Answer, run: Run, log: Log) -> dict[str, Any]:
     """How many jobs were tried, and those that are better than the best of the space, the best of
     them first."""
     every = (t for flag in flags_to_try(answer) for t in _of_flag(answer, flag))
     trials = [*{repr(vars(t.job)): t for t in every}.values()]
-    better = [*_evaluated(answer, trials, _telling(run, tell))]
+    better = [*_evaluated(answer, trials, _telling(run, log))]
     together = _together(better)
     if len(together) > 1 and (both := _trial(answer, together)) is not None:
         trials.append(both)
@@ -132,12 +132,12 @@ def _best(answer: Answer) -> JobOptions:
     return answer.job(answer.best[0])
 
 
-def _telling(run: Run, tell: Tell) -> Run:
+def _telling(run: Run, log: Log) -> Run:
     """Reports how many jobs are done."""
 
     def telling(units: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         for done, result in enumerate(run(units), 1):
-            tell(f"{done:,} of {len(units):,} flags beyond the space tried")
+            log(f"{done:,} of {len(units):,} flags beyond the space tried")
             yield result
 
     return telling

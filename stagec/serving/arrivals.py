@@ -120,18 +120,18 @@ def _conversation(
     at: int, said: Sequence[tuple[int, int]], how: Conversations, first: int
 ) -> Request:
     """The first turn of a conversation, whose blocks are numbered from `first` on."""
-    held = sum(prompt + output for prompt, output in said)
+    context = sum(prompt + output for prompt, output in said)
     after: tuple[int, Request] | None = None
     for prompt, output in reversed(said):
-        held -= output
-        if held > MAX_LENGTH:
+        context -= output
+        if context > MAX_LENGTH:
             raise error(
-                f"a conversation has {held:,} tokens, at most {MAX_LENGTH:,} are supported",
+                f"a conversation has {context:,} tokens, at most {MAX_LENGTH:,} are supported",
                 remedy="give fewer --turns",
             )
-        blocks = range(first, first + (held + output) // how.block)
-        after = how.pause, Request(at, held, output, prefix=blocks, then=after)
-        held -= prompt
+        blocks = range(first, first + (context + output) // how.block)
+        after = how.pause, Request(at, context, output, prefix=blocks, then=after)
+        context -= prompt
     return after[1] if after is not None else Request(at, 1, 1)
 
 

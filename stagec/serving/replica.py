@@ -109,12 +109,12 @@ class Replica:
         for job, tokens in self._rest():
             budget -= self._take(job, tokens, chunks)
         gave_up = self.tally.preempted > before
-        held = self._held_up()
-        if self.waiting and not gave_up and not held:
+        delayed = self._delayed_steps()
+        if self.waiting and not gave_up and not delayed:
             delay += self._admit(budget, chunks)
         if not self._decoding and not chunks:
             return None
-        most = 1 if gave_up or delay else min(held or _ENDLESS, self._until_poll())
+        most = 1 if gave_up or delay else min(delayed or _ENDLESS, self._until_poll())
         self.way = self._under_way(now, delay, chunks, most)
         return self.way
 
@@ -145,7 +145,7 @@ class Replica:
             return False  # the first one that waits has cut them
         return self.cut(now)
 
-    def _held_up(self) -> int:
+    def _delayed_steps(self) -> int:
         """The decode steps for which prompts wait for others, 0 where they do not."""
         most, waiting = self.scheduler.gather, self.waiting
         full = 9 * self.limits.tokens

@@ -152,13 +152,13 @@ class Way:
 
     def __call__(self, values: Mapping[str, int]) -> tuple[CollectiveStep, ...]:
         """The steps."""
-        return self._found(values)[0]
+        return self._solved(values)[0]
 
     def cost(self, values: Mapping[str, int]) -> Fraction:
         """What a rank sends on the way, as a share of the whole tensor."""
-        return self._found(values)[1]
+        return self._solved(values)[1]
 
-    def _found(self, values: Mapping[str, int]) -> tuple[tuple[CollectiveStep, ...], Fraction]:
+    def _solved(self, values: Mapping[str, int]) -> tuple[tuple[CollectiveStep, ...], Fraction]:
         ranks = tuple([values[a] for a in self.axes])
         fixed = prod([values[a] for a in self.fixed])
         may = tuple([m if isinstance(m, bool) else m(values) for c in self.choices for _, m in c])
@@ -250,7 +250,7 @@ class _Moves:
 
     def __init__(self, sizes: Mapping[str, int], allowed: _Allowed, kind: str) -> None:
         self._sizes, self._axes, self._allowed, self._kind = sizes, tuple(sizes), allowed, kind
-        self._found: dict[_State, list[_Move]] = {}
+        self._solved: dict[_State, list[_Move]] = {}
         self._least: dict[tuple[_State, int], int] = {}
         self._smallest = prod(sizes.values())
         self.total = self._smallest**2
@@ -283,9 +283,9 @@ class _Moves:
 
     def of(self, state: _State) -> list[_Move]:
         """Each with its bytes and where it leads."""
-        if state not in self._found:
-            self._found[state] = list(self._all(state))
-        return self._found[state]
+        if state not in self._solved:
+            self._solved[state] = list(self._all(state))
+        return self._solved[state]
 
     def _all(self, state: _State) -> Iterator[_Move]:
         splits, partial = state

@@ -22,7 +22,7 @@ class RowSources:
     """Where the rows of dimensions come from. Placements do not matter, so what is found stays."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Value, int], Operation | None] = {}
+        self._sources: dict[tuple[Value, int], Operation | None] = {}
 
     def taken(self, op: Operation, factor: str) -> list[Operation]:
         """The ops that filled the rows that an op finds in dimensions joined of this factor and
@@ -40,10 +40,10 @@ class RowSources:
 
     def filler(self, value: Value, dim: int) -> Operation | None:
         """The op that filled the rows of a dimension; None if they are not numbered."""
-        if (value, dim) not in self._found:
-            self._found[value, dim] = None  # what a layer hands to the next one does not say
-            self._found[value, dim] = self._look(value, dim)
-        return self._found[value, dim]
+        if (value, dim) not in self._sources:
+            self._sources[value, dim] = None  # what a layer hands to the next one does not say
+            self._sources[value, dim] = self._look(value, dim)
+        return self._sources[value, dim]
 
     def _look(self, value: Value, dim: int) -> Operation | None:
         op = value.producer

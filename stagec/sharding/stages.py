@@ -148,8 +148,8 @@ def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> li
         stack = stack_of(op)
         if number and op is stack.members[0]:
             mine = [k for k, other in enumerate(repeats) if other in stack.members]
-            held = (j for j, p in enumerate(pieces) if any(p.counts[k] != ZERO for k in mine))
-            sections[next(held, 0)].add(2 * number)
+            owners = (j for j, p in enumerate(pieces) if any(p.counts[k] != ZERO for k in mine))
+            sections[next(owners, 0)].add(2 * number)
     sections[0].add(0)
     sections[-1].add(2 * len(whole))
     return [replace(p, sections=frozenset(s)) for p, s in zip(pieces, sections, strict=True)]

@@ -40,7 +40,7 @@ class JsonStream:
         self._last = 0  # where in the buffer the last value begins
         self._ended = False
         self._line, self._column = 1, 1  # where the buffer begins
-        self.found = False  # whether the list was there
+        self.has_list = False  # whether the list was there
 
     def members(self, streamed: str) -> Iterator[tuple[str, Any]]:
         """Names and values of the object; of the list named `streamed` each element, one by one.
@@ -56,7 +56,7 @@ class JsonStream:
         while True:
             name = self._name_of_member()
             if name == streamed and self._peek() == "[":
-                self.found = True
+                self.has_list = True
                 yield from ((name, value) for value in self._elements())
             else:
                 yield name, self._value()

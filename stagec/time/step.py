@@ -21,7 +21,7 @@ from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Node, Program
 from stagec.program.sizes import Resizable, what_it_does
 from stagec.time.clock.graph import ClassIssue, ClassNodes, StepGraph, step_graph
-from stagec.time.clock.hosts import HostTimes, held_up
+from stagec.time.clock.hosts import HostTimes, delay_kernels
 from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
@@ -402,7 +402,7 @@ def step_time(
     ]
     if any(each.waits for each in spent):
         of_jobs = zip(issued.jobs, spent, strict=True)
-        costs = held_up(graph, costs, [times for job, times in of_jobs for _ in job.classes])
+        costs = delay_kernels(graph, costs, [times for job, times in of_jobs for _ in job.classes])
     devices = ClockedStep(graph, costs, round(efficiency.interference.computations * 1024))
     ways = sum((table.ways for table in tables), Counter[int]())
     software = [job.software for job in issued.jobs]

@@ -44,7 +44,7 @@ def working_folder(target: Path, *, force: bool, resume: bool) -> Generator[Path
         try:
             yield folder
         except OSError as problem:
-            _tell_how_to_resume(problem)
+            _say_how_to_resume(problem)
             raise
         except BaseException:
             if not resume:
@@ -60,7 +60,7 @@ def real_folder(folder: Path) -> Path:
     return Path(os.path.realpath(folder)) if folder.is_symlink() else folder
 
 
-def _tell_how_to_resume(problem: OSError) -> None:
+def _say_how_to_resume(problem: OSError) -> None:
     problem.add_note("what is written is kept: run the same command with --resume to go on")
 
 

@@ -148,8 +148,8 @@ class ClosedLoop:
         room = rule.room(room_of(self.machine, full.mesh))
         tokens = each * (self.prompt + self.output // 2)
         blocks = [
-            (room - sum(held.values()) + held[CACHES]) * tokens // (cached[CACHES] * BLOCK)
-            for held, cached in zip(full.by_stage, decode.by_stage, strict=True)
+            (room - sum(memory.values()) + memory[CACHES]) * tokens // (cached[CACHES] * BLOCK)
+            for memory, cached in zip(full.by_stage, decode.by_stage, strict=True)
             if cached.get(CACHES)
         ]
         least = -(-round((self.prompt + self.output) / self.share) // BLOCK)

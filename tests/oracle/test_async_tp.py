@@ -69,9 +69,9 @@ def test_what_blocking_adds(options: dict[str, Any]) -> None:
 def test_a_weight_gradient_overlaps_the_sum_of_input_gradients_unless_it_blocks() -> None:
     """The reduction of d_n2 is issued after the gradient of gate and up, which it does not use."""
     for async_tp in (True, False):
-        found = nodes(async_tp=async_tp, tp=2)
-        reduce = next(n for n in found if n.name == "backward/L0/layers/d_n2_r")
-        weights = next(n for n in found if n.name == "backward/L0/layers/swiglu/d_w_gate_up_i")
+        actual = nodes(async_tp=async_tp, tp=2)
+        reduce = next(n for n in actual if n.name == "backward/L0/layers/d_n2_r")
+        weights = next(n for n in actual if n.name == "backward/L0/layers/swiglu/d_w_gate_up_i")
         assert weights.id < reduce.id
         before = {d.name for d in after_of(reduce)}
         assert (weights.name in before) is not async_tp

@@ -98,8 +98,8 @@ def attend(
 
 
 def projected(x: Array, p: Params, name: str) -> Array:
-    found = np.einsum("sd,dhk->shk", x, p[f"w{name}"])
-    return np.asarray(found + p[f"b{name}"] if f"b{name}" in p else found)
+    actual = np.einsum("sd,dhk->shk", x, p[f"w{name}"])
+    return np.asarray(actual + p[f"b{name}"] if f"b{name}" in p else actual)
 
 
 def experts_of(token: int, count: int) -> list[int]:
@@ -302,5 +302,5 @@ def test_loss_is_that_of_the_published_model(model: str, tmp_path: Path) -> None
     builder = JobBuilder(JobOptions(str(path), sizes={"B": B, "S": S}))
     module = run_passes(builder.module, "inline,infer-shapes")
     inputs: dict[str, Array] = inputs_of(module, 7)
-    (found,) = run_numeric(module, inputs)
-    np.testing.assert_allclose(found, loss_of(model, inputs), rtol=1e-5)
+    (actual,) = run_numeric(module, inputs)
+    np.testing.assert_allclose(actual, loss_of(model, inputs), rtol=1e-5)

@@ -135,8 +135,8 @@ def test_a_ring_sends_the_keys_that_a_window_reaches(strategy: str, window: int)
     again backward, and their gradients in fp32 back home."""
     pipeline = "infer-shapes,apply-strategy,differentiate,partition,units,plan,lower-to-trace"
     module = compiled(text(f"causal, window = {window}", strategy), pipeline)
-    found = analysis(module, "m")["classes"]
-    sent = [m for c in found for m in c["p2p"] if m["dir"] == "send"]
+    actual = analysis(module, "m")["classes"]
+    sent = [m for c in actual for m in c["p2p"] if m["dir"] == "send"]
     ranks, tp = (4, 1) if strategy == "plain" else (2, 2)
     rows, row = 24 // ranks, 2 * (4 // tp) * 2 * 4 * 2  # batch, heads, K, fp32, keys and values
     keys = min(window - 1, 24 - rows)
@@ -144,9 +144,9 @@ def test_a_ring_sends_the_keys_that_a_window_reaches(strategy: str, window: int)
         p: sum(m["bytes"] for m in sent if m["phase"] == p) for p in ("forward", "backward")
     }
     home = -(-keys // rows) - 1  # blocks that have gone round, and one more message that ends it
-    assert by_phase["forward"] == len(found) * keys * row
+    assert by_phase["forward"] == len(actual) * keys * row
     blocks = max(home, 0) * rows
-    assert by_phase["backward"] == len(found) * row * (2 * keys + (rows if blocks else 0))
+    assert by_phase["backward"] == len(actual) * row * (2 * keys + (rows if blocks else 0))
 
 
 @crossed(strategy=["", *STRATEGIES], variant=list(VARIANTS))
@@ -161,12 +161,12 @@ def test_flops_are_those_of_the_pairs_seen(strategy: str, variant: str) -> None:
         if not op.text("kernel").startswith("attention"):
             op.attrs["flops"] = op.expr("flops") * 0
     classes = analysis(module, "m")["classes"]
-    found = sum(c["count"] * c["flops"]["forward"] for c in classes)
+    actual = sum(c["count"] * c["flops"]["forward"] for c in classes)
     pair = 4 * 2 * 2 * 4
     expected = pair * visible(variant)
     if strategy in ("", "heads", "exchange") or (
         strategy != "zigzag" and variant in ("causal", "chunk-12", "blocks")
     ):
-        assert found == expected
+        assert actual == expected
     else:  # means are rounded up, of each rank and step
-        assert expected <= found < expected + pair * 4 * 4
+        assert expected <= actual < expected + pair * 4 * 4

@@ -136,9 +136,9 @@ def test_literal_sizes_that_do_not_become_small_are_refused(tmp_path: Path) -> N
         "  }\n"
         "}\n"
     )
-    found = stagec("opt", path, "-p", "infer-shapes,canonicalize", "--check-numerics")
-    assert found.code == 1
+    actual = stagec("opt", path, "-p", "infer-shapes,canonicalize", "--check-numerics")
+    assert actual.code == 1
     assert (
-        "big.stg:2:3: error: --check-numerics would compute a tensor of 10,000,000,0" in found.err
+        "big.stg:2:3: error: --check-numerics would compute a tensor of 10,000,000,0" in actual.err
     )
-    assert "name the sizes" in found.err
+    assert "name the sizes" in actual.err

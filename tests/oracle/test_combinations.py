@@ -61,9 +61,9 @@ SIZES = {"L": 4, "S": 8}
 
 def rows() -> list[dict[str, Any]]:
     """All pairs of options, for each model; every pipeline for the one with two heads."""
-    found = [{"model": model, **row} for model in MODELS for row in pairwise(FACTORS)]
+    actual = [{"model": model, **row} for model in MODELS for row in pairwise(FACTORS)]
     first = {name: values[0] for name, values in FACTORS.items()}
-    return [*found, *({**first, "model": DEEPSEEK_MTP, "pipeline": p} for p in PIPELINES)]
+    return [*actual, *({**first, "model": DEEPSEEK_MTP, "pipeline": p} for p in PIPELINES)]
 
 
 def label(row: Mapping[str, Any]) -> str:
@@ -105,10 +105,10 @@ def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
     batch = 8 * row["pipeline"][3] // 2 or 8
     inputs, expected = plain(row["model"], batch, row["types"][0])
     module = tiny(row["model"], PLACED, sizes={**SIZES, "B": batch}, **options_of(row))
-    found = run_named(module, module.env, inputs)
-    assert len(found) == len(expected)
-    (loss, *rest), (expected_loss, *_) = found, expected
-    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-10)
+    actual = run_named(module, module.env, inputs)
+    assert len(actual) == len(expected)
+    (loss, *rest), (expected_loss, *_) = actual, expected
+    np.testing.assert_allclose(actual[loss], expected[expected_loss], rtol=1e-10)
     for name in rest:
         theirs = expected[name.removesuffix("_g").removesuffix("_host")]  # gathered, offloaded
-        np.testing.assert_allclose(found[name], theirs, rtol=1e-9, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(actual[name], theirs, rtol=1e-9, atol=1e-10, err_msg=name)

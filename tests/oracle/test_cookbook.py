@@ -181,16 +181,16 @@ def test_weights_rest_as_the_page_says(name: str, placed: dict[str, str], tmp_pa
     path = tmp_path / name
     path.write_text(TEXTS[name])
     module = tiny_module(LLAMA, "inline,infer-shapes,apply-strategy", strategy=str(path))
-    found = {a.name.rpartition("/")[2]: str(a.type) for a in module.main.body.args}
+    actual = {a.name.rpartition("/")[2]: str(a.type) for a in module.main.body.args}
     for argument, text in placed.items():
-        assert text in found[argument].replace("L, ", "")
+        assert text in actual[argument].replace("L, ", "")
 
 
 def test_pins_in_the_text_gather_multiply_and_scatter() -> None:
     module = compiled(TEXTS["pinned.stg"], "infer-shapes,propagate-sharding,insert-collectives")
     kinds = ("stg.all_gather", "stg.einsum", "stg.reduce_scatter", "stg.all_reduce")
-    found = [op.name.removeprefix("stg.") for op in operations(module, *kinds)]
-    assert found == ["all_gather", "einsum", "reduce_scatter"]
+    actual = [op.name.removeprefix("stg.") for op in operations(module, *kinds)]
+    assert actual == ["all_gather", "einsum", "reduce_scatter"]
 
 
 def test_what_is_summed_in_forward_is_not_summed_again_in_backward(tmp_path: Path) -> None:

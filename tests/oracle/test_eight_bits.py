@@ -40,17 +40,17 @@ def test_a_step_equals_that_on_one_device(model: str, options: dict[str, Any], r
         options = {name: value for name, value in options.items() if name != "fp8_scaling"}
     inputs, expected = plain(model, 16, "bf16")
     module = tiny(model, PLACED, sizes={**SIZES, "B": 16}, fp8=recipe, **options)
-    found = run_named(module, module.env, inputs)
-    (loss, *rest), (expected_loss, *_) = found, expected
-    assert len(found) == len(expected)
-    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-10)
+    actual = run_named(module, module.env, inputs)
+    (loss, *rest), (expected_loss, *_) = actual, expected
+    assert len(actual) == len(expected)
+    np.testing.assert_allclose(actual[loss], expected[expected_loss], rtol=1e-10)
     for name in rest:
         theirs = expected[name.removesuffix("_g")]
-        np.testing.assert_allclose(found[name], theirs, rtol=1e-9, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(actual[name], theirs, rtol=1e-9, atol=1e-10, err_msg=name)
 
 
-def of_first(found: dict[str, Any]) -> dict[str, Any]:
-    (entry,) = found["classes"]
+def of_first(actual: dict[str, Any]) -> dict[str, Any]:
+    (entry,) = actual["classes"]
     return dict(entry)
 
 
@@ -146,12 +146,12 @@ def test_what_two_products_sum_over_different_dimensions_is_written_twice(recomp
     product of forward, one for the gradient of the parameter."""
     options: dict[str, Any] = {"dp": 2, "tp": 2, "sp": True, "recompute": recompute}
     module = tiny(LLAMA, PLACED, fp8="e4m3", fp8_scaling="current", **options)
-    found: dict[str | None, Counter[Any]] = {}
+    actual: dict[str | None, Counter[Any]] = {}
     for op in module.walk():
         if op.name == "stg.quantize" and not is_weight(op.operands[0]):
             elements = evaluate(op.result.tensor.local_elements, module.env)
             each = Fraction(evaluate(op.definition.bytes_touched(op), module.env), elements)
-            found.setdefault(op.phase, Counter())[each] += 1
+            actual.setdefault(op.phase, Counter())[each] += 1
         elif op.name == "stg.quantize":
             touched = 3 * op.result.tensor.local_elements
             assert evaluate(op.definition.bytes_touched(op), module.env) == evaluate(
@@ -160,9 +160,9 @@ def test_what_two_products_sum_over_different_dimensions_is_written_twice(recomp
     # Inputs of attention, of its projection, of the feed-forward and of its last product, which is
     # not computed again; gradients of the results of the six products.
     if recompute == "none":
-        assert found == {"forward": {4: 4}, "backward": {4: 6}}
+        assert actual == {"forward": {4: 4}, "backward": {4: 6}}
     else:
-        assert found == {"forward": {3: 4}, "recompute": {4: 3, 3: 1}, "backward": {4: 6}}
+        assert actual == {"forward": {3: 4}, "recompute": {4: 3, 3: 1}, "backward": {4: 6}}
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
@@ -173,13 +173,13 @@ def test_recipes_of_blackwell(recipe: str) -> None:
     size = Fraction(33, 32) if recipe == "mxfp8" else Fraction(9, 16)
     reads = (1, 1) if recipe == "mxfp8" else (3, 2)
     module = tiny(LLAMA, PLACED, fp8=recipe, dp=2, sizes={**SIZES, "B": 16})
-    found: dict[bool, set[Fraction]] = {True: set(), False: set()}
+    actual: dict[bool, set[Fraction]] = {True: set(), False: set()}
     for op in module.walk():
         if op.name == "stg.quantize":
             elements = evaluate(op.result.tensor.local_elements, module.env)
             touched = Fraction(evaluate(op.definition.bytes_touched(op), module.env), elements)
-            found[is_weight(op.operands[0])].add(touched)
-    assert found == {False: {2 * reads[0] + 2 * size}, True: {2 * reads[1] + size}}
+            actual[is_weight(op.operands[0])].add(touched)
+    assert actual == {False: {2 * reads[0] + 2 * size}, True: {2 * reads[1] + size}}
 
 
 def is_weight(value: Any) -> bool:

@@ -60,7 +60,7 @@ def shares(loads: Sequence[int], parts: int, rows: int) -> list[Fraction]:
     return [Fraction(n, rows) for n in whole]
 
 
-def held(stage: int, stages: int, schedule: str) -> list[int]:
+def kept(stage: int, stages: int, schedule: str) -> list[int]:
     """The layers of a stage, by the definition of the schedule."""
     if schedule == "interleaved":
         parts = [stage, stages + stage]
@@ -109,20 +109,20 @@ def test_each_rank_does_the_work_of_its_rows(options: Mapping[str, Any]) -> None
     Layers that are recomputed have loads of their own, so where they are a part of all, only trace
     and analysis are compared."""
     module = JobBuilder(tiny_options(MIXTRAL, sizes=SIZES, expert_load=LOADS, **options)).lower()
-    found = rank_classes(module)
-    assert len(found) == options["ep"] * options.get("pp", 1)
+    actual = rank_classes(module)
+    assert len(actual) == options["ep"] * options.get("pp", 1)
     analysed = analysis(module, MIXTRAL)["classes"]
-    assert [c["name"] for c in analysed] == [c.name for c in found]
-    for entry, each in zip(analysed, found, strict=True):
+    assert [c["name"] for c in analysed] == [c.name for c in actual]
+    for entry, each in zip(analysed, actual, strict=True):
         nodes = list(each.program().nodes)
         assert sum(entry["flops"].values()) == sum(n.flops for n in nodes)
         sent = sum(n.size for n in nodes if n.is_collective)
         assert sum(r["bytes"] for r in entry["collectives"]) == sent
     if not {"recompute_every", "recompute_layers"} & options.keys():
-        check_work(found, options)
+        check_work(actual, options)
 
 
-def check_work(found: Sequence[RankClass], options: Mapping[str, Any]) -> None:
+def check_work(actual: Sequence[RankClass], options: Mapping[str, Any]) -> None:
     """FLOPs are those of even load, and those of the rows that a rank has beyond it."""
     even, double = (
         {c.stage: work(c) for c in classes(capacity_factor=Fraction(n), **options)} for n in (1, 2)
@@ -132,11 +132,11 @@ def check_work(found: Sequence[RankClass], options: Mapping[str, Any]) -> None:
     count = options.get("microbatches", 2 * stages if stages > 1 else 1)
     split = options["dp"] * options.get("cp", 1) * (tp if options.get("sp") else 1)
     rows = SIZES["B"] * SIZES["S"] * 2 // (count * split)
-    for each in found:
+    for each in actual:
         index = each.coords["ep"]
         if options.get("etp"):
             index = index * tp + each.coords["tp"]
-        layers = held(each.stage, stages, schedule)
+        layers = kept(each.stage, stages, schedule)
         extra = sum(shares(LOADS[layer], parts, rows)[index] - 1 for layer in layers)
         base, more = even[each.stage], double[each.stage]
         assert work(each) == base + (more - base) * extra / len(layers), each.name
@@ -144,9 +144,11 @@ def check_work(found: Sequence[RankClass], options: Mapping[str, Any]) -> None:
 
 def test_exchanges_are_as_long_as_the_fullest_rank_needs() -> None:
     options: dict[str, Any] = {"dp": 4, "ep": 4}
-    found, even = classes(expert_load=LOADS, **options), classes(**options)
+    actual, even = classes(expert_load=LOADS, **options), classes(**options)
     rows = SIZES["B"] * SIZES["S"] * 2 // 4
-    sizes = [[n.size for n in c.program().nodes if n.kind == "all_to_all"] for c in (*even, *found)]
+    sizes = [
+        [n.size for n in c.program().nodes if n.kind == "all_to_all"] for c in (*even, *actual)
+    ]
     assert all(s == sizes[1] for s in sizes[1:])
     most = [max(shares(loads, 4, rows)) for loads in LOADS]
     forward = [n for loads in most for n in (loads, loads)]
@@ -204,12 +206,12 @@ def test_a_rank_without_rows_takes_part_in_collectives(tmp_path: Path) -> None:
 def test_stages_without_experts() -> None:
     """They do the same on all ranks, so they are one class."""
     options: dict[str, Any] = {"dp": 2, "ep": 2, "pp": 2, "sizes": {"L": 2, "L_dense": 2, "B": 8}}
-    found = classes(DEEPSEEK, expert_load=(5, 1, 1, 1), **options)
-    assert [c.name for c in found] == ["stage0", "stage1-ep0", "stage1-ep1"]
-    assert len({work(c) for c in found}) == 3
+    actual = classes(DEEPSEEK, expert_load=(5, 1, 1, 1), **options)
+    assert [c.name for c in actual] == ["stage0", "stage1-ep0", "stage1-ep1"]
+    assert len({work(c) for c in actual}) == 3
 
 
-def test_layers_without_loads_are_told(tmp_path: Path) -> None:
+def test_layers_without_loads_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "loads.json"
     path.write_text("[[2, 1, 1, 1, 1, 1, 1, 1]]")
     done = stagec(

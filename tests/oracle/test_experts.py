@@ -104,8 +104,8 @@ def assert_same(model: str, options: Mapping[str, Any]) -> None:
     inputs, expected = plain(model)
     module = tiny_module(model, f"{STEP},{PLACE}", **options)
     names = [v.name for v in module.main.body.terminator.operands]
-    found = run_numeric(module, inputs)
-    for name, x, y in zip(names, expected, found, strict=True):
+    actual = run_numeric(module, inputs)
+    for name, x, y in zip(names, expected, actual, strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10, err_msg=name)
 
 
@@ -181,13 +181,13 @@ def test_tokens_are_exchanged_twice_forward_and_twice_backward(
     dp: int, ep: int, recompute: str
 ) -> None:
     """Dispatch and combine, each tokens * k * D of this rank; recompute does both again."""
-    found = rows(dp=dp, ep=ep, recompute=recompute)
+    actual = rows(dp=dp, ep=ep, recompute=recompute)
     message = B * S // dp * T * D * 2
     expected = {"forward": (2 * L, 2 * L * message), "backward": (2 * L, 2 * L * message)}
-    assert found["all_to_all", ("ep",), "forward"] == expected["forward"]
+    assert actual["all_to_all", ("ep",), "forward"] == expected["forward"]
     if recompute == "none":
-        assert found["all_to_all", ("ep",), "backward"] == expected["backward"]
-    again = [n for (op, _, p), (n, _) in found.items() if op == "all_to_all" and p != "forward"]
+        assert actual["all_to_all", ("ep",), "backward"] == expected["backward"]
+    again = [n for (op, _, p), (n, _) in actual.items() if op == "all_to_all" and p != "forward"]
     assert sum(again) == (2 * L if recompute == "none" else 4 * L)
 
 
@@ -209,26 +209,26 @@ def test_the_capacity_factor_multiplies_expert_flops() -> None:
 
 
 def test_gradients_of_experts_are_reduced_over_the_other_data_axes_only() -> None:
-    found = rows(dp=8, ep=4, ddp_bucket=0)
+    actual = rows(dp=8, ep=4, ddp_bucket=0)
     dense = 4 * (L * DENSE + 2 * V * D + D)
-    assert found["all_reduce", ("dp",), "gradient"] == (1, 4 * L * EXPERTS // 4)
-    assert found["all_reduce", ("dp", "ep"), "gradient"] == (1, dense)
+    assert actual["all_reduce", ("dp",), "gradient"] == (1, 4 * L * EXPERTS // 4)
+    assert actual["all_reduce", ("dp", "ep"), "gradient"] == (1, dense)
 
 
 def test_gradients_of_experts_stay_where_they_are_without_other_data_ranks() -> None:
-    found = rows(dp=8, ep=8, ddp_bucket=0)
+    actual = rows(dp=8, ep=8, ddp_bucket=0)
     dense = 4 * (L * DENSE + 2 * V * D + D)
-    assert {k: v for k, v in found.items() if k[2] == "gradient"} == {
+    assert {k: v for k, v in actual.items() if k[2] == "gradient"} == {
         ("all_reduce", ("ep",), "gradient"): (1, dense)
     }
 
 
 def test_sharded_parameters_are_gathered_over_their_own_axes() -> None:
-    found = rows(dp=8, ep=4, zero=3)
+    actual = rows(dp=8, ep=4, zero=3)
     dense = 2 * (L * DENSE + 2 * V * D + D)
-    assert found["all_gather", ("dp", "ep"), "forward"] == (L + 1, dense)
-    assert found["all_gather", ("dp",), "forward"] == (L, 2 * L * EXPERTS // 4)
-    assert found["reduce_scatter", ("dp",), "gradient"] == (L, 4 * L * EXPERTS // 4)
+    assert actual["all_gather", ("dp", "ep"), "forward"] == (L + 1, dense)
+    assert actual["all_gather", ("dp",), "forward"] == (L, 2 * L * EXPERTS // 4)
+    assert actual["reduce_scatter", ("dp",), "gradient"] == (L, 4 * L * EXPERTS // 4)
 
 
 def test_state_of_experts_is_spread_over_all_data_ranks() -> None:
@@ -240,29 +240,29 @@ def test_state_of_experts_is_spread_over_all_data_ranks() -> None:
 
 def test_split_experts_gather_rows_after_the_exchange() -> None:
     """With sequence parallelism each rank exchanges its share of the tokens, as in Megatron-LM."""
-    found = rows(dp=4, ep=4, tp=2, sp=True)
+    actual = rows(dp=4, ep=4, tp=2, sp=True)
     message = B * S // 4 * T * D * 2
-    assert found["all_to_all", ("ep",), "forward"] == (2 * L, 2 * L * message // 2)
+    assert actual["all_to_all", ("ep",), "forward"] == (2 * L, 2 * L * message // 2)
     act = B * S // 4 * D * 2
     gathers = L * (act + message) + act
-    assert found["all_gather", ("tp",), "forward"] == (2 * L + 1, gathers)
-    assert found["reduce_scatter", ("tp",), "forward"] == (2 * L + 1, gathers)
+    assert actual["all_gather", ("tp",), "forward"] == (2 * L + 1, gathers)
+    assert actual["reduce_scatter", ("tp",), "forward"] == (2 * L + 1, gathers)
 
 
 def test_split_experts_gather_rows_without_an_exchange_too() -> None:
     """The rows are reduced, not the tokens: each rank takes out those that it has filled."""
-    found = rows(dp=4, tp=2, sp=True)
+    actual = rows(dp=4, tp=2, sp=True)
     message, act = B * S // 4 * T * D * 2, B * S // 4 * D * 2
     moved = (2 * L + 1, L * (act + message) + act)
-    assert found["all_gather", ("tp",), "forward"] == moved
-    assert found["reduce_scatter", ("tp",), "forward"] == moved
+    assert actual["all_gather", ("tp",), "forward"] == moved
+    assert actual["reduce_scatter", ("tp",), "forward"] == moved
 
 
 def test_without_sequence_parallelism_the_combined_tokens_are_reduced() -> None:
     """Partial sums pass through the exchange and the combine: one [b, s, D] as in any block."""
-    found = rows(dp=4, ep=4, tp=2)
+    actual = rows(dp=4, ep=4, tp=2)
     act = B * S // 4 * D * 2
-    assert found["all_reduce", ("tp",), "forward"] == (2 * L + 1, (2 * L + 1) * act)
+    assert actual["all_reduce", ("tp",), "forward"] == (2 * L + 1, (2 * L + 1) * act)
 
 
 def test_whole_experts_exchange_over_tensor_ranks_instead_of_gathering() -> None:
@@ -303,13 +303,13 @@ def test_flops_of_deepseek_v3_are_those_of_its_active_parameters() -> None:
 def test_latents_are_gathered_instead_of_activations() -> None:
     """Under tensor and sequence parallelism: the two latents and the rotated part of keys, the rows
     of experts, and what enters dense and shared feed-forwards and the head."""
-    found = rows(DEEPSEEK, sizes={"L": 2, "B": 4, "S": 1024}, dp=4, ep=4, tp=2, sp=True)
+    actual = rows(DEEPSEEK, sizes={"L": 2, "B": 4, "S": 1024}, dp=4, ep=4, tp=2, sp=True)
     latents, d = V3["Q"] + V3["C"] + V3["R"], V3["D"]
     per_token = (2 + V3_DENSE) * latents + 2 * (V3_T * d + d) + V3_DENSE * d + d
     calls = (2 + V3_DENSE) * 3 + 2 * 2 + V3_DENSE + 1
-    assert found["all_gather", ("tp",), "forward"] == (calls, 2 * 1024 * per_token)
+    assert actual["all_gather", ("tp",), "forward"] == (calls, 2 * 1024 * per_token)
     act = 1024 * d * 2
-    assert found["all_to_all", ("ep",), "forward"] == (4, 4 * V3_T * act // 2)
+    assert actual["all_to_all", ("ep",), "forward"] == (4, 4 * V3_T * act // 2)
 
 
 # -- what cannot be --------------------------------------------------------------------------------

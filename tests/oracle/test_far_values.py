@@ -159,13 +159,13 @@ def compare(text: str, directory: Path, count: int, **options: Any) -> None:
     inputs = inputs_of(plain, 3)
     expected = run_named(plain, plain.env, inputs)
     module = staged(directory, PLACED, text, **options)
-    found = run_named(module, module.env, inputs)
-    (loss, *rest), (expected_loss, *_) = found, expected
-    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-9)
+    actual = run_named(module, module.env, inputs)
+    (loss, *rest), (expected_loss, *_) = actual, expected
+    np.testing.assert_allclose(actual[loss], expected[expected_loss], rtol=1e-9)
     assert len(rest) == len(expected) - 1 > count
     for name in rest:
         theirs = expected[name.removesuffix("_g")]
-        np.testing.assert_allclose(found[name], theirs, rtol=1e-9, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(actual[name], theirs, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
 def test_each_value_is_sent_to_the_stages_that_need_it(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def test_gradients_are_those_of_the_decoded_base(row: dict[str, Any]) -> None:
         full[name] = decoded(inputs[name], full.pop(f"{name}_scales"), row["weight_dtype"])
     assert len(full) < len(inputs)
     expected = run_named(plain, plain.env, full)
-    found = run_named(stored, stored.env, inputs)
-    for theirs, ours in zip(expected.values(), found.values(), strict=True):
+    actual = run_named(stored, stored.env, inputs)
+    for theirs, ours in zip(expected.values(), actual.values(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 

@@ -173,10 +173,10 @@ def test_units_are_dropped_as_a_whole(reshard: str, most: int) -> None:
     ran = [p.step.op.name for p in points]
     last = ran.index("stg.embedding_grad") + 1
     assert ran[last] == "stg.reshard"
-    held = [p.bytes["gathered weights"] for p in points]
-    assert held[0] == held[last] == ROOT
-    assert not any(held[last + 1 :])
-    assert {h - ROOT for h in held[: last + 1]} == {i * BLOCK for i in range(most + 1)}
+    kept = [p.bytes["gathered weights"] for p in points]
+    assert kept[0] == kept[last] == ROOT
+    assert not any(kept[last + 1 :])
+    assert {h - ROOT for h in kept[: last + 1]} == {i * BLOCK for i in range(most + 1)}
 
 
 @pytest.mark.long
@@ -238,13 +238,13 @@ def test_nodes_are_as_many_as_counted(reshard: str) -> None:
     nodes = program(reshard_after_forward=reshard).nodes
     counted = gathers(analysed(reshard_after_forward=reshard))
     for phase in ("forward", "backward"):
-        found = [n for n in nodes if n.kind == "all_gather" and n.phase == phase]
-        assert len(found) == counted.get(phase, (0, 0))[0]
+        actual = [n for n in nodes if n.kind == "all_gather" and n.phase == phase]
+        assert len(actual) == counted.get(phase, (0, 0))[0]
 
 
 def test_the_last_block_is_found_where_forward_left_it() -> None:
-    found = block_gathers(program(reshard_after_forward="last").nodes, "backward")
-    assert sorted(found) == list(range(L - 1))
+    actual = block_gathers(program(reshard_after_forward="last").nodes, "backward")
+    assert sorted(actual) == list(range(L - 1))
 
 
 @crossed(phase=["forward", "backward"], ahead=[0, 1, 2, 3, 9])
@@ -252,10 +252,10 @@ def test_gathers_are_issued_so_many_blocks_ahead(phase: str, ahead: int) -> None
     """The gather of the i-th block that runs waits for the end of block i - 1 - ahead."""
     nodes = program(fsdp_prefetch=ahead).nodes
     order = list(range(L)) if phase == "forward" else list(reversed(range(L)))
-    found = block_gathers(nodes, phase)
-    assert sorted(found) == sorted(order)
+    actual = block_gathers(nodes, phase)
+    assert sorted(actual) == sorted(order)
     for position, layer in enumerate(order):
-        before = [*found[layer].after, *found[layer].deps]
+        before = [*actual[layer].after, *actual[layer].deps]
         last = max((n for n in before if not n.is_collective), key=lambda n: n.id)
         inside = [n for n in nodes if f"/L{order[max(position - 1 - ahead, 0)]}/" in n.name]
         ran = [n for n in inside if not n.is_collective and n.name.startswith(phase)]
@@ -269,9 +269,9 @@ def test_gathers_are_issued_so_many_blocks_ahead(phase: str, ahead: int) -> None
 def test_prefetch_changes_no_counts() -> None:
     reference = analysed()
     for ahead in (0, 2):
-        found = analysed(fsdp_prefetch=ahead)
-        assert found["collectives"] == reference["collectives"]
-        assert found["flops"] == reference["flops"]
+        actual = analysed(fsdp_prefetch=ahead)
+        assert actual["collectives"] == reference["collectives"]
+        assert actual["flops"] == reference["flops"]
 
 
 @pytest.mark.parametrize(

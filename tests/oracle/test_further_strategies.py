@@ -78,8 +78,8 @@ def test_a_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None
     inputs, expected = plain(model)
     module = tiny_module(model, f"{STEP},{PLACE}", **axes, **options)
     names = [v.name for v in module.main.body.terminator.operands]
-    found = run_numeric(module, inputs)
-    for name, x, y in zip(names, expected, found, strict=True):
+    actual = run_numeric(module, inputs)
+    for name, x, y in zip(names, expected, actual, strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10, err_msg=name)
 
 
@@ -102,8 +102,8 @@ def test_ulysses_exchanges_four_activations_each_way() -> None:
     """Queries, keys, values and the result, 1/N of each forward, the same backward."""
     one_layer = 2 * B * S * K * (2 * H + 2 * G) // 4
     for phase in ("forward", "backward"):
-        found = moved("all_to_all", ["cp"], phase, cp=4, cp_mode="ulysses")
-        assert found == (4 * L, L * one_layer)
+        actual = moved("all_to_all", ["cp"], phase, cp=4, cp_mode="ulysses")
+        assert actual == (4 * L, L * one_layer)
 
 
 WHOLE = 2 * 2 * B * S * G * K
@@ -132,8 +132,8 @@ def test_saved_keys_and_values_are_stashed_whole(tp_inputs: str) -> None:
     assert gathered("backward", **more, cp_inputs="save-gathered") == (0, 0)
 
     def stash(**inputs: str) -> int:
-        found = analyse(LLAMA, sizes=SIZES, cp=4, cp_mode="all-gather", **more, **inputs)
-        return int(found["classes"][0]["memory"]["stash"])
+        actual = analyse(LLAMA, sizes=SIZES, cp=4, cp_mode="all-gather", **more, **inputs)
+        return int(actual["classes"][0]["memory"]["stash"])
 
     kept = L * WHOLE // 2
     assert stash(cp_inputs="save-gathered") - stash() == kept - kept // 4

@@ -71,12 +71,12 @@ def alone(family: str) -> tuple[dict[str, Array], Mapping[str, Array]]:
 def rows() -> list[Any]:
     """Eight strategies for every family, of those that hold every pair of values."""
     drawn = list(pairwise(FACTORS))
-    found = [
+    actual = [
         {"family": family, **drawn[(8 * number + i) % len(drawn)]}
         for number, family in enumerate(SCANS)
         for i in range(8)
     ]
-    return each_value(found, lambda r: "-".join(map(str, r.values())).replace(" ", ""))
+    return each_value(actual, lambda r: "-".join(map(str, r.values())).replace(" ", ""))
 
 
 @pytest.mark.parametrize("row", rows())
@@ -91,8 +91,8 @@ def test_a_hybrid_equals_one_device(row: dict[str, Any]) -> None:
     options["zero"] = row["zero"] if "dp" in row["axes"] else 0
     module = module_of(row["family"], f"inline,{STEP},{PLACE}", **row["axes"], **options)
     inputs, expected = alone(row["family"])
-    found = run_numeric(module, inputs)
-    for (name, x), y in zip(expected.items(), found, strict=True):
+    actual = run_numeric(module, inputs)
+    for (name, x), y in zip(expected.items(), actual, strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-8, atol=1e-9, err_msg=name)
 
 
@@ -110,9 +110,9 @@ def test_a_pipeline_of_a_hybrid_equals_one_device(family: str) -> None:
     expected = run_named(whole, whole.env, inputs)
     passes = f"inline,{STEP},partition,stages,units"
     module = module_of(family, passes, pp=2, cp=2, microbatches=2, **order)
-    found = run_named(module, module.env, inputs)
-    assert len(found) == len(expected)
-    (_, loss), *rest = found.items()
+    actual = run_named(module, module.env, inputs)
+    assert len(actual) == len(expected)
+    (_, loss), *rest = actual.items()
     np.testing.assert_allclose(loss, next(iter(expected.values())), rtol=1e-9)
     for name, x in rest:
         theirs = expected[name.removesuffix("_g")]

@@ -222,12 +222,12 @@ def test_a_step_equals_that_on_one_device(model_type: str, strategy: str, file_o
         options |= {"cp_mode": "all-gather"}
         options.pop("cp_order", None)
     module = _module(path, f"{STEP},partition,stages,units,plan", **options)
-    found = run_named(module, module.env, inputs)
-    assert len(found) == len(expected)
-    for name in found:
+    actual = run_named(module, module.env, inputs)
+    assert len(actual) == len(expected)
+    for name in actual:
         plain = name.removesuffix("_g").removesuffix("_sum")  # gathered; of microbatches
         theirs = expected[plain]
-        np.testing.assert_allclose(found[name], theirs, rtol=1e-8, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(actual[name], theirs, rtol=1e-8, atol=1e-9, err_msg=name)
 
 
 def _qwen_tower(patches: int) -> int:
@@ -247,10 +247,10 @@ def test_figures_of_qwen_are_those_of_words_and_of_the_tower(patches: int, tmp_p
         import_configuration(str(CONFIGS / "qwen2.5-vl-7b.json"), Session(), images=True).text
     )
     published = FIGURES["qwen2.5-vl-7b"]
-    found = analyse(str(path), sizes={"B": 1, "S": 4096, "N_v": patches})
-    assert found["parameters"] == published["params"]
+    actual = analyse(str(path), sizes={"B": 1, "S": 4096, "N_v": patches})
+    assert actual["parameters"] == published["params"]
     words = published["flops_fwd"]["total_dense"]
-    assert found["matmul_flops"]["forward"] == words + _qwen_tower(patches)
+    assert actual["matmul_flops"]["forward"] == words + _qwen_tower(patches)
 
 
 @LONG
@@ -310,15 +310,15 @@ def test_figures_of_llama_are_those_of_words_of_the_tower_and_of_cross_attention
     file = CONFIGS / "llama-3.2-11b-vision.json"
     path.write_text(import_configuration(str(file), Session(), images=True).text)
     published, s = FIGURES["llama-3.2-11b-vision"], 4096
-    found = analyse(str(path), sizes={"B": 1, "S": s, "X_v": tiles})
+    actual = analyse(str(path), sizes={"B": 1, "S": s, "X_v": tiles})
     if tiles == 4:  # positions are those of four tiles
-        assert found["parameters"] == published["params"]
+        assert actual["parameters"] == published["params"]
     d, dv, f, rows, seen = 4096, 1280, 5120, 1608 * tiles, 1601 * tiles
     layer = 2 * rows * (4 * dv * dv + 2 * dv * f) + 4 * rows * rows * dv
     tower = 2 * tiles * 1600 * 3 * 14 * 14 * dv + 40 * layer + 2 * seen * 6 * dv * d
     cross = 2 * s * (2 * d * d + 3 * d * 14336) + 4 * seen * d * 1024 + 4 * s * seen * d
     words = published["flops_fwd"]["total_dense"]
-    assert found["matmul_flops"]["forward"] == words + tower + 8 * cross
+    assert actual["matmul_flops"]["forward"] == words + tower + 8 * cross
 
 
 def test_models_without_images_are_refused(tmp_path: Path) -> None:
@@ -326,6 +326,6 @@ def test_models_without_images_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(small("llama")))
     with pytest.raises(DiagnosticError, match="Llama has no model of images with text"):
         import_configuration(str(path), Session(), images=True)
-    found = stagec("import", path, "--images")
-    assert found.code == 1
-    assert "drop --images, or import one of Qwen2.5-VL, Qwen2-VL, Llama 3.2 Vision" in found.err
+    actual = stagec("import", path, "--images")
+    assert actual.code == 1
+    assert "drop --images, or import one of Qwen2.5-VL, Qwen2-VL, Llama 3.2 Vision" in actual.err

@@ -162,13 +162,13 @@ def test_a_step_equals_that_on_one_device(
     path = file_of(model_type)
     inputs, expected = _plain(path)
     module = _module(path, PLACED, **_options(model_type, row))
-    found = run_named(module, module.env, inputs)
-    assert len(found) == len(expected)
-    (loss, *rest), (expected_loss, *_) = found, expected
-    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-10)
+    actual = run_named(module, module.env, inputs)
+    assert len(actual) == len(expected)
+    (loss, *rest), (expected_loss, *_) = actual, expected
+    np.testing.assert_allclose(actual[loss], expected[expected_loss], rtol=1e-10)
     for name in rest:
         theirs = expected[name.removesuffix("_g")]  # gathered
-        np.testing.assert_allclose(found[name], theirs, rtol=1e-8, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(actual[name], theirs, rtol=1e-8, atol=1e-9, err_msg=name)
 
 
 _GATHER = "--cp-mode all-gather"

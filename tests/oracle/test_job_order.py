@@ -26,11 +26,11 @@ def job(model: str = LLAMA, **options: Any) -> EmittedJob:
 
 def ancestors(program: Program) -> dict[Node, set[Node]]:
     """Everything that must be done before a node may start."""
-    found: dict[Node, set[Node]] = {}
+    actual: dict[Node, set[Node]] = {}
     for node in program.nodes:
         before = [*node.deps, *node.after]
-        found[node] = set(before).union(*(found[b] for b in before))
-    return found
+        actual[node] = set(before).union(*(actual[b] for b in before))
+    return actual
 
 
 def by_name(program: Program) -> dict[str, Node]:
@@ -97,8 +97,8 @@ def test_gradients_leave_as_soon_as_they_are_made(options: dict[str, Any]) -> No
     buckets = [n for n in nodes if n.phase == "gradient" and n.is_collective]
     assert len(buckets) > 8
     assert all(n.size >= 600 for n in buckets[:-1])
-    held = [d for b in buckets for d in b.deps]
-    assert held == casts[-len(casts) // microbatches :], "each of the last microbatch, in order"
+    kept = [d for b in buckets for d in b.deps]
+    assert kept == casts[-len(casts) // microbatches :], "each of the last microbatch, in order"
     for bucket in buckets:
         assert nodes[bucket.id - 2] is bucket.deps[-1], "issued with the gradient that fills it"
 

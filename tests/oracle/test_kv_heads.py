@@ -97,13 +97,13 @@ def test_activations_move_in_one_group_of_all(tp: int) -> None:
 def test_messages_are_those_of_any_tensor_parallelism() -> None:
     """Forward and backward of the activations alone, in bf16."""
     result = analyse(LLAMA, sizes={"L": L, "B": B}, tp=16, sp=True)
-    found = {
+    actual = {
         (r["op"], r["phase"]): (r["count"], r["bytes"], r["over"])
         for r in result["classes"][0]["collectives"]
         if r["dtype"] == "bf16"
     }
     every, both = 2 * L + 1, ["tp", "tpr"]
-    assert found == {
+    assert actual == {
         ("all_gather", "forward"): (every, every * MESSAGE, both),
         ("reduce_scatter", "forward"): (every, every * MESSAGE, both),
         ("all_gather", "backward"): (2 * every, 2 * every * MESSAGE, both),
@@ -151,13 +151,13 @@ def test_numbers_are_checked_around_every_pass() -> None:
 
 def facts(*texts: tuple[str, str]) -> Facts:
     """Facts `left == right`, or `left % right == 0` for right-hand sides in brackets."""
-    found: list[Relation] = []
+    actual: list[Relation] = []
     for left, right in texts:
         if right.startswith("["):
-            found.append(divisible(parse_expr(left), parse_expr(right.strip("[]"))))
+            actual.append(divisible(parse_expr(left), parse_expr(right.strip("[]"))))
         else:
-            found.append(Relation(parse_expr(left), "==", parse_expr(right)))
-    return Facts(found)
+            actual.append(Relation(parse_expr(left), "==", parse_expr(right)))
+    return Facts(actual)
 
 
 @pytest.mark.parametrize(

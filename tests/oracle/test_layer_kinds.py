@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("order", [*ORDERS, "ffn, mix, attn", "mix, 2*(attn, 2*ffn)"])
 def test_layers_run_in_the_order_that_is_stated(order: str, folder: Path) -> None:
     """Each layer as a repeat of its own: loss, updated parameters and states are the same."""
-    inputs, found = _plain(order, folder)
+    inputs, actual = _plain(order, folder)
     separate = parse(separate_text(order))
     separate.set_values(SIZES)
     separate = run_passes(separate, STEP)
@@ -66,7 +66,7 @@ def test_layers_run_in_the_order_that_is_stated(order: str, folder: Path) -> Non
         return parts
 
     expected = run_named(separate, separate.env, split(inputs))
-    assert_all_close(split(found), expected)
+    assert_all_close(split(actual), expected)
 
 
 def _base(name: str) -> str:
@@ -74,9 +74,9 @@ def _base(name: str) -> str:
     return re.sub(r"(_new|_m|_v|_master)+$", "", name)
 
 
-def assert_all_close(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+def assert_all_close(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
         np.testing.assert_allclose(value, expected[name], TOLERANCE, TOLERANCE, err_msg=name)
 
 
@@ -94,10 +94,10 @@ def assert_same(order: str, folder: Path, options: dict[str, Any]) -> None:
     """A sharded step and the plain one give the same loss, updates and states."""
     inputs, expected = _plain(order, folder)
     module = kinds_module(folder / "sharded.stg", order, PLACED, **options)
-    found = run_named(module, module.env, inputs)
-    assert len(found) == len(expected)
-    (loss, *rest), (expected_loss, *_) = found, expected
-    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=TOLERANCE)
+    actual = run_named(module, module.env, inputs)
+    assert len(actual) == len(expected)
+    (loss, *rest), (expected_loss, *_) = actual, expected
+    np.testing.assert_allclose(actual[loss], expected[expected_loss], rtol=TOLERANCE)
     for name in rest:
         theirs = expected[name.removesuffix("_g")]  # gathered updates of ZeRO-1 and 2
-        np.testing.assert_allclose(found[name], theirs, TOLERANCE, TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(actual[name], theirs, TOLERANCE, TOLERANCE, err_msg=name)

@@ -59,18 +59,18 @@ def module(model: str, passes: str, **options: Any) -> Any:
 @cache
 def plain(model: str, passes: str, sizes: tuple[tuple[str, int], ...] = ()) -> Any:
     """Inputs and results of the program on one device."""
-    found = module(model, passes, sizes=dict(sizes))
-    inputs = {n: a * 3.0 if a.dtype.kind == "f" else a for n, a in inputs_of(found, 2).items()}
-    return inputs, run_named(found, found.env, inputs)
+    actual = module(model, passes, sizes=dict(sizes))
+    inputs = {n: a * 3.0 if a.dtype.kind == "f" else a for n, a in inputs_of(actual, 2).items()}
+    return inputs, run_named(actual, actual.env, inputs)
 
 
-def assert_same(expected: Mapping[str, Array], found: Mapping[str, Array]) -> None:
-    assert len(found) == len(expected)
-    (loss, *rest), (expected_loss, *_) = found, expected
-    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-10)
+def assert_same(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> None:
+    assert len(actual) == len(expected)
+    (loss, *rest), (expected_loss, *_) = actual, expected
+    np.testing.assert_allclose(actual[loss], expected[expected_loss], rtol=1e-10)
     for name in rest:
         theirs = expected[name.removesuffix("_g")]
-        np.testing.assert_allclose(found[name], theirs, rtol=1e-10, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(actual[name], theirs, rtol=1e-10, atol=1e-10, err_msg=name)
 
 
 @pytest.mark.parametrize("model", TARGETS)
@@ -103,8 +103,8 @@ def test_a_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None
     options = dict(row)
     model, (dp, tp) = options.pop("model"), options.pop("mesh")
     inputs, expected = plain(model, STEP)
-    found = module(model, f"{STEP},partition,units", dp=dp, tp=tp, **options)
-    assert_same(expected, run_named(found, found.env, inputs))
+    actual = module(model, f"{STEP},partition,units", dp=dp, tp=tp, **options)
+    assert_same(expected, run_named(actual, actual.env, inputs))
 
 
 @pytest.mark.parametrize("row", each_value(PIPELINES, label))
@@ -112,8 +112,8 @@ def test_a_pipelined_step_equals_that_on_one_device(row: dict[str, Any]) -> None
     options, sizes = dict(row), {"L": 8, "B": 16}
     model = options.pop("model")
     inputs, expected = plain(model, STEP, tuple(sizes.items()))
-    found = module(model, PLACED, sizes=sizes, pp=2, dp=2, tp=1, microbatches=4, **options)
-    assert_same(expected, run_named(found, found.env, inputs))
+    actual = module(model, PLACED, sizes=sizes, pp=2, dp=2, tp=1, microbatches=4, **options)
+    assert_same(expected, run_named(actual, actual.env, inputs))
 
 
 def test_adapters_in_fp32_compute_the_same() -> None:
@@ -154,6 +154,6 @@ def test_a_frozen_tower_has_no_backward() -> None:
     stg.return(%loss)
   }
 }"""
-    found = compiled(text, "infer-shapes,differentiate")
-    (tower,) = operations(found, "stg.repeat")
+    actual = compiled(text, "infer-shapes,differentiate")
+    (tower,) = operations(actual, "stg.repeat")
     assert len(tower.results) == 1

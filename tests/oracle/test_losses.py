@@ -41,8 +41,8 @@ def test_gradients_are_those_of_one_op(row: dict[str, Any]) -> None:
     model, (dp, tp) = options.pop("model"), options.pop("mesh")
     inputs, expected = fused(model)
     module = tiny_module(model, f"{GRADIENTS},partition", dp=dp, tp=tp, **options)
-    found = list(run_named(module, module.env, inputs).values())
-    for theirs, ours in zip(expected.values(), found, strict=True):
+    actual = list(run_named(module, module.env, inputs).values())
+    for theirs, ours in zip(expected.values(), actual, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 

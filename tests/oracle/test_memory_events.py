@@ -71,22 +71,22 @@ def written(directory: Path, what: str, *more: str) -> list[list[TraceNode]]:
 
 def replayed(nodes: list[TraceNode]) -> tuple[int, int]:
     """The most bytes that are held, and what is left."""
-    held = most = 0
+    kept = most = 0
     for node in nodes:
         alloc, free = (int(str(node.attrs.get(name, 0))) for name in EVENTS)
-        held += alloc
-        most = max(most, held)
-        held -= free
-    return most, held
+        kept += alloc
+        most = max(most, kept)
+        kept -= free
+    return most, kept
 
 
 @cache
 def peaks(what: str) -> dict[str, tuple[int, int]]:
     """The planner's peak of each class, and what is there all the time."""
-    found = json.loads(stagec("memory", *job(what), "--json").out)
+    actual = json.loads(stagec("memory", *job(what), "--json").out)
     static = ("parameters", "gradients", "optimizer")
     return {
-        c["name"]: (c["peak"], sum(c["categories"][s] for s in static)) for c in found["classes"]
+        c["name"]: (c["peak"], sum(c["categories"][s] for s in static)) for c in actual["classes"]
     }
 
 
@@ -96,15 +96,15 @@ def checked(directory: Path, what: str, *more: str) -> list[tuple[int, int]]:
     assert stagec("check", directory).code == 0
     manifest = json.loads((directory / "manifest.json").read_text())
     planned = peaks(what)
-    found: list[tuple[int, int]] = []
+    actual: list[tuple[int, int]] = []
     for entry in manifest["classes"]:
         peak, static = planned[entry["name"].partition("-")[0]]
         most, left = replayed(ranks[int(entry["example_rank"])])
         assert left == 0
         assert entry["memory"] == {"static_bytes": static, "peak_bytes": static + most}
-        found.append((most, peak - static))
-    assert {replayed(nodes)[0] for nodes in ranks} == {most for most, _ in found}
-    return found
+        actual.append((most, peak - static))
+    assert {replayed(nodes)[0] for nodes in ranks} == {most for most, _ in actual}
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_layers_of_several_kinds(name: str, tmp_path: Path) -> None:
     """Their traces are well-formed, and hold what is planned."""
     model = tmp_path / "kinds.stg"
     model.write_text(kinds_text("mix, 2*attn, ffn, mix, attn, 2*ffn"))
-    for found, planned in checked(tmp_path / "out", f"{model} {JOBS[name]}"):
-        assert found == planned
+    for actual, planned in checked(tmp_path / "out", f"{model} {JOBS[name]}"):
+        assert actual == planned
 
 
 #: Like others that stay in all runs, but for the order of actions, or with less at once.
@@ -131,22 +131,22 @@ MORE = ("gpipe", "looped-bfs", "interleaved-zb", "zb-h1", "offload", "kept", "pl
     "name", [pytest.param(n, marks=EXHAUSTIVE if n in MORE else ()) for n in JOBS]
 )
 def test_a_replay_comes_to_the_peak(name: str, tmp_path: Path) -> None:
-    for found, planned in checked(tmp_path / "out", JOBS[name]):
-        assert found == planned
+    for actual, planned in checked(tmp_path / "out", JOBS[name]):
+        assert actual == planned
 
 
 @LONG
 @pytest.mark.parametrize("name", OVERLAPPED)
 def test_overlapped_actions_are_within_the_bound(name: str, tmp_path: Path) -> None:
     """The planner has both at their worst moment at once; the trace says when they are."""
-    for found, planned in checked(tmp_path / "out", OVERLAPPED[name]):
-        assert 0.9 * planned < found <= planned
+    for actual, planned in checked(tmp_path / "out", OVERLAPPED[name]):
+        assert 0.9 * planned < actual <= planned
 
 
 @crossed(name=["fsdp", "recompute", "1f1b", "zbv", "sp zb-h1"], granularity=["block", "layer"])
 def test_coarser_nodes_hold_what_is_in_them(name: str, granularity: str, tmp_path: Path) -> None:
-    for found, planned in checked(tmp_path / "out", JOBS[name], "--granularity", granularity):
-        assert found == planned
+    for actual, planned in checked(tmp_path / "out", JOBS[name], "--granularity", granularity):
+        assert actual == planned
 
 
 @pytest.mark.parametrize("name", ["fsdp", "zbv"])
@@ -200,12 +200,12 @@ def test_names_of_values_do_not_matter() -> None:
     for op in each.graph.body.walk():
         for result in op.results:
             result.name = "v"
-    found = plans.annotate(each, each.program()).events
+    actual = plans.annotate(each, each.program()).events
     assert expected is not None
-    assert found is not None
-    assert expected.peak == found.peak > expected.static
-    assert np.array_equal(expected.alloc, found.alloc)
-    assert np.array_equal(expected.free, found.free)
+    assert actual is not None
+    assert expected.peak == actual.peak > expected.static
+    assert np.array_equal(expected.alloc, actual.alloc)
+    assert np.array_equal(expected.free, actual.free)
 
 
 @LONG

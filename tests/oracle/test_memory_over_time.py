@@ -169,8 +169,8 @@ def computations(picture: Picture) -> Iterator[tuple[str, str, str]]:
 
 
 def _number(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found[1] if found else ""
+    actual = re.search(pattern, text)
+    return actual[1] if actual else ""
 
 
 def busy(picture: Picture) -> int:
@@ -190,8 +190,8 @@ def check_bytes(job: Seen) -> None:
     """The peak, its categories, and what is held at it, value by value; in few columns too."""
     for plan, *both in zip(job.plans, job.whole, job.few, strict=True):
         live = Counter[tuple[str, str]]()
-        for held in plan.live:
-            live[held.name, held.category] += held.bytes
+        for kept in plan.live:
+            live[kept.name, kept.category] += kept.bytes
         for picture in both:
             sums = totals(picture)
             assert max(sums) == picture.peak == plan.peak
@@ -225,23 +225,23 @@ def check_waits(job: Seen) -> None:
 
 def totals(picture: Picture) -> list[int]:
     """All bytes of each column."""
-    found = [0] * len(picture.moments)
+    actual = [0] * len(picture.moments)
     for band in picture.bands:
-        ends = [i for i, _ in band.changes[1:]] + [len(found)]
+        ends = [i for i, _ in band.changes[1:]] + [len(actual)]
         for (start, count), end in zip(band.changes, ends, strict=True):
             for i in range(start, end):
-                found[i] += count * band.each
-    return found
+                actual[i] += count * band.each
+    return actual
 
 
 def held_at(picture: Picture, column: int) -> Counter[tuple[str, str]]:
     """Bytes by value and category."""
-    found = Counter[tuple[str, str]]()
+    actual = Counter[tuple[str, str]]()
     for band in picture.bands:
         counts = [count for start, count in band.changes if start <= column]
-        found[band.name, band.category] += band.each * (counts or [0])[-1]
-    return found
+        actual[band.name, band.category] += band.each * (counts or [0])[-1]
+    return actual
 
 
-def total_of(held: Mapping[tuple[str, str], int], category: str) -> int:
-    return sum(size for (_, c), size in held.items() if c == category)
+def total_of(kept: Mapping[tuple[str, str], int], category: str) -> int:
+    return sum(size for (_, c), size in kept.items() if c == category)

@@ -190,15 +190,15 @@ class Replay:
         return [o for o in moves if all(map(is_parameter, o.operands))]
 
     def gathered(self, early: Sequence[Operation], turn: int, before: int) -> dict[Value, Any]:
-        found: dict[Value, Any] = {}
+        actual: dict[Value, Any] = {}
         for o in early:
             if turn < o.integer("kept", 0):
                 for a, r in zip(o.operands, o.results, strict=True):
-                    found[r] = self.left[self.source(a), str(r.type)][-1 - before]
+                    actual[r] = self.left[self.source(a), str(r.type)][-1 - before]
             else:
                 self.compute(o)
-                found |= {r: self.refs[r] for r in o.results}
-        return found
+                actual |= {r: self.refs[r] for r in o.results}
+        return actual
 
     def forget(self, region: Region, early: Sequence[Operation]) -> None:
         """Nothing of what is to be computed again is there before."""
@@ -236,14 +236,14 @@ class Replay:
         for pair in steps(actions_of(self.module, self.func, self.stage)):
             bounds = [len(self.counted)]
             for action in pair:
-                held = mine.setdefault(action.microbatch, {})
-                self.refs.update(held)
+                kept = mine.setdefault(action.microbatch, {})
+                self.refs.update(kept)
                 for region in regions_of(action):
                     if (o := inner.get(region)) is not None:
                         self.region(o.body)
                         made = [self.refs[v] for v in o.body.terminator.operands]
-                        held.update(zip(o.results, made, strict=True))
-                        self.refs.update(held)
+                        kept.update(zip(o.results, made, strict=True))
+                        self.refs.update(kept)
                 bounds.append(len(self.counted))
             if len(pair) == 2:
                 self.pairs.append((bounds[0], bounds[1], bounds[2]))
@@ -255,18 +255,18 @@ class Replay:
         for size, (first, last) in zip(self.sizes, self.life, strict=True):
             change[first] += size
             change[last + 1] -= size
-        live, held = list[int](), 0
+        live, kept = list[int](), 0
         for delta in change:
-            held += delta
-            live.append(held)
-        found = [h for h, c in zip(live, self.counted, strict=False) if c]
-        found += [self.pair(change, live, *bounds) for bounds in self.pairs]
+            kept += delta
+            live.append(kept)
+        actual = [h for h, c in zip(live, self.counted, strict=False) if c]
+        actual += [self.pair(change, live, *bounds) for bounds in self.pairs]
         body = self.func.body
         fixed = [
             *self.sets.gradients,
             *(a for a in body.args if a.tensor.role in ("param", "state")),
         ]
-        return max(found, default=0) + sum(
+        return max(actual, default=0) + sum(
             evaluate(v.tensor.local_bytes, self.env) for v in fixed if v.tensor.memory == SPACE
         )
 
@@ -288,11 +288,11 @@ class Replay:
 
 def brute_force(module: Module, prefetch: int) -> Iterator[int]:
     """The peak of each class, in order of the stages."""
-    found: dict[int, int] = {}
+    actual: dict[int, int] = {}
     for func in module.functions:
         for stage in stages_of(func) or (0,):
-            found[stage] = Replay(module, func, stage, prefetch).peak()
-    yield from (found[stage] for stage in sorted(found))
+            actual[stage] = Replay(module, func, stage, prefetch).peak()
+    yield from (actual[stage] for stage in sorted(actual))
 
 
 PLANNED = (
@@ -308,8 +308,8 @@ def check(model: str, **options: Any) -> None:
 def check_job(builder: JobBuilder, **options: Any) -> None:
     module = builder.lower("plan-memory")
     expected = list(brute_force(module, options.get("fsdp_prefetch", 1)))
-    found = analysis(run_passes(module, "lower-to-trace"), builder.model_name)
-    assert [c["memory"]["peak"] for c in found["classes"]] == expected
+    actual = analysis(run_passes(module, "lower-to-trace"), builder.model_name)
+    assert [c["memory"]["peak"] for c in actual["classes"]] == expected
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -56,9 +56,9 @@ class Simulator:
         self.met: Counter[tuple[str, int]] = Counter()
         self.members = Counter[str]()
         self.events: list[tuple[int, int, int]] = []
-        for rank, found in enumerate(self.nodes):
-            self.members.update({str(n.attrs["pg_name"]) for n in found.values() if is_call(n)})
-            for node in found.values():
+        for rank, actual in enumerate(self.nodes):
+            self.members.update({str(n.attrs["pg_name"]) for n in actual.values() if is_call(n)})
+            for node in actual.values():
                 before = {*node.data_deps, *node.ctrl_deps}
                 self.left[rank][node.id] = len(before)
                 for source in before:

@@ -99,13 +99,13 @@ def random_direction(model: str, names: list[str], seed: int) -> dict[str, Array
 
 
 def assert_slope(model: str, grads: dict[str, Array], direction: dict[str, Array]) -> None:
-    found = sum(float((grads[n] * d).sum()) for n, d in direction.items())
-    if found == pytest.approx(slope(model, direction, STEP), rel=1e-6, abs=1e-9):
+    actual = sum(float((grads[n] * d).sum()) for n, d in direction.items())
+    if actual == pytest.approx(slope(model, direction, STEP), rel=1e-6, abs=1e-9):
         return
-    if found == pytest.approx(slope(model, direction, STEP / 20), rel=1e-6, abs=1e-9):
+    if actual == pytest.approx(slope(model, direction, STEP / 20), rel=1e-6, abs=1e-9):
         return  # a kink of a ReLU lay between: closer to it there is none
     # what is left is the rounding of a loss that is large
-    assert found == pytest.approx(slope(model, direction, STEP * 20), rel=1e-6, abs=1e-9)
+    assert actual == pytest.approx(slope(model, direction, STEP * 20), rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize(

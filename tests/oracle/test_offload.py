@@ -186,13 +186,13 @@ def test_copies_are_memory_nodes_of_the_files(tmp_path: Path) -> None:
     ran = stagec("compile", LLAMA, *flags, "-o", tmp_path / "out")
     assert ran.code == 0, ran.err
     assert stagec("check", tmp_path / "out").code == 0
-    found = [n for n in read_trace(tmp_path / "out" / "llama3-8b.0.et") if n.kind in MEMORY]
-    assert {n.kind for n in found} == set(MEMORY)
-    for node in found:
+    actual = [n for n in read_trace(tmp_path / "out" / "llama3-8b.0.et") if n.kind in MEMORY]
+    assert {n.kind for n in actual} == set(MEMORY)
+    for node in actual:
         assert node.name.endswith(MEMORY[node.kind])
         assert node.attr_types == {"is_cpu_op": "bool", "tensor_size": "uint64"}
     (entry,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
-    assert entry["nodes"]["store"] + entry["nodes"]["load"] == len(found)
+    assert entry["nodes"]["store"] + entry["nodes"]["load"] == len(actual)
     shown = stagec("show", tmp_path / "out" / "llama3-8b.0.et")
     assert re.search(r"mem_store +\d+ +0 +[\d,]+ +0", shown.out)
     analysed = stagec("analyze", LLAMA, *flags[:-1])
@@ -256,11 +256,11 @@ def test_the_host_holds_the_stashes_of_all_microbatches_in_flight(schedule: str)
     options: dict[str, Any] = {"pp": p, "microbatches": m, "schedule": schedule}
     options |= {"sizes": {"L": layers, "B": m}, "offload": "activations"}
     form = SCHEDULES[schedule].closed_form(p, m, v).in_flight
-    found = analyse(LLAMA, **options)["classes"]
+    actual = analyse(LLAMA, **options)["classes"]
     module = JobBuilder(JobOptions(LLAMA, **options)).lower("plan-memory")
-    held = footprint(module, LLAMA)["classes"]
+    kept = footprint(module, LLAMA)["classes"]
     assert form is not None
-    for stage, (entry, timed) in enumerate(zip(found, held, strict=True)):
+    for stage, (entry, timed) in enumerate(zip(actual, kept, strict=True)):
         assert entry["memory"]["host"] == timed["host"] == form[stage] * (layers // p) * STASHED
         assert entry["memory"]["peak"] == timed["peak"]
 

@@ -669,5 +669,5 @@ OUTER_USE = (
 def test_a_value_used_inside_a_repeat_without_being_bound_is_not_forgotten() -> None:
     """It gets its whole gradient; a part of it would be silently wrong."""
     case = Case(f"{X}, %W: f32[N, D, D | param], %g: f32[D | param]", OUTER_USE, "B, S, D")
-    found = Differentiated.of(case)
-    np.testing.assert_allclose(found.derived["g"], found.by_elements("g"), rtol=1e-6, atol=1e-7)
+    actual = Differentiated.of(case)
+    np.testing.assert_allclose(actual.derived["g"], actual.by_elements("g"), rtol=1e-6, atol=1e-7)

@@ -78,15 +78,15 @@ def adam8bit(p: Array, g: Array, s: dict[str, Array]) -> tuple[Array, dict[str, 
     dim = next(i for i, n in enumerate(s["m_scale"].shape) if n != s["m"].shape[i])
     full = {n: t[s[n]] * np.repeat(s[f"{n}_scale"], 256, dim) for n, t in tables.items()}
     new, kept = adamw(p, g, full)
-    found: dict[str, Array] = {}
+    actual: dict[str, Array] = {}
     for name, table in tables.items():
         x = np.moveaxis(kept[name], dim, -1)
         blocks = x.reshape(*x.shape[:-1], -1, 256)
         scale = np.abs(blocks).max(-1)
         codes = np.abs(blocks[..., None] / scale[..., None, None] - table).argmin(-1)
-        found[name] = np.moveaxis(codes.reshape(x.shape), -1, dim)
-        found[f"{name}_scale"] = np.moveaxis(scale, -1, dim)
-    return new, found
+        actual[name] = np.moveaxis(codes.reshape(x.shape), -1, dim)
+        actual[f"{name}_scale"] = np.moveaxis(scale, -1, dim)
+    return new, actual
 
 
 def adafactor(p: Array, g: Array, s: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
@@ -117,14 +117,14 @@ def muon(p: Array, g: Array, s: dict[str, Array]) -> tuple[Array, dict[str, Arra
         return adamw(p, g, s)
     m = 0.95 * s["momentum"] + 0.05 * g
     x = 0.95 * m + 0.05 * g
-    found = list[Array]()
+    actual = list[Array]()
     for matrix in x:
         a = matrix / np.linalg.norm(matrix)
         for _ in range(5):
             gram = a @ a.T
             a = 3.4445 * a + (-4.7750 * gram + 2.0315 * gram @ gram) @ a
-        found.append(a * np.sqrt(max(1, matrix.shape[1] / matrix.shape[0])))
-    return p - LR * DECAY * p - LR * np.stack(found), {"momentum": m}
+        actual.append(a * np.sqrt(max(1, matrix.shape[1] / matrix.shape[0])))
+    return p - LR * DECAY * p - LR * np.stack(actual), {"momentum": m}
 
 
 KINDS: Mapping[str, tuple[str, Step]] = {
@@ -161,18 +161,18 @@ def test_a_step_is_that_of_the_definition(kind: str, master: str) -> None:
     squares = sum(float((g**2).sum()) for g in grads)
     clip = 1.0 if "clip = 0" in text else min(1.0, 1 / np.sqrt(squares))
     assert "clip = 0" in text or clip < 1
-    found = run_named(module, module.env, inputs)
-    assert found.pop(next(iter(found))) == loss
-    found = {name.removesuffix("_new"): value for name, value in found.items()}
+    actual = run_named(module, module.env, inputs)
+    assert actual.pop(next(iter(actual))) == loss
+    actual = {name.removesuffix("_new"): value for name, value in actual.items()}
     for name, grad in zip("wun", grads, strict=True):
         prefix = f"{name}_"
         kept = {n.removeprefix(prefix): a for n, a in inputs.items() if n.startswith(prefix)}
         old = kept.pop("master", inputs[name])
         new, states = expected(old, grad * clip, kept)
         assert (f"{prefix}master" in inputs) == (master == "f32" and name != "n")
-        np.testing.assert_allclose(found[name], new, rtol=1e-10, err_msg=name)
+        np.testing.assert_allclose(actual[name], new, rtol=1e-10, err_msg=name)
         for state, value in states.items():
-            theirs = found[prefix + state]
+            theirs = actual[prefix + state]
             np.testing.assert_allclose(theirs, value, rtol=1e-9, atol=1e-14, err_msg=state)
 
 
@@ -202,9 +202,9 @@ PIPELINES: Sequence[dict[str, Any]] = (
 @cache
 def alone(model: str, sizes: tuple[tuple[str, int], ...], **options: Any) -> Any:
     """Inputs and results of the step on one device; parameters large enough to move."""
-    found = tiny_module(model, STEP, sizes=dict(sizes), **options)
-    inputs = inputs_of(found, 2)
-    return inputs, run_named(found, found.env, inputs)
+    actual = tiny_module(model, STEP, sizes=dict(sizes), **options)
+    inputs = inputs_of(actual, 2)
+    return inputs, run_named(actual, actual.env, inputs)
 
 
 @pytest.mark.parametrize("row", each_value(pairwise(FACTORS), label))
@@ -213,8 +213,8 @@ def test_a_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None
     model, (dp, tp), kind = options.pop("model"), options.pop("mesh"), options.pop("optimizer")
     inputs, expected = alone(model, (), optimizer=kind)
     passes = f"{STEP},partition,units"
-    found = tiny_module(model, passes, optimizer=kind, dp=dp, tp=tp, **options)
-    assert_same(expected, run_named(found, found.env, inputs))
+    actual = tiny_module(model, passes, optimizer=kind, dp=dp, tp=tp, **options)
+    assert_same(expected, run_named(actual, actual.env, inputs))
 
 
 @pytest.mark.long
@@ -223,8 +223,8 @@ def test_a_step_on_a_mesh_equals_that_on_one_device(row: dict[str, Any]) -> None
 def test_forms_on_a_mesh(row: dict[str, Any]) -> None:
     kept = {k: v for k, v in row.items() if k in ("optimizer", "optimizer_form")}
     inputs, expected = alone(LLAMA, (), **kept)
-    found = tiny_module(LLAMA, f"{STEP},partition,units", dp=2, **row)
-    assert_same(expected, run_named(found, found.env, inputs))
+    actual = tiny_module(LLAMA, f"{STEP},partition,units", dp=2, **row)
+    assert_same(expected, run_named(actual, actual.env, inputs))
 
 
 @pytest.mark.long
@@ -234,5 +234,5 @@ def test_a_pipelined_step_equals_that_on_one_device(row: dict[str, Any]) -> None
     kept = {k: v for k, v in row.items() if k in ("optimizer", "optimizer_form")}
     sizes = {"L": 8, "B": 16}
     inputs, expected = alone(LLAMA, tuple(sizes.items()), **kept)
-    found = tiny_module(LLAMA, PLACED, sizes=sizes, pp=2, dp=2, microbatches=4, **row)
-    assert_same(expected, run_named(found, found.env, inputs))
+    actual = tiny_module(LLAMA, PLACED, sizes=sizes, pp=2, dp=2, microbatches=4, **row)
+    assert_same(expected, run_named(actual, actual.env, inputs))

@@ -37,10 +37,10 @@ PLACE = "infer-shapes,propagate-sharding,insert-collectives"
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The plug-in that the page shows."""
     text = PAGE.read_text(encoding="utf-8")
-    found = re.search(r"<!-- file: gather_matmul.py -->\n```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
+    actual = re.search(r"<!-- file: gather_matmul.py -->\n```python\n(.*?)```", text, re.DOTALL)
+    assert actual is not None
     file = tmp_path_factory.mktemp("plugin") / "gather_matmul.py"
-    file.write_text(found[1], encoding="utf-8")
+    file.write_text(actual[1], encoding="utf-8")
     return file
 
 
@@ -107,8 +107,8 @@ def test_all_ranks_compute_what_one_computes(loaded: Loaded, x: str, w: str) -> 
     step = compiled(loaded, text, "infer-shapes,differentiate")
     inputs = inputs_of(step, 1)
     sharded = compiled(loaded, text, PLACE.replace("shapes", "shapes,differentiate"))
-    found = run_module(sharded, sharded.env, inputs)
-    for a, b in zip(found, run_one_device(step, inputs), strict=True):
+    actual = run_module(sharded, sharded.env, inputs)
+    for a, b in zip(actual, run_one_device(step, inputs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10)
 
 

@@ -38,8 +38,8 @@ def test_a_step_equals_that_on_one_device(rule: str, options: dict[str, Any]) ->
     shapes = [[evaluate(s, module.env) for s in a.tensor.shape] for a in module.main.body.args]
     padded = {n: filled(inputs[n], s) for n, s in zip(names, shapes, strict=True)}
     assert any(padded[n].size > inputs[n].size for n in names)
-    expected, found = run_numeric(alone, inputs), run_numeric(module, padded)
-    for x, y in zip(expected, found, strict=True):
+    expected, actual = run_numeric(alone, inputs), run_numeric(module, padded)
+    for x, y in zip(expected, actual, strict=True):
         np.testing.assert_allclose(y, filled(x, list(y.shape)), rtol=1e-10, atol=1e-10)
 
 

@@ -59,7 +59,7 @@ def path(name: str) -> str:
 
 def cases() -> list[Any]:
     """Every model with its first strategies; for `make test-all` with every other one."""
-    found: list[Any] = []
+    actual: list[Any] = []
     for name in ENDS:
         for number, (part, said) in enumerate(ROWS):
             unfit = {"microbatches"} if name == "clip" else set[str]()  # its loss is of all pairs
@@ -68,8 +68,8 @@ def cases() -> list[Any]:
                 continue
             few = number == 0 and name in ("whisper", "t5", "clip", "qwen2_5_vl")
             marks = () if few else EXHAUSTIVE
-            found.append(pytest.param(name, part, options, id=f"{name}-{number}", marks=marks))
-    return found
+            actual.append(pytest.param(name, part, options, id=f"{name}-{number}", marks=marks))
+    return actual
 
 
 @LONG
@@ -181,12 +181,12 @@ def test_a_pod_that_waits_for_nothing_that_comes_is_found() -> None:
         ("encoder=e: part=x=y", {}, "--part inside of a --part"),
     ],
 )
-def test_parts_that_do_not_fit_are_told(
+def test_parts_that_do_not_fit_are_reported(
     part: str, options: Mapping[str, Any], message: str
 ) -> None:
-    with pytest.raises(DiagnosticError) as found:
+    with pytest.raises(DiagnosticError) as actual:
         pods_of(path("whisper"), [part], **options)
-    assert message in str(found.value)
+    assert message in str(actual.value)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_parts_that_do_not_fit_are_told(
         ("mllama", "dp=2", {"pp": 2}, "waits for the gradient of each microbatch"),
     ],
 )
-def test_stages_that_would_wait_for_each_other_are_told(
+def test_stages_that_would_wait_for_each_other_are_reported(
     name: str, part: str, options: Mapping[str, Any], message: str
 ) -> None:
-    with pytest.raises(DiagnosticError) as found:
+    with pytest.raises(DiagnosticError) as actual:
         pods_of(path(name), [f"{ENDS[name][0]}: {part}"], microbatches=4, **options)
-    assert message in str(found.value)
+    assert message in str(actual.value)

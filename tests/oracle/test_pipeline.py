@@ -87,14 +87,14 @@ def assert_same(row: Mapping[str, Any]) -> None:
         microbatches=microbatches,
         **options,
     )
-    found = run_named(module, module.env, inputs)
-    assert len(found) == len(expected)
-    (loss, *rest), (expected_loss, *_) = found, expected
-    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=TOLERANCE)
+    actual = run_named(module, module.env, inputs)
+    assert len(actual) == len(expected)
+    (loss, *rest), (expected_loss, *_) = actual, expected
+    np.testing.assert_allclose(actual[loss], expected[expected_loss], rtol=TOLERANCE)
     for name in rest:
         theirs = expected[name.removesuffix("_g")]  # gathered updates of ZeRO-1 and 2
         np.testing.assert_allclose(
-            found[name], theirs, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
+            actual[name], theirs, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
         )
 
 

@@ -147,15 +147,15 @@ def rotated(attrs: str, size: int, positions: int) -> Any:
     }}""",
         "infer-shapes",
     )
-    (found,) = run_numeric(module, {"x": np.ones((1, positions, size))})
-    return np.asarray(found)[0]
+    (actual,) = run_numeric(module, {"x": np.ones((1, positions, size))})
+    return np.asarray(actual)[0]
 
 
 def angles_of(attrs: str, size: int) -> Any:
     """Radians per position of each pair, from position 1."""
-    found = rotated(attrs, size, 2)[1]
+    actual = rotated(attrs, size, 2)[1]
     half = size // 2
-    return np.arctan2(found[half:] - found[:half], found[half:] + found[:half])
+    return np.arctan2(actual[half:] - actual[:half], actual[half:] + actual[:half])
 
 
 def test_llama3_frequencies() -> None:
@@ -181,8 +181,8 @@ def test_proportional_frequencies() -> None:
     attrs = "base = 1000000, scaling = proportional, share = 1/4"
     np.testing.assert_allclose(angles_of(attrs, 32), [*plain[:4], *[0.0] * 12], rtol=1e-9)
     halved = [each / 2 for each in plain[:4]]
-    found = angles_of(f"{attrs}, factor = 2", 32)
-    np.testing.assert_allclose(found, [*halved, *[0.0] * 12], rtol=1e-9)
+    actual = angles_of(f"{attrs}, factor = 2", 32)
+    np.testing.assert_allclose(actual, [*halved, *[0.0] * 12], rtol=1e-9)
 
 
 @pytest.mark.parametrize("start", [0, 1])
@@ -197,9 +197,9 @@ def test_where_a_temperature_rises(start: int) -> None:
     }}""",
         "infer-shapes",
     )
-    (found,) = run_numeric(module, {"x": np.ones((1, 6, 1))})
+    (actual,) = run_numeric(module, {"x": np.ones((1, 6, 1))})
     expected = [1 + math.log1p((i + start) // 2) / 2 for i in range(6)]
-    np.testing.assert_allclose(np.asarray(found)[0, :, 0], expected, rtol=1e-9)
+    np.testing.assert_allclose(np.asarray(actual)[0, :, 0], expected, rtol=1e-9)
 
 
 def test_yarn_frequencies() -> None:
@@ -228,18 +228,18 @@ def test_buckets_of_relative_positions(causal: bool) -> None:
     """The function of T5, one pair at a time."""
 
     def bucket(key: int, query: int) -> int:
-        count, found, distance = 32, 0, key - query
+        count, actual, distance = 32, 0, key - query
         if not causal:
             count //= 2
-            found = count if distance > 0 else 0
+            actual = count if distance > 0 else 0
             distance = abs(distance)
         else:
             distance = -min(distance, 0)
         exact = count // 2
         if distance < exact:
-            return found + distance
+            return actual + distance
         grown = math.log(distance / exact) / math.log(128 / exact) * (count - exact)
-        return found + min(exact + int(grown), count - 1)
+        return actual + min(exact + int(grown), count - 1)
 
     flag = ", causal" if causal else ""
     module = compiled(
@@ -251,9 +251,9 @@ def test_buckets_of_relative_positions(causal: bool) -> None:
     }}""",
         "infer-shapes",
     )
-    (found,) = run_numeric(module, {"t": np.arange(32.0)[:, None]})
+    (actual,) = run_numeric(module, {"t": np.arange(32.0)[:, None]})
     expected = [[bucket(j, i) for j in range(150)] for i in range(150)]
-    np.testing.assert_array_equal(found[0], expected)
+    np.testing.assert_array_equal(actual[0], expected)
 
 
 @pytest.mark.parametrize("most", [0, 30])

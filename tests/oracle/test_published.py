@@ -260,5 +260,5 @@ def test_the_forward_program_is_the_published_one(model_type: str, tmp_path: Pat
     module = JobBuilder(JobOptions(str(path), sizes=sizes)).module
     module = run_passes(module, "inline,infer-shapes")
     inputs = inputs_of(module, 3)
-    found = float(run_numeric(module, inputs)[0])
-    assert found == pytest.approx(published(inputs), rel=1e-9)
+    actual = float(run_numeric(module, inputs)[0])
+    assert actual == pytest.approx(published(inputs), rel=1e-9)

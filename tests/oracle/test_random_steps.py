@@ -63,6 +63,6 @@ def test_a_random_step_on_a_mesh_equals_that_on_one_device(program: Drawn, zero:
     single = parse(print_module(start).replace("x = 2, y = 2", PLAIN))
     expected = run_numeric(single, inputs)
     module = compiled(text, f"{STEP},{PLACE}")
-    found = run_numeric(module, inputs)
-    for value, x, y in zip(module.main.body.terminator.operands, expected, found, strict=True):
+    actual = run_numeric(module, inputs)
+    for value, x, y in zip(module.main.body.terminator.operands, expected, actual, strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-8, atol=1e-8, err_msg=value.name)

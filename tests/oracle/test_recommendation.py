@@ -36,22 +36,22 @@ def test_a_step_with_split_tables(kind: str, tmp_path: Path) -> None:
     inputs = inputs_of(plain, 2)
     expected = run_named(plain, plain.env, inputs)
     options = JobOptions(model, strategy=str(file), sizes=TINY_CLICKS[model])
-    found = run_passes(JobBuilder(options).module, f"{STEP},partition,units")
-    results = run_named(found, found.env, inputs)
+    actual = run_passes(JobBuilder(options).module, f"{STEP},partition,units")
+    results = run_named(actual, actual.env, inputs)
     for (name, mine), theirs in zip(results.items(), expected.values(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9, err_msg=name)
     forward = [
-        op for op in found.walk() if op.phase == "forward" and op.results and "over" in op.attrs
+        op for op in actual.walk() if op.phase == "forward" and op.results and "over" in op.attrs
     ]
     kinds = {op.name.removeprefix("stg.") for op in forward if op.operands[0].tensor.rank > 1}
     assert moves in kinds or not moves
-    (table,) = (p for p in found.parameters() if p.name == "tables")
+    (table,) = (p for p in actual.parameters() if p.name == "tables")
     assert any(d.split for d in table.tensor.dims) == bool(statement)
-    assert not [op for op in operations(found, "stg.all_gather") if op.operands[0] is table]
+    assert not [op for op in operations(actual, "stg.all_gather") if op.operands[0] is table]
 
 
 def test_the_published_model() -> None:
     """Parameters and FLOPs of MLPerf's DLRM: 187,767,399 rows of 128; 4,916,992 FLOPs a sample."""
-    found = analyse("dlrm", sizes={"B": 1})
-    assert found["parameters"] == 24_036_595_969
-    assert found["classes"][0]["matmul_flops"]["forward"] == 4_916_992
+    actual = analyse("dlrm", sizes={"B": 1})
+    assert actual["parameters"] == 24_036_595_969
+    assert actual["classes"][0]["matmul_flops"]["forward"] == 4_916_992

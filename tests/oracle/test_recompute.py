@@ -121,16 +121,16 @@ def test_some_of_seven_layers(case: tuple[str, int, int], policy: str) -> None:
     flag, number, replayed = case
     layers = 7
     nothing, everything = entry(layers), entry(layers, recompute=policy)
-    found = entry(layers, recompute=policy, **{flag: number})
+    actual = entry(layers, recompute=policy, **{flag: number})
     share = layers - replayed
     for table in ("flops", "matmul_flops"):
-        assert found[table]["recompute"] * layers == everything[table]["recompute"] * replayed
-        assert found[table]["backward"] == everything[table]["backward"]
+        assert actual[table]["recompute"] * layers == everything[table]["recompute"] * replayed
+        assert actual[table]["backward"] == everything[table]["backward"]
     mixture = nothing["memory"]["stash"] * share + everything["memory"]["stash"] * replayed
-    assert found["memory"]["stash"] * layers == mixture
+    assert actual["memory"]["stash"] * layers == mixture
     again, every = (
         {r["op"]: r["count"] for r in e["collectives"] if r["phase"] == "recompute"}
-        for e in (found, everything)
+        for e in (actual, everything)
     )
     assert {k: n for k, n in again.items() if n} == {
         k: n * replayed // layers for k, n in every.items() if replayed
@@ -194,10 +194,10 @@ stg.module @m {
 def test_recall_takes_one_or_the_other(attr: str, taken: int) -> None:
     text = TEXT.replace("reverse", f"reverse, {attr}").replace("L]", "L = 5]", 1)
     module = compiled(text.replace("[B, F,", "[B = 1, F = 1,"), "infer-shapes")
-    (found,) = run_numeric(
+    (actual,) = run_numeric(
         module, {"x": np.ones((5, 1, 1)), "s": np.zeros((5, 1, 1)), "z": np.zeros((1, 1))}
     )
-    assert found.item() == taken
+    assert actual.item() == taken
 
 
 @pytest.mark.parametrize(

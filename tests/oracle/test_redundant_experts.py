@@ -40,9 +40,9 @@ def logits_of(job: JobOptions, past: int, inputs: dict[str, Array], copies: int)
         for d in other:
             first = known.take(range(copies), axis=d)
             fresh[name] = np.concatenate([known, first], axis=d)
-    found = run_named(ready, ready.env, fresh)
+    actual = run_named(ready, ready.env, fresh)
     logits = stated.main.body.terminator.operands[0].name
-    return found[logits]
+    return actual[logits]
 
 
 @crossed(model=[MIXTRAL, DEEPSEEK], case=CASES)
@@ -51,15 +51,15 @@ def test_copies_compute_what_their_experts_do(model: str, case: tuple[int, dict[
     token 2 to copies of 0 and 1, which are experts 4 and 5."""
     copies, options = case
     plain = tiny_options(model, capacity_factor=Fraction(2))
-    held = 4 + copies
+    kept = 4 + copies
     job = tiny_options(
-        model, capacity_factor=Fraction(held, 2), redundant_experts=copies, **options
+        model, capacity_factor=Fraction(kept, 2), redundant_experts=copies, **options
     )
     for past in (1, 2):
         inputs: dict[str, Array] = {}
         expected = logits_of(plain, past, inputs, copies)
-        found = logits_of(job, past, inputs, copies)
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+        actual = logits_of(job, past, inputs, copies)
+        np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def analysed(*words: str) -> dict[str, Any]:
@@ -78,11 +78,11 @@ def test_ranks_hold_the_published_number_of_experts(ranks: int, copies: int, min
     open-infra-index, day 6; arXiv 2412.19437, section 3.4); the router chooses among 256."""
     step = ("deepseek-v3", "--serve", "decode", "--batch", str(8 * ranks), "--context", "100")
     split = ("--dp", str(ranks), "--ep", str(ranks))
-    found = analysed(*step, *split, "--redundant-experts", str(copies))
+    actual = analysed(*step, *split, "--redundant-experts", str(copies))
     other = analysed(*step, "--dp", "256", "--ep", "256", "--set", "E=256", "--batch", "2048")
-    more = found["serving"]["weight_bytes"] - other["serving"]["weight_bytes"]
+    more = actual["serving"]["weight_bytes"] - other["serving"]["weight_bytes"]
     assert more == (mine - 1) * LAYERS * 3 * D * M * BYTES
-    ops = {op["op"]: op for op in found["serving"]["ops"]}
+    ops = {op["op"]: op for op in actual["serving"]["ops"]}
     assert ops["layers/moe/logits"]["flops"] == 2 * 8 * D * 256 * LAYERS
     # tokens of a rank are those of the group: each expert takes its share of all copies
     assert ops["layers/moe/experts/ys"]["flops"] == 2 * 8 * 8 * D * M * LAYERS
@@ -107,7 +107,7 @@ def test_presets_hold_the_published_number_of_experts(preset: str, mine: int) ->
         ),
     ],
 )
-def test_what_cannot_be_is_told(words: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_is_reported(words: tuple[str, ...], says: str) -> None:
     ran = stagec("analyze", *words, "--redundant-experts", "9")
     assert ran.code == 1
     assert says in ran.err

@@ -74,8 +74,8 @@ def test_a_ring_equals_one_device(row: dict[str, Any]) -> None:
     module = tiny_module(LLAMA, f"{STEP},{PLACE}", **axes, **options, sizes=SIZES)
     assert operations(module, "stg.collective_permute")
     names = [v.name for v in module.main.body.terminator.operands]
-    found = run_numeric(module, inputs)
-    for name, x, y in zip(names, expected, found, strict=True):
+    actual = run_numeric(module, inputs)
+    for name, x, y in zip(names, expected, actual, strict=True):
         np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10, err_msg=name)
 
 
@@ -134,10 +134,10 @@ def test_a_wrong_message_is_seen(order: str) -> None:
     for op in shifts:
         for by in (2, 3, 4):
             op.attrs["by"] = const(by)
-            found = run_numeric(module, inputs)
+            actual = run_numeric(module, inputs)
             assert not all(
                 np.allclose(x, y, rtol=1e-9, atol=1e-9)
-                for x, y in zip(expected, found, strict=True)
+                for x, y in zip(expected, actual, strict=True)
             ), f"{op!r} by {by}"
         op.attrs["by"] = const(1)
     np.testing.assert_allclose(run_numeric(module, inputs)[0], expected[0], rtol=1e-10)
@@ -180,9 +180,9 @@ def test_rings_in_pipeline_stages(options: dict[str, Any]) -> None:
     inputs = inputs_of(alone, 2)
     expected = run_named(alone, alone.env, inputs)
     module = tiny_module(LLAMA, STAGED, sizes=sizes, pp=2, cp=2, microbatches=4, **options)
-    found = run_named(module, module.env, inputs)
-    assert len(found) == len(expected)
-    (_, loss), *rest = found.items()
+    actual = run_named(module, module.env, inputs)
+    assert len(actual) == len(expected)
+    (_, loss), *rest = actual.items()
     np.testing.assert_allclose(loss, next(iter(expected.values())), rtol=1e-10)
     for name, x in rest:
         theirs = expected[name.removesuffix("_g")]  # gathered updates of ZeRO-1

@@ -259,8 +259,8 @@ def test_values_and_flops_are_those_of_the_form_in_chunks(name: str) -> None:
     )
     module = compiled(text, "infer-shapes")
     inputs, counter = inputs_of(module, 7), Counter()
-    (found,) = run_numeric(module, inputs)
-    np.testing.assert_allclose(found, form.form(inputs, counter), rtol=1e-9, atol=1e-12)
+    (actual,) = run_numeric(module, inputs)
+    np.testing.assert_allclose(actual, form.form(inputs, counter), rtol=1e-9, atol=1e-12)
     (op,) = operations(module, f"stg.{name}")
     rule = op.definition.rule(op)
     assert rule is not None

@@ -132,5 +132,5 @@ def test_sharded_equals_one_device(name: str, splits: str) -> None:
     args, lines, letters = OPS[name]
     cp = 2 if splits == "sequence-over-two" else 4
     text = MODULE.format(args=args, lines=lines, letters=letters, splits=SPLITS[splits], cp=cp)
-    found = on_all_ranks(text, GRADIENTS)
-    assert len(found) == 1 + args.count("param")
+    actual = on_all_ranks(text, GRADIENTS)
+    assert len(actual) == 1 + args.count("param")

@@ -38,10 +38,10 @@ def on_all_ranks(text: str, passes: str, x: Array | None = None) -> list[Array]:
     sharded = compiled(text, f"{passes},propagate-sharding,insert-collectives")
     inputs = {**inputs_of(sharded, 5), **({} if x is None else {"x": x})}
     expected = run_one_device(compiled(text, passes), inputs)
-    found = run_numeric(sharded, inputs)
-    for a, b in zip(found, expected, strict=True):
+    actual = run_numeric(sharded, inputs)
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -84,8 +84,8 @@ def test_indices_are_those_of_the_whole_dimension(placement: str) -> None:
 def test_meaning(lines: str, expected: list[float], mark: str) -> None:
     text = f"stg.module @m {{\n stg.mesh @pod[n = 2]\n stg.func @f(%x: f32[4{mark}]) {{\n"
     module = compiled(f"{text}{lines}\n stg.return(%y)\n }}\n}}", "place")
-    (found,) = run_numeric(module, {"x": np.array([3.0, 1.0, 2.0, 3.0])})
-    assert found.tolist() == expected
+    (actual,) = run_numeric(module, {"x": np.array([3.0, 1.0, 2.0, 3.0])})
+    assert actual.tolist() == expected
 
 
 def test_ties_share_the_gradient() -> None:

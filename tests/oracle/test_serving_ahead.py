@@ -52,10 +52,10 @@ def test_the_first_draft_is_what_the_module_predicts() -> None:
     for key, value in fresh.items():  # caches of the module have a row more, which nothing has read
         rows = tuple(slice(0, n) for n in given[key].shape)
         value[rows] = given[key]
-    chosen, found, *_ = run_module(drafts, drafts.env, fresh)
+    chosen, actual, *_ = run_module(drafts, drafts.env, fresh)
     np.testing.assert_allclose(chosen, logits, rtol=1e-9, atol=1e-9)
-    assert found.shape == (8, 2)
-    np.testing.assert_array_equal(found[:, 0], ahead[:, -1].argmax(-1))
+    assert actual.shape == (8, 2)
+    np.testing.assert_array_equal(actual[:, 0], ahead[:, -1].argmax(-1))
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_drafts_are_alike_under_strategies(options: dict[str, Any]) -> None:
     inputs = random_inputs(stated.main.body.args, stated.env, 3)
     drafts = run_module(stated, stated.env, inputs)[1]
     name = stated.main.body.terminator.operands[1].name
-    found = run_named(ready, ready.env, inputs)
-    (tokens,) = (v for n, v in found.items() if n in (name, f"{name}_sum"))
+    actual = run_named(ready, ready.env, inputs)
+    (tokens,) = (v for n, v in actual.items() if n in (name, f"{name}_sum"))
     np.testing.assert_array_equal(tokens, drafts)
 
 

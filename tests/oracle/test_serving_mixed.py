@@ -65,9 +65,9 @@ def assert_mixed_is_apart(
     mixed = module_of(job, step, groups)
     args = mixed.main.body.args
     inputs = random_inputs(args, mixed.env, 3)
-    found = run_module(mixed, mixed.env, inputs)
-    held = [a.name for a in args if a.tensor.role in CACHED]
-    caches = dict(zip(held, found[len(found) - len(held) :], strict=True))
+    actual = run_module(mixed, mixed.env, inputs)
+    kept = [a.name for a in args if a.tensor.role in CACHED]
+    caches = dict(zip(kept, actual[len(actual) - len(kept) :], strict=True))
     row = at = 0
     for number, mine in enumerate(step.classes):
         module = module_of(plain or job, Step((mine,)), groups, apart=True)
@@ -76,7 +76,7 @@ def assert_mixed_is_apart(
         for arg in module.main.body.args:
             name = arg.name
             if arg.tensor.role in CACHED:
-                name = names[arg.name] = _of_class(arg.name, number, held)
+                name = names[arg.name] = _of_class(arg.name, number, kept)
             given[arg.name] = inputs[name]
             if not arg.tensor.role:
                 cut = inputs[name][:, at : at + mine.tokens]
@@ -88,18 +88,18 @@ def assert_mixed_is_apart(
         sampled = mine.count * mine.sampled
         if sampled:
             apart = expected[0].reshape(groups, sampled, -1)
-            part = found[0][:, row : row + sampled]
+            part = actual[0][:, row : row + sampled]
             np.testing.assert_allclose(part, apart, rtol=1e-9, atol=1e-9)
         at, row = at + mine.tokens, row + sampled
     assert at == _tokens(inputs, args)
     assert row == step.sampled
 
 
-def _of_class(name: str, number: int, held: Sequence[str]) -> str:
+def _of_class(name: str, number: int, kept: Sequence[str]) -> str:
     """The cache of a class: `layers/k_cache` is `layers/k_1_cache`, of a state likewise."""
     stem, _, kind = name.rpartition("_")
-    (found,) = [h for h in held if h == f"{stem}_{number}_{kind}"]
-    return found
+    (actual,) = [h for h in kept if h == f"{stem}_{number}_{kind}"]
+    return actual
 
 
 def _tokens(inputs: Mapping[str, Array], args: Any) -> int:

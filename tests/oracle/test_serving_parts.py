@@ -32,15 +32,15 @@ NAMES = ("whisper", "qwen2_5_vl", "t5", "mllama")
 
 def cases(rows: tuple[Any, ...]) -> list[Any]:
     """The first strategies of an encoder and of a tower; for `make test-all` all of all."""
-    found: list[Any] = []
+    actual: list[Any] = []
     for name in NAMES:
         for number, row in enumerate(rows):
             if name == "t5" and "pp" in row[0]:
                 continue  # stages of a pod share a thread, which waits for what its last one sends
             few = number == 0 and name in NAMES[:2]
             marks = () if few else EXHAUSTIVE
-            found.append(pytest.param(name, *row, id=f"{name}-{number}", marks=marks))
-    return found
+            actual.append(pytest.param(name, *row, id=f"{name}-{number}", marks=marks))
+    return actual
 
 
 def sizes_of(name: str) -> dict[str, int]:

@@ -38,8 +38,8 @@ def test_tokens_are_the_most_likely_ones(options: dict[str, Any]) -> None:
     inputs = random_inputs(stated.main.body.args, stated.env, 3)
     logits = run_module(stated, stated.env, inputs)[0]
     name = f"{stated.main.body.terminator.operands[0].name}_sampled"
-    found = run_named(ready, ready.env, inputs)
-    (tokens,) = (v for n, v in found.items() if n in (name, f"{name}_sum"))
+    actual = run_named(ready, ready.env, inputs)
+    (tokens,) = (v for n, v in actual.items() if n in (name, f"{name}_sum"))
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
 
 
@@ -54,5 +54,5 @@ def test_what_is_gathered_for_a_token(sampling: str, gathered: int) -> None:
     done = stagec(*line.split(), "--sampling", sampling)
     assert done.code == 0, done.err
     (ranks,) = json.loads(done.out)["classes"]
-    found = [c["bytes"] for c in ranks["collectives"] if c["op"] == "all_gather"]
-    assert sum(found) == 8 * gathered
+    actual = [c["bytes"] for c in ranks["collectives"] if c["op"] == "all_gather"]
+    assert sum(actual) == 8 * gathered

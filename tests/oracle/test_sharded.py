@@ -82,10 +82,10 @@ def assert_same(row: Mapping[str, Any], program: str) -> None:
     model, (dp, tp) = options.pop("model"), options.pop("mesh")
     inputs, expected = plain(model, program)
     module = tiny_module(model, f"{program},{PLACE}", dp=dp, tp=tp, **options)
-    found = run_numeric(module, inputs)
+    actual = run_numeric(module, inputs)
     names = [v.name for v in module.main.body.terminator.operands]
-    assert len(found) == len(expected)
-    for name, x, y in zip(names, expected, found, strict=True):
+    assert len(actual) == len(expected)
+    for name, x, y in zip(names, expected, actual, strict=True):
         np.testing.assert_allclose(y, x, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 

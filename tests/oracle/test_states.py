@@ -64,11 +64,11 @@ def test_parts_one_after_the_other_are_the_sequence(name: str) -> None:
     whole = compiled(stateful(name, 8), "infer-shapes")
     inputs = inputs_of(whole, 3)
     expected = run(name, inputs, slice(0, 8), inputs["h"])
-    state, found = inputs["h"], list[Array]()
+    state, actual = inputs["h"], list[Array]()
     for start, end in ((0, 3), (3, 4), (4, 5), (5, 8)):
         y, state = run(name, inputs, slice(start, end), state)
-        found.append(y)
-    np.testing.assert_allclose(np.concatenate(found, 1), expected[0], atol=1e-12)
+        actual.append(y)
+    np.testing.assert_allclose(np.concatenate(actual, 1), expected[0], atol=1e-12)
     np.testing.assert_allclose(state, expected[1], atol=1e-12)
 
 
@@ -79,8 +79,8 @@ def test_a_first_state_of_zeros_is_none(name: str) -> None:
     text = stateful(name, 8).partition("%y, %h1")[0] + f"{line}\n stg.return(%y)\n  }}\n}}\n"
     module = compiled(text, "infer-shapes")
     (expected,) = run_module(module, module.env, inputs)
-    found = run(name, inputs, slice(0, 8), np.zeros_like(inputs["h"]))
-    np.testing.assert_allclose(found[0], expected, atol=1e-12)
+    actual = run(name, inputs, slice(0, 8), np.zeros_like(inputs["h"]))
+    np.testing.assert_allclose(actual[0], expected, atol=1e-12)
 
 
 @crossed(name=list(STATES), splits=list(SPLITS))

@@ -71,9 +71,9 @@ def module(name: str, passes: str, **options: Any) -> Module:
 @cache
 def plain(name: str) -> tuple[dict[str, Array], dict[str, Array]]:
     """Inputs and results of the step on one device."""
-    found = module(name, STEP)
-    inputs = inputs_of(found, 2)
-    return inputs, run_named(found, found.env, inputs)
+    actual = module(name, STEP)
+    inputs = inputs_of(actual, 2)
+    return inputs, run_named(actual, actual.env, inputs)
 
 
 CASES = [
@@ -93,8 +93,8 @@ CASES = [
 @pytest.mark.parametrize(("name", "row"), CASES)
 def test_a_step_on_a_mesh_equals_that_on_one_device(name: str, row: Mapping[str, Any]) -> None:
     inputs, expected = plain(name)
-    found = module(name, f"{STEP},partition,units", **row)
-    results = run_named(found, found.env, inputs)
+    actual = module(name, f"{STEP},partition,units", **row)
+    results = run_named(actual, actual.env, inputs)
     assert len(results) == len(expected)
     for theirs, mine in zip(expected.items(), results.items(), strict=True):
         np.testing.assert_allclose(mine[1], theirs[1], rtol=1e-9, atol=1e-9, err_msg=mine[0])
@@ -111,8 +111,8 @@ def test_a_pipelined_step_equals_that_on_one_device(name: str) -> None:
     """Encoder and decoder are one chain: what all layers of the decoder attend to is sent along."""
     inputs, expected = plain(name)
     options = {"pp": 2, "dp": 2, "microbatches": 4}
-    found = module(name, f"{STEP},partition,stages,units,plan", **options)
-    results = run_named(found, found.env, inputs)
+    actual = module(name, f"{STEP},partition,stages,units,plan", **options)
+    results = run_named(actual, actual.env, inputs)
     (loss, *rest), (first, *_) = results, expected
     np.testing.assert_allclose(results[loss], expected[first], rtol=1e-9)
     for result in rest:
@@ -146,7 +146,7 @@ SEQUENCES = {
 def test_a_split_sequence(name: str, mode: str) -> None:
     """Learned positions, pooling and the heads of losses included."""
     inputs, expected = plain(name)
-    found = module(name, f"{STEP},partition,units", cp=2, dp=2, cp_mode=mode)
-    results = run_named(found, found.env, inputs)
+    actual = module(name, f"{STEP},partition,units", cp=2, dp=2, cp_mode=mode)
+    results = run_named(actual, actual.env, inputs)
     for (result, mine), theirs in zip(results.items(), expected.values(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9, err_msg=result)

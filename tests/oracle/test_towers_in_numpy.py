@@ -107,8 +107,8 @@ def _patches(p: Inputs, name: str, images: Array, size: int) -> Array:
         for left in range(0, width, size):
             patch = images[:, :, top : top + size, left : left + size]
             rows.append(np.tensordot(patch, p[f"{name}/w"], 3))
-    found: Array = np.stack(rows, 1)
-    return found + p[f"{name}/b"] if f"{name}/b" in p else found
+    actual: Array = np.stack(rows, 1)
+    return actual + p[f"{name}/b"] if f"{name}/b" in p else actual
 
 
 def _pre_norm(
@@ -139,7 +139,7 @@ def clip(p: Inputs) -> float:
 
 def buckets(length: int, *, both: bool, count: int = 4, most: int = 128) -> Array:
     """The class of each distance, one by one (arXiv 1910.10683, section 2.1)."""
-    found = np.zeros((length, length), dtype=int)
+    actual = np.zeros((length, length), dtype=int)
     n = count // 2 if both else count
     exact = n // 2
     for query in range(length):
@@ -148,8 +148,8 @@ def buckets(length: int, *, both: bool, count: int = 4, most: int = 128) -> Arra
             if far >= exact:
                 share = math.log(far / exact) / math.log(most / exact)
                 far = min(exact + int(share * (n - exact)), n - 1)
-            found[query, key] = far + (n if both and key > query else 0)
-    return found
+            actual[query, key] = far + (n if both and key > query else 0)
+    return actual
 
 
 def t5(p: Inputs) -> float:
@@ -257,7 +257,7 @@ def in_windows(p: Inputs, layer: str, x: Array, size: int, stage: int) -> Array:
     rows = np.maximum(hidden, 0) @ p[f"{near}/w_down"][0]
     bias = 16 / (1 + np.exp(-np.moveaxis(rows[p[f"pairs{end}"]], -1, 0)))
     sharp = np.exp(np.minimum(p[f"{name}/sharpness/power"][0], 4.60517))
-    found, number = np.zeros_like(x), 0
+    actual, number = np.zeros_like(x), 0
     for top in range(0, x.shape[1], size):
         for left in range(0, x.shape[2], size):
             here = (slice(None), slice(top, top + size), slice(left, left + size))
@@ -268,11 +268,11 @@ def in_windows(p: Inputs, layer: str, x: Array, size: int, stage: int) -> Array:
             scores = np.einsum("bshk,bthk->bhst", q, k) * sharp[:, None, None] + bias
             scores = scores + p["mask_1"][number] if masked else scores
             a = np.einsum("bhst,bthk->bshk", softmax(scores), v)
-            found[here] = (np.tensordot(a, p[f"{out}/wo"][0], 2) + p[f"{out}/bo"][0]).reshape(
+            actual[here] = (np.tensordot(a, p[f"{out}/wo"][0], 2) + p[f"{out}/bo"][0]).reshape(
                 x[here].shape
             )
             number += 1
-    return found
+    return actual
 
 
 MODELS = {

@@ -36,6 +36,6 @@ def test_halves_make_the_logits_of_the_whole(model: str, options: dict[str, Any]
             continue
         batch = next(i for i, d in enumerate(arg.tensor.dims) if "B" in d.size.symbols)
         given[arg.name] = np.split(inputs[whole], 2, axis=batch)[half]
-    found = run_named(halved, halved.env, given)
-    logits = np.concatenate([found[f"{name}_a"], found[f"{name}_b"]])
+    actual = run_named(halved, halved.env, given)
+    logits = np.concatenate([actual[f"{name}_a"], actual[f"{name}_b"]])
     np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-9)

@@ -119,11 +119,11 @@ def other_dim(op: Operation, index: int, rank: int) -> Any:
 def unseen(module: Module, inputs: dict[str, Array], expected: list[Array]) -> bool:
     """Whether the module, broken as it is, computes what it should."""
     try:
-        found = run_numeric(module, inputs)
+        actual = run_numeric(module, inputs)
     except (DisagreementError, DiagnosticError, ValueError, IndexError):
         return False
     return all(
-        np.allclose(x, y, rtol=1e-9, atol=1e-9) for x, y in zip(expected, found, strict=True)
+        np.allclose(x, y, rtol=1e-9, atol=1e-9) for x, y in zip(expected, actual, strict=True)
     )
 
 

@@ -24,8 +24,8 @@ OPTIONS = {"pp": 2, "dp": 2, "microbatches": 4}
 
 def reductions(module: Module, pairs: str) -> list[Operation]:
     """The reductions over stages: of mirrored pairs, or of all."""
-    found = operations(module, "stg.all_reduce")
-    return [op for op in found if op.flag("stages") and op.text("pairs") == pairs]
+    actual = operations(module, "stg.all_reduce")
+    return [op for op in actual if op.flag("stages") and op.text("pairs") == pairs]
 
 
 def drop(op: Operation) -> None:
@@ -108,8 +108,8 @@ def test_a_broken_stage_is_seen(damage: Break) -> None:
     assert all(np.allclose(right[n], expected[n], rtol=1e-9) for n in expected if n in right)
     damage(module)
     try:
-        found = run_named(module, module.env, inputs)
+        actual = run_named(module, module.env, inputs)
     except (DisagreementError, ValueError, IndexError):
         return
-    same = [np.allclose(found[n], expected[n], rtol=1e-7) for n in expected if n in found]
+    same = [np.allclose(actual[n], expected[n], rtol=1e-7) for n in expected if n in actual]
     assert not all(same)

@@ -101,13 +101,13 @@ def every_of_the_job() -> dict[tuple[Change, ...], JobOptions]:
 def every(options: JobOptions, sizes: Mapping[str, int]) -> dict[tuple[Change, ...], JobOptions]:
     """All legal combinations of up to three changes."""
     space = KnobSpace(options, sizes)
-    found: dict[tuple[Change, ...], JobOptions] = {}
+    actual: dict[tuple[Change, ...], JobOptions] = {}
     for number in range(1, 4):
         for chosen in combinations(space.changes(), number):
             job = space.job(chosen) if len({s.knob for s in chosen}) == number else None
             if job is not None:
-                found[chosen] = job
-    return found
+                actual[chosen] = job
+    return actual
 
 
 @LONG
@@ -122,19 +122,19 @@ def test_nothing_that_fits_is_cheaper(limit: float) -> None:
         for chosen, job in every_of_the_job().items()
         if (figures := world(job)).peak <= limit * UNIT and not any(s.numerics for s in chosen)
     }
-    assert advice.found[0].cost == pytest.approx(min(exhaustive.values()))
+    assert advice.suggestions[0].cost == pytest.approx(min(exhaustive.values()))
     assert advice.tried < 65 < advice.count
     assert advice.left == 0
-    for each in advice.found:
+    for each in advice.suggestions:
         assert each.figures == world(each.options)
         assert each.figures.peak <= limit * UNIT
-    assert [s.order for s in advice.found] == sorted(s.order for s in advice.found)
+    assert [s.order for s in advice.suggestions] == sorted(s.order for s in advice.suggestions)
 
 
 def test_suggestions_differ_and_go_no_further_than_needed() -> None:
-    found = plain(2).found
-    assert len(found) == len({frozenset(s.knob for s in each.changes) for each in found}) > 3
-    for each in found:
+    actual = plain(2).suggestions
+    assert len(actual) == len({frozenset(s.knob for s in each.changes) for each in actual}) > 3
+    for each in actual:
         for fewer in combinations(each.changes, len(each.changes) - 1):
             job = KnobSpace(JOB, SIZES).job(fewer)
             less = world(job or JOB)
@@ -174,7 +174,7 @@ def test_what_turns_out_otherwise_corrects_what_goes_further() -> None:
     expected = Prediction(jobs, {c: world(jobs[c]) for c in chosen})
 
     def costs() -> dict[frozenset[Change], float]:
-        return {c: found for c, _, found in expected.all()}
+        return {c: actual for c, _, actual in expected.all()}
 
     before, true = costs(), {c: cost(world(job)) for c, job in jobs.items()}
     expected.correct(both, world(jobs[both]))
@@ -184,7 +184,7 @@ def test_what_turns_out_otherwise_corrects_what_goes_further() -> None:
 
 
 @LONG
-def test_the_budget_holds_and_what_is_left_is_told() -> None:
+def test_the_budget_holds_and_what_is_left_is_reported() -> None:
     compiler = Compiler()
     advice = search(2, compiler, budget=30)
     assert len(compiler.asked) == 30
@@ -194,15 +194,15 @@ def test_the_budget_holds_and_what_is_left_is_told() -> None:
 @LONG
 def test_what_is_no_job_is_not_suggested() -> None:
     advice = search(2, Compiler("sp"))
-    assert advice.found
-    assert not any(s.options.sp for s in advice.found)
+    assert advice.suggestions
+    assert not any(s.options.sp for s in advice.suggestions)
 
 
 @LONG
-def test_where_nothing_fits_the_smallest_is_told() -> None:
+def test_where_nothing_fits_the_smallest_is_reported() -> None:
     compiler = Compiler()
     advice = search(1e-6, compiler)
-    assert not advice.found
+    assert not advice.suggestions
     assert advice.smallest.figures.peak == min(world(job).peak for job in compiler.asked)
     assert advice.smallest.figures.peak < world(JOB).peak
 
@@ -238,10 +238,10 @@ def test_what_can_be_changed() -> None:
         "param_dtype": "f32",
     }
     job = JOB.changed(model=DEEPSEEK, zero=0, ep=2, **spends)
-    found: dict[str, list[Any]] = {}
+    actual: dict[str, list[Any]] = {}
     for change in KnobSpace(job, {**SIZES, "B": 32, "E": 64}).changes():
-        found.setdefault(change.knob, []).append(change.value)
-    assert found == {
+        actual.setdefault(change.knob, []).append(change.value)
+    assert actual == {
         "sp": [True],
         "no_vocab_parallel": [False],
         "tp_inputs": ["regather"],
@@ -270,10 +270,10 @@ def test_what_can_be_changed() -> None:
 @pytest.mark.parametrize("options", BASES, ids=range(len(BASES)))
 def test_ranks_and_batch_stay(options: JobOptions) -> None:
     sizes = {**SIZES, "E": 64} if options.ep > 1 else SIZES
-    found = every(options, sizes)
-    knobs = {s.knob for chosen in found for s in chosen}
+    actual = every(options, sizes)
+    knobs = {s.knob for chosen in actual for s in chosen}
     assert knobs >= {"microbatches", "recompute", "offload", "tp", "cp", "pp", "grad_dtype"}
-    for job in found.values():
+    for job in actual.values():
         axes = ranks_of(job)
         assert prod(axes.values()) == 64
         data = prod(axes.get(a, 1) for a in (*DATA_AXES, "ep"))

@@ -425,10 +425,10 @@ def test_model_flops_leave_out_the_gradients_of_frozen_matrices() -> None:
     """So MFU is no more than HFU. Adapters do not count."""
     job = ("llama3-8b", "--set", "B=1,S=4096,L=2")
     every = "wq,wk,wv,wo,w_gate_up,w_down,head"
-    whole, found = counted(*job), counted(*job, "--lora", every)
+    whole, actual = counted(*job), counted(*job, "--lora", every)
     embedding, scales = 128_256 * 4096, 5 * 4096
     matrices = int(whole["parameters"]) - embedding - scales
-    assert whole["model_flops"] - found["model_flops"] == 2 * matrices * 4096
+    assert whole["model_flops"] - actual["model_flops"] == 2 * matrices * 4096
 
 
 @pytest.mark.parametrize("flags", ["--freeze *,!head", "--lora head --freeze !head"])
@@ -475,8 +475,8 @@ def test_shards_of_what_nothing_uses_have_little_padding(tmp_path: Path) -> None
         '    %y = stg.einsum["bd,de->be"](%x, %w)\n'
         "    %loss = stg.mse[mean = B*D](%y, %t)\n    stg.return(%loss)\n  }\n}\n"
     )
-    found = counted(str(path), "--dp", "6", "--zero", "3", "--shard-padding", "dim0")
-    (entry,) = found["classes"]
+    actual = counted(str(path), "--dp", "6", "--zero", "3", "--shard-padding", "dim0")
+    (entry,) = actual["classes"]
     assert entry["memory"]["parameters"] == 2 * (12 * 9 + 162) // 6
 
 
@@ -484,8 +484,8 @@ def counted(*words: str) -> dict[str, Any]:
     """What `stagec analyze --json` prints."""
     ran = stagec("analyze", *words, "--json")
     assert ran.code == 0, ran.err
-    found: dict[str, Any] = json.loads(ran.out)
-    return found
+    actual: dict[str, Any] = json.loads(ran.out)
+    return actual
 
 
 @pytest.mark.parametrize("fusion", ["none", "pointwise", "elementwise", "epilogue"])
@@ -493,11 +493,11 @@ def counted(*words: str) -> dict[str, Any]:
 def test_bytes_by_kind_are_those_of_the_nodes(model: str, fusion: str) -> None:
     options = {"tp": 2, "sp": True, "fusion": fusion, "sizes": {"L": 2, "B": 2}}
     (entry,) = analyse(model, **options)["classes"]
-    found: Counter[str] = Counter(dict.fromkeys(entry["bytes_touched"], 0))
+    actual: Counter[str] = Counter(dict.fromkeys(entry["bytes_touched"], 0))
     for node in only_program(JobBuilder(JobOptions(model, **options)).lower()).nodes:
         if node.kernel is not None:
-            found[node.kernel.kind] += node.kernel.bytes
-    assert entry["bytes_touched"] == found
+            actual[node.kernel.kind] += node.kernel.bytes
+    assert entry["bytes_touched"] == actual
 
 
 def test_the_page_has_each_class_and_its_command(tmp_path: Path) -> None:

@@ -258,19 +258,19 @@ def simulated(folder: Path, binary: Path, *more: str) -> dict[str, Any]:
     """What `stagec simulate --json` prints."""
     done = stagec("simulate", folder, "--astra-sim", binary, "--json", *more)
     assert done.code == 0, done.err
-    found: dict[str, Any] = json.loads(done.out)
-    assert_schema("simulate", found)
-    return found
+    actual: dict[str, Any] = json.loads(done.out)
+    assert_schema("simulate", actual)
+    return actual
 
 
 def assert_as_analyzed(tmp_path: Path, words: Sequence[str]) -> None:
     """Calls and bytes of each collective and axis are those of `stagec analyze`, and the parts of
     the step add up."""
     folder = written(tmp_path, *words)
-    found = simulated(folder, stub(tmp_path))
+    actual = simulated(folder, stub(tmp_path))
     message = stagec("analyze", *words[1:], "--json")
     about = json.loads(message.out)
-    rank = found["slowest_rank"]
+    rank = actual["slowest_rank"]
     each = next(c for c in about["classes"] if c["example_rank"] == rank)
     expected: dict[tuple[str, str], Counter[str]] = {}
     for row in each["collectives"]:
@@ -283,17 +283,17 @@ def assert_as_analyzed(tmp_path: Path, words: Sequence[str]) -> None:
         expected.setdefault((row["dir"], ""), Counter()).update(
             calls=row["count"], bytes=row["bytes"]
         )
-    rows = found["communication"]
+    rows = actual["communication"]
     ours = {(r["collective"], r["over"]): (r["calls"], r["bytes"]) for r in rows}
     assert ours == {key: (v["calls"], v["bytes"]) for key, v in expected.items()}
     nanoseconds = sum(round(1e9 * r["exposed_seconds"]) for r in rows)
-    parts = round(1e9 * found["computation_seconds"]) + round(1e9 * found["idle_seconds"])
-    assert nanoseconds + parts == round(1e9 * found["step_seconds"])
-    assert round(1e9 * found["exposed_seconds"]) == round(1e9 * found["step_seconds"]) - round(
-        1e9 * found["computation_seconds"]
+    parts = round(1e9 * actual["computation_seconds"]) + round(1e9 * actual["idle_seconds"])
+    assert nanoseconds + parts == round(1e9 * actual["step_seconds"])
+    assert round(1e9 * actual["exposed_seconds"]) == round(1e9 * actual["step_seconds"]) - round(
+        1e9 * actual["computation_seconds"]
     )
-    rate = found["step_seconds"] * found["ranks"] * 989e12
-    assert found["mfu"] == pytest.approx(about["model_flops"] / rate)
+    rate = actual["step_seconds"] * actual["ranks"] * 989e12
+    assert actual["mfu"] == pytest.approx(about["model_flops"] / rate)
 
 
 @pytest.mark.parametrize(
@@ -309,11 +309,11 @@ def test_pods_are_one_job(prefill: str, decode: str, count: str, tmp_path: Path)
     assert network[1] == f"npus_count: [ {count} ]"
     assert "over nvlink, " in network[0]
     assert network[0].endswith(f"pods {count[-1]} over infiniband")
-    found = simulated(folder, stub(tmp_path))
-    assert found["ranks"] == prod(int(n) for n in count.split(", "))
+    actual = simulated(folder, stub(tmp_path))
+    assert actual["ranks"] == prod(int(n) for n in count.split(", "))
     about = json.loads(stagec("analyze", *words[1:], "--json").out)
     first = about["pods"]["prefill"]["ranks"]
-    pod = "prefill" if found["slowest_rank"] < first else "decode"
+    pod = "prefill" if actual["slowest_rank"] < first else "decode"
     (each,) = about["pods"][pod]["classes"]
     expected = {
         (row["op"], f"{pod}/{'+'.join(row['over'])}"): [row["count"], row["bytes"]]
@@ -322,11 +322,11 @@ def test_pods_are_one_job(prefill: str, decode: str, count: str, tmp_path: Path)
     }
     ours = {
         (row["collective"], row["over"]): [row["calls"], row["bytes"]]
-        for row in found["communication"]
+        for row in actual["communication"]
         if row["collective"] == "all_reduce"
     }
     assert ours == expected
-    assert {r["collective"] for r in found["communication"]} & {"send", "recv"}
+    assert {r["collective"] for r in actual["communication"]} & {"send", "recv"}
     assert stagec(*words, "--archive", tmp_path / "file", "--quiet").code == 0
     made = stagec("materialize", tmp_path / "file", *FORMAT, "-o", tmp_path / "again")
     assert made.code == 0, made.err
@@ -428,13 +428,13 @@ def test_each_moment_belongs_to_one_thing() -> None:
         node(5, NodeKind.COMP),
     ]
     spans = {1: (0, 4), 2: (2, 6), 3: (0, 5), 4: (6, 7), 5: (8, 12)}
-    found = breakdown(nodes, spans, {3: "tp"}, 12)
-    assert found.computation == 8
-    assert [(r.kind, r.over, r.calls, r.busy, r.exposed) for r in found.exposed] == [
+    actual = breakdown(nodes, spans, {3: "tp"}, 12)
+    assert actual.computation == 8
+    assert [(r.kind, r.over, r.calls, r.busy, r.exposed) for r in actual.exposed] == [
         ("all_reduce", "tp", 1, 4, 2),
         ("recv", "", 2, 6, 1),
     ]
-    assert found.idle == 1
+    assert actual.idle == 1
 
 
 def test_lines_of_other_ranks_are_left_out() -> None:
@@ -485,12 +485,12 @@ def tracked_peak(nodes: Sequence[TraceNode]) -> int:
         for name, number in tensors(each, "outputs"):
             assert name not in size, "each name is written once, and not read before"
             size[name], writer[name] = number, each.id
-    held = sum(s for name, s in size.items() if name not in writer)
-    most = held
+    kept = sum(s for name, s in size.items() if name not in writer)
+    most = kept
     for each in nodes:
-        held += sum(size[n] for n, _ in tensors(each, "outputs"))
-        most = max(most, held)
-        held -= sum(size[n] for n, _ in tensors(each, "inputs") if last[n] == each.id)
+        kept += sum(size[n] for n, _ in tensors(each, "outputs"))
+        most = max(most, kept)
+        kept -= sum(size[n] for n, _ in tensors(each, "inputs") if last[n] == each.id)
     return most
 
 
@@ -522,17 +522,17 @@ def program(edges: Sequence[Sequence[int]], alloc: Sequence[int], free: Sequence
 
 def test_a_tensor_is_read_by_nodes_that_depend_on_its_writer_last_written_first() -> None:
     """Node 3 gives 6 back: 2 of node 2, and 4 of node 1, of which 1 stays."""
-    found = tensors_of(program([[], [1], [2]], [5, 2, 0], [0, 0, 6]))
-    assert found.outputs[:2] == [[("x#1.0", 4), ("x#1.1", 1)], [("x#2.0", 2)]]
-    assert found.inputs == [[("static", 10)], [], [("x#2.0", 2), ("x#1.0", 4), ("static", 10)]]
-    assert found.peak == 17
+    actual = tensors_of(program([[], [1], [2]], [5, 2, 0], [0, 0, 6]))
+    assert actual.outputs[:2] == [[("x#1.0", 4), ("x#1.1", 1)], [("x#2.0", 2)]]
+    assert actual.inputs == [[("static", 10)], [], [("x#2.0", 2), ("x#1.0", 4), ("static", 10)]]
+    assert actual.peak == 17
 
 
 def test_bytes_wait_for_a_node_that_depends_on_their_writer() -> None:
     """Node 2 gives back what node 1 has made, and does not depend on it; node 3 does."""
-    found = tensors_of(program([[], [], [1]], [4, 1, 0], [0, 4, 0]))
-    assert found.inputs[1:] == [[], [("x#1.0", 4), ("static", 10)]]
-    assert found.outputs == [[("x#1.0", 4)], [("x#2.0", 1)], []]
+    actual = tensors_of(program([[], [], [1]], [4, 1, 0], [0, 4, 0]))
+    assert actual.inputs[1:] == [[], [("x#1.0", 4), ("static", 10)]]
+    assert actual.outputs == [[("x#1.0", 4)], [("x#2.0", 1)], []]
 
 
 # -- the real one ----------------------------------------------------------------------------------
@@ -544,8 +544,8 @@ def test_the_simulator_agrees_with_stagec_time_and_with_the_plan(tmp_path: Path)
     job = "llama3-8b", "--set", "L=4,S=2048", "--dp", "2"
     words = "compile", *job, "--format", "astra-sim", "--machine", machine, "--tensor-names"
     assert stagec(*words, "-o", tmp_path / "job", "--quiet").code == 0
-    found = simulated(tmp_path / "job", Path(os.environ["ASTRA_SIM"]))
+    actual = simulated(tmp_path / "job", Path(os.environ["ASTRA_SIM"]))
     message = json.loads(stagec("time", *job, "--machine", machine, "--json", "--no-levers").out)
-    assert found["step_seconds"] == pytest.approx(message["step_seconds"], rel=1e-4)
+    assert actual["step_seconds"] == pytest.approx(message["step_seconds"], rel=1e-4)
     manifest = json.loads((tmp_path / "job" / "manifest.json").read_text())
-    assert found["peak_bytes"] == manifest["classes"][0]["memory"]["peak_bytes"]
+    assert actual["peak_bytes"] == manifest["classes"][0]["memory"]["peak_bytes"]

@@ -38,11 +38,11 @@ def test_some_model_has_each_value_of_each_option(monkeypatch: pytest.MonkeyPatc
     chosen: set[Chosen] = set()
 
     def recorded(option: Operation, given: Attr | None, sizes: dict[str, Expr]) -> Choice:
-        found = choice(option, given, sizes)
-        word = found if isinstance(found, str) else NO if found is None else YES
+        actual = choice(option, given, sizes)
+        word = actual if isinstance(actual, str) else NO if actual is None else YES
         owner = option.parent_op
         chosen.add((owner.symbol if owner else None, option.symbol, word))
-        return found
+        return actual
 
     monkeypatch.setattr(inline, "choice", recorded)
     for family in BUILT_IN:

@@ -18,13 +18,13 @@ Runs = list[tuple[int, list[int]]]
 
 
 def one_by_one(full: int, runs: Runs) -> int:
-    found = held = 0
+    actual = kept = 0
     for times, sizes in runs:
         for size in sizes * times:
-            held += size
-            if held >= full:
-                found, held = found + 1, 0
-    return found + (held > 0)
+            kept += size
+            if kept >= full:
+                actual, kept = actual + 1, 0
+    return actual + (kept > 0)
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 12), max_size=4)), max_size=3)

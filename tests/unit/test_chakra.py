@@ -199,11 +199,11 @@ def test_attributes_have_the_types_that_readers_ask_for() -> None:
         "stage": "int64_val",
         "op": "string_val",
     }
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
     for node in NODES:
         (record,) = public_records(encode_node(node))
-        found |= {a.name: a.WhichOneof("value") for a in public.Node.FromString(record).attr}
-    assert found == expected
+        actual |= {a.name: a.WhichOneof("value") for a in public.Node.FromString(record).attr}
+    assert actual == expected
     assert {name: kind.removesuffix("_val") for name, kind in expected.items()} == {
         **{n: t for n, t in ATTR_TYPES.items() if n not in _OPTIONAL},
         "stage": "int64",
@@ -425,12 +425,12 @@ def test_describe_takes_unknown_kinds(tmp_path: Path) -> None:
 
 def test_totals_by_kind(tmp_path: Path) -> None:
     path = write(tmp_path / "a.0.et", META, *map(encode_node, (*NODES, COMP, COLL)))
-    found = totals(path)
-    assert found.nodes == 6
-    assert [*found.by_kind] == ["comp", "all_reduce", "send", "recv"]
-    assert found.by_kind["comp"].flops == 2 << 40
-    assert found.by_kind["all_reduce"].comm_bytes == 8192
-    assert found.by_kind["send"].nodes == 1
+    actual = totals(path)
+    assert actual.nodes == 6
+    assert [*actual.by_kind] == ["comp", "all_reduce", "send", "recv"]
+    assert actual.by_kind["comp"].flops == 2 << 40
+    assert actual.by_kind["all_reduce"].comm_bytes == 8192
+    assert actual.by_kind["send"].nodes == 1
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_totals_by_kind(tmp_path: Path) -> None:
 def test_exceeded_limits(ids: list[int], ranks: int, nodes: int, expected: list[str]) -> None:
     import re
 
-    found = exceeded_limits(ids, ranks, nodes)
-    assert len(found) == len(expected)
-    for sentence, pattern in zip(found, expected, strict=True):
+    actual = exceeded_limits(ids, ranks, nodes)
+    assert len(actual) == len(expected)
+    for sentence, pattern in zip(actual, expected, strict=True):
         assert re.search(pattern.replace("groups? ", "group "), sentence)

@@ -28,8 +28,8 @@ def test_rows_that_are_alike_have_one_number(rows: list[tuple[int, ...]]) -> Non
     columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
     numbers: dict[tuple[int, ...], int] = {}
     alike = [numbers.setdefault(row, len(numbers)) for row in rows]
-    first, found = distinct(*columns)
-    assert found.tolist() == alike
+    first, actual = distinct(*columns)
+    assert actual.tolist() == alike
     assert [rows[i] for i in first.tolist()] == [*numbers]
 
 
@@ -82,8 +82,8 @@ def test_links_and_uses_of_ranks(drawn: list[tuple[list[str], list[int]]]) -> No
         for slot, text in enumerate(trace.groups)
         if (number := group_id(text)) is not None
     ]
-    found = uses.number, made.ranks[uses.place], uses.slot
-    assert [*zip(*(c.tolist() for c in found), strict=True)] == sorted(named)
+    actual = uses.number, made.ranks[uses.place], uses.slot
+    assert [*zip(*(c.tolist() for c in actual), strict=True)] == sorted(named)
 
 
 def _back(traces: dict[int, RankTrace], rank: int, peer: int) -> int:

@@ -112,7 +112,7 @@ TEXTS = {
 }
 
 
-def assert_told(ran: Outcome, code: int = 1) -> None:
+def assert_reported(ran: Outcome, code: int = 1) -> None:
     """An error with a remedy, and nothing that a user should not see."""
     assert ran.code == code, ran.err
     assert ran.out == ""
@@ -131,10 +131,10 @@ def test_a_wrong_text(name: str, tmp_path: Path) -> None:
     first = ran.err.splitlines()[0]
     assert first.startswith(f"{where}:{case.place}: error: "), first
     assert case.message in first
-    assert_told(ran)
+    assert_reported(ran)
 
 
-def test_several_errors_are_told_in_one_run(tmp_path: Path) -> None:
+def test_several_errors_are_reported_in_one_run(tmp_path: Path) -> None:
     file = tmp_path / "bad.stg"
     file.write_text(body("%a = stg.gleu(%x)\n    %b = stg.gelu(%q)\n    %y = stg.cast(%x)"))
     ran = stagec("opt", file)
@@ -173,7 +173,7 @@ JOBS: dict[str, tuple[list[str], str]] = {
 def test_a_wrong_job(name: str, tmp_path: Path) -> None:
     more, message = JOBS[name]
     ran = stagec(*COMPILE, *more, "-o", tmp_path / "out")
-    assert_told(ran)
+    assert_reported(ran)
     assert message in ran.err
     assert list(tmp_path.iterdir()) == []
 
@@ -213,7 +213,7 @@ def test_no_rates(rates: tuple[str, str], tmp_path: Path) -> None:
         tmp_path / "out",
     ]
     ran = stagec(*COMPILE, *given)
-    assert_told(ran)
+    assert_reported(ran)
     assert "expected rates from 1e-06 to 1e+09" in ran.err
 
 
@@ -223,7 +223,7 @@ def test_the_working_directory_is_not_written_to(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ran = stagec(*COMPILE, "-o", folder)
-    assert_told(ran)
+    assert_reported(ran)
     assert "is or contains the working directory" in ran.err
 
 
@@ -260,7 +260,7 @@ def test_a_wrong_strategy(name: str, tmp_path: Path) -> None:
     file, out = tmp_path / "wrong.stg", tmp_path / "out"
     file.write_text(f"stg.strategy @s[mesh = @pod] {{\n  {statement}\n}}\n")
     ran = stagec(*COMPILE, file, "--dp", "2", "-o", out, "--quiet")
-    assert_told(ran)
+    assert_reported(ran)
     first = ran.err.splitlines()[0]
     assert first.startswith(f"{file}:{place}: error: ")
     assert message in first
@@ -271,7 +271,7 @@ def test_a_strategy_for_another_mesh(tmp_path: Path) -> None:
     file, out = tmp_path / "wrong.stg", tmp_path / "out"
     file.write_text("stg.strategy @s[mesh = @other] {\n  stg.split[B, over = dp]\n}\n")
     ran = stagec(*COMPILE, file, "--dp", "2", "-o", out)
-    assert_told(ran)
+    assert_reported(ran)
     assert f"{file}:1:1: error: " in ran.err
     assert "@other" in ran.err
     assert not out.exists()
@@ -280,7 +280,7 @@ def test_a_strategy_for_another_mesh(tmp_path: Path) -> None:
 def test_a_model_in_the_place_of_a_strategy(tmp_path: Path) -> None:
     file = tmp_path / "model.stg"
     file.write_text(body("%y = stg.gelu(%x)"))
-    assert_told(stagec(*COMPILE, file, "-o", tmp_path / "out"))
+    assert_reported(stagec(*COMPILE, file, "-o", tmp_path / "out"))
 
 
 def test_a_missing_set(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_missing_set(tmp_path: Path) -> None:
     )
     for command in (["analyze", str(file)], ["compile", str(file), "-o", str(out), "--quiet"]):
         ran = stagec(*command)
-        assert_told(ran)
+        assert_reported(ran)
         assert "no value for Width" in ran.err
         assert "--set Width=" in ran.err
         assert f"{file}:" in ran.err
@@ -323,7 +323,7 @@ def test_a_file_of_50_megabytes(tmp_path: Path) -> None:
         stream.truncate(50 << 20)
     for command in (["opt", str(file)], ["compile", str(file), "-o", str(tmp_path / "out")]):
         ran = quickly(*command)
-        assert_told(ran)
+        assert_reported(ran)
         assert f"{file}" in ran.err
         assert "1 MiB" in ran.err
 
@@ -332,17 +332,17 @@ def test_a_folder_where_a_file_is_due(tmp_path: Path) -> None:
     for command in ("opt", "compile", "analyze"):
         more = ["-o", str(tmp_path / "o")] if command == "compile" else list[str]()
         ran = stagec(command, tmp_path, *more)
-        assert_told(ran)
+        assert_reported(ran)
         assert str(tmp_path) in ran.err
-    assert_told(stagec("show", tmp_path))
+    assert_reported(stagec("show", tmp_path))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     ran = stagec("opt", tmp_path / "none.stg")
-    assert_told(ran)
+    assert_reported(ran)
     assert "none.stg" in ran.err
-    assert_told(stagec("check", tmp_path / "none"))
-    assert_told(stagec("show", tmp_path / "none.et"))
+    assert_reported(stagec("check", tmp_path / "none"))
+    assert_reported(stagec("show", tmp_path / "none.et"))
 
 
 @pytest.mark.parametrize(
@@ -357,14 +357,14 @@ def test_a_file_that_is_no_text(data: bytes, tmp_path: Path) -> None:
     file = tmp_path / "bad.stg"
     file.write_bytes(data)
     ran = stagec("opt", file)
-    assert_told(ran)
+    assert_reported(ran)
     assert ran.err.splitlines()[0].startswith(f"{file}:"), "no place"
 
 
 def test_an_empty_trace(tmp_path: Path) -> None:
     file = tmp_path / "x.0.et"
     file.write_bytes(b"")
-    assert_told(stagec("show", file))
+    assert_reported(stagec("show", file))
     assert stagec("check", tmp_path).code == 1
 
 
@@ -374,12 +374,12 @@ def test_a_result_that_cannot_be_written(target: str, tmp_path: Path) -> None:
         pytest.skip("no /dev/full here")
     file = tmp_path / "ok.stg"
     file.write_text(body("%y = stg.gelu(%x)"))
-    assert_told(stagec("opt", file, "-o", target))
+    assert_reported(stagec("opt", file, "-o", target))
 
 
 @pytest.mark.parametrize("option", ["--html", "-o"])
 @pytest.mark.parametrize("command", ["analyze", "memory", "time", "serve", "search"])
-def test_a_folder_that_is_not_there_is_told_before_any_work(
+def test_a_folder_that_is_not_there_is_reported_before_any_work(
     command: str, option: str, tmp_path: Path
 ) -> None:
     """Before the model is read, which these have not."""
@@ -443,7 +443,7 @@ def test_a_full_disk_on_stdout() -> None:
 
 
 def test_a_dump_folder_that_cannot_be_made() -> None:
-    assert_told(stagec(*COMPILE, "--dry-run", "--quiet", "--dump-dir", "/proc/dumps"))
+    assert_reported(stagec(*COMPILE, "--dry-run", "--quiet", "--dump-dir", "/proc/dumps"))
 
 
 # -- hostile input
@@ -495,7 +495,7 @@ def test_hostile_text(name: str, tmp_path: Path) -> None:
     file = tmp_path / "hostile.stg"
     file.write_text(HOSTILE[name])
     ran = quickly("opt", file, "-p", "infer-shapes")
-    assert_told(ran)
+    assert_reported(ran)
     assert len(ran.err) < 100_000, "nobody reads that"
 
 

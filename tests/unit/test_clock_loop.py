@@ -86,15 +86,15 @@ def test_compiled_and_python_say_the_same(seed: int) -> None:
     span = [g + random.choice((0, 3, 50, 400)) for g in gap]
     order, begins, flat = arrays(before)
     rate = random.choice((0, 1, 700, 1024))
-    found: list[list[list[int]]] = []
+    actual: list[list[list[int]]] = []
     for kind in (np.int64, object):
         start, end = np.zeros(count, dtype=kind), np.zeros(count, dtype=kind)
         cause, low = np.zeros(count, dtype=np.int32), np.array([0, len(beside[0])], dtype=np.int32)
         numbers = (np.array(row, dtype=np.int32) for row in (past, owner, beside[0] + beside[1]))
         about = order, begins, flat, np.array(span, dtype=kind), start, end, cause
         looped("run", *about, np.array(gap, dtype=kind), *numbers, low, rate)
-        found.append([start.tolist(), end.tolist(), cause.tolist(), low.tolist()])
-    assert found[0] == found[1]
+        actual.append([start.tolist(), end.tolist(), cause.tolist(), low.tolist()])
+    assert actual[0] == actual[1]
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -108,8 +108,8 @@ def test_work_beside_collectives_is_stretched(seed: int) -> None:
         random.randrange(200),
         random.choice((1, 300, 1024)),
     )
-    found = in_python().slowed_end(now, work, range(5), 0, 5, start, end, 1024 - slowdown)
-    assert found == stretched(now, work, merged(times), slowdown)
+    actual = in_python().slowed_end(now, work, range(5), 0, 5, start, end, 1024 - slowdown)
+    assert actual == stretched(now, work, merged(times), slowdown)
 
 
 @pytest.mark.parametrize("days", [50, 10**9])

@@ -15,9 +15,9 @@ def mesh(*arguments: str | Path) -> str:
     """The ranks of a job as its first line tells them."""
     ran = stagec("analyze", LLAMA, *arguments)
     assert ran.code == 0, ran.err
-    found = re.search(r"parameters, (.*)$", ran.out, re.M)
-    assert found is not None
-    return found[1]
+    actual = re.search(r"parameters, (.*)$", ran.out, re.M)
+    assert actual is not None
+    return actual[1]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_what_does_not_go_together(name: str, command: str, tmp_path: Path) -> N
     assert not out.exists()
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     ran = stagec("analyze", LLAMA, "--tp", "64", "--fsdp-prefetch", "2", "--dp", "2")
     assert ran.err.count("error:") == 2
 
@@ -192,7 +192,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (["--recompute", "selective"], "'stg.recompute' changes nothing"),
     ],
 )
-def test_what_has_no_effect_is_told(arguments: list[str], refusal: str) -> None:
+def test_what_has_no_effect_is_reported(arguments: list[str], refusal: str) -> None:
     ran = stagec("analyze", LLAMA, *arguments)
     assert (ran.code, refusal in ran.err) == (0, True)
 

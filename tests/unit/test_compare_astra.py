@@ -31,13 +31,13 @@ def test_the_last_rank_is_compared(tmp_path: Path) -> None:
     more = ", exposed communication 2 cycles."
     ends = f"sys[0] finished, 70 cycles{more}\nsys[1] finished, 90 cycles{more}"
     program = stand_in(tmp_path, ends)
-    (found,) = compared(program, MACHINE, JOB, tmp_path / "traces")
-    assert (found.ranks, found.theirs) == (1, 90)
-    assert found.difference == pytest.approx(found.ours / 90 - 1)
+    (actual,) = compared(program, MACHINE, JOB, tmp_path / "traces")
+    assert (actual.ranks, actual.theirs) == (1, 90)
+    assert actual.difference == pytest.approx(actual.ours / 90 - 1)
 
 
 @LONG
-def test_a_rank_that_does_not_end_is_told(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_end_is_reported(tmp_path: Path) -> None:
     end = "sys[0] finished, 70 cycles, exposed communication 2 cycles."
     program = stand_in(tmp_path, end)
     with pytest.raises(DiagnosticError, match="1 of 2 ranks"):
@@ -47,5 +47,5 @@ def test_a_rank_that_does_not_end_is_told(tmp_path: Path) -> None:
 @pytest.mark.skipif("ASTRA_SIM" not in os.environ, reason="ASTRA_SIM names no program")
 @pytest.mark.parametrize("name", SMALL)
 def test_times_are_those_of_the_simulator(tmp_path: Path, name: str) -> None:
-    (found,) = compared(Path(os.environ["ASTRA_SIM"]), MACHINE, {name: SMALL[name]}, tmp_path)
-    assert abs(found.difference) < TOLERANCE
+    (actual,) = compared(Path(os.environ["ASTRA_SIM"]), MACHINE, {name: SMALL[name]}, tmp_path)
+    assert abs(actual.difference) < TOLERANCE

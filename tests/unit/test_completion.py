@@ -13,8 +13,8 @@ from stagec.models import library, presets
 
 def completed(*words: str) -> Sequence[str]:
     """What may stand in the place of the last word."""
-    found = ShellComplete(cli, {}, "stagec", COMPLETE).get_completions([*words[:-1]], words[-1])
-    return [item.value for item in found if item.type == "plain"]
+    actual = ShellComplete(cli, {}, "stagec", COMPLETE).get_completions([*words[:-1]], words[-1])
+    return [item.value for item in actual if item.type == "plain"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -83,8 +83,8 @@ def test_a_file_keeps_what_stagec_does_not_know(tmp_path: Path) -> None:
 def chrome_events(trace: Path, to: Path) -> list[dict[str, Any]]:
     done = stagec("convert", trace, "-o", to, "--to", "chrome")
     assert done.code == 0, done.err
-    found: list[dict[str, Any]] = json.loads(to.read_text())["traceEvents"]
-    return found
+    actual: list[dict[str, Any]] = json.loads(to.read_text())["traceEvents"]
+    return actual
 
 
 def times(events: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
@@ -126,9 +126,9 @@ def test_host_ops_are_on_threads(tmp_path: Path) -> None:
     done = stagec("convert", path, "-o", tmp_path / "k.json", "--to", "kineto")
     assert done.code == 0, done.err
     events = json.loads((tmp_path / "k.json").read_text())["traceEvents"]
-    found = {(e["cat"], e["name"]): (e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
-    assert found["cpu_op", "aten::mm"] == (0, 9)
-    assert found["kernel", "gemm"] == (9, 5)
+    actual = {(e["cat"], e["name"]): (e["ts"], e["dur"]) for e in events if e["ph"] == "X"}
+    assert actual["cpu_op", "aten::mm"] == (0, 9)
+    assert actual["kernel", "gemm"] == (9, 5)
 
 
 def test_a_job_becomes_timelines(tmp_path: Path) -> None:
@@ -177,19 +177,19 @@ UNTIMED = (*NODES, TraceNode(4, "s", NodeKind.SEND, (), (), {"comm_dst": 1}))
 
 
 @pytest.mark.parametrize(
-    ("nodes", "told"),
+    ("nodes", "reported"),
     [
         (UNTIMED, "node 4 's' has no duration, nor has any other send node"),
         (RING, "nodes depend on each other in a cycle"),
         ([LONG], "its times go on for"),
     ],
 )
-def test_traces_without_times(nodes: Sequence[TraceNode], told: str, tmp_path: Path) -> None:
+def test_traces_without_times(nodes: Sequence[TraceNode], reported: str, tmp_path: Path) -> None:
     """Nothing is written."""
     path = written(tmp_path / "job", nodes)
     for to in ("kineto", "chrome", "perfetto"):
         done = stagec("convert", path, "-o", tmp_path / "out", "--to", to)
-        assert (done.code, told in done.err) == (1, True), done.err
+        assert (done.code, reported in done.err) == (1, True), done.err
         assert not (tmp_path / "out").exists()
 
 

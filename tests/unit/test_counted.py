@@ -57,15 +57,15 @@ def _lowered(name: str, folder: Path, sizes: dict[str, int]) -> Module:
 @pytest.mark.parametrize("name", _rows(list(COUNTED)))
 def test_parameters_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
     module = _lowered(name, tmp_path, {"B": 8})
-    found = evaluate(counted(module).parameters, planned_env(module))
-    assert found == COUNTED[name]["parameters"]
+    actual = evaluate(counted(module).parameters, planned_env(module))
+    assert actual == COUNTED[name]["parameters"]
 
 
 @pytest.mark.parametrize("name", _rows([n for n, row in COUNTED.items() if "flops" in row]))
 def test_products_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
     module = _lowered(name, tmp_path, {"B": 1, "S": 512})
-    found = evaluate(counted(module).matmul["forward"], planned_env(module))
-    assert found == COUNTED[name]["flops"]
+    actual = evaluate(counted(module).matmul["forward"], planned_env(module))
+    assert actual == COUNTED[name]["flops"]
 
 
 @pytest.mark.parametrize("name", _rows([n for n, row in COUNTED.items() if "tower" in row]))
@@ -78,9 +78,9 @@ def test_an_image_costs_what_the_reference_counts(name: str, tmp_path: Path) -> 
     text.write_text(import_configuration(str(path), Session(), images=True).text)
     words, seen = (analyse(str(p), sizes=sizes) for p in (path, text))
     assert seen["parameters"] == words["parameters"] == COUNTED[name]["parameters"]
-    found = seen["matmul_flops"]["forward"] - words["matmul_flops"]["forward"]
+    actual = seen["matmul_flops"]["forward"] - words["matmul_flops"]["forward"]
     unused = 0
     if name.startswith("llava"):  # the reference computes the last layer, which LLaVA does not use
         rows, d, f = 577, 1024, 4096
         unused = 2 * rows * (4 * d * d + 2 * d * f) + 4 * rows * rows * d
-    assert found + unused == COUNTED[name]["tower"]
+    assert actual + unused == COUNTED[name]["tower"]

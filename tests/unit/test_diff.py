@@ -40,9 +40,9 @@ def rewritten(job: Path, to: Path, rank: int, change: Callable[[Nodes], Nodes]) 
 
 def differences(a: Path, b: Path) -> list[dict[str, Any]]:
     ran = stagec("diff", a, b, "--json")
-    found = json.loads(ran.out)
-    assert found["same"] == (ran.code == 0)
-    rows: list[dict[str, Any]] = found["differences"]
+    actual = json.loads(ran.out)
+    assert actual["same"] == (ran.code == 0)
+    rows: list[dict[str, Any]] = actual["differences"]
     return rows
 
 
@@ -125,15 +125,15 @@ def other_group(nodes: Nodes) -> Nodes:
         (unlinked, ["other dependencies"], "in A only (data)"),
     ],
 )
-def test_each_change_is_told_as_what_it_is(
+def test_each_change_is_reported_as_what_it_is(
     change: Callable[[Nodes], Nodes], kinds: Sequence[str], expected: str, job: Path, tmp_path: Path
 ) -> None:
     changed = rewritten(job, tmp_path / "b", 3, change)
-    found = differences(job, changed)
-    assert [(row["kind"], row["ranks"], row["count"]) for row in found] == [
+    actual = differences(job, changed)
+    assert [(row["kind"], row["ranks"], row["count"]) for row in actual] == [
         (kind, [3], 1) for kind in kinds
     ]
-    assert expected in found[0]["examples"][0]
+    assert expected in actual[0]["examples"][0]
     back = {"only in A": "only in B", "only in B": "only in A"}
     assert [row["kind"] for row in differences(changed, job)] == [back.get(k, k) for k in kinds]
 
@@ -141,19 +141,19 @@ def test_each_change_is_told_as_what_it_is(
 def test_sums_are_those_of_analyze(job: Path) -> None:
     """FLOPs of all ranks, and bytes by kind of collective."""
     report = json.loads(stagec("analyze", *WORDS, "--json").out)
-    found = json.loads(stagec("diff", job, job, "--json").out)
+    actual = json.loads(stagec("diff", job, job, "--json").out)
     flops = sum(
         each["count"] * part
         for each in report["classes"]
         for part in each["flops"].values()
         if isinstance(part, int)
     )
-    comp = [row for row in found["sums"] if row["kind"] == "comp"]
+    comp = [row for row in actual["sums"] if row["kind"] == "comp"]
     # a node without FLOPs is written with one: consumers stall on none
-    assert flops <= sum(row["a"]["flops"] for row in comp) <= flops + found["nodes"][0]
+    assert flops <= sum(row["a"]["flops"] for row in comp) <= flops + actual["nodes"][0]
 
 
-def test_another_strategy_is_told_by_sums(job: Path, tmp_path: Path) -> None:
+def test_another_strategy_is_reported_by_sums(job: Path, tmp_path: Path) -> None:
     assert stagec("compile", *WORDS, "--sp", "-o", tmp_path / "sp", "--quiet").code == 0
     ran = stagec("diff", job, tmp_path / "sp")
     assert ran.code == 1
@@ -169,7 +169,7 @@ def test_two_traces_alone(job: Path) -> None:
 
 
 @LONG
-def test_ten_thousand_nodes_are_told_in_a_page(tmp_path: Path) -> None:
+def test_ten_thousand_nodes_are_reported_in_a_page(tmp_path: Path) -> None:
     def written(name: str, nodes: Nodes) -> Path:
         path = tmp_path / name
         path.write_bytes(encode_metadata("") + b"".join(map(encode_node, nodes)))
@@ -207,9 +207,9 @@ def test_a_page_has_the_nodes_and_the_sums_that_differ(job: Path, tmp_path: Path
     page, other = tmp_path / "diff.html", rewritten(job, tmp_path / "one", 3, lambda n: n[:-1])
     ran = stagec("diff", job, other, "--html", str(page))
     text = page.read_text("utf-8")
-    (found,) = differences(job, other)
+    (actual,) = differences(job, other)
     assert ran.code == 1
     assert f"<code>stagec diff {job} {other}</code>" in text
-    assert f"<td>{found['kind']}</td>" in text
-    assert all(escape(example) in text for example in found["examples"])
+    assert f"<td>{actual['kind']}</td>" in text
+    assert all(escape(example) in text for example in actual["examples"])
     assert text.count('data-name="sums"') == 1

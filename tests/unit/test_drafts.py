@@ -25,8 +25,8 @@ def draft(flags: str = "", sizes: str = TINY) -> tuple[str, str]:
 def expected(command: str, *words: str) -> dict[str, Any]:
     ran = stagec(command, *words, "--json")
     assert ran.code == 0, ran.err
-    found: dict[str, Any] = json.loads(ran.out)
-    return found
+    actual: dict[str, Any] = json.loads(ran.out)
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_models_on_the_same_ranks_share_memory(main: str, own: str, flags: str) 
     assert set(both["models"]) == {"main", "draft"}
     for category, size in both["categories"].items():
         assert sum(model.get(category, 0) for model in both["models"].values()) == size
-    for found, alone in zip(both["models"].values(), each, strict=True):
+    for actual, alone in zip(both["models"].values(), each, strict=True):
         for category in ("parameters", "caches"):
-            assert found[category] == alone["categories"][category]
+            assert actual[category] == alone["categories"][category]
     assert "main" in stagec("memory", *words, *draft(flags)).out
 
 
@@ -160,16 +160,16 @@ def test_a_draft_without_experts_has_the_axes_of_a_model_with_experts() -> None:
         "--speculative",
         "2",
     )
-    found = expected("analyze", *words, "--dp", "4", "--ep", "4", *draft("on=model"))
-    assert found["mesh"] == {"ep": 4}
-    assert found["classes"][0]["p2p"] == []
+    actual = expected("analyze", *words, "--dp", "4", "--ep", "4", *draft("on=model"))
+    assert actual["mesh"] == {"ep": 4}
+    assert actual["classes"][0]["p2p"] == []
 
 
 @LONG
 def test_key_value_heads_are_replicated_in_both_models_alike() -> None:
     words = (*STEP, "--speculative", "2", "--tp", "8")
-    found = expected("analyze", *words, *draft("on=model", TINY.replace("H=4,G=2", "H=8,G=4")))
-    assert found["mesh"] == {"tp": 4, "tpr": 2}
+    actual = expected("analyze", *words, *draft("on=model", TINY.replace("H=4,G=2", "H=8,G=4")))
+    assert actual["mesh"] == {"tp": 4, "tpr": 2}
     ran = stagec("analyze", *words, *draft("on=model", TINY.replace("H=4", "H=8")))
     assert "has tp = 2, tpr = 4, and these are tp 4 x tpr 2" in ran.err
 
@@ -241,14 +241,14 @@ def test_positions_of_the_draft_model_are_warned_of() -> None:
     assert "beyond" not in stagec("analyze", *words, "--context", "8187").err
 
 
-def test_memory_is_told_of_both_models() -> None:
-    found = expected("memory", *STEP, "--speculative", "2", "--tp", "2", *draft())["pods"]
+def test_memory_is_reported_of_both_models() -> None:
+    actual = expected("memory", *STEP, "--speculative", "2", "--tp", "2", *draft())["pods"]
     alone = expected(
         "memory", "llama3-8b", "--set", TINY, *TARGET[3:], "--context", f"{CONTEXT + 1}"
     )
-    (mine,), (theirs,) = found["draft"]["classes"], alone["classes"]
+    (mine,), (theirs,) = actual["draft"]["classes"], alone["classes"]
     assert mine["categories"]["caches"] == theirs["categories"]["caches"]
-    assert found["draft"]["model"] == "llama3-8b (draft)"
+    assert actual["draft"]["model"] == "llama3-8b (draft)"
 
 
 # -- time ------------------------------------------------------------------------------------------
@@ -269,9 +269,9 @@ def test_a_token_takes_its_share_of_a_step(more: tuple[str, ...]) -> None:
     some = expected("time", *words, "--accepted", "2.5")["serving"]
     assert some["tpot_seconds"] == pytest.approx(step / 2.5, rel=1e-12)
     for rate in (0.0, 0.7, 1.0):
-        found = expected("time", *words, "--acceptance", str(rate))["serving"]
-        assert found["accepted"] == pytest.approx(expected_tokens(rate, 3), rel=1e-12)
-        assert found["tpot_seconds"] == pytest.approx(step / found["accepted"], rel=1e-12)
+        actual = expected("time", *words, "--acceptance", str(rate))["serving"]
+        assert actual["accepted"] == pytest.approx(expected_tokens(rate, 3), rel=1e-12)
+        assert actual["tpot_seconds"] == pytest.approx(step / actual["accepted"], rel=1e-12)
     assert "if no draft is right" in stagec("time", *words).out
     assert "2.53 tokens per sequence and step" in stagec("time", *words, "--acceptance", "0.7").out
 
@@ -279,10 +279,10 @@ def test_a_token_takes_its_share_of_a_step(more: tuple[str, ...]) -> None:
 def test_the_pods_take_turns() -> None:
     """One batch is drafted, then verified: the step is as long as both."""
     words = (*STEP, "--speculative", "3", "--machine", "h100-sxm", *draft("tp=2"), "--tp", "2")
-    found = expected("time", *words)
-    alone = found["alone_seconds"]
+    actual = expected("time", *words)
+    alone = actual["alone_seconds"]
     assert set(alone) == {"main", "draft"}
-    assert sum(alone.values()) * 0.98 < found["step_seconds"] < sum(alone.values()) * 1.3
+    assert sum(alone.values()) * 0.98 < actual["step_seconds"] < sum(alone.values()) * 1.3
 
 
 def test_a_server_gives_what_is_accepted() -> None:
@@ -320,6 +320,6 @@ def test_what_cannot_be_accepted_is_refused(words: tuple[str, ...], text: str) -
 def test_model_flops_of_decode_are_those_of_the_step(model: str) -> None:
     """An encoder runs in the first step of prefill alone, and so do its words."""
     words = (model, "--set", "S=64", "--serve", "decode", "--batch", "8", "--context", "16")
-    found = expected("time", *words, "--machine", "h100-sxm", "--no-levers")
-    assert found["mfu"] == pytest.approx(found["hfu"], rel=1e-3)
-    assert found["tokens"] == 8
+    actual = expected("time", *words, "--machine", "h100-sxm", "--no-levers")
+    assert actual["mfu"] == pytest.approx(actual["hfu"], rel=1e-3)
+    assert actual["tokens"] == 8

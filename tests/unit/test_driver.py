@@ -177,7 +177,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_crash_is_told_in_short(module: Path) -> None:
+def test_a_crash_is_reported_in_short(module: Path) -> None:
     outcome = stagec("opt", module, "-p", "infer-shapes")
     assert outcome.code == 70
     assert "internal error: RuntimeError: boom" in outcome.err

@@ -43,9 +43,9 @@ def test_a_computation_takes_what_the_model_says(tmp_path: Path) -> None:
     and bytes differ where their kernels do."""
     machine = load_machine(MACHINE)
     program = rank_classes(JobBuilder(OPTIONS).lower())[0].program()
-    found = compiled(tmp_path / "o", "--machine", MACHINE)
-    assert len(found) == len(program)
-    for node, refusal in zip(program.nodes, found, strict=True):
+    actual = compiled(tmp_path / "o", "--machine", MACHINE)
+    assert len(actual) == len(program)
+    for node, refusal in zip(program.nodes, actual, strict=True):
         if refusal.kind != NodeKind.COMP:
             assert refusal.duration_micros == 0
             continue
@@ -53,7 +53,7 @@ def test_a_computation_takes_what_the_model_says(tmp_path: Path) -> None:
         (seconds,) = seconds_in_step(machine, [node.kernel])
         whole = 1e6 * (float(seconds) + machine.compute.launch.value)
         assert refusal.duration_micros == max(1, round(whole))
-    assert len({n.duration_micros for n in found}) > 10
+    assert len({n.duration_micros for n in actual}) > 10
 
 
 def test_nodes_that_are_alike_have_times_of_their_own(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_durations_add_up_to_what_time_says(tmp_path: Path, granularity: str) ->
     nodes = compiled(tmp_path / "o", "--machine", MACHINE, "--granularity", granularity)
     total = sum(node.duration_micros for node in nodes)
     machine = load_machine(MACHINE).changed({"efficiency.host.issue": 0.0})
-    found = time_job(OPTIONS, machine, Session(), overlap=False, levers=False).report
+    actual = time_job(OPTIONS, machine, Session(), overlap=False, levers=False).report
     parts = ("matrix products", "attention", "element-wise", "optimizer", "launch gaps")
-    expected = 1e6 * sum(found.breakdown.get(part, 0.0) for part in parts)
+    expected = 1e6 * sum(actual.breakdown.get(part, 0.0) for part in parts)
     computations = sum(node.kind == NodeKind.COMP for node in nodes)
     assert total == pytest.approx(expected, abs=computations / 2)
 

@@ -31,7 +31,9 @@ from stagec.driver.cli import main
 """
 
 
-def test_processors_are_told_where_the_system_tells_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_are_reported_where_the_system_tells_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if hasattr(os, "sched_getaffinity"):
         assert processors() == len(os.sched_getaffinity(0))  # noqa: TID251
         monkeypatch.delattr(os, "sched_getaffinity")

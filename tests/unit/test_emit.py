@@ -58,10 +58,10 @@ def arguments(directory: Path, *more: str) -> list[str]:
 
 def coordinates(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
     """Row-major, last axis fastest."""
-    found: dict[str, int] = {}
+    actual: dict[str, int] = {}
     for name in reversed(list(mesh)):
-        rank, found[name] = divmod(rank, mesh[name])
-    return found
+        rank, actual[name] = divmod(rank, mesh[name])
+    return actual
 
 
 def plain_groups(made: EmittedJob) -> dict[GroupAxes, list[list[int]]]:
@@ -89,9 +89,9 @@ def plain_groups(made: EmittedJob) -> dict[GroupAxes, list[list[int]]]:
 
 
 def _place(words: str, text: str) -> int:
-    found = re.search(rf"{re.escape(words)}[,\]]", text)
-    assert found is not None
-    return found.start()
+    actual = re.search(rf"{re.escape(words)}[,\]]", text)
+    assert actual is not None
+    return actual.start()
 
 
 def plain_nodes(made: EmittedJob, rank: int) -> Iterator[TraceNode]:
@@ -149,8 +149,8 @@ def test_files_equal_those_of_a_plain_writer(
     made = job(**options)
     write(made, tmp_path / "out")
     for rank in ranks:
-        found = read_trace(tmp_path / "out" / f"tiny.{rank}.et")
-        assert_same_items(found, plain_nodes(made, rank), f"rank {rank}")
+        actual = read_trace(tmp_path / "out" / f"tiny.{rank}.et")
+        assert_same_items(actual, plain_nodes(made, rank), f"rank {rank}")
 
 
 def test_ranks_with_longer_and_shorter_group_numbers_are_tested_above() -> None:
@@ -196,12 +196,12 @@ def independent(node: Any) -> TraceNode:
 def test_the_groups_file_lists_each_used_group_in_ring_order(tmp_path: Path) -> None:
     made = job(dp=2, tp=4, sp=True)
     write(made, tmp_path / "out")
-    found = json.loads((tmp_path / "out" / "tiny.json").read_text())
+    actual = json.loads((tmp_path / "out" / "tiny.json").read_text())
     plain = [m for groups in plain_groups(made).values() for m in groups]
-    assert found == {str(i): members for i, members in enumerate(plain, 1)}
-    assert [0, 1, 2, 3] in found.values()
-    assert [0, 4] in found.values()
-    assert list(range(8)) in found.values()
+    assert actual == {str(i): members for i, members in enumerate(plain, 1)}
+    assert [0, 1, 2, 3] in actual.values()
+    assert [0, 4] in actual.values()
+    assert list(range(8)) in actual.values()
 
 
 def test_durations_follow_the_roofline(tmp_path: Path) -> None:
@@ -222,9 +222,9 @@ def content(directory: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in directory.iterdir()}
 
 
-def assert_same_files(found: dict[str, bytes], expected: dict[str, bytes]) -> None:
-    assert found.keys() == expected.keys()
-    assert [n for n, data in found.items() if data != expected[n]] == []
+def assert_same_files(actual: dict[str, bytes], expected: dict[str, bytes]) -> None:
+    assert actual.keys() == expected.keys()
+    assert [n for n, data in actual.items() if data != expected[n]] == []
 
 
 @LONG
@@ -488,9 +488,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(small_disk: Path) -> None:
     ran = stagec(*arguments(small_disk / "out", "--set", "L=40"))
     assert ran.code == 1
-    found = re.search(r"the traces take about ([\d.]+) MB, and ([\d.]+) MB are free", ran.err)
-    assert found
-    assert float(found[1]) > float(found[2])
+    actual = re.search(r"the traces take about ([\d.]+) MB, and ([\d.]+) MB are free", ran.err)
+    assert actual
+    assert float(actual[1]) > float(actual[2])
     assert "--only-ranks" in ran.err
     assert list(small_disk.iterdir()) == []
 

@@ -197,9 +197,9 @@ def test_software_of_a_strategy_is_read_once() -> None:
 )
 def test_bad_flags_are_errors(flags: tuple[str, ...], message: str) -> None:
     given = ("llama3-8b", "--serve", "decode", "--batch", "8", "--context", "8", *flags)
-    found = stagec("analyze", *given)
-    assert found.code == 1
-    assert message in found.err
+    actual = stagec("analyze", *given)
+    assert actual.code == 1
+    assert message in actual.err
 
 
 def test_experts_that_some_tokens_choose_more_often() -> None:
@@ -231,8 +231,8 @@ def test_mixed_steps_of_latent_attention_share_weights() -> None:
 
     def parameters(step: str) -> int:
         how: dict[str, Any] = {"serve": "mixed", "weight_dtype": "fp8", "sizes": {"L": 4}}
-        (held,) = CompiledJob.of(JobOptions("deepseek-v3", step=step, **how)).figures().by_stage
-        return held["parameters"]
+        (kept,) = CompiledJob.of(JobOptions("deepseek-v3", step=step, **how)).figures().by_stage
+        return kept["parameters"]
 
     decode, mixed = parameters("decode=8x1000"), parameters("decode=8x1000,prefill=1x512+0")
     assert decode == pytest.approx(mixed, rel=0.01)
@@ -325,10 +325,10 @@ def test_steady_prompts_share_steps_with_sequences_that_decode() -> None:
     assert work is not None
     assert (work.steps, work.prompts) == (1, 1)
     assert work.share == pytest.approx(0.1)
-    found = beside(decode, mixed, work, 101)
-    assert found.tpot == pytest.approx(0.01 + 0.1 * 0.9 * 0.02)
-    assert found.ttft == pytest.approx(0.035)
-    assert found.tokens_per_second == pytest.approx(10 / (100 * 0.012) * 101)
+    actual = beside(decode, mixed, work, 101)
+    assert actual.tpot == pytest.approx(0.01 + 0.1 * 0.9 * 0.02)
+    assert actual.ttft == pytest.approx(0.035)
+    assert actual.tokens_per_second == pytest.approx(10 / (100 * 0.012) * 101)
     whole, running = chunks(10, 522, 1024, 11), decoding(10, 522, 1024, 11)
     assert whole is not None
     assert not whole.keeps_up
@@ -442,18 +442,18 @@ def test_errors_are_by_engine_and_machine() -> None:
         return ServerError(row, (1.1, 0.9))
 
     rows = [server("vllm", 1.0), server("vllm", 2.2, batch=64), server("vllm", 9, judged=False)]
-    (found,) = server_summaries([*rows, ServerError(server("sglang", 1).server, "no")])
-    assert (found.engine, found.machine, found.rows) == ("vllm", "h200", 2)
-    assert found.median == pytest.approx(0.1)
-    assert found.bias == pytest.approx(-0.1)
-    assert found.ttft == pytest.approx(0.1)
+    (actual,) = server_summaries([*rows, ServerError(server("sglang", 1).server, "no")])
+    assert (actual.engine, actual.machine, actual.rows) == ("vllm", "h200", 2)
+    assert actual.median == pytest.approx(0.1)
+    assert actual.bias == pytest.approx(-0.1)
+    assert actual.ttft == pytest.approx(0.1)
 
 
 @pytest.mark.long
 def test_validate_refuses_what_does_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = stagec("validate", "--serve", "--time")
-    assert found.code == 1
-    assert "--time, --memory, --serve cannot be used together" in found.err
+    actual = stagec("validate", "--serve", "--time")
+    assert actual.code == 1
+    assert "--time, --memory, --serve cannot be used together" in actual.err
     with pytest.raises(DiagnosticError, match="unknown source"):
         measured_servers("nothing")
     few = min(measured_servers(), key=lambda server: server.batch)

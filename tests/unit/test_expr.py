@@ -222,8 +222,8 @@ def test_same_is_sound(left: Tree, right: Tree, env: Env) -> None:
 def test_terms_and_fractions_add_up(tree: Tree, env: Env) -> None:
     expr = built(tree)
     expected = meaning(tree, env)
-    found = sum((c * (number(read(m), env) or 0) for m, c in terms(expr).items()), Fraction(0))
-    assert found == expected
+    actual = sum((c * (number(read(m), env) or 0) for m, c in terms(expr).items()), Fraction(0))
+    assert actual == expected
     above, below = numerator_and_denominator(expr)
     assert (number(above, env) or Fraction(0)) / (number(below, env) or Fraction(1)) == expected
 

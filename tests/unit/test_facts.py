@@ -30,7 +30,7 @@ VALUES = range(1, 7)
 def monomials(most: int) -> st.SearchStrategy[Expr]:
     """Products of a few symbols and a small number."""
     names = st.lists(st.sampled_from(NAMES), max_size=most).map(
-        lambda found: product(symbol(n) for n in found)
+        lambda actual: product(symbol(n) for n in actual)
     )
     return st.tuples(st.integers(1, 4), names).map(lambda p: const(p[0]) * p[1])
 

@@ -75,11 +75,11 @@ def shown(figures: Figures) -> dict[str, Any]:
 
 def grid(base: Mapping[str, int], values: Mapping[str, tuple[int, ...]]) -> list[dict[str, int]]:
     """All combinations, with a batch that divides."""
-    found: list[dict[str, int]] = []
+    actual: list[dict[str, int]] = []
     for choice in product(*values.values()):
         chosen = {**base, **dict(zip(values, choice, strict=True))}
-        found.append({**chosen, "B": chosen["B"] * chosen.get("dp", 1)})
-    return found
+        actual.append({**chosen, "B": chosen["B"] * chosen.get("dp", 1)})
+    return actual
 
 
 def first_and_last(rows: list[dict[str, int]]) -> list[dict[str, int]]:
@@ -190,7 +190,7 @@ def test_a_pass_that_reads_a_value_has_jobs_compiled_for_each() -> None:
     assert len(plain) == 1
 
 
-def test_sizes_that_do_not_go_are_told_as_by_a_compile_of_their_own() -> None:
+def test_sizes_that_do_not_go_are_reported_as_by_a_compile_of_their_own() -> None:
     text = text_of(JobOptions(model="llama3-8b", tp=2))
     family = family_of(text, LOADED.pipeline("train"))
     base = dict(parse_module(Source("job.stg", text), LOADED.registry).env)
@@ -231,8 +231,8 @@ OPEN = """stg.module @job {
         ({"B": 0, "dp": 2}, "'B' to 0: sizes are positive whole numbers"),
     ],
 )
-def test_values_that_are_none_are_told(values: dict[str, int], expected: str) -> None:
+def test_values_that_are_none_are_reported(values: dict[str, int], expected: str) -> None:
     family = family_of(OPEN, LOADED.pipeline("train"))
-    with pytest.raises(DiagnosticError, match=expected) as found:
+    with pytest.raises(DiagnosticError, match=expected) as actual:
         family.at(values)
-    assert found.value.diagnostics[0].remedy
+    assert actual.value.diagnostics[0].remedy

@@ -152,7 +152,7 @@ with working_folder(Path(sys.argv[1]), force=False, resume=False):
 
 
 @LONG
-def test_the_second_writer_is_told_who_has_the_folder(
+def test_the_second_writer_is_reported_who_has_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stagec.traces.lock._PATIENCE", 0.1)
@@ -199,7 +199,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @LONG
-def test_of_two_writers_one_wins_and_the_other_is_told(tmp_path: Path) -> None:
+def test_of_two_writers_one_wins_and_the_other_is_reported(tmp_path: Path) -> None:
     """Whatever moment each comes at: no traceback, no folder that is not there."""
     out = tmp_path / "out"
     words = [sys.executable, "-c", TWO, "compile", LLAMA, *SIZES, "--dp", "2", "-o", str(out)]

@@ -57,7 +57,7 @@ MEMORY = {"bandwidth": 0.75, "start": 4e-6}
 def machine(**kinds: dict[str, Any]) -> Machine:
     """The base with other constants: `memory={"start": 1e-6}`."""
     old = BASE.efficiency
-    new = {kind: getattr(old, kind).model_copy(update=found) for kind, found in kinds.items()}
+    new = {kind: getattr(old, kind).model_copy(update=actual) for kind, actual in kinds.items()}
     return BASE.model_copy(update={"efficiency": old.model_copy(update=new)})
 
 
@@ -90,30 +90,30 @@ KERNELS = [
 ]
 
 
-def part(found: Fit, kind: str, dtype: str = "") -> FitPart:
-    return next(p for p in found.parts if p.kind == kind and dtype in ("", p.dtype))
+def part(actual: Fit, kind: str, dtype: str = "") -> FitPart:
+    return next(p for p in actual.parts if p.kind == kind and dtype in ("", p.dtype))
 
 
-def medians(found: FitPart) -> tuple[float, float]:
+def medians(actual: FitPart) -> tuple[float, float]:
     """Errors of the rows that were left out, before and after."""
-    before, after = found.before[1], found.after[1]
+    before, after = actual.before[1], actual.after[1]
     assert before is not None
     assert after is not None
     return before.median, after.median
 
 
-def constants(found: Fit) -> dict[str, Any]:
+def constants(actual: Fit) -> dict[str, Any]:
     """Of the fitted machine, without the records."""
-    return without_records(found.machine)
+    return without_records(actual.machine)
 
 
-def without_records(found: Machine) -> dict[str, Any]:
+def without_records(actual: Machine) -> dict[str, Any]:
     def kept(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
         return {n: kept(v) for n, v in value.items() if n != "fitted"}  # pyright: ignore[reportUnknownVariableType]
 
-    result: dict[str, Any] = kept(found.efficiency.model_dump())
+    result: dict[str, Any] = kept(actual.efficiency.model_dump())
     return result
 
 
@@ -122,16 +122,16 @@ def without_records(found: Machine) -> dict[str, Any]:
 
 @pytest.mark.long
 def test_constants_of_kernels_are_found_again() -> None:
-    found = fit_tables(KERNELS, BASE, "test")
-    assert [p.kind for p in found.parts] == [
+    actual = fit_tables(KERNELS, BASE, "test")
+    assert [p.kind for p in actual.parts] == [
         *("matmul", "matmul", "attention", "attention_backward", "memory")
     ]
-    for each in found.parts:
+    for each in actual.parts:
         before, after = medians(each)
         assert before > 0.05
         assert after < 0.002
         assert each.rows[0] - each.rows[1] in (0, 1)
-    fitted = found.machine.efficiency
+    fitted = actual.machine.efficiency
     assert fitted.matmul.rate["bf16"] == pytest.approx(0.7, rel=0.01)
     assert fitted.matmul.rate["f8e4m3"] == pytest.approx(0.6, rel=0.01)
     assert fitted.attention.backward == pytest.approx(0.6, rel=0.01)
@@ -145,13 +145,13 @@ def test_constants_of_kernels_are_found_again() -> None:
 def test_constants_of_a_level_are_found_again(level: str, ranks: tuple[int, ...]) -> None:
     true = with_links(level)
     tables = [collectives(true, kind, ranks) for kind in COLLECTIVES]
-    found = fit_tables(tables, BASE, "test")
-    assert {p.level for p in found.parts} == {level}
-    for each in found.parts:
+    actual = fit_tables(tables, BASE, "test")
+    assert {p.level for p in actual.parts} == {level}
+    for each in actual.parts:
         before, after = medians(each)
         assert before > 0.1
         assert after < 0.01
-    old, new = BASE.efficiency.network, found.machine.efficiency.network
+    old, new = BASE.efficiency.network, actual.machine.efficiency.network
     assert [name for name in new if new[name] != old[name]] == [level]
 
 
@@ -189,29 +189,29 @@ def times(table: Table, factor: float, first: int) -> Table:
     ids=lambda table: table.kind,
 )
 def test_rows_that_are_left_out_decide_nothing(table: Table) -> None:
-    found = constants(fit_tables([table], BASE, "test"))
-    assert constants(fit_tables([times(table, 7, 1)], BASE, "test")) == found
-    assert constants(fit_tables([times(table, 7, 0)], BASE, "test")) != found
+    actual = constants(fit_tables([table], BASE, "test"))
+    assert constants(fit_tables([times(table, 7, 1)], BASE, "test")) == actual
+    assert constants(fit_tables([times(table, 7, 0)], BASE, "test")) != actual
 
 
 def test_rows_of_two_ops_are_split_apart() -> None:
     """Each of two ops with the same bytes is fitted and left out."""
     one, two = (replace(memory(TRUE), op=op) for op in ("softmax", "adamw"))
     slow = replace(two, seconds=two.seconds * 3)
-    found = part(fit_tables([one, slow], BASE, "test"), "memory")
-    fitted, left = found.before
+    actual = part(fit_tables([one, slow], BASE, "test"), "memory")
+    fitted, left = actual.before
     assert fitted is not None
     assert left is not None
     assert left.p90 == pytest.approx(fitted.p90, rel=0.1)
-    assert found.rows == (len(BYTES), len(BYTES))
+    assert actual.rows == (len(BYTES), len(BYTES))
 
 
 def test_a_kernel_that_is_twice_counts_once() -> None:
     """Else the same row would be fitted and left out."""
     once, twice = ([memory(TRUE)] * n for n in (1, 2))
-    found = fit_tables(twice, BASE, "test")
-    assert constants(found) == constants(fit_tables(once, BASE, "test"))
-    assert sum(part(found, "memory").rows) == len(BYTES)
+    actual = fit_tables(twice, BASE, "test")
+    assert constants(actual) == constants(fit_tables(once, BASE, "test"))
+    assert sum(part(actual, "memory").rows) == len(BYTES)
 
 
 # -- what stays ------------------------------------------------------------------------------------
@@ -222,9 +222,9 @@ def test_what_no_row_tells_stays_as_in_the_base() -> None:
     """Products that fill the device are not split along k; sums alone say little of copies."""
     whole = [e for e in PRODUCTS if e[1] == 4096 and e[2] > 1000]
     whole += [(b, *e[1:]) for e in whole for b in (2, 3, 5, 7)]
-    found = fit_tables([products(TRUE, rows=whole)], BASE, "test")
-    assert part(found, "matmul").constants != ("rate",)
-    assert found.machine.efficiency.matmul.reduction == pytest.approx(
+    actual = fit_tables([products(TRUE, rows=whole)], BASE, "test")
+    assert part(actual, "matmul").constants != ("rate",)
+    assert actual.machine.efficiency.matmul.reduction == pytest.approx(
         BASE.efficiency.matmul.reduction, rel=0.03
     )
     sums = fit_tables([collectives(with_links("nvlink"), "all_reduce")], BASE, "x")
@@ -238,13 +238,13 @@ def test_what_no_row_tells_stays_as_in_the_base() -> None:
 def test_few_rows_keep_the_constants_of_the_base(rows: int, fitted: int) -> None:
     assert EACH == 4
     largest = sorted(PRODUCTS, key=prod, reverse=True)  # small ones do not tell the rate
-    found = fit_tables([products(TRUE, rows=largest[:rows])], BASE, "test")
-    (each,) = found.parts
+    actual = fit_tables([products(TRUE, rows=largest[:rows])], BASE, "test")
+    (each,) = actual.parts
     assert len(each.constants) == fitted
-    old, new = BASE.efficiency.matmul, found.machine.efficiency.matmul
+    old, new = BASE.efficiency.matmul, actual.machine.efficiency.matmul
     assert (new.start != old.start) == (fitted == 7)
     assert (new.rate != old.rate) == (fitted > 0)
-    assert bool(found.sections) == (fitted > 0)
+    assert bool(actual.sections) == (fitted > 0)
     notes = {0: "as in the base: 3 rows, rate need 4", 1: f"the rate alone: {rows} rows", 7: ""}
     assert each.note.startswith(notes[fitted])
 
@@ -252,13 +252,13 @@ def test_few_rows_keep_the_constants_of_the_base(rows: int, fitted: int) -> None
 def test_levels_with_few_rows_keep_their_constants() -> None:
     few = [collectives(TRUE, "all_gather", (8,)), collectives(TRUE, "all_to_all", (4, 8))]
     base = BASE.changed({"efficiency.network.nvlink.protocols.ll.start": 4.56789e-6})
-    found = fit_tables(few, base, "test")
-    old, new = (m.efficiency.network["nvlink"] for m in (base, found.machine))
-    assert part(found, "all_gather").note == "protocols as in the base: 17 rows, they need 28"
-    assert part(found, "all_gather").rows == (0, 17)
+    actual = fit_tables(few, base, "test")
+    old, new = (m.efficiency.network["nvlink"] for m in (base, actual.machine))
+    assert part(actual, "all_gather").note == "protocols as in the base: 17 rows, they need 28"
+    assert part(actual, "all_gather").rows == (0, 17)
     assert new.protocols == old.protocols
-    assert part(found, "all_to_all").constants == ("pairs",)
-    assert 'll = { start = "4.56789 us"' in found.sections["efficiency.network.nvlink"]
+    assert part(actual, "all_to_all").constants == ("pairs",)
+    assert 'll = { start = "4.56789 us"' in actual.sections["efficiency.network.nvlink"]
     sums = fit_tables([collectives(TRUE, "all_reduce", (8,))], BASE, "test")
     assert part(sums, "all_reduce").note == "protocols as in the base: 17 rows, they need 24"
     assert part(sums, "all_reduce").constants == ("multicast",)
@@ -268,21 +268,21 @@ def test_short_kernels_of_memory_tell_the_start_alone() -> None:
     short = replace(
         memory(TRUE), extents=memory(TRUE).extents[:12], seconds=memory(TRUE).seconds[:12]
     )
-    found = fit_tables([short], BASE, "test")
-    assert part(found, "memory").constants == ("start",)
-    assert found.machine.efficiency.memory.bandwidth == BASE.efficiency.memory.bandwidth
-    assert found.machine.efficiency.memory.start != BASE.efficiency.memory.start
+    actual = fit_tables([short], BASE, "test")
+    assert part(actual, "memory").constants == ("start",)
+    assert actual.machine.efficiency.memory.bandwidth == BASE.efficiency.memory.bandwidth
+    assert actual.machine.efficiency.memory.start != BASE.efficiency.memory.start
 
 
-def test_rows_without_a_model_are_told() -> None:
+def test_rows_without_a_model_are_reported() -> None:
     tables = [
         replace(products(TRUE), dtype="f64"),
         a_table("message", "", [(2, 1024)], [1e-5]),
         a_table("all_reduce", "", [(1, 1024), (2**52, 1024)], [1e-5, 1e-5]),
     ]
-    found = fit_tables(tables, BASE, "test")
-    assert not found.sections
-    assert {p.note for p in found.parts} == {
+    actual = fit_tables(tables, BASE, "test")
+    assert not actual.sections
+    assert {p.note for p in actual.parts} == {
         "the base computes no products of f64",
         "a table does not say over which level its messages go",
         "1 ranks: the base joins 2 to 1,048,576",
@@ -320,8 +320,8 @@ def test_the_text_is_the_machine_that_was_fitted(
     tables = [*KERNELS[:1], memory(TRUE), *(collectives(TRUE, kind, (8,)) for kind in COLLECTIVES)]
     table = written(tmp_path, tables)
     (tmp_path / "results").mkdir()
-    found = stagec("fit", "--measured", table, "--machine", base, "-o", "results/mine.toml")
-    assert (found.code, found.err) == (0, "")
+    actual = stagec("fit", "--measured", table, "--machine", base, "-o", "results/mine.toml")
+    assert (actual.code, actual.err) == (0, "")
     loaded, text = load_machine("results/mine.toml"), Path("results/mine.toml").read_text()
     expected = fit_tables(_read(table), load_machine(base), "h100.csv")
     assert without_records(loaded) == constants(expected)
@@ -343,20 +343,20 @@ def _read(path: Path) -> list[Table]:
 
 def test_without_an_output_there_is_a_table_only(tmp_path: Path) -> None:
     table = written(tmp_path, [memory(TRUE)])
-    found = stagec("fit", "--measured", table, "--machine", "h100")
-    assert found.code == 0
-    assert "bandwidth, start" in found.out
+    actual = stagec("fit", "--measured", table, "--machine", "h100")
+    assert actual.code == 0
+    assert "bandwidth, start" in actual.out
     assert [p.name for p in tmp_path.iterdir()] == ["h100.csv"]
-    found = stagec("fit", "--measured", table, "--machine", "h100", "-o", "-")
-    assert found.out.startswith('base = "h100-sxm"\n\n[efficiency.memory]\n')
+    actual = stagec("fit", "--measured", table, "--machine", "h100", "-o", "-")
+    assert actual.out.startswith('base = "h100-sxm"\n\n[efficiency.memory]\n')
 
 
 def test_json_has_the_errors_of_both_halves(tmp_path: Path) -> None:
     table = written(tmp_path, [memory(TRUE)])
-    found = json.loads(stagec("fit", "--measured", table, "--machine", "h100", "--json").out)
-    assert_schema("fit", found)
-    (each,) = found["parts"]
-    assert found["base"] == "h100-sxm"
+    actual = json.loads(stagec("fit", "--measured", table, "--machine", "h100", "--json").out)
+    assert_schema("fit", actual)
+    (each,) = actual["parts"]
+    assert actual["base"] == "h100-sxm"
     assert each["constants"] == ["bandwidth", "start"]
     assert each["left_out"]["rows"] == 8
     assert each["left_out"]["after"]["median"] < 0.01 < each["left_out"]["before"]["median"]
@@ -372,21 +372,21 @@ def test_several_tables_are_one(tmp_path: Path) -> None:
     ]
     paths = [written(tmp_path, [t], f"{i}.csv") for i, t in enumerate(halves)]
     given = [arg for path in paths for arg in ("--measured", path)]
-    found = stagec("fit", *given, "--machine", "h100", "-o", tmp_path / "mine.toml")
-    assert "all 7" in found.out
+    actual = stagec("fit", *given, "--machine", "h100", "-o", tmp_path / "mine.toml")
+    assert "all 7" in actual.out
     assert "0.csv and 1.csv" in (tmp_path / "mine.toml").read_text()
 
 
 def refused(*argv: str | Path) -> str:
-    found = stagec("fit", *argv)
-    assert found.code == 1, found.err
-    assert "error:" in found.err
-    assert "help:" in found.err
-    assert "Traceback" not in found.err
-    return found.err
+    actual = stagec("fit", *argv)
+    assert actual.code == 1, actual.err
+    assert "error:" in actual.err
+    assert "help:" in actual.err
+    assert "Traceback" not in actual.err
+    return actual.err
 
 
-def test_mistakes_are_told_and_leave_no_output(tmp_path: Path) -> None:
+def test_mistakes_are_reported_and_leave_no_output(tmp_path: Path) -> None:
     table, output = written(tmp_path, [products(TRUE, rows=PRODUCTS[:3])]), tmp_path / "mine.toml"
     output.write_text("before")
     ask = ("--measured", table, "-o", output, "--machine")
@@ -414,24 +414,24 @@ def test_a_simplex_finds_the_end_of_a_valley() -> None:
     def valley(p: Floats) -> float:
         return float(100 * (p[1] - p[0] ** 2) ** 2 + (1 - p[0]) ** 2)
 
-    found = simplex(valley, np.array([[-1.2, 1.0], [-1.0, 1.0], [-1.2, 1.2]]), 500, flat=1e-12)
-    assert found == pytest.approx([1, 1], abs=1e-3)
+    actual = simplex(valley, np.array([[-1.2, 1.0], [-1.0, 1.0], [-1.2, 1.2]]), 500, flat=1e-12)
+    assert actual == pytest.approx([1, 1], abs=1e-3)
 
 
 def test_least_squares_do_not_follow_an_outlier() -> None:
     x = np.linspace(0, 1, 21)
     y = 0.5 + 2 * x
     y[4] += 50
-    _, found = least_squares(lambda p: p[0] + p[1] * x - y, np.zeros(2))
-    assert found == pytest.approx([0.5, 2], abs=0.05)
+    _, actual = least_squares(lambda p: p[0] + p[1] * x - y, np.zeros(2))
+    assert actual == pytest.approx([0.5, 2], abs=0.05)
 
 
 @pytest.mark.parametrize("name", machines())
 def test_coordinates_of_a_level_are_its_constants(name: str) -> None:
     for level in machines()[name].efficiency.network.values():
-        found = Constants(level)
-        again = found.at(found.point())
-        assert Constants(again).point() == pytest.approx(found.point())
+        actual = Constants(level)
+        again = actual.at(actual.point())
+        assert Constants(again).point() == pytest.approx(actual.point())
         for n, protocol in again.protocols.items():
             assert protocol.start == pytest.approx(level.protocols[n].start)
             assert protocol.share == pytest.approx(level.protocols[n].share, rel=0.003)
@@ -450,7 +450,7 @@ def test_times_are_written_without_exponents() -> None:
 
 def test_sections_replace_those_of_their_titles() -> None:
     text = 'base = "x"\n\n[a.b]\nc = 1\n\n[a.b.d]\ne = 2\n\n[a.bc]\nf = 3\n'
-    found = with_sections(text, {"a.b": "[a.b]\nc = 4\n"})
-    assert tomllib.loads(found) == {"base": "x", "a": {"b": {"c": 4}, "bc": {"f": 3}}}
-    assert found.index("[a.b]") < found.index("[a.bc]")
-    assert with_sections(found, {"a.b": "[a.b]\nc = 4\n"}) == found
+    actual = with_sections(text, {"a.b": "[a.b]\nc = 4\n"})
+    assert tomllib.loads(actual) == {"base": "x", "a": {"b": {"c": 4}, "bc": {"f": 3}}}
+    assert actual.index("[a.b]") < actual.index("[a.bc]")
+    assert with_sections(actual, {"a.b": "[a.b]\nc = 4\n"}) == actual

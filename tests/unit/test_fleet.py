@@ -138,7 +138,7 @@ class SlowServer:
         ]
         self.done: list[SlowJob] = []
         self.parked: list[SlowJob] = []
-        self.held = 0
+        self.provisioned = 0
         self.load = [0.0, 0.0, 0.0]  # integrals since the last look: busy, requests, waiting
         self.wanted = [(0, first)]
 
@@ -183,7 +183,7 @@ class SlowServer:
         self.load[0] += span * sum(r.until is not None for r in self.each)
         self.load[1] += span * (waiting + sum(len(r.running) for r in self.each))
         self.load[2] += span * waiting
-        self.held += span * sum(r.state != "off" for r in self.each)
+        self.provisioned += span * sum(r.state != "off" for r in self.each)
         return now
 
     def send(self, job: SlowJob) -> None:
@@ -262,9 +262,9 @@ def test_every_event_is_that_of_the_simulator_that_steps(
     slow = SlowServer(requests, still, failures)
     slow.run()
     run = fleet(requests, still, failures)
-    found = sorted((j.number, j.first, j.last) for j in run.done)
-    assert found == sorted((j.number, j.first, j.last) for j in slow.done)
-    assert run.fleet.series.totals[0] == slow.held
+    actual = sorted((j.number, j.first, j.last) for j in run.done)
+    assert actual == sorted((j.number, j.first, j.last) for j in slow.done)
+    assert run.fleet.series.totals[0] == slow.provisioned
 
 
 # -- what holds of every server --------------------------------------------------------------------
@@ -286,9 +286,9 @@ def test_no_request_and_no_token_is_lost(
     assert (waits + parked) * run.end == pytest.approx(run.area, rel=1e-9)
     auto = plan.autoscale
     assert auto is not None
-    held, up, _ = run.fleet.series.totals
-    assert auto.least * run.end <= held <= auto.most * run.end
-    assert up <= held
+    kept, up, _ = run.fleet.series.totals
+    assert auto.least * run.end <= kept <= auto.most * run.end
+    assert up <= kept
 
 
 @examples(30)
@@ -315,10 +315,10 @@ def test_the_same_seed_gives_the_same_failures() -> None:
 def test_failures_and_repairs_have_their_means() -> None:
     mean, repair = 2 * 10**12, 10**12
     run = fleet([Request(0, 8, 2), Request(10**9, 8, 2)], FleetPlan(mtbf=mean, repair=repair))
-    held, up, _ = run.fleet.series.totals
-    assert held == 3 * run.end
+    kept, up, _ = run.fleet.series.totals
+    assert kept == 3 * run.end
     assert run.fleet.tally.failed == pytest.approx(up / mean, rel=0.15)
-    assert up / held == pytest.approx(mean / (mean + repair), rel=0.1)
+    assert up / kept == pytest.approx(mean / (mean + repair), rel=0.1)
 
 
 def test_scaling_is_between_the_fewest_and_the_most_replicas() -> None:
@@ -331,9 +331,9 @@ def test_scaling_is_between_the_fewest_and_the_most_replicas() -> None:
         run = fleet(requests, FleetPlan(least, 10**11, auto))
         return mean_latency(run), run.fleet.series.totals[0] / run.end
 
-    (slow, one), (scaling, held), (fast, all_) = latency(1, 1), latency(1, 3), latency(3, 3)
+    (slow, one), (scaling, kept), (fast, all_) = latency(1, 1), latency(1, 3), latency(3, 3)
     assert slow > scaling > fast
-    assert one == 1 < held < 3 == all_
+    assert one == 1 < kept < 3 == all_
 
 
 def test_a_longer_start_and_more_failures_wait_longer() -> None:

@@ -193,7 +193,7 @@ def test_a_format_that_there_is_not(tmp_path: Path) -> None:
         ("(type('A', (Format,), {'name': 'a', 'suffix': '../x'})(),)", "as a format"),
     ],
 )
-def test_what_is_no_format_is_told_at_load(formats: str, message: str, tmp_path: Path) -> None:
+def test_what_is_no_format_is_reported_at_load(formats: str, message: str, tmp_path: Path) -> None:
     text = f"from stagec.api import Format, Plugin\nPLUGIN = Plugin(formats={formats})\n"
     done = stagec(*JOB, *plugin(tmp_path, text), "-o", tmp_path / "out")
     assert done.code == 1
@@ -215,7 +215,7 @@ def test_what_is_no_format_is_told_at_load(formats: str, message: str, tmp_path:
         ),
     ],
 )
-def test_mistakes_of_a_format_are_told(body: str, message: str, tmp_path: Path) -> None:
+def test_mistakes_of_a_format_are_reported(body: str, message: str, tmp_path: Path) -> None:
     text = (
         "from stagec.api import Format, Plugin\n"
         f"class Mine(Format):\n    name, suffix = 'mine', 'x'\n    {body}\n"
@@ -258,16 +258,16 @@ def test_a_format_of_a_job_names_its_files(tmp_path: Path) -> None:
     load = plugin(tmp_path, WHOLE)
     words = *JOB, *load, "--format", "whole{per-line=3, title=all of it,loud}"
     assert stagec(*words, "-o", tmp_path / "out").code == 0
-    found = contents(tmp_path / "out")
+    actual = contents(tmp_path / "out")
     names = ["llama3-8b.about.txt", "llama3-8b.class0.txt", "llama3-8b.class1.txt"]
-    assert sorted(found) == names
-    assert found["llama3-8b.about.txt"] == b"all of it 3 True"
+    assert sorted(actual) == names
+    assert actual["llama3-8b.about.txt"] == b"all of it 3 True"
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    for name, content in found.items():
+    for name, content in actual.items():
         about = manifest["files"][name]
         assert about == {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
     assert stagec(*words, "-o", tmp_path / "out", "--resume").code == 0
-    assert contents(tmp_path / "out") == found
+    assert contents(tmp_path / "out") == actual
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_format_of_a_job_names_its_files(tmp_path: Path) -> None:
         ("yield '../a', [b'']", "yields the invalid or repeated file name '../a'"),
     ],
 )
-def test_files_that_are_none_are_told(body: str, message: str, tmp_path: Path) -> None:
+def test_files_that_are_none_are_reported(body: str, message: str, tmp_path: Path) -> None:
     head, _, _ = WHOLE.partition("        yield")
     load = plugin(
         tmp_path, f"{head}        {body}\n\nPLUGIN = Plugin(name='w', formats=(Whole(),))"
@@ -292,7 +292,7 @@ def test_files_that_are_none_are_told(body: str, message: str, tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_format_does_not_carry_is_told_once_and_kept(tmp_path: Path) -> None:
+def test_what_a_format_does_not_carry_is_reported_once_and_kept(tmp_path: Path) -> None:
     words = [w for w in JOB if w != "--quiet"]
     done = stagec(*words, *plugin(tmp_path, WHOLE), "--format", "whole", "-o", tmp_path / "out")
     assert done.err.count("remark: whole: times of nodes") == 1

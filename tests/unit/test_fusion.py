@@ -81,16 +81,16 @@ def transfers_before(program: Program) -> dict[str, list[frozenset[str]]]:
     Calls of a reduction in buckets do not count: which gradients share one depends on the order in
     which they are complete."""
     waits: dict[int, frozenset[str]] = {}
-    found: dict[str, list[frozenset[str]]] = {}
+    actual: dict[str, list[frozenset[str]]] = {}
     own: dict[int, frozenset[str]] = {}
     for node in program.nodes:
         befores = [other.id for other in (*node.deps, *node.after)]
         waits[node.id] = frozenset[str]().union(*(waits[i] | own[i] for i in befores))
-        mine = found.setdefault(node.name, [])
+        mine = actual.setdefault(node.name, [])
         counts = not (node.is_computation or node.bucket)
         own[node.id] = frozenset({f"{node.name} {len(mine)}"} if counts else ())
         mine.append(waits[node.id])
-    return found
+    return actual
 
 
 def reduced(program: Program) -> int:
@@ -135,8 +135,8 @@ def test_memory_of_a_rank_is_as_planned(fusion: str) -> None:
         looked = Planned(EventPlans)
         module = builder.lower(watching=[looked])
         plans = looked.needed("--memory-events")
-        found = [plans.annotate(c, c.program()).events for c in rank_classes(module)]
-        peaks.add(tuple(events.peak for events in found if events is not None))
+        actual = [plans.annotate(c, c.program()).events for c in rank_classes(module)]
+        peaks.add(tuple(events.peak for events in actual if events is not None))
     assert len(peaks) == 1
 
 

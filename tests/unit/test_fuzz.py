@@ -45,11 +45,11 @@ def test_what_was_found_is_repaired(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_short_run(name: str, tmp_path: Path) -> None:
-    found: Counter[str] = Counter()
+    actual: Counter[str] = Counter()
     for number in range(tries(SHORT[name])):
         data = fuzz.made(FAMILIES[name], 0, number)
-        found[fuzz.fault_of(FAMILIES[name], data, tmp_path, 0)] += 1
-    assert not +Counter({fault: n for fault, n in found.items() if fault}), "see tools/fuzz.py"
+        actual[fuzz.fault_of(FAMILIES[name], data, tmp_path, 0)] += 1
+    assert not +Counter({fault: n for fault, n in actual.items() if fault}), "see tools/fuzz.py"
 
 
 # -- the fuzzer itself
@@ -66,7 +66,7 @@ def planted(word: bytes) -> Family:
     return replace(FAMILIES["parser"], run=run)
 
 
-def test_an_input_is_told_by_its_number() -> None:
+def test_an_input_is_reported_by_its_number() -> None:
     for family in FAMILIES.values():
         assert fuzz.made(family, 3, 7) == fuzz.made(family, 3, 7)
         inputs = {fuzz.made(family, 3, n) for n in range(8)}

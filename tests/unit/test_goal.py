@@ -86,12 +86,12 @@ def test_sums_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
                 assert len(mine) == messages[way, "count"]
                 assert sum(mine) == messages[way, "bytes"]
     names = ["+".join(axes.words) for axes in job.groups.first]
-    found: Counter[str] = Counter()
+    actual: Counter[str] = Counter()
     for ops in ranks:
         for op in ops:
             if op.way == "send" and op.cpu == 1:
-                found[names[op.tag - COLLECTIVE_TAG]] += op.size
-    assert found == expected
+                actual[names[op.tag - COLLECTIVE_TAG]] += op.size
+    assert actual == expected
     for threshold in (0, 1 << 40):
         ends = LogGP(L=1000, G=0.04, S=threshold).ends(ranks)
         assert len(ends) == len(ranks)
@@ -423,12 +423,12 @@ def test_bytes_are_made_once_for_a_class(algorithm: str, monkeypatch: pytest.Mon
         return text_of_ops(ops, ranks)
 
     monkeypatch.setattr(format_module, "text_of", counted)
-    found: list[int] = []
+    actual: list[int] = []
     for ranks in (16, 64):
         calls.clear()
         run(one_collective("all_reduce", 64, {"dp": ranks}, "dp"), algorithm)
-        found.append(len(calls))
-    assert found == ([4, 4] if algorithm == "tree" else [1, 1])
+        actual.append(len(calls))
+    assert actual == ([4, 4] if algorithm == "tree" else [1, 1])
 
 
 def test_numbers_that_differ_are_as_wide_in_all_ranks(tmp_path: Path) -> None:

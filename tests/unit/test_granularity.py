@@ -34,15 +34,15 @@ def facts(node: TraceNode) -> Any:
 def before(nodes: list[TraceNode]) -> dict[str, frozenset[str]]:
     """For each communication, those that it waits for, directly or not."""
     waits: dict[int, frozenset[str]] = {}
-    found: dict[str, frozenset[str]] = {}
+    actual: dict[str, frozenset[str]] = {}
     names = {n.id: n.name for n in nodes if n.kind != NodeKind.COMP}
     for node in nodes:
         parts = (*node.data_deps, *node.ctrl_deps)
         direct = frozenset(names[p] for p in parts if p in names)
         waits[node.id] = direct.union(*(waits[p] for p in parts))
         if node.id in names:
-            found[node.name] = waits[node.id]
-    return found
+            actual[node.name] = waits[node.id]
+    return actual
 
 
 @crossed(
@@ -86,11 +86,11 @@ def test_a_merged_node_takes_as_long_as_its_parts(tmp_path: Path) -> None:
         message = [[int(str(n.attrs[a])) for a in ("num_ops", "tensor_size")] for n in nodes]
         return sum(1e6 * max(ops / flops, size / bandwidth) for ops, size in message)
 
-    found = {granularity: computations(granularity) for granularity in ("op", "block", "layer")}
-    expected = roofline(found["op"])
-    for nodes in found.values():
+    actual = {granularity: computations(granularity) for granularity in ("op", "block", "layer")}
+    expected = roofline(actual["op"])
+    for nodes in actual.values():
         assert sum(n.duration_micros for n in nodes) == pytest.approx(expected, abs=len(nodes) / 2)
-    assert roofline(found["layer"]) < 0.95 * expected
+    assert roofline(actual["layer"]) < 0.95 * expected
 
 
 def test_a_layer_is_coarser_than_a_block(tmp_path: Path) -> None:

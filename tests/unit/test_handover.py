@@ -38,7 +38,7 @@ def layouts(draw: st.DrawFn, prefix: str) -> Layouts:
     return Layouts(axes, tuple(map(tuple, splits)))
 
 
-def held(layout: Layouts, shape: tuple[int, ...], rank: int) -> set[tuple[int, ...]]:
+def kept(layout: Layouts, shape: tuple[int, ...], rank: int) -> set[tuple[int, ...]]:
     """The elements that a rank holds, by the definition of a split."""
     coords = dict(
         zip(layout.mesh, np.unravel_index(rank, tuple(layout.mesh.values())), strict=True)
@@ -67,10 +67,10 @@ def test_each_rank_gets_what_it_holds_once(source: Layouts, target: Layouts) -> 
     assert set(sent.values()) == {1}
     per_message = prod(shape) // prod(source.parts) / way.pieces
     for dst in range(target.ranks):
-        mine = held(target, shape, dst)
+        mine = kept(target, shape, dst)
         got: Counter[tuple[int, ...]] = Counter()
         for ranks in way.of:
-            common = mine & held(source, shape, int(ranks[dst]))
+            common = mine & kept(source, shape, int(ranks[dst]))
             assert common, "a sender holds something of it"
             got.update(common)
         replicas = set(got.values())
@@ -118,15 +118,15 @@ def test_both_pods_are_one_job(case: int, tmp_path: Path) -> None:
     checked = stagec("check", tmp_path / "job", "--json")
     assert checked.code == 0, checked.out
     assert json.loads(checked.out)["rendezvous"]
-    found = json.loads(stagec("analyze", *words, "--json").out)
+    actual = json.loads(stagec("analyze", *words, "--json").out)
     a_token = 2 * 4 * 4 * 8 * 2  # keys and values of four layers, four heads of eight, two bytes
     degrees = dict(part.split("=") for part in decode.split(",") if "=" in part)
     copies = max(1, int(degrees.get("tp", 1)) // 4)
     whole = int(degrees.get("tp", 1)) * int(degrees.get("cp", 1))  # ranks that take one token
     crossed = batch * prompt * a_token * copies + 4 * batch * whole
-    assert found["handover"]["bytes"] == crossed
+    assert actual["handover"]["bytes"] == crossed
     manifest = json.loads((tmp_path / "job" / "manifest.json").read_text())
-    assert manifest["serving"] == found["handover"]
+    assert manifest["serving"] == actual["handover"]
     assert {c["pod"] for c in manifest["classes"]} == {"prefill", "decode"}
 
 
@@ -163,8 +163,8 @@ def _waits(node: TraceNode) -> tuple[int, ...]:
 def test_published_bytes_of_a_prompt() -> None:
     """Llama-3 8B, 4,096 tokens: 536.9 MB cross (facts of disaggregated serving), and the token that
     was sampled to each of eight ranks."""
-    found = _analysed("llama3-8b", "tp=4", "tp=8", 4096)
-    assert found["handover"]["bytes"] == 4096 * 131_072 + 8 * 4
+    actual = _analysed("llama3-8b", "tp=4", "tp=8", 4096)
+    assert actual["handover"]["bytes"] == 4096 * 131_072 + 8 * 4
 
 
 def _analysed(model: str, prefill: str, decode: str, prompt: int) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _analysed(model: str, prefill: str, decode: str, prompt: int) -> dict[str, A
         (("--prompt", "15", "--prefill", "tp=2,dp=3", "--decode", "tp=2,dp=2"), "3 parts, and 2"),
     ],
 )
-def test_what_is_wrong_is_told(words: tuple[str, ...], says: str) -> None:
+def test_what_is_wrong_is_reported(words: tuple[str, ...], says: str) -> None:
     ran = stagec(
         "analyze", "llama3-8b", "--serve", "disaggregated", "--batch", "12", "--set", SIZES, *words
     )
@@ -225,7 +225,7 @@ def test_pods_are_dumped_apart(tmp_path: Path) -> None:
         assert op in dump.read_text()
 
 
-def test_a_warning_is_told_once() -> None:
+def test_a_warning_is_reported_once() -> None:
     """Each pod tells what it has to say, and what both have once."""
     ran = stagec("analyze", *SMALL, "--prompt", "20000")
     assert ran.code == 0

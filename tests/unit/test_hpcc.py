@@ -32,12 +32,12 @@ def read(path: Path) -> list[Flow]:
     first, *lines = path.read_text().splitlines()
     rows = [line.split() for line in lines]
     whole = [[int(word) for word in row[:5]] for row in rows]
-    found = [
+    actual = [
         Flow(w[0], w[1], w[2], w[3], w[4], float(r[5])) for w, r in zip(whole, rows, strict=True)
     ]
-    assert int(first) == len(found)
-    assert [f.start for f in found] == sorted(f.start for f in found)
-    return found
+    assert int(first) == len(actual)
+    assert [f.start for f in actual] == sorted(f.start for f in actual)
+    return actual
 
 
 @tried(Tried(LLAMA, "tp-sp-dp"), Tried(MIXTRAL, "ep-pp"))
@@ -58,30 +58,30 @@ def test_sums_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
     assert sum(f.size for f in flows) == len(used) * rounds * (n - 1) * max(largest.size, n)
     assert all(any({f.source, f.destination} <= {*g} for g in used) for f in flows)
     assert {f.source for f in flows} >= {*job.members[0].tolist()}
-    found: Counter[tuple[str, str]] = Counter()
+    actual: Counter[tuple[str, str]] = Counter()
     for node in nodes:
         sent = flows_of(node.kind, node.size, node.group.size(job.mesh), algorithm).total()
-        found[node.kind, "+".join(node.group.words)] += sent
+        actual[node.kind, "+".join(node.group.words)] += sent
     expected: Counter[tuple[str, str]] = Counter()
     for row in about["classes"][0]["collectives"]:
         rounds = 2 if row["op"] == "all_reduce" else 1
         group = rounds * (row["group_size"] - 1) * row["bytes"]
         expected[row["op"], "+".join(row["over"])] += group
-    assert found == expected
+    assert actual == expected
 
 
 @crossed(kind=KINDS, algorithm=ALGORITHMS)
 def test_flows_of_four_members(kind: str, algorithm: str) -> None:
     """A ring to the next one, a binary tree both ways, or all pairs."""
-    found = flows_of(kind, 400, 4, algorithm)
+    actual = flows_of(kind, 400, 4, algorithm)
     rounds = 2 if kind == "all_reduce" else 1
     ring = {(i, (i + 1) % 4): 300 * rounds for i in range(4)}
     pairs = {(i, j): 100 * rounds for i in range(4) for j in range(4) if i != j}
     tree = {(i, j): 400 for a, b in ((0, 1), (0, 2), (1, 3)) for i, j in ((a, b), (b, a))}
     if kind == "all_to_all" or algorithm == "pairwise":
-        assert found == pairs
+        assert actual == pairs
     else:
-        assert found == (tree if algorithm == "tree" and kind == "all_reduce" else ring)
+        assert actual == (tree if algorithm == "tree" and kind == "all_reduce" else ring)
 
 
 def test_a_collective_is_chosen_by_name(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_a_collective_of_a_pod(
     flows = read(tmp_path / "job" / "llama3-8b.flow.txt")
     assert {f.source for f in flows} == {f.destination for f in flows} == {*range(*ranks)}
     assert all((f.source - ranks[0]) // each == (f.destination - ranks[0]) // each for f in flows)
-    found = json.loads(stagec("analyze", *words, "--json").out)["pods"][pod]["classes"]
-    (one,) = found
+    actual = json.loads(stagec("analyze", *words, "--json").out)["pods"][pod]["classes"]
+    (one,) = actual
     rows = [r for r in one["collectives"] if r["group_size"] == each]
     largest = max(rows, key=lambda r: r["bytes"] / r["count"])
     rounds = 2 if largest["op"] == "all_reduce" else 1

@@ -58,7 +58,7 @@ def program(model: str, flags: dict[str, Any]) -> tuple[str, list[str]]:
 def silent(model: str, given: dict[str, Any]) -> list[str]:
     """The flags that change nothing in a job without a word."""
     text, said = program(model, given)
-    found: list[str] = []
+    actual: list[str] = []
     for flag in OF_ONE_MESH.values():
         for value in flag.others(flag.default):
             stated = flag.name in given or flag.name in AXES or flag.name in BY_SIZE | SECONDS
@@ -69,8 +69,8 @@ def silent(model: str, given: dict[str, Any]) -> list[str]:
             except DiagnosticError:
                 continue
             if other == text and not set(expected) - set(said):
-                found.append(f"{flag.option} {value}")
-    return found
+                actual.append(f"{flag.option} {value}")
+    return actual
 
 
 #: GPT has no fused attention: a ring refuses it, and backward uses nothing that --cp-inputs keeps.

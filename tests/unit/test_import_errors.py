@@ -59,7 +59,7 @@ def problem(text: str) -> DiagnosticError:
         ('{"model_type": "qwen33"}', "unknown model type 'qwen33'"),
     ],
 )
-def test_what_is_no_configuration_is_told(text: str, message: str) -> None:
+def test_what_is_no_configuration_is_reported(text: str, message: str) -> None:
     (diagnostic,) = problem(text).diagnostics
     assert message in diagnostic.message
     assert diagnostic.remedy
@@ -99,7 +99,7 @@ def test_what_is_no_configuration_is_told(text: str, message: str) -> None:
         ("sliding_windows", 3, "unknown key 'sliding_windows'"),
     ],
 )
-def test_a_wrong_value_is_told_at_its_key(key: str, value: Any, message: str) -> None:
+def test_a_wrong_value_is_reported_at_its_key(key: str, value: Any, message: str) -> None:
     text = json.dumps(small("llama", **{key: value}), indent=1)
     (diagnostic,) = problem(text).diagnostics
     assert message in diagnostic.message
@@ -117,9 +117,9 @@ def test_a_list_has_an_element_for_each_layer(model_type: str) -> None:
     assert diagnostic.message == f"'{key}' has 3 elements, expected 4"
 
 
-def test_all_keys_that_are_not_known_are_told_at_once() -> None:
-    found = problem(json.dumps(small("llama", first_key=1, second_key=[]))).diagnostics
-    assert [d.message.split("'")[1] for d in found] == ["first_key", "second_key"]
+def test_all_keys_that_are_not_known_are_reported_at_once() -> None:
+    actual = problem(json.dumps(small("llama", first_key=1, second_key=[]))).diagnostics
+    assert [d.message.split("'")[1] for d in actual] == ["first_key", "second_key"]
 
 
 def test_a_key_with_null_is_a_key_left_out() -> None:
@@ -151,7 +151,7 @@ def test_null_is_no_size_of_a_model(key: str) -> None:
         ("llama", {"shared_expert_intermediate_size": 8}, ", which may change"),
     ],
 )
-def test_a_key_that_contradicts_the_others_is_told(
+def test_a_key_that_contradicts_the_others_is_reported(
     model_type: str, keys: dict[str, Any], message: str
 ) -> None:
     (diagnostic,) = problem(json.dumps(small(model_type, **keys))).diagnostics
@@ -161,12 +161,12 @@ def test_a_key_that_contradicts_the_others_is_told(
 def test_keys_that_are_not_known_are_left_out_when_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(small("llama", first_key=1, rope_scaling=None, second_key=[])))
-    found = stagec("import", path, "--ignore-unknown")
-    assert found.code == 0
-    assert found.err.count("remark: ignored the unknown key ") == 2
-    assert "ignored the unknown key 'first_key': 1" in found.err
+    actual = stagec("import", path, "--ignore-unknown")
+    assert actual.code == 0
+    assert actual.err.count("remark: ignored the unknown key ") == 2
+    assert "ignored the unknown key 'first_key': 1" in actual.err
     path.write_text(json.dumps(small("llama")))
-    assert stagec("import", path, "--ignore-unknown").out == found.out
+    assert stagec("import", path, "--ignore-unknown").out == actual.out
 
 
 # -- files
@@ -176,9 +176,9 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(100 << 20)
-    found = stagec("import", path)
-    assert found.code == 1
-    assert "is longer than 16 MiB" in found.err
+    actual = stagec("import", path)
+    assert actual.code == 1
+    assert "is longer than 16 MiB" in actual.err
 
 
 def test_a_list_of_all_quantized_modules_is_read(tmp_path: Path) -> None:
@@ -191,12 +191,12 @@ def test_a_list_of_all_quantized_modules_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe{\x00}\x00", b"\x00" * 20, b'{"model_type": "\xe9"}'])
-def test_bytes_that_are_no_text_are_told(data: bytes, tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_reported(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(data)
-    found = stagec("import", path)
-    assert (found.code, found.out) == (1, "")
-    assert "config.json:1:" in found.err
+    actual = stagec("import", path)
+    assert (actual.code, actual.out) == (1, "")
+    assert "config.json:1:" in actual.err
 
 
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_a_wrong_configuration_writes_nothing(tmp_path: Path) -> None:
 def test_a_folder_stands_for_its_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
-    found = stagec("import", folder)
-    assert found.code == 1
-    assert "has no config.json" in found.err
+    actual = stagec("import", folder)
+    assert actual.code == 1
+    assert "has no config.json" in actual.err
     (folder / "config.json").write_text(json.dumps(small("llama")))
     assert stagec("import", folder).out == stagec("import", folder / "config.json").out
     counted = stagec("analyze", folder, "--set", "B=2,S=8", "--json")
@@ -240,13 +240,13 @@ PLUGIN = Plugin(name="mine", families=({},))
         ('ModelFamily("Mine", ("llama",), print)', "families 'Llama' and 'Mine' both read 'llama'"),
     ],
 )
-def test_a_wrong_family_of_a_plugin_is_told(family: str, message: str, tmp_path: Path) -> None:
+def test_a_wrong_family_of_a_plugin_is_reported(family: str, message: str, tmp_path: Path) -> None:
     plugin, config = tmp_path / "mine.py", tmp_path / "config.json"
     plugin.write_text(PLUGIN.format(family))
     config.write_text(json.dumps(small("llama")))
-    found = stagec("import", config, "--plugin", plugin)
-    assert found.code == 1
-    assert message in found.err
+    actual = stagec("import", config, "--plugin", plugin)
+    assert actual.code == 1
+    assert message in actual.err
 
 
 # -- mutated configurations
@@ -275,8 +275,8 @@ def test_a_mutated_configuration_is_read_or_refused(model_type: str, data: st.Da
     try:
         import_model(Source("config.json", text), BUILT_IN).text()
     except DiagnosticError as problem:
-        found = problem.diagnostics
+        actual = problem.diagnostics
     else:
         return
-    assert found
-    assert all(d.remedy and isinstance(d.loc, FileLoc) for d in found)
+    assert actual
+    assert all(d.remedy and isinstance(d.loc, FileLoc) for d in actual)

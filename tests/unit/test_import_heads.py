@@ -40,8 +40,8 @@ def file_of(folder: Path, model_type: str, *architectures: str, **keys: Any) -> 
 
 def figures(path: Path) -> tuple[int, int]:
     """Parameters, and FLOPs of products in forward."""
-    found = analyse(str(path), sizes={"B": B, "S": S})
-    return found["parameters"], found["matmul_flops"]["forward"]
+    actual = analyse(str(path), sizes={"B": B, "S": S})
+    return actual["parameters"], actual["matmul_flops"]["forward"]
 
 
 @pytest.mark.parametrize("model_type", DECODERS)
@@ -56,9 +56,9 @@ def test_a_head_of_classes_replaces_that_of_words(model_type: str, tmp_path: Pat
         [("SequenceClassification", 0), ("TokenClassification", 3)]
     ):
         (tmp_path / str(number)).mkdir()
-        found = figures(file_of(tmp_path / str(number), model_type, f"XFor{head}", **keys))
-        assert words[0] - found[0] == width * (vocabulary - 3) - bias
-        assert words[1] - found[1] == 2 * B * S * width * (vocabulary - 3)
+        actual = figures(file_of(tmp_path / str(number), model_type, f"XFor{head}", **keys))
+        assert words[0] - actual[0] == width * (vocabulary - 3) - bias
+        assert words[1] - actual[1] == 2 * B * S * width * (vocabulary - 3)
 
 
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", "ChatGLMModel"])
@@ -86,11 +86,11 @@ def test_labels_are_counted_by_their_names() -> None:
 def test_other_heads_are_refused(model_type: str, name: str, expected: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         text_of(model_type, name)
-    (found,) = caught.value.diagnostics
-    assert f"'{name}'" in found.message
-    assert expected in found.message
-    assert found.remedy is not None
-    assert "--ignore-key architectures" in found.remedy
+    (actual,) = caught.value.diagnostics
+    assert f"'{name}'" in actual.message
+    assert expected in actual.message
+    assert actual.remedy is not None
+    assert "--ignore-key architectures" in actual.remedy
 
 
 @pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification"])
@@ -116,10 +116,10 @@ def test_split_classes_equal_those_on_one_device(
     inputs = inputs_of(plain, 3)
     expected = run_named(plain, plain.env, inputs)
     placed = module(f"{STEP},partition,stages,units,plan", **options)
-    found = run_named(placed, placed.env, inputs)
-    assert len(found) == len(expected)
-    (loss, *rest), (expected_loss, *_) = found, expected
-    np.testing.assert_allclose(found[loss], expected[expected_loss], rtol=1e-10)
+    actual = run_named(placed, placed.env, inputs)
+    assert len(actual) == len(expected)
+    (loss, *rest), (expected_loss, *_) = actual, expected
+    np.testing.assert_allclose(actual[loss], expected[expected_loss], rtol=1e-10)
     for name in rest:
         theirs = expected[name.removesuffix("_g")]  # gathered
-        np.testing.assert_allclose(found[name], theirs, rtol=1e-8, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(actual[name], theirs, rtol=1e-8, atol=1e-9, err_msg=name)

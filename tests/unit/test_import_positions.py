@@ -75,7 +75,7 @@ def expected(scaling: Mapping[str, Any]) -> tuple[list[float], float]:
     if scaling.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, DIM - 1)
-    found: list[float] = []
+    actual: list[float] = []
     for i in range(half):
         plain = 1 / BASE ** (2 * i / DIM)
         if kind == "linear":
@@ -90,18 +90,18 @@ def expected(scaling: Mapping[str, Any]) -> tuple[list[float], float]:
         elif kind == "yarn":
             ramp = min(max((i - first) / (max(last - first, 0.001)), 0), 1)
             plain = plain / factor * ramp + plain * (1 - ramp)
-        found.append(plain)
-    return found, grown(scaling) if kind == "yarn" else 1.0
+        actual.append(plain)
+    return actual, grown(scaling) if kind == "yarn" else 1.0
 
 
 def of_lists(scaling: Mapping[str, Any]) -> tuple[list[float], float]:
     """The same of LongRoPE."""
     original = scaling.get("original_max_position_embeddings", LONGEST)
     numbers = scaling["long_factor" if original < TOKENS else "short_factor"]
-    found = [1 / (number * BASE ** (2 * i / DIM)) for i, number in enumerate(numbers)]
+    actual = [1 / (number * BASE ** (2 * i / DIM)) for i, number in enumerate(numbers)]
     factor = scaling.get("factor", LONGEST / original)
     usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    return found, float(scaling.get("short_mscale", scaling.get("attention_factor", usual)))
+    return actual, float(scaling.get("short_mscale", scaling.get("attention_factor", usual)))
 
 
 def grown(scaling: Mapping[str, Any]) -> float:
@@ -132,13 +132,13 @@ def opened(text: str) -> str:
 def rotated(text: str) -> Array:
     """What the first rotation of a text makes of 1 in the first half of a head and 0 in the other:
     cosines and sines, at all positions."""
-    found = re.search(r"stg\.rope\[[^\]]*\]", opened(text))
-    assert found is not None
+    actual = re.search(r"stg\.rope\[[^\]]*\]", opened(text))
+    assert actual is not None
     module = compiled(
         f"""stg.module @m {{
           stg.symbols[S = {TOKENS}, K = {DIM}, R = {DIM}, theta = {BASE}]
           stg.func @f(%x: f32[1, S, 1, K]) {{
-            %y = {found[0]}(%x)
+            %y = {actual[0]}(%x)
             stg.return(%y)
           }}
         }}""",
@@ -171,8 +171,8 @@ def test_positions_turn_as_transformers_turns_them(name: str, key: str) -> None:
 def test_scores_of_latent_attention_grow_with_the_context(scaling: dict[str, Any]) -> None:
     """By the square of YaRN's factor, as deepseek-ai/DeepSeek-V3 has it."""
     text = imported("deepseek_v3", rope_scaling=scaling)
-    found = re.search(r"rsqrt = (\d+)\*\(K \+ R\)/(\d+)", text)
-    share = int(found[1]) / int(found[2]) if found else 1
+    actual = re.search(r"rsqrt = (\d+)\*\(K \+ R\)/(\d+)", text)
+    share = int(actual[1]) / int(actual[2]) if actual else 1
     weight = scaling.get("mscale_all_dim", 0)
     wanted = (1 + 0.1 * weight * math.log(scaling["factor"])) ** 2 if weight else 1
     assert math.isclose(share**-0.5, wanted, rel_tol=1e-6)
@@ -197,9 +197,9 @@ def test_only_layers_without_a_window_are_stretched() -> None:
 def test_the_base_is_stretched(kind: str, key: str) -> None:
     """The slowest pair of a head turns so many times slower, the fastest one as before."""
     plain, by = base_of(imported("llama")), 8.0
-    found = base_of(imported("llama", rope_scaling={"type": kind, key: by}))
+    actual = base_of(imported("llama", rope_scaling={"type": kind, key: by}))
     dim = 8  # hidden_size / num_attention_heads of the small configuration
-    slowest = [1 / theta ** ((dim - 2) / dim) for theta in (plain, found)]
+    slowest = [1 / theta ** ((dim - 2) / dim) for theta in (plain, actual)]
     assert math.isclose(slowest[0] / slowest[1], by, rel_tol=0.01)
 
 
@@ -243,6 +243,6 @@ ONES: Mapping[str, Any] = {f"{name}_factor": [1] * 4 for name in LISTS}
         ),
     ],
 )
-def test_wrong_scalings_are_told(scaling: dict[str, Any], message: str) -> None:
+def test_wrong_scalings_are_reported(scaling: dict[str, Any], message: str) -> None:
     with pytest.raises(DiagnosticError, match=re.escape(message)):
         imported("llama", rope_scaling=scaling)

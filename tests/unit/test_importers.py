@@ -32,8 +32,8 @@ KNOWN = {name for family in BUILT_IN for name in (*family.model_types, *family.m
 
 
 def _read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(CONFIGS[name].read_text())
-    return found
+    actual: dict[str, Any] = json.loads(CONFIGS[name].read_text())
+    return actual
 
 
 READ = [n for n in CONFIGS if (_read(n).get("model_type") or _read(n)["_class_name"]) in KNOWN]
@@ -64,9 +64,9 @@ def _rows(names: list[str]) -> list[Any]:
 def test_figures_are_those_of_the_model(name: str) -> None:
     """Parameters, and forward FLOPs of products with masks ignored, as PyTorch counts them."""
     expected = FIGURES[name]
-    found = analyse(str(CONFIGS[name]), sizes=_sizes(name))
-    (stage,) = found["classes"]
-    assert found["parameters"] == expected["params"]
+    actual = analyse(str(CONFIGS[name]), sizes=_sizes(name))
+    (stage,) = actual["classes"]
+    assert actual["parameters"] == expected["params"]
     assert stage["matmul_flops"]["forward"] == expected["flops_fwd"]["total_dense"]
 
 
@@ -78,8 +78,8 @@ def test_executed_products_are_those_of_the_pairs_seen(name: str) -> None:
     expected = FIGURES[name]["flops_fwd"]
     module = JobBuilder(JobOptions(str(CONFIGS[name]), sizes=_sizes(name))).lower()
     counts = counted(module)
-    found = evaluate(counts.matmul_executed["forward"], planned_env(module))
-    assert found == expected["total_causal"]
+    actual = evaluate(counts.matmul_executed["forward"], planned_env(module))
+    assert actual == expected["total_causal"]
 
 
 @pytest.mark.parametrize("name", ["gemma-3-4b-it", "llama-4-scout"])
@@ -87,9 +87,9 @@ def test_the_text_model_alone(name: str, tmp_path: Path) -> None:
     """The configuration inside of that with a tower is that of a model with the same products."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(_read(name)["text_config"]))
-    found = analyse(str(path), sizes={"B": 1, "S": 4096})
-    assert found["parameters"] < FIGURES[name]["params"]
-    (stage,) = found["classes"]
+    actual = analyse(str(path), sizes={"B": 1, "S": 4096})
+    assert actual["parameters"] < FIGURES[name]["params"]
+    (stage,) = actual["classes"]
     assert stage["matmul_flops"]["forward"] == FIGURES[name]["flops_fwd"]["total_dense"]
 
 

@@ -77,7 +77,7 @@ def test_a_diamond_is_read_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second"), [("b.stg", "a.stg"), ("../sub/b.stg", "../sub/a.stg")]
 )
-def test_a_circle_is_told(tmp_path: Path, first: str, second: str) -> None:
+def test_a_circle_is_reported(tmp_path: Path, first: str, second: str) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.stg").write_text(block("a", imports=first))
     (tmp_path / "sub" / "b.stg").write_text(block("b", imports=second))
@@ -125,7 +125,7 @@ def test_a_text_that_is_not_there(tmp_path: Path, path: str) -> None:
     refused(opened(tmp_path, main_text(path)), f'no text "{path}"')
 
 
-def test_a_near_match_is_told(tmp_path: Path) -> None:
+def test_a_near_match_is_reported(tmp_path: Path) -> None:
     assert "blocks/swiglu" in opened(tmp_path, main_text("blocks/swigl.stg")).err
 
 

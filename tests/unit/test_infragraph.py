@@ -32,24 +32,24 @@ def machine(tmp_path: Path, text: str) -> Machine:
     return load_machine(f"h100+{path}")
 
 
-def levels(found: Machine) -> list[tuple[str, int | None, str, float, float]]:
+def levels(actual: Machine) -> list[tuple[str, int | None, str, float, float]]:
     """Name, ranks, kind, GB/s and nanoseconds of each level."""
     return [
         (n.name, n.ranks, n.kind, n.bandwidth.value / 1e9, round(n.latency.value * 1e9, 3))
-        for n in found.network
+        for n in actual.network
     ]
 
 
 def test_levels_have_the_figures_of_the_links(tmp_path: Path) -> None:
     """NVLink 450 GB/s and two links of 300 ns; 400 Gbit/s a card, and xpu, nic, port, switch, port,
     nic, xpu: 500 ns for each of pcie and cable, twice."""
-    found = machine(tmp_path, POD)
-    assert levels(found) == [
+    actual = machine(tmp_path, POD)
+    assert levels(actual) == [
         ("inside", 8, "switch", 450, 600),
         ("outside", None, "fat-tree", 50, 2000),
     ]
     h100 = load_machine("h100")
-    assert (found.compute, found.memory) == (h100.compute, h100.memory)
+    assert (actual.compute, actual.memory) == (h100.compute, h100.memory)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_a_card_is_no_faster_than_its_link(tmp_path: Path) -> None:
 
 
 def test_accelerators_without_links_meet_outside(tmp_path: Path) -> None:
-    found = levels(machine(tmp_path, POD.replace(f"  - {SWITCH}\n", "")))
-    assert [level[0] for level in found] == ["outside"]
+    actual = levels(machine(tmp_path, POD.replace(f"  - {SWITCH}\n", "")))
+    assert [level[0] for level in actual] == ["outside"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_accelerators_without_links_meet_outside(tmp_path: Path) -> None:
         (POD[: len(POD) // 2], "not an InfraGraph"),
     ],
 )
-def test_mistakes_are_told(text: str, problem: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported(text: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError, match=problem):
         machine(tmp_path, text)
 

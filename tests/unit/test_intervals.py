@@ -58,9 +58,9 @@ def test_answers_have_them() -> None:
     """Of a stack they stand in JSON and in the text, of the ideal program nowhere."""
     job = stagec.job("llama3-8b", tp=8, sizes={"L": 1, "B": 1, "S": 64}, stack="nemo")
     step = job.time("h100-sxm")
-    found = step.as_json()["interval"]
-    assert found["low_seconds"] <= found["high_seconds"]
-    assert f"as 8 of 10 of {found['measured']} measured steps of nemo on hopper" in str(step)
+    actual = step.as_json()["interval"]
+    assert actual["low_seconds"] <= actual["high_seconds"]
+    assert f"as 8 of 10 of {actual['measured']} measured steps of nemo on hopper" in str(step)
     ideal = stagec.job("llama3-8b", tp=8, sizes={"L": 1, "B": 1, "S": 64}).time("h100-sxm")
     assert "interval" not in ideal.as_json()
     assert "interval" not in str(ideal)
@@ -73,11 +73,11 @@ def test_rows_have_them() -> None:
     about: dict[str, Any] = {"machine": "h100-sxm", "sizes": sizes, "stack": "nemo"}
     rows = stagec.sweep("llama3-8b", {"tp": [1, 2]}, **about).rows()
     search: Any = stagec.search
-    found = search("llama3-8b", ranks=2, tp=2, zero=1, cp=1, **about)
-    for row in (*(row["time"] for row in rows), found.best[0].row):
+    actual = search("llama3-8b", ranks=2, tp=2, zero=1, cp=1, **about)
+    for row in (*(row["time"] for row in rows), actual.best[0].row):
         part = row["interval"]["high_seconds"] / row["step_seconds"]
         assert part == pytest.approx(row["interval"]["low_seconds"] / row["step_seconds"], abs=0.2)
         assert row["interval"]["measured"] >= 5
-    assert "as 8 of 10 of" in str(found)
+    assert "as 8 of 10 of" in str(actual)
     alone = stagec.job("llama3-8b", tp=2, sizes=sizes, stack="nemo").time("h100-sxm")
     assert rows[1]["time"]["interval"] == alone.as_json()["interval"]

@@ -376,8 +376,8 @@ def test_a_large_product_of_amd_has_the_measured_rate(
 
 def test_a_narrower_type_without_a_rate_has_that_of_a_type_of_as_many_bits() -> None:
     c = MatmulEfficiency(rate={"bf16": 0.8, "f8e4m3": 0.7})
-    found = [c.of(t) for t in ("bf16", "f16", "f8e5m2", "i8", "f4e2m1")]
-    assert found == [0.8, 0.8, 0.7, 0.7, 0.8]
+    actual = [c.of(t) for t in ("bf16", "f16", "f8e5m2", "i8", "f4e2m1")]
+    assert actual == [0.8, 0.8, 0.7, 0.7, 0.8]
     assert MatmulEfficiency(rate={}).of("f32") == 0.8
 
 

@@ -26,9 +26,9 @@ def measured(*readings: Reading) -> dict[Key, tuple[Any, int]]:
 def read(trace: Trace, tmp_path: Path, name: str = "trace.json") -> Reading:
     reading = read_trace(trace.write(tmp_path / name))
     message = [
-        *(s for found in reading.kernels.values() for s in found),
-        *(s for found in reading.collectives.values() for _, s in found),
-        *(s for found in reading.missed.values() for s in found),
+        *(s for actual in reading.kernels.values() for s in actual),
+        *(s for actual in reading.collectives.values() for _, s in actual),
+        *(s for actual in reading.missed.values() for s in actual),
     ]
     assert sum(message) == pytest.approx(reading.gpu_seconds)
     return reading
@@ -334,21 +334,21 @@ OPS: dict[str, tuple[str, Any, Any, Any, Key | str | None]] = {
 @pytest.mark.parametrize("case", OPS)
 def test_what_an_op_is(case: str) -> None:
     name, dims, types, values, expected = OPS[case]
-    found = row_of(Recorded(name, dims, None, types, values))
+    actual = row_of(Recorded(name, dims, None, types, values))
     if isinstance(expected, str):
-        assert isinstance(found, str)
-        assert found.startswith(expected)
+        assert isinstance(actual, str)
+        assert actual.startswith(expected)
     else:
-        assert found == expected
+        assert actual == expected
 
 
 @pytest.mark.parametrize("dtype", [[], {}, None, 3, "Complex"])
 def test_the_type_of_a_collective_may_be_anything(dtype: object) -> None:
-    found = row_of_collective("_allgather_base", (8, 64), dtype, 8)
-    assert found == "its sizes are not recorded"
+    actual = row_of_collective("_allgather_base", (8, 64), dtype, 8)
+    assert actual == "its sizes are not recorded"
 
 
 def test_what_is_broadcast_is_read_once() -> None:
     dims, types = [[8, 4], [8, 4]], [F32, F32]
-    found = row_of(Recorded("aten::mul", dims, [[4, 1], [0, 1]], types, None))
-    assert found == memory(128 + 16 + 128)
+    actual = row_of(Recorded("aten::mul", dims, [[4, 1], [0, 1]], types, None))
+    assert actual == memory(128 + 16 + 128)

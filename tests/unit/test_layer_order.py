@@ -76,9 +76,9 @@ class _Sizes:
 
 
 def _sizes(path: Path, order: str, **options: Any) -> list[tuple[str, int]]:
-    found = _Sizes()
-    kinds_job(path, order, **options).lower(watching=[found])
-    return found.after
+    actual = _Sizes()
+    kinds_job(path, order, **options).lower(watching=[actual])
+    return actual.after
 
 
 #: Irregular: 118 layers of three kinds.
@@ -129,15 +129,15 @@ def test_counts_are_those_of_separate_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", STEPS)
 def test_nodes_are_as_many_as_counted(step: str, tmp_path: Path) -> None:
-    found = kinds_job(tmp_path / "kinds.stg", ORDER, **STEPS[step]).lower()
-    nodes = Counter(n.kind for n in only_program(found).nodes)
-    counted = analysis(found, "m")["classes"][0]
+    actual = kinds_job(tmp_path / "kinds.stg", ORDER, **STEPS[step]).lower()
+    nodes = Counter(n.kind for n in only_program(actual).nodes)
+    counted = analysis(actual, "m")["classes"][0]
     assert sum(nodes.values()) == sum(counted["nodes"].values())
     for each in counted["collectives"]:
         assert nodes[each["op"]] >= each["count"] > 0
 
 
 def test_an_order_may_be_nested() -> None:
-    found = order_of("((a, 2*b)*2, c)*2")
-    assert isinstance(found, LayerOrder)
-    assert "".join(found.layers) == "abbabbcabbabbc"
+    actual = order_of("((a, 2*b)*2, c)*2")
+    assert isinstance(actual, LayerOrder)
+    assert "".join(actual.layers) == "abbabbcabbabbc"

@@ -52,9 +52,9 @@ def test_known_prefixes(line: str, prefixes: set[str]) -> None:
     ],
 )
 def test_directive_problem(word: str, colon: bool, problem: str) -> None:
-    found = directive_problem(word, colon, {"CHECK"})
-    assert problem in found
-    assert bool(problem) == bool(found)
+    actual = directive_problem(word, colon, {"CHECK"})
+    assert problem in actual
+    assert bool(problem) == bool(actual)
 
 
 def test_a_clean_test_has_no_findings() -> None:
@@ -90,8 +90,8 @@ def test_a_file_with_a_directive_is_meant_as_a_test(text: str, meant: bool) -> N
 
 
 def test_checks_without_filecheck_are_reported() -> None:
-    (found,) = complaints("// RUN: %stagec opt %s\n// CHECK: x\n")
-    assert "no RUN line runs %filecheck" in found
+    (actual,) = complaints("// RUN: %stagec opt %s\n// CHECK: x\n")
+    assert "no RUN line runs %filecheck" in actual
 
 
 def test_the_golden_section_is_not_linted() -> None:
@@ -139,8 +139,8 @@ def complaints_about_passes(root: Path, **texts: str) -> list[str]:
         path = root / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = lint_checks.lint_passes(root)
-    return [f"{f.path.relative_to(root)}:{f.line}: {f.message}" for f in found]
+    actual = lint_checks.lint_passes(root)
+    return [f"{f.path.relative_to(root)}:{f.line}: {f.message}" for f in actual]
 
 
 def test_a_pass_is_imported_by_the_list_of_passes_only(tmp_path: Path) -> None:
@@ -151,15 +151,15 @@ def test_a_pass_is_imported_by_the_list_of_passes_only(tmp_path: Path) -> None:
         "passes/part/help": "f = 1\n",
         "passes/part/b": again,
     }
-    (found,) = complaints_about_passes(tmp_path, **texts)
-    assert found.startswith("passes/part/b.py:1: `stagec.passes.part.a` is a pass")
+    (actual,) = complaints_about_passes(tmp_path, **texts)
+    assert actual.startswith("passes/part/b.py:1: `stagec.passes.part.a` is a pass")
 
 
 def test_a_pass_imports_what_is_public_from_there(tmp_path: Path) -> None:
     core = "from stagec.ir.core import Use\nfrom stagec.ir.core import Operation\n"
-    found = complaints_about_passes(tmp_path, **{"passes/part/a": A_PASS + core})
+    actual = complaints_about_passes(tmp_path, **{"passes/part/a": A_PASS + core})
     expected = "import `Operation` from stagec.api, as a user's pass does"
-    assert found == [f"passes/part/a.py:6: {expected}"]
+    assert actual == [f"passes/part/a.py:6: {expected}"]
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -175,6 +175,6 @@ def test_a_class_name_stands_for_one_thing(tmp_path: Path) -> None:
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    (found,) = lint_checks.lint_names(tmp_path)
-    assert (found.path, found.line) == (tmp_path / "passes/part/a.py", 3)
-    assert found.message.startswith("class `Held` is another one in stagec/time/held.py")
+    (actual,) = lint_checks.lint_names(tmp_path)
+    assert (actual.path, actual.line) == (tmp_path / "passes/part/a.py", 3)
+    assert actual.message.startswith("class `Held` is another one in stagec/time/held.py")

@@ -91,9 +91,9 @@ def test_the_peak_of_a_straight_program(
     returned = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
     module = compiled(text_of(program, returned), PLAN)
     expected = worst(program, returned)
-    found = memory(module)
-    assert found["transient"] == expected
-    assert found["peak"] == expected
+    actual = memory(module)
+    assert actual["transient"] == expected
+    assert actual["peak"] == expected
     check_frees(module)
 
 
@@ -165,9 +165,9 @@ def test_too_many_iterations_end_in_a_diagnostic() -> None:
     repeat = "%y = stg.repeat[count = N, carry = 1] (%h = %x) {\n stg.yield(%h)\n}\n"
     body = body_of(f"{repeat} stg.return(%y)\n", f"B, D, N = {10**12}")
     assert len(lifetimes(body, {"N": 10**12}).steps) < 10
-    with pytest.raises(DiagnosticError, match="the memory plan takes more than") as found:
+    with pytest.raises(DiagnosticError, match="the memory plan takes more than") as actual:
         lifetimes(body, {"N": 10**12}, whole=True)
-    assert found.value.diagnostics[0].remedy
+    assert actual.value.diagnostics[0].remedy
 
 
 # -- frees
@@ -224,12 +224,12 @@ def test_a_training_step_uses_nothing_that_it_freed(model: str, strategy: str) -
 def test_the_parts_of_the_plan(model: str, strategy: str) -> None:
     """Static parts are sums over arguments; the peak holds them and at most all of the rest."""
     module = tiny_module(model, f"{TRAIN},plan-memory", **STRATEGIES[strategy])
-    found = memory(module)
+    actual = memory(module)
     for part, role in (("parameters", "param"), ("optimizer", "state")):
         args = [a for a in module.main.body.args if a.tensor.role == role]
-        assert found[part] == sum(evaluate(a.tensor.local_bytes, module.env) for a in args)
-    static = found["parameters"] + found["optimizer"] + found["gradients"]
-    assert static < found["peak"] <= static + found["stash"] + found["transient"]
+        assert actual[part] == sum(evaluate(a.tensor.local_bytes, module.env) for a in args)
+    static = actual["parameters"] + actual["optimizer"] + actual["gradients"]
+    assert static < actual["peak"] <= static + actual["stash"] + actual["transient"]
 
 
 def test_zero_shards_what_its_stage_says() -> None:

@@ -51,9 +51,9 @@ def test_what_was_not_checked_is_said(job: Path, tmp_path: Path) -> None:
     assert "there is no groups file NAME.json beside it" in stagec("check", without).err
     unnamed = shutil.copy(trace(job, 1), tmp_path / "rank-one.et")
     done = stagec("check", unnamed, "--json")
-    found = json.loads(done.out)
-    assert (found["ok"], found["ranks"]) == (True, 1)
-    assert any("the name of the file is not NAME.RANK.et" in text for text in found["not_checked"])
+    actual = json.loads(done.out)
+    assert (actual["ok"], actual["ranks"]) == (True, 1)
+    assert any("the name of the file is not NAME.RANK.et" in text for text in actual["not_checked"])
 
 
 def changed(path: Path, to: Path, change: Callable[[TraceNode], TraceNode]) -> Path:
@@ -97,7 +97,7 @@ def test_what_one_rank_shows_is_found(
     assert code in {finding.code for finding in report.errors}
 
 
-def test_what_is_no_trace_is_told(job: Path, tmp_path: Path) -> None:
+def test_what_is_no_trace_is_reported(job: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.0.et").write_bytes(trace(job, 0).read_bytes()[:-3])
     for path, expected in (
         (tmp_path / "broken.0.et", "truncated"),

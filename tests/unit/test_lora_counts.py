@@ -26,27 +26,27 @@ QV, ALL = "wq,wv", "wq,wk,wv,wo,w_gate_up,w_down"
 def test_adapters_of_llama(model: str, targets: str, rank: int, trained: int) -> None:
     sizes = {"B": 1, "S": 4096}
     whole = analyse(model, sizes=sizes)
-    found = analyse(model, sizes=sizes, lora=targets, lora_rank=rank)
-    assert found["trainable_parameters"] == trained
-    assert found["parameters"] == whole["parameters"] + trained
+    actual = analyse(model, sizes=sizes, lora=targets, lora_rank=rank)
+    assert actual["trainable_parameters"] == trained
+    assert actual["parameters"] == whole["parameters"] + trained
     assert whole["trainable_parameters"] == whole["parameters"]
-    (mine,), (theirs,) = found["classes"], whole["classes"]
+    (mine,), (theirs,) = actual["classes"], whole["classes"]
     tokens = sizes["B"] * sizes["S"]
     more = mine["matmul_flops"]["forward"] - theirs["matmul_flops"]["forward"]
     assert more == 2 * trained * tokens
     assert mine["memory"]["gradients"] == 4 * trained
     assert mine["memory"]["optimizer"] == 12 * trained
-    assert mine["memory"]["parameters"] == 2 * found["parameters"]
+    assert mine["memory"]["parameters"] == 2 * actual["parameters"]
 
 
 def test_backward_leaves_out_the_gradients_of_frozen_matrices() -> None:
     """Backward of a product with a frozen matrix is one product, not two; the adapter has both."""
     sizes = {"B": 1, "S": 4096}
     whole = analyse("llama3-8b", sizes=sizes)["classes"][0]["matmul_flops"]
-    found = analyse("llama3-8b", sizes=sizes, lora=ALL, lora_rank=16)
-    mine = found["classes"][0]["matmul_flops"]
+    actual = analyse("llama3-8b", sizes=sizes, lora=ALL, lora_rank=16)
+    mine = actual["classes"][0]["matmul_flops"]
     tokens = sizes["B"] * sizes["S"]
     embedding = 128_256 * 4096
-    matrices = found["parameters"] - found["trainable_parameters"] - embedding - 65 * 4096
-    adapters = 2 * 2 * found["trainable_parameters"] * tokens
+    matrices = actual["parameters"] - actual["trainable_parameters"] - embedding - 65 * 4096
+    adapters = 2 * 2 * actual["trainable_parameters"] * tokens
     assert whole["backward"] - (mine["backward"] - adapters) == 2 * matrices * tokens

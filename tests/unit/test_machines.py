@@ -49,8 +49,8 @@ def test_capacities_as_published() -> None:
         "tpu-v5p": 96 * GIB,
         "tpu-v6e": 32 * GIB,
     }
-    found = {n: m.memory.capacity.value for n, m in machines().items()}
-    assert {n: found[n] for n in published} == published
+    actual = {n: m.memory.capacity.value for n, m in machines().items()}
+    assert {n: actual[n] for n in published} == published
 
 
 def test_names_are_one_to_one() -> None:
@@ -106,7 +106,7 @@ TEXT = (ROOT / "stagec/machines/h100-sxm.toml").read_text("utf-8")
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_line(old: str, new: str, expected: str) -> None:
+def test_a_mistake_is_reported_with_its_line(old: str, new: str, expected: str) -> None:
     """Where the text has no such line, the table that lacks it or the whole text is named."""
     before, _, after = TEXT.partition(old)
     assert after
@@ -114,10 +114,10 @@ def test_a_mistake_is_told_with_its_line(old: str, new: str, expected: str) -> N
         read_machine("x", f"{before}{new}{after}", "dir/x.toml")
     said = [render(d, {}) for d in caught.value.diagnostics]
     line = before.count("\n") + 1
-    found = [s for s in said if expected in s]
-    assert found, said
+    actual = [s for s in said if expected in s]
+    assert actual, said
     whole = "is missing" in expected or expected.startswith(("level", "two"))
-    assert found[0].startswith("dir/x.toml:1:1: " if whole else f"dir/x.toml:{line}:"), said
+    assert actual[0].startswith("dir/x.toml:1:1: " if whole else f"dir/x.toml:{line}:"), said
 
 
 def test_a_name_that_is_nearly_right_is_suggested() -> None:
@@ -195,11 +195,13 @@ def test_a_text_on_a_base_changes_single_figures(tmp_path: Path) -> None:
         ("name = []\n", "x.toml:3:1: error: network.0.name: Input should be a valid string"),
     ],
 )
-def test_a_mistake_in_a_level_of_a_base_is_told_with_its_line(level: str, expected: str) -> None:
+def test_a_mistake_in_a_level_of_a_base_is_reported_with_its_line(
+    level: str, expected: str
+) -> None:
     with pytest.raises(DiagnosticError) as caught:
         read_machine("x", f'base = "h100-sxm"\n[[network]]\n{level}')
-    told = [render(d, {}).splitlines()[0] for d in caught.value.diagnostics]
-    assert any(line.startswith(expected) for line in told), told
+    reported = [render(d, {}).splitlines()[0] for d in caught.value.diagnostics]
+    assert any(line.startswith(expected) for line in reported), reported
 
 
 def test_levels_replaced_by_a_text_take_their_constants_along() -> None:
@@ -232,7 +234,7 @@ def _flat(node: Any, way: str = "") -> dict[str, Any]:
     if not is_table(parts):
         return {way: node}
     inner = [_flat(part, f"{way}.{name}" if way else name) for name, part in parts.items()]
-    return {path: leaf for found in inner for path, leaf in found.items()}
+    return {path: leaf for actual in inner for path, leaf in actual.items()}
 
 
 def test_changes() -> None:
@@ -312,10 +314,10 @@ def test_brackets_in_a_text_are_printed_as_they_are(tmp_path: Path) -> None:
 
 def test_constants_change_as_a_text_has_them() -> None:
     h100 = machines()["h100-sxm"]
-    found = h100.changed(
+    actual = h100.changed(
         {"efficiency.matmul.start": "3 us", "efficiency.interference.collectives": "1.5"}
     ).efficiency
-    assert (found.matmul.start, found.interference.collectives) == (3e-6, 1.5)
+    assert (actual.matmul.start, actual.interference.collectives) == (3e-6, 1.5)
     copied = h100.changed({"efficiency.network.nvlink.protocols.ll.copy": 0.5}).efficiency
     assert copied.network["nvlink"].protocols["ll"].copy_ == 0.5
 
@@ -349,8 +351,8 @@ def test_figures_as_published() -> None:
         m = machines()[name]
         rate, bandwidth = m.compute.matrix["bf16"].value, m.memory.bandwidth.value
         inner = m.network[0].bandwidth.value
-        found = rate / 1e12, bandwidth / 1e12, inner / 1e9, m.compute.processors.value
-        assert found == pytest.approx(figures), name
+        actual = rate / 1e12, bandwidth / 1e12, inner / 1e9, m.compute.processors.value
+        assert actual == pytest.approx(figures), name
 
 
 @pytest.mark.parametrize("name", machines())
@@ -421,7 +423,7 @@ def test_a_device_has_room_for_a_job_of_its_mesh() -> None:
     )
 
 
-def test_what_is_not_known_of_a_device_is_told() -> None:
+def test_what_is_not_known_of_a_device_is_reported() -> None:
     (expected,) = LimitType().read("mi300x").remarks({"tp": 8})
     assert expected.message == (
         "mi300x has 191.98 GiB; not known, and not counted: driver, context, communicators"

@@ -35,8 +35,8 @@ def a_trace(rank: int = 0) -> Trace:
 @pytest.mark.parametrize("name", ["table.csv", "table.json"])
 def test_the_table_is_what_measured_takes(tmp_path: Path, name: str) -> None:
     traces = [a_trace(rank).write(tmp_path / f"rank{rank}.json.gz") for rank in (0, 1)]
-    found = stagec("measure", *traces, "-o", tmp_path / name)
-    assert (found.code, found.out) == (0, "")
+    actual = stagec("measure", *traces, "-o", tmp_path / name)
+    assert (actual.code, actual.out) == (0, "")
     tables = read_measured(tmp_path / name)
     expected = rows([read_trace(path) for path in traces])
     assert sum(len(t.seconds) for t in tables) == len(expected) == 3
@@ -55,7 +55,7 @@ def test_the_summary_says_what_is_covered(tmp_path: Path) -> None:
     assert not stagec("measure", path, "--quiet").err
 
 
-def test_shapes_that_were_not_recorded_are_told(tmp_path: Path) -> None:
+def test_shapes_that_were_not_recorded_are_reported(tmp_path: Path) -> None:
     trace = a_trace()
     trace.op("aten::mm", 1000.0)
     path = trace.write(tmp_path / "trace.json")
@@ -69,14 +69,14 @@ def no_trace(data: bytes, tmp_path: Path, name: str = "trace.json") -> str:
     path, output = tmp_path / name, tmp_path / "table.csv"
     path.write_bytes(data)
     output.write_text("before")
-    found = stagec("measure", path, "-o", output)
-    assert found.code == 1, found.err
-    assert "error:" in found.err
-    assert "help:" in found.err
-    assert "Traceback" not in found.err
+    actual = stagec("measure", path, "-o", output)
+    assert actual.code == 1, actual.err
+    assert "error:" in actual.err
+    assert "help:" in actual.err
+    assert "Traceback" not in actual.err
     assert output.read_text() == "before"
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "table.csv"])
-    return found.err
+    return actual.err
 
 
 def events(*made: Any) -> bytes:
@@ -113,13 +113,13 @@ WRONG: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_no_trace_is_told(tmp_path: Path, case: str) -> None:
+def test_what_is_no_trace_is_reported(tmp_path: Path, case: str) -> None:
     data, message = WRONG[case]
     assert message in no_trace(data, tmp_path)
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_trace_that_was_cut_is_told(tmp_path: Path, packed: bool) -> None:
+def test_a_trace_that_was_cut_is_reported(tmp_path: Path, packed: bool) -> None:
     data = a_trace().text().encode()
     data = gzip.compress(data) if packed else data
     choose = random.Random(7)
@@ -127,7 +127,7 @@ def test_a_trace_that_was_cut_is_told(tmp_path: Path, packed: bool) -> None:
         no_trace(data[:length], tmp_path, "trace.json.gz" if packed else "trace.json")
 
 
-def test_missing_files_and_folders_are_told(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_reported(tmp_path: Path) -> None:
     assert "nowhere.json: No such file" in stagec("measure", tmp_path / "nowhere.json").err
     assert "Is a directory" in stagec("measure", tmp_path).err
     assert stagec("measure").code == 2
@@ -135,9 +135,9 @@ def test_missing_files_and_folders_are_told(tmp_path: Path) -> None:
 
 def test_json_in_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
     path = a_trace().write(tmp_path / "trace.json")
-    found = stagec("measure", path, "--json", "-o", tmp_path / "table.csv")
-    assert found.code == 1
-    assert "give -o NAME.json" in found.err
+    actual = stagec("measure", path, "--json", "-o", tmp_path / "table.csv")
+    assert actual.code == 1
+    assert "give -o NAME.json" in actual.err
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 64])

@@ -36,9 +36,9 @@ def torch() -> Any:
     ids=str,
 )
 def test_a_step_is_a_job_with_as_many_parameters(step: Step) -> None:
-    found = stagec("analyze", step.model, "--set", step.size_text, *step.flags.split(), "--json")
-    assert found.code == 0, found.err
-    assert json.loads(found.out)["parameters"] == parameters(step)
+    actual = stagec("analyze", step.model, "--set", step.size_text, *step.flags.split(), "--json")
+    assert actual.code == 0, actual.err
+    assert json.loads(actual.out)["parameters"] == parameters(step)
 
 
 def test_the_tool_writes_a_table_that_is_read(torch: Any, tmp_path: Path) -> None:
@@ -74,8 +74,8 @@ def test_eight_bit_products_give_nearly_the_same_gradients(torch: Any) -> None:
     exact = (x @ w.t(), dy.float() @ w, dy.float().t() @ x)
     x, w = (t.bfloat16().requires_grad_() for t in (x, w))
     y = product.apply(x, w)
-    found = (y, *torch.autograd.grad(y, (x, w), dy))
-    for one, other in zip(found, exact, strict=True):
+    actual = (y, *torch.autograd.grad(y, (x, w), dy))
+    for one, other in zip(actual, exact, strict=True):
         assert float((one.float() - other).norm() / other.norm()) < 0.1
     assert float(Trainer(step, "cpu").run()) == pytest.approx(
         float(Trainer(replace(step, fp8=False), "cpu").run()), rel=0.01

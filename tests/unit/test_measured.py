@@ -37,12 +37,12 @@ def test_what_is_written_is_read(tmp_path: Path, suffix: str) -> None:
     rows = some_rows()
     path = tmp_path / f"table.{suffix}"
     path.write_text(table_text(rows, as_json=suffix == "json"))
-    found = {
+    actual = {
         Key(t.kind, t.dtype, tuple(e), t.causal, t.op): s
         for t in read_measured(path)
         for e, s in zip(t.extents.tolist(), t.seconds.tolist(), strict=True)
     }
-    assert found == pytest.approx({key: seconds for key, seconds, _ in rows})
+    assert actual == pytest.approx({key: seconds for key, seconds, _ in rows})
 
 
 def test_the_order_of_rows_is_that_of_kinds_and_numbers() -> None:

@@ -86,12 +86,12 @@ def test_a_hole_in_the_grid_is_not_filled() -> None:
 def test_extents_that_grow_together_are_one_axis() -> None:
     """A table of prefills has as many keys as queries: a kernel with other keys is not in it."""
     rows = [(1, 8, 8, s, s, 64, 64) for s in (1024, 2048)]
-    found = Measured([table("attention", rows, [1e-3, 4e-3], causal=True)])
+    actual = Measured([table("attention", rows, [1e-3, 4e-3], causal=True)])
     kernels = [
         Kernel("attention", "bf16", (1, 8, 8, q, k, 64, 64), 0, 0, causal=True)
         for q, k in ((1448, 1448), (1448, 1500))
     ]
-    seconds, ways = found.seconds(kernels)
+    seconds, ways = actual.seconds(kernels)
     assert ways.tolist() == [INTERPOLATED, NOT_FOUND]
     assert seconds[0] == pytest.approx(2e-3, rel=1e-3)
 
@@ -107,9 +107,9 @@ def test_memory_is_looked_up_by_bytes_and_op_then_by_bytes() -> None:
 def test_consensus_is_the_median_of_all_times_of_a_kernel() -> None:
     tables = [table("matmul", GRID[:2], [t, 5.0]) for t in (1.0, 9.0, 2.0)]
     tables.append(table("matmul", [GRID[2], GRID[2]], [1.0, 4.0]))
-    (found,) = consensus(tables)
-    assert found.extents.tolist() == [list(extents) for extents in GRID[:3]]
-    assert found.seconds.tolist() == [2.0, 5.0, 2.5]
+    (actual,) = consensus(tables)
+    assert actual.extents.tolist() == [list(extents) for extents in GRID[:3]]
+    assert actual.seconds.tolist() == [2.0, 5.0, 2.5]
 
 
 CSV = """kind,dtype,extents,causal,op,microseconds
@@ -208,7 +208,7 @@ def test_a_mistake_in_json_has_its_entry(tmp_path: Path, text: str, message: str
         read_measured(path)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(HEAD + "gemm,,1,1\nmatmul,bf16,1x1x1x1,1\nmemory,,1x2,1\n")
     with pytest.raises(DiagnosticError) as caught:
@@ -219,7 +219,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_no_text_or_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_no_text_or_not_there_is_reported(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_bytes(HEAD.encode() + b"\xff\xfe\n")
     with pytest.raises(DiagnosticError, match="not UTF-8") as caught:
         read_measured(tmp_path / "b.csv")
@@ -291,10 +291,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_newest_tables_of_aiconfigurator_are_read(package: Path) -> None:
-    found = Measured(aiconfigurator.read_tables("h100-sxm", package))
+    actual = Measured(aiconfigurator.read_tables("h100-sxm", package))
     attention = Kernel("attention", "bf16", (1, 32, 32, 4096, 4096, 128, 128), 0, 0, causal=True)
     kernels = [product(1, 4096, 8192, 8192), product(1, 1, 8, 8, dtype="f8e4m3"), attention]
-    seconds, ways = found.seconds(kernels)
+    seconds, ways = actual.seconds(kernels)
     assert (seconds * 1e3).tolist() == pytest.approx([0.738, 0.476, 0.41])
     assert ways.tolist() == [MATCHED] * 3
 
@@ -304,7 +304,7 @@ def test_attention_with_windows_or_another_cache_or_of_triton_is_left_out(packag
     assert [len(t.seconds) for t in tables] == [1]
 
 
-def test_a_package_that_is_not_there_is_told(
+def test_a_package_that_is_not_there_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing(name: str) -> None:

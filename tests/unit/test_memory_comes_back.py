@@ -31,10 +31,10 @@ def test_what_a_compile_held_comes_back(name: str) -> None:
         before = _counted()
         job = _timed(name)
         module = weakref.ref(vars(job.compiled)["_module"])
-        held = _counted() - before
+        kept = _counted() - before
         del job
         assert module() is None
-        assert _counted() - before < held / 10
+        assert _counted() - before < kept / 10
     finally:
         gc.enable()
 

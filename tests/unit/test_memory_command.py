@@ -29,7 +29,7 @@ SMALL = ("llama3-8b", "--set", "L=4", "--tp", "2", "--pp", "2")
 OPTIONS: dict[str, Any] = {"sizes": {"L": 4}, "tp": 2, "pp": 2}
 
 
-def found(*more: str | Path) -> dict[str, Any]:
+def actual(*more: str | Path) -> dict[str, Any]:
     ran = stagec("memory", *SMALL, "--json", *more)
     assert ran.code == 0, ran.err
     result: dict[str, Any] = json.loads(ran.out)
@@ -42,16 +42,16 @@ def found(*more: str | Path) -> dict[str, Any]:
 def test_it_agrees_with_analyze(more: dict[str, Any]) -> None:
     """Two ways to the peak: what each buffer adds, and the expressions of the plan."""
     words = ("--dp", "2", "--zero", "1", "--ddp-copies", "--stage-receives", "ahead")
-    planned, counted = found(*words if more else ()), analyse("llama3-8b", **OPTIONS, **more)
+    planned, counted = actual(*words if more else ()), analyse("llama3-8b", **OPTIONS, **more)
     for entry, other in zip(planned["classes"], counted["classes"], strict=True):
         assert (entry["name"], entry["ranks"]) == (other["name"], other["count"])
         assert entry["peak"] == sum(entry["categories"].values()) == other["memory"]["peak"]
         for name in ("parameters", "gradients", "optimizer"):
             assert entry["categories"][name] == other["memory"][name]
-        sizes = [held["bytes"] for held in entry["largest"]]
+        sizes = [kept["bytes"] for kept in entry["largest"]]
         assert sizes == sorted(sizes, reverse=True)
         assert all(
-            re.fullmatch(r"(llama|blocks/\w+)\.stg:\d+", held["line"]) for held in entry["largest"]
+            re.fullmatch(r"(llama|blocks/\w+)\.stg:\d+", kept["line"]) for kept in entry["largest"]
         )
 
 
@@ -84,7 +84,7 @@ def test_without_sizes_there_is_no_worst_moment() -> None:
     assert [c["worst"] for c in shown] == [None, None]
     shown = json.loads(stagec("analyze", *SMALL, "--symbolic", "--json", "--set", "B=8").out)
     peaks = [c["worst"]["peak"] for c in shown["classes"]]
-    again = found("--set", "B=8")["classes"]
+    again = actual("--set", "B=8")["classes"]
     assert peaks == [c["peak"] for c in again]
 
 
@@ -92,7 +92,7 @@ def test_without_sizes_there_is_no_worst_moment() -> None:
 def test_analyze_names_the_same_worst_moment() -> None:
     ran = stagec("analyze", *SMALL, "--json")
     shown = json.loads(ran.out)["classes"]
-    for entry, other in zip(found()["classes"], shown, strict=True):
+    for entry, other in zip(actual()["classes"], shown, strict=True):
         assert {n: entry[n] for n in other["worst"]} == other["worst"]
         assert other["worst"]["peak"] == other["memory"]["peak"]
     assert re.search(
@@ -103,7 +103,7 @@ def test_analyze_names_the_same_worst_moment() -> None:
 def test_equal_buffers_of_layers_and_microbatches_are_one_line() -> None:
     """4 layers on 2 stages: 2 layers of 2 microbatches on the first one, of one on the last."""
     counts = [
-        {held["name"]: held["count"] for held in entry["largest"]} for entry in found()["classes"]
+        {kept["name"]: kept["count"] for kept in entry["largest"]} for entry in actual()["classes"]
     ]
     assert [c["layers/swiglu/gate_up"] for c in counts] == [4, 2]
 
@@ -207,7 +207,7 @@ def test_a_device_is_a_limit() -> None:
     assert (ran.code, "did you mean 'h100'? the devices are: a100-40g, " in ran.err) == (2, True)
 
 
-def test_an_open_size_is_told(tmp_path: Path) -> None:
+def test_an_open_size_is_reported(tmp_path: Path) -> None:
     text = tmp_path / "open.stg"
     text.write_text(
         "stg.module @m {\n  stg.symbols[B, D]\n  stg.func @f(%x: f32[B, D], %w: f32[D, D | param]) "
@@ -221,7 +221,7 @@ def test_an_open_size_is_told(tmp_path: Path) -> None:
 def test_the_snapshot_replays_to_the_peak(tmp_path: Path) -> None:
     """Every free is of what lives at that address; the most bytes are the peak."""
     file = tmp_path / "snapshot.pickle"
-    result = found("--snapshot", file, "--stage", "1")
+    result = actual("--snapshot", file, "--stage", "1")
     (trace,) = pickle.loads(file.read_bytes())["device_traces"]
     live: dict[int, int] = {}
     most = 0
@@ -250,7 +250,7 @@ def test_stashes_in_flight(name: str, microbatches: int) -> None:
     for stage, func, timeline in timelines(module):
         planner = MemoryTimeline.planner(module, func)
         most = max(
-            sum(n * copies(planner.held(s), module) for s, n in after.items())
+            sum(n * copies(planner.kept(s), module) for s, n in after.items())
             for turn in turns(timeline.order, planner.regions)
             for after in turn.after()
         )
@@ -258,6 +258,6 @@ def test_stashes_in_flight(name: str, microbatches: int) -> None:
         assert most == form.in_flight[stage] * mine, stage
 
 
-def copies(held: frozenset[Buffer], module: Module) -> int:
+def copies(kept: frozenset[Buffer], module: Module) -> int:
     """How many outputs of a layer's activation function are among these buffers."""
-    return sum(evaluate(b.copies, module.env) for b in held if b.value.is_called("m"))
+    return sum(evaluate(b.copies, module.env) for b in kept if b.value.is_called("m"))

@@ -43,11 +43,14 @@ def test_the_verdict_is_that_of_the_plan(tmp_path: Path, capacity: str) -> None:
     figure = f'capacity = {{ value = "{capacity}", source = "a" }}'
     file.write_text(f'base = "h100-sxm"\n[memory]\n{figure}\n')
     ran = stagec("time", *JOB, "--machine", file, "--json", "--no-levers")
-    found, here = json.loads(ran.out), machines()["h100-sxm"].changed({"memory.capacity": capacity})
+    actual, here = (
+        json.loads(ran.out),
+        machines()["h100-sxm"].changed({"memory.capacity": capacity}),
+    )
     fit = {"peak": peak(*JOB), "room": room(here, 2)}
     fit |= {"fits": fit["peak"] <= fit["room"], "by": fit["room"] - fit["peak"]}
     assert fit["fits"] is (capacity == "80 GiB")
-    assert found["fit"] == fit
+    assert actual["fit"] == fit
     report = time_step("llama3-8b", here, sizes={"L": 1, "B": 4}, tp=2, dp=2)
     assert report.fit is not None
     assert report.fit.as_json() == fit
@@ -85,9 +88,9 @@ def test_what_to_know_is_in_every_output(tmp_path: Path) -> None:
 def test_a_step_of_serving_on_a_machine() -> None:
     words = ("llama3-8b", "--serve", "decode", "--batch", "8", "--context", "1024", "--set", "L=1")
     on = ("--machine", MACHINE)
-    found = asked("analyze", *words, *on, "--json")
-    assert found["fit"]["peak"] == peak(*words)
-    (expected,) = found["cautions"]
+    actual = asked("analyze", *words, *on, "--json")
+    assert actual["fit"]["peak"] == peak(*words)
+    (expected,) = actual["cautions"]
     ran = stagec("compile", *words, *on, "--dry-run")
     assert "memory: peak " in ran.out
     assert expected in ran.err
@@ -105,9 +108,9 @@ def test_a_search_tells_what_to_know(tmp_path: Path) -> None:
     job = ("search", *words, *space, "--pp", "1", "--jobs", "1", "--no-cache")
     ran = stagec(*job, "--json", "--html", page)
     assert ran.code == 0, ran.err
-    found = json.loads(ran.out)
-    (expected,) = found["cautions"]
-    best = found["best"][0]
+    actual = json.loads(ran.out)
+    (expected,) = actual["cautions"]
+    best = actual["best"][0]
     assert best["cautions"] == [expected]
     assert best["fit"]["by"] == best["head_room"]
     assert expected.replace("'", "&#x27;") in page.read_text("utf-8")

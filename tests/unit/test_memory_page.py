@@ -27,20 +27,20 @@ def drawn(page: Path) -> dict[str, Any]:
     """What the page draws."""
     match = re.search(r'id="data">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
     assert match is not None
-    found: dict[str, Any] = json.loads(match[1])
-    return found
+    actual: dict[str, Any] = json.loads(match[1])
+    return actual
 
 
 def sums_of(entry: dict[str, Any]) -> list[int]:
     """All bytes of each column, as the page has them."""
-    found = [0] * len(entry["starts"])
+    actual = [0] * len(entry["starts"])
     for band in entry["bands"]:
         moves, counts = band["changes"][::2], band["changes"][1::2]
-        places = [*accumulate(moves), len(found)]
+        places = [*accumulate(moves), len(actual)]
         for (place, end), count in zip(pairwise(places), counts, strict=True):
             for i in range(place, end):
-                found[i] += count * band["each"]
-    return found
+                actual[i] += count * band["each"]
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -303,5 +303,5 @@ def test_memory_and_time_open_at_the_place_of_the_other(tmp_path: Path) -> None:
 def near(here: dict[str, str], place: str) -> bool:
     """Whether a page is where another one was, up to the op that runs then."""
     phase, share = place.split(":")
-    found, at = here["at"].split(":")
-    return here["class"] == "stage1" and found == phase and abs(float(at) - float(share)) < 0.05
+    actual, at = here["at"].split(":")
+    return here["class"] == "stage1" and actual == phase and abs(float(at) - float(share)) < 0.05

@@ -28,14 +28,14 @@ def placed(args: str, body: str, returned: str = "%y", mesh: str = "x = 2, y = 4
 
 def moved(module: Module) -> list[tuple[str, int]]:
     """Each collective, with the bytes that a rank sends on a ring."""
-    found: list[tuple[str, int]] = []
+    actual: list[tuple[str, int]] = []
     for op in module.main.body.walk():
         if isinstance(op.definition, Collective):
             n = prod(module.env[a] for a in op.names("over"))
             size = evaluate(op.definition.buffer(op), module.env)
             name = op.name.removeprefix("stg.")
-            found.append((name, int(Fraction(ring_rounds(name) * (n - 1), n) * size)))
-    return found
+            actual.append((name, int(Fraction(ring_rounds(name) * (n - 1), n) * size)))
+    return actual
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_statistics_are_reduced_and_no_row_is_gathered(
     body: str, returned: str, reductions: int
 ) -> None:
     args = "%a: bf16[64, 512@y], %b: bf16[64, 512@y], %w: bf16[512]"
-    found = moved(placed(args, f"    {body}", returned))
-    assert [name for name, _ in found] == ["all_reduce"] * reductions
-    assert sum(sent for _, sent in found) <= 4 * 64 * 4 * 3 // 2  # at most 4 numbers of a row
+    actual = moved(placed(args, f"    {body}", returned))
+    assert [name for name, _ in actual] == ["all_reduce"] * reductions
+    assert sum(sent for _, sent in actual) <= 4 * 64 * 4 * 3 // 2  # at most 4 numbers of a row
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_statistics_are_reduced_and_no_row_is_gathered(
     ],
 )
 def test_a_split_last_dimension_is_exchanged_to_join_or_cut_it(body: str, returned: str) -> None:
-    found = moved(placed("%a: f32[16, 32@x], %b: f32[16, 32@x]", f"    {body}", returned))
-    assert {name for name, _ in found} == {"all_to_all"}
-    assert {sent for _, sent in found} == {16 * 16 * 4 // 2}
+    actual = moved(placed("%a: f32[16, 32@x], %b: f32[16, 32@x]", f"    {body}", returned))
+    assert {name for name, _ in actual} == {"all_to_all"}
+    assert {sent for _, sent in actual} == {16 * 16 * 4 // 2}
 
 
 def test_gathered_logits_are_sent_in_the_type_of_the_product() -> None:

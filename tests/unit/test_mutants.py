@@ -33,7 +33,7 @@ def test_a_patch_that_does_not_fit_is_refused() -> None:
             mutant.apply(text)
 
 
-def test_mutants_are_told_apart_by_what_they_break() -> None:
+def test_mutants_are_distinguished_by_what_they_break() -> None:
     assert len({str(m) for m in MUTANTS}) == len(MUTANTS)
     assert len({(m.file, m.stands, m.instead) for m in MUTANTS}) == len(MUTANTS)
 
@@ -50,11 +50,11 @@ def test_every_pass_has_a_lit_folder_and_a_mutant() -> None:
 @pytest.mark.long
 def test_generated_mutants_are_other_programs() -> None:
     path = ROOT / "passes" / "lower" / "fuse_kernels.py"
-    found = list(mutants_of(path, "passes/fuse_kernels"))
-    assert len(found) > 30
-    assert {m.stands for m in found} == {path.read_text()}
+    actual = list(mutants_of(path, "passes/fuse_kernels"))
+    assert len(actual) > 30
+    assert {m.stands for m in actual} == {path.read_text()}
     kinds = {"->": 0, " and ": 0, " not in ": 0}
-    for mutant in found:
+    for mutant in actual:
         compile(mutant.instead, mutant.file, "exec")
         assert mutant.instead != mutant.stands
         kinds |= {kind: kinds[kind] + (kind in mutant.breaks) for kind in kinds}

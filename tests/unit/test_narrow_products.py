@@ -41,10 +41,10 @@ def seconds(dtype: str, rate: float) -> NDArray[np.float64]:
     machine = B200.model_copy(update={"efficiency": efficiency})
     _, m, n, k = ROWS.T
     element = {"f8e4m3": 1, "f4e2m1": 0.5625}[dtype]
-    found: NDArray[np.float64] = matmul_seconds(
+    actual: NDArray[np.float64] = matmul_seconds(
         machine, dtype, 1, m, n, k, element * k * (m + n) + 2 * m * n
     )
-    return found
+    return actual
 
 
 def fitted(tables: list[Table]) -> tuple[dict[str, float], dict[str, float]]:

@@ -325,8 +325,8 @@ PUBLISHED = {
 @pytest.mark.parametrize(("case", "measured"), PUBLISHED.items())
 def test_large_collectives_as_measured(case: tuple[str, str, int], measured: float) -> None:
     name, kind, n = case
-    found = seconds(machines()[name], kind, SIZE, *range(n))
-    assert found * 1e3 == pytest.approx(measured, rel=0.13)
+    actual = seconds(machines()[name], kind, SIZE, *range(n))
+    assert actual * 1e3 == pytest.approx(measured, rel=0.13)
 
 
 #: GB/s on the bus of an all_gather of 1 GiB in nodes of AWS: the medians of the runs of nanotron
@@ -336,8 +336,8 @@ EFA = {32: 226.1, 64: 176.8, 128: 124.3, 256: 75.3, 512: 44.5}
 
 @pytest.mark.parametrize("ranks", EFA)
 def test_messages_over_efa_as_measured(ranks: int) -> None:
-    found = seconds(machines()["h100-p5"], "all_gather", 1024 * MIB, *range(ranks))
-    bus = (ranks - 1) / ranks * 1024 * MIB / found / 1e9
+    actual = seconds(machines()["h100-p5"], "all_gather", 1024 * MIB, *range(ranks))
+    bus = (ranks - 1) / ranks * 1024 * MIB / actual / 1e9
     assert bus == pytest.approx(EFA[ranks], rel=0.08)
 
 
@@ -345,8 +345,8 @@ def test_small_collectives_as_measured() -> None:
     """256 B to 1 MiB on 8 H100, microseconds."""
     machine = machines()["h100-sxm"]
     for size, measured in {512: 10.1, 131072: 13.6, 2 * MIB: 22.2}.items():
-        found = seconds(machine, "all_gather", size, *range(8))
-        assert found * 1e6 == pytest.approx(measured, rel=0.15)
+        actual = seconds(machine, "all_gather", size, *range(8))
+        assert actual * 1e6 == pytest.approx(measured, rel=0.15)
 
 
 def test_a_large_job_has_its_spans_without_a_loop_over_ranks() -> None:

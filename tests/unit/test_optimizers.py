@@ -20,13 +20,13 @@ FREE = ("--stack", "huggingface")
 def memory(*flags: str) -> dict[str, Any]:
     """The class of the only rank."""
     said = json.loads(stagec("memory", "llama3-8b", *SIZES, *FREE, *flags, "--json").out)
-    found: dict[str, Any] = said["classes"][0]
-    return found
+    actual: dict[str, Any] = said["classes"][0]
+    return actual
 
 
 def optimizer(*flags: str) -> int:
-    found: int = memory(*flags)["moments"]["after_update"]["by"]["optimizer"]
-    return found
+    actual: int = memory(*flags)["moments"]["after_update"]["by"]["optimizer"]
+    return actual
 
 
 @pytest.mark.distinct
@@ -73,5 +73,5 @@ def test_newton_schulz_has_the_products_of_five_iterations() -> None:
     each += keys[1] * (4 * keys[0] ** 2 * n + 2 * keys[0] ** 3)
     each += wide[1] * (4 * n**2 * wide[0] + 2 * n**3)
     said = json.loads(stagec("analyze", "llama3-8b", *SIZES, "--optimizer", "muon", "--json").out)
-    found = said["classes"][0]["flops"]["optimizer"]
-    assert 0 <= found - 2 * 5 * each < 30 * PARAMETERS
+    actual = said["classes"][0]["flops"]["optimizer"]
+    assert 0 <= actual - 2 * 5 * each < 30 * PARAMETERS

@@ -43,8 +43,8 @@ def setuptools_config() -> dict[str, Any]:
 def layers() -> list[str]:
     """The layers of the package that import-linter checks, top first."""
     contracts = tools_config()["importlinter"]["contracts"]
-    (found,) = (c["layers"] for c in contracts if c.get("containers") == ["stagec"])
-    return list(found)
+    (actual,) = (c["layers"] for c in contracts if c.get("containers") == ["stagec"])
+    return list(actual)
 
 
 def contributing() -> str:

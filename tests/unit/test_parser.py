@@ -37,8 +37,8 @@ def test_texts_that_are_read_at_once_keep_their_places() -> None:
         return strategy(name)
 
     with ThreadPoolExecutor(len(names)) as pool:
-        found = list(pool.map(read, names, repeat(start)))
-    for name, op in zip(names, found, strict=True):
+        actual = list(pool.map(read, names, repeat(start)))
+    for name, op in zip(names, actual, strict=True):
         assert [place(o) for o in op.body.ops] == [
             FileLoc(name, i + 2, 1) for i in range(STATEMENTS)
         ]

@@ -31,8 +31,8 @@ CASES = (
 def analysed(name: str, *words: str) -> dict[str, Any]:
     ran = stagec("analyze", path(name), "--set", f"B={BATCH}", *words, "--json")
     assert ran.code == 0, ran.err
-    found: dict[str, Any] = json.loads(ran.out)
-    return found
+    actual: dict[str, Any] = json.loads(ran.out)
+    return actual
 
 
 def flags(name: str, part: str) -> list[str]:
@@ -71,12 +71,12 @@ def test_nothing_is_computed_twice(name: str, strategy: str) -> None:
     """Matrix products of all ranks, and parameters, are those of the step on one mesh with the
     strategy that both parts have here."""
     words = [w for flag in strategy.split(",") for w in f"--{flag}".split("=")]
-    whole, found = analysed(name, *words), analysed(name, *words, *flags(name, strategy))
+    whole, actual = analysed(name, *words), analysed(name, *words, *flags(name, strategy))
     for phase in ("forward", "backward"):
-        made = [_made(pod, phase) for pod in found["pods"].values()]
+        made = [_made(pod, phase) for pod in actual["pods"].values()]
         assert sum(made) == _made(whole, phase), phase
         assert all(made), phase
-    assert sum(p["parameters"] for p in found["pods"].values()) == whole["parameters"]
+    assert sum(p["parameters"] for p in actual["pods"].values()) == whole["parameters"]
 
 
 def _made(pod: dict[str, Any], phase: str) -> int:
@@ -87,9 +87,9 @@ def test_each_rank_gets_what_it_holds() -> None:
     """%e is [B, S, D] of 2 bytes: of main's four ranks each holds half of it, as dp splits it; of
     the encoder's four each gets back a quarter. The rest are the shares of the gradient norm, 4
     bytes for each of the eight pairs of ranks that meet, both ways."""
-    found = analysed("whisper", "--dp", "2", "--tp", "2", "--part", "encoder=e: dp=4")
+    actual = analysed("whisper", "--dp", "2", "--tp", "2", "--part", "encoder=e: dp=4")
     size = BATCH * 8 * 16 * 2
-    crossed = {(c["source"], c["to"]): c["bytes"] for c in found["crossings"]}
+    crossed = {(c["source"], c["to"]): c["bytes"] for c in actual["crossings"]}
     assert crossed == {
         ("encoder", "main"): 4 * size // 2 + 8 * 4,
         ("main", "encoder"): 4 * size // 4 + 8 * 4,
@@ -144,13 +144,13 @@ def test_what_parts_do_not_have_is_refused(words: tuple[str, ...], says: str) ->
 def test_expressions_are_those_of_the_numbers() -> None:
     """Of each pod they are what they are of one: with numbers they give the counts."""
     words = ("--dp", "2", "--tp", "2", "--part", "encoder=e: dp=4")
-    numbers, found = analysed("whisper", *words), analysed("whisper", *words, "--symbolic")
-    assert found["crossings"] == numbers["crossings"]
-    for pod, each in found["pods"].items():
+    numbers, actual = analysed("whisper", *words), analysed("whisper", *words, "--symbolic")
+    assert actual["crossings"] == numbers["crossings"]
+    for pod, each in actual["pods"].items():
         (mine,), (theirs,) = each["classes"], numbers["pods"][pod]["classes"]
         assert [row["dir"] for row in mine["p2p"]] == [row["dir"] for row in theirs["p2p"]]
         assert "B" in mine["flops"]["forward"]
-    sent = [row["bytes"] for row in found["pods"]["encoder"]["classes"][0]["p2p"]]
+    sent = [row["bytes"] for row in actual["pods"]["encoder"]["classes"][0]["p2p"]]
     assert "2*B*D*S/dp" in sent
     ran = stagec("analyze", path("whisper"), "--part", "encoder=e", "--symbolic")
     assert ran.code == 1
@@ -178,7 +178,7 @@ def test_pictures_show_all_parts(tmp_path: Path) -> None:
         assert f'"name":"{name}"' in page.read_text().replace(": ", ":")
     slices = read_perfetto(trace).slices
     assert {name for name, _ in slices} == {"rank 0 (main/stage0)", "rank 2 (encoder/stage0)"}
-    assert max(each.end for found in slices.values() for each in found) <= step // 1000
+    assert max(each.end for actual in slices.values() for each in actual) <= step // 1000
 
 
 def test_parts_do_not_vary() -> None:
@@ -195,14 +195,14 @@ def test_parts_do_not_vary() -> None:
 @LONG
 def test_memory_is_that_of_each_part() -> None:
     """The stash of an encoder that runs ahead is that of all microbatches."""
-    found: dict[int, dict[str, Any]] = {}
+    actual: dict[int, dict[str, Any]] = {}
     for count in (1, 2):
         words = ("--set", f"B={BATCH}", "--microbatches", str(count), "--part", "encoder=e: dp=2")
         ran = stagec("memory", path("whisper"), *words, "--json", "--limit", "1KiB")
         assert ran.code == 1
         assert "encoder/stage0: peak " in ran.err
-        found[count] = json.loads(ran.out)["pods"]
-    stash = {n: p["encoder"]["classes"][0]["categories"]["stash"] for n, p in found.items()}
+        actual[count] = json.loads(ran.out)["pods"]
+    stash = {n: p["encoder"]["classes"][0]["categories"]["stash"] for n, p in actual.items()}
     assert stash[1] == stash[2] > 0
 
 
@@ -234,11 +234,11 @@ def test_parts_of_servers_are_one_job(flags: list[str], tmp_path: Path) -> None:
     assert list(json.loads(ran.out)["pods"]) == pods
     ran = stagec("time", *words, "--machine", "h100-sxm", "--json", "--no-levers")
     assert ran.code == 0, ran.err
-    found = json.loads(ran.out)
-    first = found["pods"]["prefill"] if decodes else found
+    actual = json.loads(ran.out)
+    first = actual["pods"]["prefill"] if decodes else actual
     assert [c["name"] for c in first["classes"]] == [f"{pods[0]}/stage0", "encoder/stage0"]
-    late = found["handover"]["exposed_seconds"] if decodes else 0
-    assert found["serving"]["ttft_seconds"] == first["step_seconds"] + late
+    late = actual["handover"]["exposed_seconds"] if decodes else 0
+    assert actual["serving"]["ttft_seconds"] == first["step_seconds"] + late
 
 
 @pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=EXHAUSTIVE)])

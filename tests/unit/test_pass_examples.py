@@ -63,12 +63,12 @@ def with_examples() -> list[str]:
 @pytest.mark.parametrize("name", with_examples())
 def test_example(name: str, loaded: Loaded) -> None:
     pass_type = loaded.passes[name]
-    found = example(pass_type)
-    assert found is not None
-    head = declarations(found.before)
-    module = parse_module(source(head, found.before, pass_type.needs.label), loaded.registry)
-    PassManager(loaded.pipeline(found.pipeline)).run(module)
-    wanted = parse_module(source(head, found.after, module.phase), loaded.registry)
+    actual = example(pass_type)
+    assert actual is not None
+    head = declarations(actual.before)
+    module = parse_module(source(head, actual.before, pass_type.needs.label), loaded.registry)
+    PassManager(loaded.pipeline(actual.pipeline)).run(module)
+    wanted = parse_module(source(head, actual.after, module.phase), loaded.registry)
     given = [print_op(op) for op in wanted.root.body.ops]
     known = [print_op(op) for op in parse_module(source(head), loaded.registry).root.body.ops]
     shown = [print_op(op) for op in module.root.body.ops]

@@ -51,7 +51,7 @@ class Read:
 def read(path: Path) -> Read:
     """A file, by the public schema. Names are what was interned before they are used."""
     trace = public.Trace.FromString(path.read_bytes())
-    found, names = Read(), defaultdict[str, dict[int, str]](dict)
+    actual, names = Read(), defaultdict[str, dict[int, str]](dict)
     tracks: dict[int, tuple[str, str]] = {}
     open_slices: dict[tuple[str, str], Slice] = {}
     assert trace.packet[0].sequence_flags == public.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
@@ -66,18 +66,18 @@ def read(path: Path) -> Read:
             parent = tracks.get(track.parent_uuid, ("", ""))[0]
             tracks[track.uuid] = (track.process.process_name or parent, track.name)
             if track.HasField("counter"):
-                found.units[tracks[track.uuid][0]] = track.counter.unit
+                actual.units[tracks[track.uuid][0]] = track.counter.unit
         if packet.HasField("track_event"):
             assert packet.sequence_flags == public.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
-            _event(found, packet, names, tracks[packet.track_event.track_uuid], open_slices)
+            _event(actual, packet, names, tracks[packet.track_event.track_uuid], open_slices)
     assert not open_slices
-    return found
+    return actual
 
 
-def _event(found: Read, packet: Any, names: Any, where: tuple[str, str], open_slices: Any) -> None:
+def _event(actual: Read, packet: Any, names: Any, where: tuple[str, str], open_slices: Any) -> None:
     event, kinds = packet.track_event, public.TrackEvent
     if event.type == kinds.TYPE_COUNTER:
-        found.counters[where[0]].append((packet.timestamp, event.counter_value))
+        actual.counters[where[0]].append((packet.timestamp, event.counter_value))
     elif event.type == kinds.TYPE_SLICE_END:
         open_slices.pop(where).end = packet.timestamp
     else:
@@ -98,11 +98,11 @@ def _event(found: Read, packet: Any, names: Any, where: tuple[str, str], open_sl
         )
         assert where not in open_slices
         open_slices[where] = made
-        found.slices[where].append(made)
+        actual.slices[where].append(made)
         for flow in event.flow_ids:
-            found.flows[flow].append((where[0], made.name))
+            actual.flows[flow].append((where[0], made.name))
         for flow in event.terminating_flow_ids:
-            found.ends[flow].append((where[0], made.name))
+            actual.ends[flow].append((where[0], made.name))
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_slices_are_the_nodes(timed: Timed, trace: Read) -> None:
                 expected[stream_name(stream, timed.issued.mesh)].append(
                     (title_of(node.name), *ns, *what)
                 )
-        found = {
+        actual = {
             track: [
                 (
                     *(s.name, s.start, s.end, s.notes["op"], s.notes.get("bytes", 0)),
@@ -145,7 +145,7 @@ def test_slices_are_the_nodes(timed: Timed, trace: Read) -> None:
             for (name, track), slices in trace.slices.items()
             if name == process
         }
-        assert found == expected
+        assert actual == expected
 
 
 def test_slices_of_a_track_follow_each_other(trace: Read) -> None:
@@ -166,7 +166,7 @@ def test_messages_flow_to_where_they_are_received(trace: Read) -> None:
 
 
 def test_memory_is_a_counter_with_the_planned_peak(timed: Timed, trace: Read) -> None:
-    peaks = Counter({name: max(b for _, b in found) for name, found in trace.counters.items()})
+    peaks = Counter({name: max(b for _, b in actual) for name, actual in trace.counters.items()})
     plans = timed.plans
     assert plans is not None
     for each, ranks in zip(timed.issued.classes, timed.issued.members, strict=True):
@@ -184,10 +184,10 @@ def test_ranks_are_chosen(tmp_path: Path) -> None:
     """Flows are there where both ends are."""
     file = tmp_path / "step.pftrace"
     assert stagec(*COMMAND, "--perfetto", file, "--perfetto-ranks", "1,5-6").code == 0
-    found = read(file)
-    processes = {process for process, _ in found.slices}
+    actual = read(file)
+    processes = {process for process, _ in actual.slices}
     assert processes == {"rank 1 (stage0)", "rank 5 (stage1)", "rank 6 (stage1)"}
-    ends = {where for ((where, _),) in found.flows.values()}
+    ends = {where for ((where, _),) in actual.flows.values()}
     assert ends == {"rank 1 (stage0)", "rank 5 (stage1)"}
 
 

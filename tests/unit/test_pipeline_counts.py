@@ -25,8 +25,8 @@ def staged(model: str = LLAMA, **options: Any) -> dict[str, Any]:
 
 def rows(entry: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
     """The messages or collectives of a class with these values."""
-    found = [*entry["p2p"], *entry["collectives"]]
-    return [r for r in found if all(r.get(n) == v for n, v in wanted.items())]
+    actual = [*entry["p2p"], *entry["collectives"]]
+    return [r for r in actual if all(r.get(n) == v for n, v in wanted.items())]
 
 
 MESHES = [(2, 1, 1, False), (4, 2, 2, False), (4, 2, 2, True), (2, 1, 4, True), (8, 2, 1, False)]
@@ -39,11 +39,11 @@ def test_a_stage_sends_one_activation_per_microbatch_each_way(
     pp, dp, tp, sp = mesh
     m, batch = 2 * pp, 2 * pp * dp * 3
     sizes = {"B": batch}
-    found = staged(pp=pp, dp=dp, tp=tp, sp=sp, microbatches=m, recompute=recompute, sizes=sizes)
-    assert [c["name"] for c in found["classes"]] == [f"stage{s}" for s in range(pp)]
-    assert [c["coords"] for c in found["classes"]] == [{"pp": s} for s in range(pp)]
+    actual = staged(pp=pp, dp=dp, tp=tp, sp=sp, microbatches=m, recompute=recompute, sizes=sizes)
+    assert [c["name"] for c in actual["classes"]] == [f"stage{s}" for s in range(pp)]
+    assert [c["coords"] for c in actual["classes"]] == [{"pp": s} for s in range(pp)]
     size = batch // (m * dp) * SIZES["S"] * SIZES["D"] * WIDTH // (tp if sp else 1)
-    for stage, entry in enumerate(found["classes"]):
+    for stage, entry in enumerate(actual["classes"]):
         assert entry["count"] == dp * tp
         assert entry["example_rank"] == stage * dp * tp
         ends = {
@@ -79,12 +79,12 @@ def test_stages_add_up_to_the_model(model: str, pipeline: tuple[str, int, int, i
     schedule, pp, chunks, m = pipeline
     sizes = {"B": 16}
     whole = staged(model, microbatches=m, sizes=sizes)
-    found = staged(model, pp=pp, schedule=schedule, chunks=chunks, microbatches=m, sizes=sizes)
-    assert found["parameters"] == whole["parameters"]
+    actual = staged(model, pp=pp, schedule=schedule, chunks=chunks, microbatches=m, sizes=sizes)
+    assert actual["parameters"] == whole["parameters"]
     (alone,) = whole["classes"]
     for table in ("flops", "matmul_flops"):
         for phase, expected in alone[table].items():
-            total = sum(c[table][phase] for c in found["classes"])
+            total = sum(c[table][phase] for c in actual["classes"])
             if (table, phase) == ("flops", "optimizer"):  # each stage works out the clip factor
                 assert total >= expected
             elif model == GPT and (table, phase) == ("flops", "backward"):
@@ -93,18 +93,18 @@ def test_stages_add_up_to_the_model(model: str, pipeline: tuple[str, int, int, i
             else:
                 assert total == expected
     for category in ("parameters", "gradients", "optimizer") if model == LLAMA else ():
-        assert sum(c["memory"][category] for c in found["classes"]) == alone["memory"][category]
-    sends = sum(rows(c, dir="send")[0]["count"] for c in found["classes"] if rows(c, dir="send"))
+        assert sum(c["memory"][category] for c in actual["classes"]) == alone["memory"][category]
+    sends = sum(rows(c, dir="send")[0]["count"] for c in actual["classes"] if rows(c, dir="send"))
     assert sends > 0
 
 
 def test_two_copies_of_the_model_have_twice_its_parameters_and_its_work_once() -> None:
     sizes = {"B": 16}
     (alone,) = staged(microbatches=8, sizes=sizes)["classes"]
-    found = staged(pp=4, schedule="dualpipe", microbatches=8, sizes=sizes)["classes"]
-    assert sum(c["flops"]["forward"] for c in found) == alone["flops"]["forward"]
-    assert sum(c["memory"]["parameters"] for c in found) == 2 * alone["memory"]["parameters"]
-    for entry in found:  # gradients of both copies are added up between mirrored stages
+    actual = staged(pp=4, schedule="dualpipe", microbatches=8, sizes=sizes)["classes"]
+    assert sum(c["flops"]["forward"] for c in actual) == alone["flops"]["forward"]
+    assert sum(c["memory"]["parameters"] for c in actual) == 2 * alone["memory"]["parameters"]
+    for entry in actual:  # gradients of both copies are added up between mirrored stages
         (row,) = rows(entry, op="all_reduce", over=["pp:mirror"])
         assert row["group_size"] == 2
         assert row["bytes"] == entry["memory"]["gradients"]
@@ -121,9 +121,9 @@ def test_tied_embeddings_are_added_up_between_the_ends(schedule: str, chunks: in
         "chunks": chunks,
         "microbatches": 8,
     }
-    found = staged(GPT, **options, sizes={"B": 32})["classes"]
+    actual = staged(GPT, **options, sizes={"B": 32})["classes"]
     tied = SIZES["V"] * SIZES["D"] * 4  # fp32 gradients
-    for stage, entry in enumerate(found):
+    for stage, entry in enumerate(actual):
         got = rows(entry, op="all_reduce", over=["pp:mirror"])
         assert len(got) == (stage in (0, pp - 1))
         if got:
@@ -131,13 +131,13 @@ def test_tied_embeddings_are_added_up_between_the_ends(schedule: str, chunks: in
 
 
 def test_a_rank_that_holds_both_ends_adds_tied_embeddings_up_by_itself() -> None:
-    found = staged(GPT, pp=2, schedule="zbv", microbatches=4, sizes={"B": 8})["classes"]
-    assert not any(rows(entry, over=["pp:mirror"]) for entry in found)
+    actual = staged(GPT, pp=2, schedule="zbv", microbatches=4, sizes={"B": 8})["classes"]
+    assert not any(rows(entry, over=["pp:mirror"]) for entry in actual)
 
 
 def test_the_gradient_norm_is_one_scalar_over_all_stages() -> None:
-    found = staged(pp=4, dp=2, tp=2, zero=1, microbatches=8, sizes={"B": 32})["classes"]
-    for entry in found:
+    actual = staged(pp=4, dp=2, tp=2, zero=1, microbatches=8, sizes={"B": 32})["classes"]
+    for entry in actual:
         (row,) = rows(entry, op="all_reduce", over=["pp"])
         assert (row["count"], row["bytes"], row["phase"]) == (1, 4, "optimizer")
 
@@ -152,12 +152,12 @@ def test_stashes_in_flight_are_those_of_the_schedule(
     """In the middle of the pipeline all chunks keep the same, so bytes are stashes times that."""
     options: dict[str, Any] = {"schedule": schedule, "recompute": "full", "microbatches": m}
     sizes = {"B": m, "L": 32}
-    found = staged(pp=pp, chunks=chunks, **options, sizes=sizes)["classes"]
+    actual = staged(pp=pp, chunks=chunks, **options, sizes=sizes)["classes"]
     layers = sizes["L"] // (pp * chunks)
     one = layers * SIZES["S"] * SIZES["D"] * WIDTH
     actions = find_schedule(schedule).actions(pp, m, chunks)
     for stage in range(1, pp - 1):
-        assert found[stage]["memory"]["stash"] == stashes(actions[stage]) * one
+        assert actual[stage]["memory"]["stash"] == stashes(actions[stage]) * one
 
 
 BAD = [

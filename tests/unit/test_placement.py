@@ -19,9 +19,9 @@ MIB = 2**20
 
 def checked(asked: list[PlacementRequest], model: str) -> Arena:
     """Place, and check every buffer against all that live beside it."""
-    found, live = Arena(), dict[int, Placed]()
+    actual, live = Arena(), dict[int, Placed]()
     sizes = {r.number: r.size for r in asked if r.size}
-    for request, spot in placing(asked, MODELS[model](), found):
+    for request, spot in placing(asked, MODELS[model](), actual):
         if not request.size:
             assert live.pop(request.number) == spot
             continue
@@ -34,23 +34,23 @@ def checked(asked: list[PlacementRequest], model: str) -> Arena:
             )
         live[request.number] = spot
         assert (
-            spot.offset + spot.size <= found.reserved or model == "best-fit" or not found.reserved
+            spot.offset + spot.size <= actual.reserved or model == "best-fit" or not actual.reserved
         )
-    assert max((p.offset + p.size for p in found.places.values()), default=0) <= found.reserved
-    assert found.bound <= found.allocated <= found.reserved
-    return found
+    assert max((p.offset + p.size for p in actual.places.values()), default=0) <= actual.reserved
+    assert actual.bound <= actual.allocated <= actual.reserved
+    return actual
 
 
 def bound(asked: list[PlacementRequest]) -> int:
     """The most bytes asked for at once, counted here."""
-    sizes, held, most = dict[int, int](), 0, 0
+    sizes, kept, most = dict[int, int](), 0, 0
     for request in asked:
         if request.size:
             sizes[request.number] = request.size
-            held += request.size
+            kept += request.size
         else:
-            held -= sizes[request.number]
-        most = max(most, held)
+            kept -= sizes[request.number]
+        most = max(most, kept)
     return most
 
 
@@ -123,8 +123,8 @@ def test_a_placed_step_has_no_overlap() -> None:
 )
 def test_sizes_of_blocks_and_segments(size: int, given: int, reserved: int) -> None:
     """Those of PyTorch: a remainder of at most 1 MiB stays with a large block."""
-    found = place([PlacementRequest(0, size)], MODELS["caching"]())
-    assert (found.allocated, found.reserved) == (given, reserved)
+    actual = place([PlacementRequest(0, size)], MODELS["caching"]())
+    assert (actual.allocated, actual.reserved) == (given, reserved)
 
 
 def test_freed_blocks_are_joined_and_used_again() -> None:
@@ -134,5 +134,5 @@ def test_freed_blocks_are_joined_and_used_again() -> None:
         PlacementRequest(0, 0),
         PlacementRequest(1, 0),
     ]
-    found = place([*asked, PlacementRequest(2, 15 * MIB)], MODELS["caching"]())
-    assert found.reserved == 20 * MIB
+    actual = place([*asked, PlacementRequest(2, 15 * MIB)], MODELS["caching"]())
+    assert actual.reserved == 20 * MIB

@@ -41,15 +41,15 @@ def expected(*words: str | Path) -> Any:
 def test_a_row_is_the_memory_of_the_job(job: tuple[str, ...]) -> None:
     """Ranks of all pods, the peak of the fullest rank, and what each pod has."""
     (row,) = expected("memory", *job, "--sweep", "tp=2")
-    found = expected("memory", *job, "--tp", "2")["pods"]
-    classes = [c for plan in found.values() for c in plan["classes"]]
+    actual = expected("memory", *job, "--tp", "2")["pods"]
+    classes = [c for plan in actual.values() for c in plan["classes"]]
     assert row["ranks"] == sum(c["ranks"] for c in classes)
     fullest = max(classes, key=lambda c: c["peak"])
     assert row["peak_bytes"] == fullest["peak"]
     assert row["memory"] == fullest["categories"]
     assert row["pods"] == {
         pod: {"mesh": plan["mesh"], "peak_bytes": max(c["peak"] for c in plan["classes"])}
-        for pod, plan in found.items()
+        for pod, plan in actual.items()
     }
     counts = expected("analyze", *job, "--tp", "2")["pods"]
     assert row["flops"] == max(

@@ -60,12 +60,12 @@ def test_a_preset_that_serves(name: str) -> None:
     """Ranks and caches are those counted by hand. What ranks exchange in decode does not depend on
     what is cached: rows of caches stay where they are."""
     ranks, a_token = SERVED[name]
-    found = served(name)
-    assert found["ranks"] == ranks
-    assert found["serving"]["cache_bytes_per_token"] == a_token
+    actual = served(name)
+    assert actual["ranks"] == ranks
+    assert actual["serving"]["cache_bytes_per_token"] == a_token
     if name.endswith("decode"):
         longer = served(name, "--context", "1500")
-        for a, b in zip(found["classes"], longer["classes"], strict=True):
+        for a, b in zip(actual["classes"], longer["classes"], strict=True):
             assert a["collectives"] == b["collectives"]
 
 
@@ -122,11 +122,11 @@ MORE = ("deepseek-v3", "llama3-405b-131k")
 )
 def test_it_compiles_with_one_class_for_each_stage(name: str) -> None:
     ranks, _, stages = PUBLISHED[name]
-    found = analyse("", preset=name)
-    assert found["ranks"] == ranks
-    assert [c["name"] for c in found["classes"]] == [f"stage{s}" for s in range(stages)]
-    assert sum(c["count"] for c in found["classes"]) == ranks
-    for entry in found["classes"]:
+    actual = analyse("", preset=name)
+    assert actual["ranks"] == ranks
+    assert [c["name"] for c in actual["classes"]] == [f"stage{s}" for s in range(stages)]
+    assert sum(c["count"] for c in actual["classes"]) == ranks
+    for entry in actual["classes"]:
         received = sum(r["count"] for r in entry["p2p"] if r["dir"] == "recv")
         assert received == entry["nodes"]["recv"] > 0
 
@@ -156,9 +156,9 @@ def test_sizes_of_a_preset_can_be_changed() -> None:
         *("analyze", "--preset", "megatron-gpt-1t", "--dp", "2", "--pp", "8"),
         *("--set", "B=1024,L=16", "--json"),
     )
-    found = json.loads(changed.out)
-    assert found["ranks"] == 8 * 2 * 8
-    assert len(found["classes"]) == 8
+    actual = json.loads(changed.out)
+    assert actual["ranks"] == 8 * 2 * 8
+    assert len(actual["classes"]) == 8
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_sizes_of_a_preset_can_be_changed() -> None:
         (["llama3-8b", "mine.stg", "--preset", "deepseek-v3"], "both give the strategy"),
     ],
 )
-def test_what_does_not_go_is_told(argv: list[str], message: str) -> None:
+def test_what_does_not_go_is_reported(argv: list[str], message: str) -> None:
     made = stagec("analyze", *argv)
     assert made.code == 1
     assert message in made.err

@@ -103,10 +103,10 @@ def test_a_reversed_repeat_takes_each_slice_of_a_stack() -> None:
         + "et.yield(%b)\n} : node\net.return(%g)"
     )
     program = only_program(lowered(body))
-    found = deps(program)
-    assert found["L2/b"] == ["L2/o", "L2/a"]
-    assert found["L1/b"] == ["L2/b", "L1/a"]
-    assert found["L0/b"] == ["L1/b", "L0/a"]
+    actual = deps(program)
+    assert actual["L2/b"] == ["L2/o", "L2/a"]
+    assert actual["L1/b"] == ["L2/b", "L1/a"]
+    assert actual["L0/b"] == ["L1/b", "L0/a"]
     order = [n for n in named(program) if n.endswith("/b")]
     assert order == ["L2/b", "L1/b", "L0/b"]
 
@@ -141,10 +141,10 @@ def test_an_accumulation_runs_once_for_each_microbatch() -> None:
         + "et.return(%z)"
     )
     program = only_program(lowered(body))
-    found = deps(program)
+    actual = deps(program)
     for i in range(3):
-        assert found[f"mb{i}/a"] == ["w"]
-        assert found[f"mb{i}/r"] == [f"mb{i}/a"]
+        assert actual[f"mb{i}/a"] == ["w"]
+        assert actual[f"mb{i}/r"] == [f"mb{i}/a"]
     before: set[Node] = set()
     waiting = list(named(program)["z"].deps)
     while waiting:
@@ -243,7 +243,7 @@ def reachable(node: Node) -> set[str]:
     return {n.name.removeprefix("forward/") for n in seen}
 
 
-def test_what_cannot_be_unrolled_is_told() -> None:
+def test_what_cannot_be_unrolled_is_reported() -> None:
     with pytest.raises(DiagnosticError, match="no value for N"):
         only_program(lowered(REPEAT + "et.return(%y)", symbols="N"))
     with pytest.raises(DiagnosticError, match="no nodes"):

@@ -81,18 +81,18 @@ def test_table(args: str, body: str, expected: str) -> None:
 def test_placements_flow_backward_into_what_is_not_pinned() -> None:
     body = "%b = stg.gelu(%a)\n    %c = stg.silu(%b)\n"
     body += "    %y = stg.sharding_constraint(%c) : f32[A@x, B@y]"
-    found = types_of(compiled(function("%a: f32[A, B | rep]", body), PROPAGATE))
-    assert found["y"] == "f32[A@x, B@y]"
-    assert found["b"] == found["c"] == "f32[A@x, B@y]"
-    assert found["a"] == "f32[A, B | rep]"
+    actual = types_of(compiled(function("%a: f32[A, B | rep]", body), PROPAGATE))
+    assert actual["y"] == "f32[A@x, B@y]"
+    assert actual["b"] == actual["c"] == "f32[A@x, B@y]"
+    assert actual["a"] == "f32[A, B | rep]"
 
 
 def test_a_pin_wins_over_what_flows() -> None:
     body = "%b = stg.gelu(%a)\n    %p = stg.sharding_constraint(%b) : f32[A, B@y]\n"
     body += "    %y = stg.gelu(%p)"
-    found = types_of(compiled(function("%a: f32[A@x, B]", body), PROPAGATE))
-    assert found["p"] == "f32[A, B@y]"
-    assert found["y"] == "f32[A, B@y]"
+    actual = types_of(compiled(function("%a: f32[A@x, B]", body), PROPAGATE))
+    assert actual["p"] == "f32[A, B@y]"
+    assert actual["y"] == "f32[A, B@y]"
 
 
 def test_a_carried_value_has_one_placement() -> None:
@@ -101,9 +101,9 @@ def test_a_carried_value_has_one_placement() -> None:
         "      %o = stg.mul(%h, %s)\n      stg.yield(%o)\n    }"
     )
     text = function("%a: f32[A@x, B], %w: f32[C, A, B@y]", body)
-    found = types_of(compiled(text, PROPAGATE))
-    assert found["h"] == found["y"] == found["o"] == "f32[A@x, B@y]", "moved in every iteration"
-    assert found["s"] == "f32[A, B@y]"
+    actual = types_of(compiled(text, PROPAGATE))
+    assert actual["h"] == actual["y"] == actual["o"] == "f32[A@x, B@y]", "moved in every iteration"
+    assert actual["s"] == "f32[A, B@y]"
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ class Drawn:
 @st.composite
 def splits(draw: st.DrawFn, rank: int) -> list[str]:
     """The `@...` of each dimension; no axis twice."""
-    found: list[list[str]] = [[] for _ in range(rank)]
+    actual: list[list[str]] = [[] for _ in range(rank)]
     for axis in draw(st.permutations(AXES)):
         where = draw(st.integers(-1, rank - 1))
         if where >= 0:
-            found[where].append(axis)
+            actual[where].append(axis)
     priority = draw(st.sampled_from(["", "", "!1", "!2"]))
     return [
         f"@({', '.join(a + priority for a in axes)})"
@@ -152,7 +152,7 @@ def splits(draw: st.DrawFn, rank: int) -> list[str]:
         else f"@{axes[0]}{priority}"
         if axes
         else ""
-        for axes in found
+        for axes in actual
     ]
 
 

@@ -93,9 +93,9 @@ def test_an_analysis_in_symbols_and_one_of_a_machine() -> None:
     assert plain(made(tp=2).analyze(symbolic=True)) == printed(
         "analyze", *WORDS, "--tp", "2", "--symbolic"
     )
-    found = made(**DECODE).analyze(machine=MACHINE, limit="h100")
+    actual = made(**DECODE).analyze(machine=MACHINE, limit="h100")
     words = (*DECODE_WORDS, "--machine", MACHINE, "--limit", "h100")
-    assert plain(found) == printed("analyze", *words_of(tuple(words)))
+    assert plain(actual) == printed("analyze", *words_of(tuple(words)))
 
 
 @pytest.mark.parametrize(
@@ -113,30 +113,30 @@ def test_an_analysis_in_symbols_and_one_of_a_machine() -> None:
     ],
 )
 def test_time(flags: dict[str, Any], words: tuple[str, ...]) -> None:
-    found = made(**flags).time(MACHINE)
+    actual = made(**flags).time(MACHINE)
     expected = printed("time", *words_of(words), "--machine", MACHINE, "--no-levers")
-    assert plain(found) == expected
+    assert plain(actual) == expected
 
 
 def test_serve() -> None:
-    found = made(tp=2, prompt=64).serve(MACHINE, output_tokens=16, batches=[4, 1], tpot=0.01)
+    actual = made(tp=2, prompt=64).serve(MACHINE, output_tokens=16, batches=[4, 1], tpot=0.01)
     words = ("--tp", "2", "--prompt", "64", "--output-tokens", "16", "--batches", "1,4")
     limits = ("--machine", MACHINE, "--tpot", "10ms")
-    assert plain(found) == printed("serve", *words_of(words), *limits)
-    assert found.best is not None
-    assert [row["batch"] for row in found.rows()] == [1, 4]
+    assert plain(actual) == printed("serve", *words_of(words), *limits)
+    assert actual.best is not None
+    assert [row["batch"] for row in actual.rows()] == [1, 4]
 
 
 def test_sweep() -> None:
     over = {"tp": [1, 2], "S": "128..256", "machine.memory.bandwidth": ["x1", "x2"]}
-    found = stagec.sweep("llama3-8b", over, sizes=SIZES, dp=2, machine=MACHINE, jobs=1)
+    actual = stagec.sweep("llama3-8b", over, sizes=SIZES, dp=2, machine=MACHINE, jobs=1)
     words = "--dp 2 --sweep tp=1,2 --sweep S=128..256 --sweep machine.memory.bandwidth=x1,x2"
-    assert plain(found) == printed("time", *WORDS, *shlex.split(words), "--machine", MACHINE)
-    assert len(found.rows()) == 8
-    for row in found.rows():
+    assert plain(actual) == printed("time", *WORDS, *shlex.split(words), "--machine", MACHINE)
+    assert len(actual.rows()) == 8
+    for row in actual.rows():
         parts = row["time"]["breakdown"]
         assert sum(parts.values()) == pytest.approx(row["time"]["step_seconds"])
-    header, *lines = found.as_csv().splitlines()
+    header, *lines = actual.as_csv().splitlines()
     assert len(lines) == 8
     assert {"launch_gaps_seconds", "step_seconds"} <= set(header.split(","))
 
@@ -159,14 +159,14 @@ def test_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "cache": False,
         "levers": False,
     }
-    found = searched("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
+    actual = searched("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
     words = "--ranks 4 --pp 1 --cp 1 --zero 0,1 --tp 1..2 --jobs 1 --no-cache --no-levers"
     expected = printed("search", *WORDS, *shlex.split(words), "--machine", MACHINE)
-    best = plain(found)["best"]
+    best = plain(actual)["best"]
     assert best == expected["best"]
-    assert found.best[0].step_seconds == best[0]["step_seconds"]
-    assert found.best[0].command.startswith("stagec compile llama3-8b")
-    assert found.proven
+    assert actual.best[0].step_seconds == best[0]["step_seconds"]
+    assert actual.best[0].command.startswith("stagec compile llama3-8b")
+    assert actual.proven
 
 
 class _Size(Report):
@@ -232,11 +232,11 @@ def test_search_of_several_pods() -> None:
     how: dict[str, Any] = {"ranks": 2, "tp": "1..2", "pp": 1, "jobs": 1, "cache": False}
     how["levers"] = False
     drafts: dict[str, Any] = {**DECODE, "speculative": 2, "draft": "llama3-8b[L=1,V=1024]: tp=1"}
-    found = searched("llama3-8b", machine=MACHINE, sizes=SERVED, **how, **drafts)
+    actual = searched("llama3-8b", machine=MACHINE, sizes=SERVED, **how, **drafts)
     words = "--ranks 2 --tp 1..2 --pp 1 --jobs 1 --no-cache --no-levers --speculative 2"
     pods = ("--draft", "llama3-8b[L=1,V=1024]: tp=1", "--machine", MACHINE)
     expected = printed("search", *words_of((*DECODE_WORDS, *shlex.split(words), *pods)))
-    assert plain(found)["best"] == expected["best"]
+    assert plain(actual)["best"] == expected["best"]
     trained: dict[str, Any] = {
         "sizes": {"B": 8, "L": 1, "L_dec": 1},
         "zero": 0,
@@ -244,7 +244,7 @@ def test_search_of_several_pods() -> None:
         "recompute": "none",
     }
     how |= {**trained, "microbatch_size": 4, "part": ["encoder=e: dp=2"]}
-    found = searched("whisper-large-v3", machine=MACHINE, **how)
+    actual = searched("whisper-large-v3", machine=MACHINE, **how)
     words = (
         "--ranks 2 --tp 1..2 --pp 1 --zero 0 --cp 1 --recompute none --microbatch-size 4 "
         "--jobs 1 --no-cache --no-levers"
@@ -252,8 +252,8 @@ def test_search_of_several_pods() -> None:
     how_words = ("--part", "encoder=e: dp=2", "--machine", MACHINE)
     sizes = ("whisper-large-v3", "--set", "B=8,L=1,L_dec=1")
     expected = printed("search", *sizes, *shlex.split(words), *how_words)
-    assert plain(found)["best"] == expected["best"]
-    assert "--part 'encoder=e: dp=2'" in found.best[0].command
+    assert plain(actual)["best"] == expected["best"]
+    assert "--part 'encoder=e: dp=2'" in actual.best[0].command
 
 
 def test_compile_and_check(tmp_path: Path) -> None:
@@ -358,9 +358,9 @@ def test_pages_of_many_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     points = re.findall(r"<title>(.*?)</title>", swept.plot(), re.DOTALL)
     assert all(point in swept.page() for point in points)
     how: dict[str, Any] = {"ranks": 2, "pp": 1, "cp": 1, "zero": 1, "jobs": 1, "cache": False}
-    found = searched("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
+    actual = searched("llama3-8b", machine=MACHINE, sizes=SIZES, **how)
     words = "search", *WORDS, *shlex.split("--ranks 2 --pp 1 --cp 1 --zero 1 --jobs 1 --no-cache")
-    assert found.page() == drawn(tmp_path, *words, "--machine", MACHINE)
+    assert actual.page() == drawn(tmp_path, *words, "--machine", MACHINE)
 
 
 def test_sweeps_without_a_job_have_a_page_with_the_reasons(tmp_path: Path) -> None:
@@ -524,8 +524,8 @@ def test_two_threads_do_not_mix() -> None:
 
     degrees = [3, 5, 7, 6] * 2
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(of, degrees))
-    assert found == [of(tp) for tp in degrees]
+        actual = list(pool.map(of, degrees))
+    assert actual == [of(tp) for tp in degrees]
 
 
 def test_importing_it_imports_next_to_nothing() -> None:

@@ -26,9 +26,9 @@ def test_the_page_shows_what_python_prints(tmp_path: Path, monkeypatch: pytest.M
     )
     test = doctest.DocTestParser().get_doctest(text, {}, PAGE.name, str(PAGE), 0)
     assert len(test.examples) > 15
-    found: list[str] = []
-    failed, _ = doctest.DocTestRunner(verbose=False).run(test, out=found.append)
-    assert not failed, "".join(found)
+    actual: list[str] = []
+    failed, _ = doctest.DocTestRunner(verbose=False).run(test, out=actual.append)
+    assert not failed, "".join(actual)
 
 
 @LONG

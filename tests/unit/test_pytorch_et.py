@@ -123,11 +123,11 @@ def compiled(tmp_path: Path, words: Sequence[str], *more: str) -> Path:
 @WRITTEN
 def test_calls_and_bytes_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
     job = tried_job.words
-    found = classes(job)
-    world = sum(each["count"] for each in found)
+    actual = classes(job)
+    world = sum(each["count"] for each in actual)
     folder = compiled(tmp_path, job)
     traces = {rank: read(folder / f"rank-{rank}.json", rank, world) for rank in range(world)}
-    for each in found:
+    for each in actual:
         traffic: dict[tuple[str, str], Counter[str]] = {}
         calls = traces[each["example_rank"]].calls
         for call in calls:
@@ -173,15 +173,15 @@ def test_waits_stand_where_a_result_is_needed(
     at once, buckets of gradients are reduced and messages sent beside what follows."""
     folder = compiled(tmp_path, tiny("llama3-8b", *words))
     nodes = json.loads((folder / "rank-0.json").read_text())["nodes"]
-    under_way, found = 0, list[int]()
+    under_way, actual = 0, list[int]()
     for node in nodes:
         if node["name"] == "record_param_comms":
             is_wait = any(a["value"] == "wait" for a in node["attrs"])
-            found += [under_way] if is_wait else []
+            actual += [under_way] if is_wait else []
             under_way += -1 if is_wait else 1
     assert under_way == 0
-    assert max(found) >= most
-    assert most > 1 or {*found} == {1}
+    assert max(actual) >= most
+    assert most > 1 or {*actual} == {1}
 
 
 def test_an_archive_and_some_ranks(tmp_path: Path) -> None:

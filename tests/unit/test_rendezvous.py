@@ -65,7 +65,7 @@ def test_small_messages_do_not_wait() -> None:
     check_step(steps[2])
 
 
-def test_the_simulator_is_told(tmp_path: Path) -> None:
+def test_the_simulator_is_reported(tmp_path: Path) -> None:
     machine = Path(__file__).parents[2] / "docs/examples/astra-sim-rendezvous.toml"
     words = ("compile", "llama3-8b", "--set", "L=2,S=64", "--tp", "2", "--format", "astra-sim")
     done = stagec(*words, "--machine", str(machine), "-o", tmp_path, "--quiet")

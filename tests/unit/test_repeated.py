@@ -50,7 +50,7 @@ def test_the_share_is_what_ranks_have_beside_their_parts(wan: str, tmp_path: Pat
     repeated = Fraction(4 * mine - whole, 3)
     builder = JobBuilder(JobOptions(wan, strategy=str(strategy), sizes=SIZES))
     builder.lower()
-    shares = {each.axis: each.share for each in builder.repeated.found}
+    shares = {each.axis: each.share for each in builder.repeated.entries}
     assert shares["cp"] == repeated / mine
     assert builder.repeated.shares["cp"] == round(float(shares["cp"]), 6)
     (remark,) = builder.repeated.remarks()

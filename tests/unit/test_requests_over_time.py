@@ -72,11 +72,11 @@ class Linear:
 def requests_of(
     gaps: Sequence[int], prompts: Sequence[int], outputs: Sequence[int]
 ) -> list[Request]:
-    at, found = 0, list[Request]()
+    at, actual = 0, list[Request]()
     for gap, prompt, output in zip(gaps, prompts, outputs, strict=True):
         at += gap
-        found.append(Request(at, prompt, output))
-    return found
+        actual.append(Request(at, prompt, output))
+    return actual
 
 
 @st.composite
@@ -118,11 +118,11 @@ def test_every_event_is_that_of_the_engine_that_steps(
     engine = Engine(requests, FirstComeFirstServed(), limits, costs.of)
     steps = sum(s.count for s in engine.stretches(1 << 20))
     run = served(requests, limits, costs)
-    found = sorted((j.number, j.first, j.last, j.preempted) for j in run.done)
+    actual = sorted((j.number, j.first, j.last, j.preempted) for j in run.done)
     expected = sorted(
         (s.number, s.first * NANOSECOND, s.last * NANOSECOND, s.preempted) for s in engine.served
     )
-    assert found == expected
+    assert actual == expected
     assert sum(r.tally.steps for r in run.replicas) == steps
 
 
@@ -220,10 +220,10 @@ def test_an_open_loop_with_the_arrivals_of_a_closed_one_is_the_same(
     jobs = sorted(closed.done, key=lambda j: j.number)
     arrivals = [replace(j.request, arrival=j.arrival // NANOSECOND) for j in jobs]
     opened = served(arrivals, limits)
-    found, expected = (
+    actual, expected = (
         sorted((j.number, j.arrival, j.first, j.last) for j in run.done) for run in (opened, closed)
     )
-    assert found == expected
+    assert actual == expected
 
 
 def mean_latency(run: Simulation) -> float:
@@ -248,10 +248,10 @@ def test_more_load_waits_longer_and_more_replicas_shorter() -> None:
 def test_bursts_wait_longer() -> None:
     limits, lengths = ServerLimits(256, 16, 800, 16), "prompt=100,output=30"
     shapes = (4.0, 1.0, 0.25)
-    found = [
+    actual = [
         mean_latency(served(renewal(3e4, s, 2000, lengths, 1, None, 1), limits)) for s in shapes
     ]
-    assert found == sorted(found)
+    assert actual == sorted(actual)
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:

@@ -97,9 +97,9 @@ def test_the_steps_lead_to_the_target(have: Placement, want: Placement) -> None:
     assert set(value.tensor.partial_axes) == set(want.partial)
     env: dict[str, int] = dict.fromkeys(AXES, 2)
     whole = np.arange(SIZE**RANK, dtype=float).reshape([SIZE] * RANK)
-    (found,) = Interpreter(module, env).run(module.main, {"a": whole})
+    (actual,) = Interpreter(module, env).run(module.main, {"a": whole})
     parts = 2 ** len(have.partial)  # every part of the sum holds the whole
-    np.testing.assert_array_equal(found, whole * parts)
+    np.testing.assert_array_equal(actual, whole * parts)
 
 
 @examples(100)
@@ -204,12 +204,12 @@ def test_no_split_is_passed_through_that_does_not_surely_divide() -> None:
 
 
 def all_placements(axes: Axes, rank: int) -> list[Placement]:
-    found: set[Placement] = set()
+    actual: set[Placement] = set()
     for where in product(range(-2, rank), repeat=len(axes)):
         partial = tuple(a for a, w in zip(axes, where, strict=True) if w == -1)
         members = [[a for a, w in zip(axes, where, strict=True) if w == d] for d in range(rank)]
-        found |= {Placement(s, partial) for s in product(*map(permutations, members))}
-    return sorted(found, key=str)
+        actual |= {Placement(s, partial) for s in product(*map(permutations, members))}
+    return sorted(actual, key=str)
 
 
 def sent(name: str, over: Axes, splits: tuple[Axes, ...], sizes: Mapping[str, int]) -> Fraction:
@@ -264,9 +264,9 @@ def shortest(places: list[Placement], sizes: Mapping[str, int]) -> list[list[tup
     for i, have in enumerate(places):
         length[i, i] = 0
         for j, want in enumerate(places):
-            if (found := collective(have, want)) is not None:
-                share = sent(*found, have.splits, sizes) * scale
-                length[i, j] = int(share) * 64 + (found[0] != "all_slice")
+            if (actual := collective(have, want)) is not None:
+                share = sent(*actual, have.splits, sizes) * scale
+                length[i, j] = int(share) * 64 + (actual[0] != "all_slice")
     for k in range(len(places)):
         length = np.minimum(length, length[:, k, None] + length[None, k, :])
     return [[(Fraction(int(n) // 64, scale), int(n) % 64) for n in row] for row in length]

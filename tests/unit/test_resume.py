@@ -117,18 +117,18 @@ class Runs:
     def run(self, files: int | None = None, seconds: float = 0) -> int:
         """How a run ended; if `files` are given it was killed when there were more of them than
         at its start, or all were there, and these seconds had passed."""
-        before = self.found()
+        before = self.files()
         child = int(self._ask())
         if files is not None:
             for _ in range(100_000):  # not for ever, should the run fail
-                if self._out.exists() or self.found() >= before + files:
+                if self._out.exists() or self.files() >= before + files:
                     break
                 time.sleep(0.0002)
             time.sleep(seconds)
             os.kill(child, signal.SIGKILL)
         return int(self._ask())
 
-    def found(self) -> int:
+    def files(self) -> int:
         """How many files a run that has not ended has written so far."""
         try:
             return len(list(self._partial.iterdir()))
@@ -156,7 +156,7 @@ def test_killed_at_any_moment_a_run_is_completed_to_the_same_bytes(tmp_path: Pat
         ended = runs.run(chance.randrange(len(expected)), chance.uniform(0, 0.002))
         assert ended in (0, -signal.SIGKILL)
         killed += ended != 0
-        seen += 0 < runs.found() < len(expected)
+        seen += 0 < runs.files() < len(expected)
         if ended == 0 or killed % 7 == 0:
             assert runs.run() == 0
             assert content(out) == expected

@@ -81,10 +81,10 @@ def test_tensor_parallel_ranks_send_their_heads() -> None:
 
 
 def test_recomputed_attention_goes_round_again() -> None:
-    found = messages(one_class(cp=CP, recompute="full-replay"), "send")
-    assert found == {**transfers(), ("recompute", "bf16"): transfers()["forward", "bf16"]}
-    found = messages(one_class(cp=CP, microbatches=2), "send")
-    assert found == {k: (2 * count, size) for k, (count, size) in transfers().items()}
+    actual = messages(one_class(cp=CP, recompute="full-replay"), "send")
+    assert actual == {**transfers(), ("recompute", "bf16"): transfers()["forward", "bf16"]}
+    actual = messages(one_class(cp=CP, microbatches=2), "send")
+    assert actual == {k: (2 * count, size) for k, (count, size) in transfers().items()}
 
 
 MERGES = 3 * (CP - 1) * L * LOCAL * H * K  # two products and a sum an element
@@ -218,18 +218,18 @@ def test_kernels_leave_out_what_the_mask_hides(mode: str, ranks: int, phase: str
     text = attention_text(phase, mode, ranks, sequence)
     module = compiled(text, "insert-collectives,plan-memory,lower-to-trace")
     classes = analysis(module, "m")["classes"]
-    found = sum(c["count"] * c["matmul_flops"]["forward"] for c in classes)
-    assert found == (4 if phase == "forward" else 10) * 2 * 4 * 3 * scores
+    actual = sum(c["count"] * c["matmul_flops"]["forward"] for c in classes)
+    assert actual == (4 if phase == "forward" else 10) * 2 * 4 * 3 * scores
 
 
 def test_recomputed_attention_leaves_out_the_same() -> None:
     """A block that is replayed computes what forward did, but embedding and head."""
-    found = {
+    actual = {
         mode: one_class(cp=CP, cp_mode=mode, recompute="full-replay")["matmul_flops"]["recompute"]
         for mode in ("ring", "all-gather", "ulysses")
     }
     skipped = attention("forward") * (CP - 1) // 2
-    assert found["ring"] == found["all-gather"] == found["ulysses"] - skipped
+    assert actual["ring"] == actual["all-gather"] == actual["ulysses"] - skipped
 
 
 def transient(body: str) -> Expr:

@@ -45,15 +45,15 @@ def test_reached_is_the_mean_over_all_ways_to_draw(parts: int, each: int, draws:
     if each > parts:
         return
     whole = 1_000_003
-    found = call("reached", [const(n) for n in (whole, parts, each, draws)])
-    assert evaluate(found, {}) == nearest(whole * mean_reached(parts, each, draws) / parts)
+    actual = call("reached", [const(n) for n in (whole, parts, each, draws)])
+    assert evaluate(actual, {}) == nearest(whole * mean_reached(parts, each, draws) / parts)
 
 
 def test_reached_is_whole_where_nothing_is_left() -> None:
     """To the byte, for as many draws as a training step has, and for numbers beyond floats."""
     for whole, parts, draws in ((2**62, 256, 2**22), (2**62 + 1, 2**40, 2**62), (7, 8, 0)):
-        found = evaluate(call("reached", [const(n) for n in (whole, parts, 8, draws)]), {})
-        assert found == (whole if draws else 0)
+        actual = evaluate(call("reached", [const(n) for n in (whole, parts, 8, draws)]), {})
+        assert actual == (whole if draws else 0)
 
 
 @crossed(batch=[1, 8, 64, 4096], strategy=[(1, 1, 1), (4, 4, 1), (4, 2, 2)])

@@ -105,7 +105,7 @@ def test_factor_sizes_are_solved_from_products() -> None:
     assert local["r"] == "H/G"
 
 
-def test_sizes_that_disagree_are_told_with_both_places() -> None:
+def test_sizes_that_disagree_are_reported_with_both_places() -> None:
     text = SIZES.replace("%k: bf16[B@dp, S, G@tp, K]", "%k: bf16[B@dp, S, G@tp, D]")
     with pytest.raises(DiagnosticError) as caught:
         compiled(text, "infer-shapes")

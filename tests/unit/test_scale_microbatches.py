@@ -141,13 +141,13 @@ def test_traces_without_a_manifest_need_their_schedule(tmp_path: Path) -> None:
     done = stagec(*asked, "--schedule", "gpipe")
     assert done.code == 0, done.err
     assert files(out) == files(tmp_path / "large")
-    for words, told in (
+    for words, reported in (
         ((), "is not the action that the schedule has at this place"),
         (("--schedule", "1f1b"), "is not the action"),
         (("--schedule", "nope"), "no schedule 'nope'"),
     ):
         done = stagec(*asked, *words, "--force")
-        assert (done.code, told in done.err) == (1, True), done.err
+        assert (done.code, reported in done.err) == (1, True), done.err
 
 
 def renamed(node: TraceNode) -> TraceNode:
@@ -170,7 +170,7 @@ def other_tag(node: TraceNode) -> TraceNode:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (renamed, "no node name has a microbatch"),
         (slower, "microbatches differ: 'forward/mb0/x' and"),
@@ -179,7 +179,7 @@ def other_tag(node: TraceNode) -> TraceNode:
     ],
 )
 def test_what_is_not_exact_is_refused(
-    change: Callable[[TraceNode], TraceNode], told: str, tmp_path: Path
+    change: Callable[[TraceNode], TraceNode], reported: str, tmp_path: Path
 ) -> None:
     small = tmp_path / "small"
     assert compiled(small, "llama3-8b", ("--pp", "2"), 3)
@@ -188,19 +188,19 @@ def test_what_is_not_exact_is_refused(
         nodes = map(change, list(read_trace(path)))
         path.write_bytes(encode_metadata("0.0.4") + b"".join(map(encode_node, nodes)))
     done = stagec("scale", small, "--microbatches", "6", "-o", tmp_path / "out")
-    assert (done.code, told in done.err) == (1, True), done.err
+    assert (done.code, reported in done.err) == (1, True), done.err
     assert not (tmp_path / "out").exists()
 
 
 def test_what_is_asked_makes_sense(tmp_path: Path) -> None:
     small = tmp_path / "small"
     assert compiled(small, "llama3-8b", ("--pp", "2"), 3)
-    for words, told in (
+    for words, reported in (
         ((), "neither --to nor --microbatches is given, so nothing would be scaled"),
         (("--microbatches", "2"), "--microbatches 2 is less than the 3 of the traces"),
         (("--to", "pp=2", "--schedule", "1f1b"), "--schedule needs --microbatches"),
         (("--microbatches", "6", "--schedule", "dualpipe"), "dualpipe"),
     ):
         done = stagec("scale", small, *words, "-o", tmp_path / "out")
-        assert (done.code, told in done.err) == (1, True), done.err
+        assert (done.code, reported in done.err) == (1, True), done.err
         assert "help: " in done.err

@@ -77,11 +77,11 @@ def test_merged_nodes_keep_their_products(tmp_path: Path) -> None:
         stagec(*words, tmp_path / g, "--granularity", g, "--quiet").code for g in ("op", "layer")
     ]
     assert done == [0, 0]
-    found = [
+    actual = [
         {tuple(row.values())[1:] for row in counts(tmp_path / g / "llama3-8b.counts.csv")}
         for g in ("op", "layer")
     ]
-    assert found[0] == found[1]
+    assert actual[0] == actual[1]
 
 
 def test_the_configuration_is_whole(tmp_path: Path) -> None:

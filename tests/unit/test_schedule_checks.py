@@ -159,9 +159,9 @@ def test_a_missing_action_is_named(name: str) -> None:
             if action.kind == "W" or action.pair is not None:
                 continue
             broken = with_row(actions, rank, row[:i] + row[i + 1 :])
-            found = refused(check_complete, broken, at, count(actions))
-            assert f"rank {rank}" in found.message
-            assert f"microbatch {action.microbatch}" in found.message
+            actual = refused(check_complete, broken, at, count(actions))
+            assert f"rank {rank}" in actual.message
+            assert f"microbatch {action.microbatch}" in actual.message
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -200,11 +200,11 @@ def test_backward_before_forward_on_one_rank() -> None:
     actions, at = lists("gpipe")
     row = actions[2]
     broken = with_row(actions, 2, swapped(row, 0, 6))
-    found = refused(replay, broken, at)
-    assert "deadlocks" in found.message
-    assert "2 -> 2" in found.message
+    actual = refused(replay, broken, at)
+    assert "deadlocks" in actual.message
+    assert "2 -> 2" in actual.message
     assert "rank 2 is at B(chunk 0, microbatch 0) and waits for F(chunk 0, microbatch 0) later" in (
-        found.notes[0].message
+        actual.notes[0].message
     )
 
 
@@ -215,17 +215,17 @@ def test_a_ring_of_two_ranks_is_named() -> None:
     at = round_robin(2)
     replay((waits, up), at)
     late = (Action("F", 0, 0), Action("F", 0, 1), Action("B", 0, 1), Action("B", 0, 0))
-    found = refused(replay, (waits, late), at)
-    assert "ranks wait for each other in a ring, 0 -> 1 -> 0" in found.message
-    assert [n.message for n in found.notes] == [
+    actual = refused(replay, (waits, late), at)
+    assert "ranks wait for each other in a ring, 0 -> 1 -> 0" in actual.message
+    assert [n.message for n in actual.notes] == [
         "rank 0 is at B(chunk 0, microbatch 0) and waits for B(chunk 0, microbatch 0) on rank 1",
         "rank 1 is at F(chunk 0, microbatch 1) and waits for F(chunk 0, microbatch 1) on rank 0",
     ]
 
 
 def test_replay_names_what_no_rank_performs() -> None:
-    found = refused(replay, ((Action("F", 0, 0),), (Action("F", 0, 1),)), round_robin(2))
-    assert found.message == (
+    actual = refused(replay, ((Action("F", 0, 0),), (Action("F", 0, 1),)), round_robin(2))
+    assert actual.message == (
         "the schedule is incomplete: rank 0 never performs F(chunk 0, microbatch 1)"
     )
 
@@ -367,12 +367,12 @@ def test_receives_follow_the_order_of_the_sends() -> None:
     assert got == [(0, 0), (1, 0), (2, 2)]
 
 
-def test_a_message_with_one_end_is_told() -> None:
+def test_a_message_with_one_end_is_reported() -> None:
     schedule = SCHEDULES["gpipe"]
     actions, at = schedule.actions(2, 3, 1), schedule.placement(2, 1)
     fewer = with_row(actions, 1, actions[1][1:])
-    found = refused(ordered_messages, fewer, at)
-    assert found.message == (
+    actual = refused(ordered_messages, fewer, at)
+    assert actual.message == (
         "the activation of microbatch 0 from stage 0 on rank 0 to stage 1 on rank 1 is sent and "
         "not received"
     )

@@ -65,11 +65,11 @@ def slow_ends(
     @cache
     def end(rank: int, index: int) -> Fraction:
         step = rows[rank][index]
-        found = [Fraction(0)] if index == 0 else [end(rank, index - 1)]
+        actual = [Fraction(0)] if index == 0 else [end(rank, index - 1)]
         for work in (w for action in step for w in causes(rank, action)):
             other = home[work]
-            found.append(end(*other) + (transfer if other[0] != rank else 0))
-        return max(found) + length(step, chunk)
+            actual.append(end(*other) + (transfer if other[0] != rank else 0))
+        return max(actual) + length(step, chunk)
 
     return {work: end(*place) for work, place in home.items()}
 

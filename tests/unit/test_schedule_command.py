@@ -143,9 +143,9 @@ def test_the_svg_is_xml_with_a_cell_for_every_action(name: str, tmp_path: Path) 
     assert (title.text or "").startswith(f"{name}: 4 stages, 8 microbatches")
     assert "bubble" in (facts.text or "")
     width = float(root.attrib["width"])
-    found = root.findall(f"{SVG}g")
-    assert len(found) == sum(map(len, as_json(name, *SIZES)["ranks"]))
-    for cell in found:
+    actual = root.findall(f"{SVG}g")
+    assert len(actual) == sum(map(len, as_json(name, *SIZES)["ranks"]))
+    for cell in actual:
         rect, words = cell.find(f"{SVG}rect"), cell.find(f"{SVG}title")
         assert rect is not None
         assert words is not None
@@ -175,13 +175,13 @@ def test_the_svg_escapes_names_and_stays_bounded() -> None:
 
 
 def test_json_is_exact() -> None:
-    found = as_json("interleaved", *SIZES)
-    assert (found["schedule"], found["stages"], found["chunks"]) == ("interleaved", 4, 2)
-    assert found["costs"] == {"F": 1, "B": 2, "W": 1, "FB": 3}
-    assert found["makespan"] == "57/2"
-    assert found["bubble"] == found["bubble_closed_form"] == "9/2"
-    assert found["in_flight"] == found["in_flight_closed_form"] == ["11/2", "9/2", "7/2", "5/2"]
-    assert found["ranks"][0][1] == {
+    actual = as_json("interleaved", *SIZES)
+    assert (actual["schedule"], actual["stages"], actual["chunks"]) == ("interleaved", 4, 2)
+    assert actual["costs"] == {"F": 1, "B": 2, "W": 1, "FB": 3}
+    assert actual["makespan"] == "57/2"
+    assert actual["bubble"] == actual["bubble_closed_form"] == "9/2"
+    assert actual["in_flight"] == actual["in_flight_closed_form"] == ["11/2", "9/2", "7/2", "5/2"]
+    assert actual["ranks"][0][1] == {
         "kind": "F",
         "chunk": 0,
         "microbatch": 1,
@@ -189,5 +189,5 @@ def test_json_is_exact() -> None:
         "end": 1,
         "overlapped": False,
     }
-    ends = [Fraction(event["end"]) for row in found["ranks"] for event in row]
-    assert max(ends) == Fraction(found["makespan"])
+    ends = [Fraction(event["end"]) for row in actual["ranks"] for event in row]
+    assert max(ends) == Fraction(actual["makespan"])

@@ -104,9 +104,9 @@ def _has_json(name: str) -> bool:
 def test_outputs_have_it(name: str) -> None:
     words = COMMANDS[name]
     ran = stagec(*words, "--json")
-    found = json.loads(ran.out)
+    actual = json.loads(ran.out)
     first = name.partition(" ")[0]
-    assert_schema(first if first in OTHERS else words[0], found)
+    assert_schema(first if first in OTHERS else words[0], actual)
 
 
 def test_checks_and_differences_have_it(tmp_path: Path) -> None:
@@ -141,35 +141,35 @@ def test_rows_of_validate_have_it() -> None:
     )
     steps = [StepError(step, 1.1), StepError(step, "no such mesh")]
     servers = [ServerError(server, (0.1, 0.02)), ServerError(server, "no such mesh")]
-    held = [("total", 10, 11, 0.1), ("buffers", 1, 2, None)]
+    kept = [("total", 10, 11, 0.1), ("buffers", 1, 2, None)]
     answers: list[Report] = [
         FiguresAnswer([PublishedRow("source", "row", "1", "2", ok=False)]),
         StepsAnswer(steps, summaries(steps)),
         ServersAnswer(servers, server_summaries(servers)),
-        MemoryAnswer([BytesError("source", "row", "peak", *each) for each in held]),
+        MemoryAnswer([BytesError("source", "row", "peak", *each) for each in kept]),
     ]
     for answer in answers:
-        found = answer.as_json()
-        assert_schema("validate", found)
-        next(objects(found)).popitem()
-        assert not schema_of("validate").is_valid(found)
+        actual = answer.as_json()
+        assert_schema("validate", actual)
+        next(objects(actual)).popitem()
+        assert not schema_of("validate").is_valid(actual)
 
 
 @pytest.mark.parametrize("name", ["memory", "serve", "doctor", "schedule", "machines, one of them"])
 def test_other_outputs_do_not_have_it(name: str) -> None:
     """Without any one of its fields an output is refused, and with one more, at every depth."""
-    found = json.loads(stagec(*COMMANDS[name], "--json").out)
+    actual = json.loads(stagec(*COMMANDS[name], "--json").out)
     check = schema_of(COMMANDS[name][0])
     wrong = 0
-    for inner in objects(found):
+    for inner in objects(actual):
         for key in [*inner]:
             value = inner.pop(key)
-            wrong += not check.is_valid(found)
+            wrong += not check.is_valid(actual)
             inner[key] = value
         inner["another"] = 1
-        wrong += not check.is_valid(found)
+        wrong += not check.is_valid(actual)
         del inner["another"]
-    assert check.is_valid(found)
+    assert check.is_valid(actual)
     assert wrong > 20
 
 

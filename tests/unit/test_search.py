@@ -35,7 +35,7 @@ from stagec.schedule.report import run_schedule
 from stagec.searches.bounds import JobBounds
 from stagec.searches.explore.bounds import Floats, Work, time_bound
 from stagec.searches.explore.branch import Front, Search, beats, exhaustive
-from stagec.searches.explore.layout import Layers, StepLayout, laid_out, rank_layers
+from stagec.searches.explore.layout import Layers, StepLayout, layer_layout, rank_layers
 from stagec.searches.explore.memo import MemoByReads
 from stagec.searches.explore.pipelined import (
     ActionTimes,
@@ -172,37 +172,37 @@ def _few(values: Mapping[str, tuple[Any, ...]], at: random.Random, most: int) ->
 def _is_answered(question: Question) -> Answer:
     """The top K by bounds are those of evaluating every point, and no bound is above its value,
     as good as bounds get."""
-    found, every = answer_of(question), answer_of(replace(question, exhaustive=True))
-    settled = _settled(found)
+    actual, every = answer_of(question), answer_of(replace(question, exhaustive=True))
+    settled = _settled(actual)
     fits = [
         (v.seconds, v.peak)
         for v in every.known.values()
         if isinstance(v, Evaluated) and v.seconds is not None
     ]
-    distinct = list(dict.fromkeys(f.value for f in found.best))  # jobs that are the same are one
+    distinct = list(dict.fromkeys(f.value for f in actual.best))  # jobs that are the same are one
     values = list(dict.fromkeys(sorted(value for value, _ in fits)))
     assert distinct == values[: len(distinct)]
-    assert len(found.best) == question.wanted or len(distinct) == len(values)
-    assert {(f.value, f.what.peak) for f in found.best} <= set(fits)
-    assert found.evaluated <= every.evaluated
+    assert len(actual.best) == question.wanted or len(distinct) == len(values)
+    assert {(f.value, f.what.peak) for f in actual.best} <= set(fits)
+    assert actual.evaluated <= every.evaluated
     for number, value in every.known.items():
         if isinstance(value, Evaluated):
-            seconds, held = settled
-            assert held[number] <= value.peak
+            seconds, kept = settled
+            assert kept[number] <= value.peak
             assert value.seconds is None or seconds[number] <= value.seconds
-    return found
+    return actual
 
 
-def _settled(found: Answer) -> tuple[Floats, Floats]:
+def _settled(actual: Answer) -> tuple[Floats, Floats]:
     """The best bounds of all points."""
-    question, none = found.question, np.zeros(0)
-    if not len(found.listed.jobs):
+    question, none = actual.question, np.zeros(0)
+    if not len(actual.listed.jobs):
         return none, none
     probes = Probes(lambda units: ((i, work(u)) for i, u in enumerate(units)), _quiet)
-    about = found.listed.jobs, question.layers, question.sizes, question.machine, probes
+    about = actual.listed.jobs, question.layers, question.sizes, question.machine, probes
     bounds = JobBounds(*about, overlap=question.overlap)
-    bounds.settle(range(len(found.listed.jobs)))
-    return bounds.seconds, bounds.held
+    bounds.settle(range(len(actual.listed.jobs)))
+    return bounds.seconds, bounds.memory
 
 
 CASES = [
@@ -226,11 +226,11 @@ def test_models_whose_layers_are_no_symbol_have_bounds_too() -> None:
     """T5 has two stacks, and neither is the number L of layers that are many."""
     knobs = {"pp": (1, 2), "tp": (1,), "zero": (0, 1), "schedule": ("1f1b",)}
     question = asked("t5-base", "B=64,S=256", 8, "b200", **knobs, recompute=("none",))
-    found = _is_answered(replace(question, wanted=1))
-    seconds, held = _settled(found)
-    assert found.evaluated < len(seconds)
+    actual = _is_answered(replace(question, wanted=1))
+    seconds, kept = _settled(actual)
+    assert actual.evaluated < len(seconds)
     assert seconds.min() > 0
-    assert held.min() > 0
+    assert kept.min() > 0
 
 
 #: What random spaces are made of: models with their sizes, machines, and values of flags.
@@ -279,14 +279,14 @@ def _random_question(at: random.Random) -> Question:
 )
 def test_any_space_is_answered(seed: int, tmp_path: Path) -> None:
     """And what is proposed compiles, fits as predicted, and passes `check`."""
-    found = _is_answered(_random_question(random.Random(seed)))
-    if not found.best:
+    actual = _is_answered(_random_question(random.Random(seed)))
+    if not actual.best:
         return
-    first = found.best[0]
-    words = shlex.split(command_of(found.job(first), 1))
+    first = actual.best[0]
+    words = shlex.split(command_of(actual.job(first), 1))
     job = words[2 : words.index("-o")]
-    held = json.loads(stagec("memory", *job, "--json").out)
-    assert max(c["peak"] for c in held["classes"]) == first.what.peak
+    kept = json.loads(stagec("memory", *job, "--json").out)
+    assert max(c["peak"] for c in kept["classes"]) == first.what.peak
     folder = tmp_path / "traces"
     assert stagec("compile", *job, "-o", folder, "--quiet").code == 0
     assert stagec("check", folder).code == 0
@@ -306,10 +306,10 @@ def test_bounds_of_pipelines_that_exchange_are_close(
     model: str, sizes: str, ranks: int, more: Mapping[str, tuple[Any, ...]], share: float
 ) -> None:
     one = {"pp": (2,), "schedule": ("1f1b",), "microbatch_size": (1,), "recompute": ("none",)}
-    found = answer_of(asked(model, sizes, ranks, "h100-sxm", **one, **more))
-    (step,) = (v.seconds for v in found.known.values() if isinstance(v, Evaluated))
+    actual = answer_of(asked(model, sizes, ranks, "h100-sxm", **one, **more))
+    (step,) = (v.seconds for v in actual.known.values() if isinstance(v, Evaluated))
     assert step is not None
-    assert share * step <= _settled(found)[0][0] <= step
+    assert share * step <= _settled(actual)[0][0] <= step
 
 
 @LONG
@@ -332,9 +332,9 @@ def test_bounds_of_what_stages_hold_are_close(
     """Of parameters that stay gathered there is one copy, however many microbatches are kept."""
     one = {"tp": (1,), "zero": (3,), "microbatch_size": (1,), "recompute": ("full",)}
     one |= {"schedule": ("1f1b",)}
-    found = answer_of(asked(model, "B=32,S=1024,L=16", 16, "h100-sxm", **{**one, **more}))
-    (peak,) = (v.peak for v in found.known.values() if isinstance(v, Evaluated))
-    assert share * peak <= _settled(found)[1][0] <= peak
+    actual = answer_of(asked(model, "B=32,S=1024,L=16", 16, "h100-sxm", **{**one, **more}))
+    (peak,) = (v.peak for v in actual.known.values() if isinstance(v, Evaluated))
+    assert share * peak <= _settled(actual)[1][0] <= peak
 
 
 @LONG
@@ -347,14 +347,14 @@ def test_what_no_rank_shares_is_known_without_probes_of_state() -> None:
     bounds = JobBounds(
         *about, Probes(lambda units: ((i, work(u)) for i, u in enumerate(units)), _quiet)
     )
-    first = bounds.held.copy()
+    first = bounds.memory.copy()
     bounds.refine(range(len(jobs)))
     assert [jobs[n].zero for n in range(4)] == [0, 1, 2, 3]
-    assert first[0] == bounds.held[0]
+    assert first[0] == bounds.memory[0]
     whole, state = first[0] - first[3], first[0] - first[1]
     assert state == pytest.approx(whole * 12 / 18)  # bf16, f32, and f32 three times
     assert first[2] - first[3] == pytest.approx(whole * 2 / 18)
-    assert (first[1:] < bounds.held[1:]).all()
+    assert (first[1:] < bounds.memory[1:]).all()
 
 
 def test_a_backward_begins_while_all_is_kept() -> None:
@@ -377,7 +377,7 @@ def test_branch_and_bound_finds_what_all_points_have(seed: int) -> None:
     values = {i: at.choice([None, *range(10)]) for i in range(count)}
     bounds = {i: (at.randint(0, 9) if v is None else v * at.random()) for i, v in values.items()}
     better = {i: (v if v is not None else 9) - 0.5 for i, v in values.items() if at.random() < 0.5}
-    found: Search[None] = Search(bounds, wanted)
+    actual: Search[None] = Search(bounds, wanted)
     tried: list[int] = []
 
     def evaluate(numbers: Sequence[int]) -> list[tuple[int, float | None, None]]:
@@ -390,8 +390,8 @@ def test_branch_and_bound_finds_what_all_points_have(seed: int) -> None:
         none = {n for n in once if values[n] is None and at.random() < 0.5}
         return {n: None if n in none else max(b, bounds[n]) for n, b in once.items()}
 
-    list(found.run(refine, evaluate, at.randint(1, 4)))
-    assert [f.order for f in found.best] == [f.order for f in exhaustive(values, wanted)]
+    list(actual.run(refine, evaluate, at.randint(1, 4)))
+    assert [f.order for f in actual.best] == [f.order for f in exhaustive(values, wanted)]
     assert len(tried) == len(set(tried))
 
 
@@ -428,7 +428,7 @@ def test_the_bound_of_a_pipeline_is_that_of_its_schedule(
         return [np.array([n], dtype=np.float64) for n in numbers]
 
     shape = StepLayout(
-        *of(*laid_out(Layers(0, layers), name, stages, count, chunks, (1,) * layers))
+        *of(*layer_layout(Layers(0, layers), name, stages, count, chunks, (1,) * layers))
     )
     each = 3 * forward / chunks
     bound = time_bound(Work(*of(each, 0, 0, 0, 0, 0)), shape)[0]
@@ -468,18 +468,18 @@ def test_the_default_space_depends_on_the_model() -> None:
     assert gemma.space.knobs["pp"] == (1, 2, 4, 8, 16)
 
 
-def _jobs(found: Listed) -> list[JobOptions]:
-    return [found.jobs[n] for n in range(len(found.jobs))]
+def _jobs(actual: Listed) -> list[JobOptions]:
+    return [actual.jobs[n] for n in range(len(actual.jobs))]
 
 
 def test_what_is_listed_is_legal_and_stands_once() -> None:
     """Every point is a job, refused, or the same job as another; no job stands twice."""
     question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", sp=(True, False))
     base = question.base.changed(ranks=8)
-    found = listed(question.space, base, question.sizes, question.layers.total)
-    jobs = _jobs(found)
-    assert found.points == question.space.count
-    assert len(jobs) + sum(found.refused.values()) + found.same == found.points
+    actual = listed(question.space, base, question.sizes, question.layers.total)
+    jobs = _jobs(actual)
+    assert actual.points == question.space.count
+    assert len(jobs) + sum(actual.refused.values()) + actual.same == actual.points
     assert len({repr(vars(job)) for job in jobs}) == len(jobs)
     assert all(job.tp > 1 for job in jobs if job.sp)
     for job in jobs[::7]:
@@ -491,10 +491,10 @@ def test_experts_over_some_ranks_of_tp_are_not_searched() -> None:
     knobs = {"tp": (1, 4), "ep": (1, 2, 4), "pp": (2,), "etp": (0,), "sp": (False,)}
     question = asked("mixtral-8x7b", "B=16,S=1024,L=4", 8, "h100-sxm", **knobs)
     base, total = question.base.changed(ranks=8), question.layers.total
-    found = listed(question.space, base, question.sizes, total)
-    assert {(job.tp, job.ep) for job in _jobs(found)} == {(1, 1), (1, 2), (1, 4), (4, 1), (4, 4)}
-    assert found.refused["experts over some ranks of --tp are not searched"] > 0
-    (job,) = [job for job in _jobs(found) if (job.tp, job.ep) == (4, 4)][:1]
+    actual = listed(question.space, base, question.sizes, total)
+    assert {(job.tp, job.ep) for job in _jobs(actual)} == {(1, 1), (1, 2), (1, 4), (4, 1), (4, 4)}
+    assert actual.refused["experts over some ranks of --tp are not searched"] > 0
+    (job,) = [job for job in _jobs(actual) if (job.tp, job.ep) == (4, 4)][:1]
     parts = job.changed(ep=2, sizes={"B": 16})
     checked(parts, question.sizes, total)
     assert work_probe(parts, question.sizes).dp == 1
@@ -518,12 +518,12 @@ def test_a_flag_without_its_axis_makes_no_second_point() -> None:
     assert wide.points == 3 * plain.points
     assert len(wide.jobs) + sum(wide.refused.values()) + wide.same == wide.points
     mixed = asked(*about, cp=(1, 2), mesh_order=orders, pp=(1,))
-    found = listed(mixed.space, mixed.base.changed(ranks=8), mixed.sizes, mixed.layers.total)
-    meshes = [tuple(mesh_axes(job).items()) for job in _jobs(found)]
+    actual = listed(mixed.space, mixed.base.changed(ranks=8), mixed.sizes, mixed.layers.total)
+    meshes = [tuple(mesh_axes(job).items()) for job in _jobs(actual)]
     alone = asked(*about, cp=(1, 2), pp=(1,))
     usual = listed(alone.space, alone.base.changed(ranks=8), alone.sizes, alone.layers.total)
     twice = sum(job.cp > 1 and job.dp > 1 for job in _jobs(usual))
-    assert len(found.jobs) == len(usual.jobs) + twice > len(usual.jobs)
+    assert len(actual.jobs) == len(usual.jobs) + twice > len(usual.jobs)
     assert len({*meshes}) == len(
         {tuple(mesh_axes(job).items()) for job in _jobs(usual)} | {*meshes}
     )
@@ -549,24 +549,24 @@ def test_what_only_spares_memory_is_not_tried_for_time(objective: str, tries: bo
 
 
 @pytest.mark.long
-def test_what_helps_beyond_the_space_is_told_with_its_command() -> None:
+def test_what_helps_beyond_the_space_is_reported_with_its_command() -> None:
     """What is told takes what `time` says; a search that has the flags finds the same; a flag that
     the question gives is left alone."""
     few = ("--pp", "1", "--zero", "3", "--tp", "1", "--microbatch-size", "1", "--top", "1")
     fixed = ("--fusion", "none", "--dp-shard", "1", "--schedule", "1f1b", "--sp", "off")
-    found = json.loads(stagec(*SMALL, *few, *fixed, "--levers", "--json").out)
-    best, told = found["best"][0]["step_seconds"], found["tried"]
-    assert told["count"] > len(told["better"]) > 0
-    changes = {row["change"]: row for row in told["better"]}
+    actual = json.loads(stagec(*SMALL, *few, *fixed, "--levers", "--json").out)
+    best, reported = actual["best"][0]["step_seconds"], actual["tried"]
+    assert reported["count"] > len(reported["better"]) > 0
+    changes = {row["change"]: row for row in reported["better"]}
     assert "reshard-after-forward never" in changes
     assert not any(change.startswith(("fusion", "zero", "tp")) for change in changes)
-    row = told["better"][0]
+    row = reported["better"][0]
     words = shlex.split(row["command"])
     job = words[2 : words.index("-o")]
     timed = json.loads(stagec("time", *job, "--machine", "h100-sxm", "--json").out)
     assert timed["step_seconds"] == row["step_seconds"] < best
     assert row["more"] == pytest.approx(row["step_seconds"] / best - 1)
-    assert row["step_seconds"] == min(r["step_seconds"] for r in told["better"])
+    assert row["step_seconds"] == min(r["step_seconds"] for r in reported["better"])
     wider = ("--reshard-after-forward", "always,never")
     again = json.loads(stagec(*SMALL, *few, *fixed, *wider, "--json").out)
     assert "tried" not in again
@@ -582,7 +582,7 @@ def test_rules_that_remember_refuse_what_rules_refuse() -> None:
     knobs |= {"zero": (1,), "tp": (1, 4), "microbatch_size": (1, 4)}
     question = asked("mixtral-8x7b", "B=16,S=1024,L=5", 8, "h100-sxm", **knobs)
     base, sizes, total = question.base.changed(ranks=8), question.sizes, question.layers.total
-    found, refused = listed(question.space, base, sizes, total), 0
+    actual, refused = listed(question.space, base, sizes, total), 0
     for point in question.space:
         given = {n: v for n, v in point.items() if n != "microbatch_size"}
         try:
@@ -592,7 +592,7 @@ def test_rules_that_remember_refuse_what_rules_refuse() -> None:
             refused += bool(rest) or expert_parts(partial(getattr, job)) > 1
         except DiagnosticError:
             refused += 1
-    assert refused == sum(found.refused.values()) > 0
+    assert refused == sum(actual.refused.values()) > 0
 
 
 def test_answers_go_on_from_what_calls_have_in_common() -> None:
@@ -611,20 +611,20 @@ def test_answers_go_on_from_what_calls_have_in_common() -> None:
 def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
     """And a command that is proposed compiles, to traces that hold, with the memory foretold."""
     few = ("--zero", "0", "--microbatch-size", "1")
-    found = json.loads(stagec(*SMALL, *few, "--json", "--top", "2").out)
-    assert {"points", "legal", "evaluated", "seconds", "best"} <= found.keys()
-    assert len(found["best"]) == 2
-    first = found["best"][0]
+    actual = json.loads(stagec(*SMALL, *few, "--json", "--top", "2").out)
+    assert {"points", "legal", "evaluated", "seconds", "best"} <= actual.keys()
+    assert len(actual["best"]) == 2
+    first = actual["best"][0]
     names = ("command", "strategy", "step_seconds", "memory_peak", "mfu", "limits", "reason")
     assert all(first[n] is not None for n in names)
-    assert first["step_seconds"] <= found["best"][1]["step_seconds"]
+    assert first["step_seconds"] <= actual["best"][1]["step_seconds"]
     words = shlex.split(first["command"])
     assert words[:2] == ["stagec", "compile"]
     job = words[2 : words.index("-o")]
     timed = json.loads(stagec("time", *job, "--machine", "h100-sxm", "--json").out)
     assert timed["step_seconds"] == first["step_seconds"]
-    held = json.loads(stagec("memory", *job, "--json").out)
-    fullest = max(held["classes"], key=lambda each: each["peak"])
+    kept = json.loads(stagec("memory", *job, "--json").out)
+    fullest = max(kept["classes"], key=lambda each: each["peak"])
     assert fullest["peak"] == first["memory_peak"]
     assert fullest["categories"] == first["memory"]
     folder = tmp_path / "traces"
@@ -633,17 +633,17 @@ def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
 
 
 @LONG
-def test_neighbours_are_told_without_being_evaluated() -> None:
+def test_neighbours_are_reported_without_being_evaluated() -> None:
     """Their bounds are below what they take; what is the same job is told as such."""
     few = ("--pp", "1", "--zero", "3", "--tp", "1,2,4", "--top", "1")
     more = ("--recompute", "none,selective,full", *few, "--json")
-    told, exact = (
+    reported, exact = (
         {row["change"]: row for row in json.loads(stagec(*SMALL, *more, *given).out)["neighbours"]}
         for given in ((), ("--neighbours",))
     )
-    assert told.keys() == exact.keys()
-    assert told["recompute selective"]["note"] == "the same job"
-    for change, row in told.items():
+    assert reported.keys() == exact.keys()
+    assert reported["recompute selective"]["note"] == "the same job"
+    for change, row in reported.items():
         assert row["more"] <= exact[change]["more"], change
         assert not row["exact"] or row["more"] == exact[change]["more"], change
 
@@ -652,10 +652,10 @@ def test_reasons_add_up() -> None:
     """The parts that are told are differences of the two steps, in percent of the better one."""
     best = {"matrix products": 8.0, "bubble": 2.0}
     mine = {"matrix products": 8.0, "bubble": 2.5, "exposed tp all_gather": 1.0}
-    told = reason(mine, best, {"tp": "infiniband"}, {})
-    assert told.startswith("+1.5 s (+15.0%)")
-    assert "exposed tp all_gather over infiniband +10.0%" in told
-    assert "bubble +5.0%" in told
+    reported = reason(mine, best, {"tp": "infiniband"}, {})
+    assert reported.startswith("+1.5 s (+15.0%)")
+    assert "exposed tp all_gather over infiniband +10.0%" in reported
+    assert "bubble +5.0%" in reported
     assert limits(best, {}) == "computation 80%, bubble 20%"
 
 
@@ -691,7 +691,7 @@ def test_a_space_as_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "reported"),
     [
         (("--set", "B=16", "--machine", "h100-sxm"), "the number of ranks is not given"),
         (("--set", "B=16", "--ranks", "8"), "no machine is given"),
@@ -709,13 +709,13 @@ def test_a_space_as_text(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_questions(more: tuple[str, ...], told: str) -> None:
-    found = stagec("search", "llama3-8b", *more)
-    assert found.code == 1
-    assert told in found.err
+def test_bad_questions(more: tuple[str, ...], reported: str) -> None:
+    actual = stagec("search", "llama3-8b", *more)
+    assert actual.code == 1
+    assert reported in actual.err
 
 
-def test_what_rules_refuse_is_told_with_its_numbers() -> None:
+def test_what_rules_refuse_is_reported_with_its_numbers() -> None:
     """One line for a rule; where a number is the same in all its messages, it is known."""
     messages = {
         "1f1b has 1 chunk per rank, found 4": 2,
@@ -736,43 +736,45 @@ def test_a_text_without_a_space_says_how_one_looks(tmp_path: Path) -> None:
     file = tmp_path / "space.stg"
     for text, line in (("\n", "1:1: error: the text is empty"), ("stg.module @m {}", "has no")):
         file.write_text(text)
-        told = stagec(*SMALL, "--space", file)
-        assert told.code == 1
-        assert line in told.err
-        assert "write 'stg.space @s { stg.vary[tp, \"1..8\"] }'; --print-space prints" in told.err
+        reported = stagec(*SMALL, "--space", file)
+        assert reported.code == 1
+        assert line in reported.err
+        assert (
+            "write 'stg.space @s { stg.vary[tp, \"1..8\"] }'; --print-space prints" in reported.err
+        )
 
 
-def test_an_empty_space_is_told() -> None:
+def test_an_empty_space_is_reported() -> None:
     """Nothing is legal: three ranks over two tensor-parallel ones."""
-    found = stagec(*SMALL, "--tp", "3", "--ranks", "8")
-    assert found.code == 1
-    assert "no strategy of the space can be compiled within the limits" in found.err
+    actual = stagec(*SMALL, "--tp", "3", "--ranks", "8")
+    assert actual.code == 1
+    assert "no strategy of the space can be compiled within the limits" in actual.err
 
 
-def test_what_does_not_fit_is_told_with_what_is_nearest() -> None:
+def test_what_does_not_fit_is_reported_with_what_is_nearest() -> None:
     words = (*SMALL, "--tp", "2", "--pp", "1", "--zero", "3", "--limit", "1GiB")
-    found = stagec(*words)
-    assert found.code == 1
-    assert "error: no strategy of the space fits: '--dp 4 --tp 2 --sp --zero 3" in found.err
+    actual = stagec(*words)
+    assert actual.code == 1
+    assert "error: no strategy of the space fits: '--dp 4 --tp 2 --sp --zero 3" in actual.err
     near = json.loads(stagec(*words, "--json").out)["nearest"]
     assert near["memory_at_least"] > near["room"] == 2**30
 
 
-def test_an_interrupt_before_anything_is_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_before_anything_is_found_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not looked at is not said to be left out."""
 
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("stagec.searches.run._Searching._first_bounds", stop)
-    found = stagec(*SMALL)
-    assert found.code == 130
-    assert "interrupted before a strategy was found; " in found.err
-    assert "points are left" in found.err
+    actual = stagec(*SMALL)
+    assert actual.code == 130
+    assert "interrupted before a strategy was found; " in actual.err
+    assert "points are left" in actual.err
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "reported"),
     [
         ("run.listed", "interrupted while the points were listed"),
         ("bounds.JobBounds.settle", "interrupted: 0 points may still be better"),
@@ -780,18 +782,18 @@ def test_an_interrupt_before_anything_is_found_is_told(monkeypatch: pytest.Monke
         ("sensitivity.neighbours", "interrupted: 0 points may still be better"),
     ],
 )
-def test_an_interrupt_before_or_behind_the_best_is_told(
-    place: str, told: str, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupt_before_or_behind_the_best_is_reported(
+    place: str, reported: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"stagec.searches.{place}", stop)
     few = ("--pp", "1", "--zero", "3", "--microbatch-size", "1")
-    found = stagec(*SMALL, *few, "--levers" if place.startswith("tried") else "--no-levers")
-    assert told in found.out + found.err
-    assert found.code == 130
-    assert ("[1] stagec compile" in found.out) == ("listed" not in told)
+    actual = stagec(*SMALL, *few, "--levers" if place.startswith("tried") else "--no-levers")
+    assert reported in actual.out + actual.err
+    assert actual.code == 130
+    assert ("[1] stagec compile" in actual.out) == ("listed" not in reported)
 
 
 def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -806,10 +808,10 @@ def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.M
 
     monkeypatch.setattr("stagec.searches.run.listed", once)
     one = ("--tp", "2", "--pp", "1", "--cp", "1", "--zero", "0", "--recompute", "none")
-    found = stagec(*SMALL, "--ranks", "2,4", *one, "--microbatch-size", "1")
-    assert found.code == 130, found.err
-    assert "interrupted: 0 points may still be better" in found.out
-    assert "[1] stagec compile" in found.out
+    actual = stagec(*SMALL, "--ranks", "2,4", *one, "--microbatch-size", "1")
+    assert actual.code == 130, actual.err
+    assert "interrupted: 0 points may still be better" in actual.out
+    assert "[1] stagec compile" in actual.out
 
 
 @LONG
@@ -843,8 +845,8 @@ def test_a_kept_answer_names_the_file_that_was_given(
 def test_several_ranks_and_fronts() -> None:
     """By ranks a row for each; on a front no row beats another."""
     few = ("--json", "--pp", "1", "--microbatch-size", "1")
-    found = json.loads(stagec(*SMALL, "--ranks", "4..8", "--zero", "0", *few).out)
-    assert [s["ranks"] for s in found["searches"]] == [4, 8]
+    actual = json.loads(stagec(*SMALL, "--ranks", "4..8", "--zero", "0", *few).out)
+    assert [s["ranks"] for s in actual["searches"]] == [4, 8]
     front = json.loads(stagec(*SMALL, *few, "--pareto", "time,memory").out)["best"]
     points = [(row["step_seconds"], row["memory_peak"]) for row in front]
     assert len(points) > 1
@@ -872,7 +874,7 @@ document.body.innerHTML = JSON.stringify({
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """It loads nothing, and each mark leads to what it is."""
     page = tmp_path / "page.html"
-    found = json.loads(stagec(*SMALL, "--pp", "1", "--json", "--html", page).out)
+    actual = json.loads(stagec(*SMALL, "--pp", "1", "--json", "--html", page).out)
     text = page.read_text("utf-8")
     assert "http" not in re.sub(r"http-equiv", "", text)
     policy = r'<meta http-equiv="Content-Security-Policy"[^>]*>'
@@ -883,7 +885,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     match = re.search(r"<body>(.*)</body>", ran.stdout.decode(), re.DOTALL)
     assert match is not None
     seen = json.loads(unescape(match[1]))
-    timed = [p for p in found["evaluations"] if p["step_seconds"] is not None]
+    timed = [p for p in actual["evaluations"] if p["step_seconds"] is not None]
     assert seen == {"problems": [], "rows": len(timed), "lines": len(timed), "broken": 0}
 
 
@@ -894,7 +896,7 @@ def test_bounds_are_arrays() -> None:
     about = jobs, question.layers, question.sizes, question.machine
     bounds = JobBounds(*about, lambda units: [Probe() for _ in units])
     bounds.settle(range(len(jobs)))
-    assert bounds.seconds.tolist() == bounds.held.tolist() == [0.0] * len(jobs)
+    assert bounds.seconds.tolist() == bounds.memory.tolist() == [0.0] * len(jobs)
 
 
 def test_state_is_that_over_as_many_data_parallel_ranks() -> None:

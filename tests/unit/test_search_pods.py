@@ -30,7 +30,7 @@ SERVED = ("--ranks", "4", "--tp", "1..4", "--pp", "1")
 HOW = (*MACHINE, "--jobs", "1", "--no-cache", "--no-levers")
 
 
-def told(*words: str) -> Any:
+def reported(*words: str) -> Any:
     ran = stagec(*words, "--json")
     assert ran.code == 0, ran.err
     return json.loads(ran.out)
@@ -75,22 +75,22 @@ def test_the_best_are_those_of_every_point(
 ) -> None:
     """By the step of all pods, each asked of `stagec time`; tokens are shared by all ranks, and the
     commands give the same again."""
-    found = told("search", *model, *pod, *space, *HOW, "--top", "20")
-    assert found["proven"]
-    assert found["legal"] == found["evaluated"] == len(points)
-    steps = [told("time", *model, *pod, *p, *MACHINE, "--no-levers") for p in points]
+    actual = reported("search", *model, *pod, *space, *HOW, "--top", "20")
+    assert actual["proven"]
+    assert actual["legal"] == actual["evaluated"] == len(points)
+    steps = [reported("time", *model, *pod, *p, *MACHINE, "--no-levers") for p in points]
     seconds = sorted(step["step_seconds"] for step in steps)
-    assert [row["step_seconds"] for row in found["best"]] == pytest.approx(seconds, rel=1e-12)
-    for row in (found["best"][0], found["best"][-1]):
+    assert [row["step_seconds"] for row in actual["best"]] == pytest.approx(seconds, rel=1e-12)
+    for row in (actual["best"][0], actual["best"][-1]):
         tool, verb, *words = shlex.split(row["command"])
         assert (tool, verb, words[-2]) == ("stagec", "compile", "-o")
-        step = told("time", *words[:-2], *MACHINE, "--no-levers")
+        step = reported("time", *words[:-2], *MACHINE, "--no-levers")
         assert row["step_seconds"] == step["step_seconds"]
         assert row["ranks"] == step["ranks"] == ranks
         assert row["mesh"] == step["mesh"]
         assert row["breakdown"] == step["breakdown"]
         assert row["tokens_per_second_per_rank"] == step["tokens_per_second_per_rank"]
-        plan = told("memory", *words[:-2])
+        plan = reported("memory", *words[:-2])
         pods = plan.get("pods", {"main": plan}).values()
         fullest = max((c for p in pods for c in p["classes"]), key=lambda each: each["peak"])
         assert row["memory_peak"] == fullest["peak"]
@@ -103,11 +103,11 @@ def test_every_pod_must_fit() -> None:
     """The encoder on one rank holds more than the rest of the model on four."""
     part = ("--part", "encoder=e: zero=0")
     space = (*ONE_POINT, "--ranks", "4", "--tp", "2", "--zero", "1", "--microbatch-size", "8")
-    (row,) = told("search", *WHISPER, *part, *space, *HOW)["best"]
+    (row,) = reported("search", *WHISPER, *part, *space, *HOW)["best"]
     words = shlex.split(row["command"])[2:-2]
-    held = {p: d["classes"][0]["peak"] for p, d in told("memory", *words)["pods"].items()}
-    assert held["main"] < held["encoder"] == row["memory_peak"]
-    limit = ("--limit", f"{held['encoder'] - 1}")
+    kept = {p: d["classes"][0]["peak"] for p, d in reported("memory", *words)["pods"].items()}
+    assert kept["main"] < kept["encoder"] == row["memory_peak"]
+    limit = ("--limit", f"{kept['encoder'] - 1}")
     ran = stagec("search", *WHISPER, *part, *space, *HOW, *limit)
     assert ran.code == 1
     assert "no strategy of the space fits" in ran.err
@@ -118,9 +118,9 @@ def test_objectives_count_the_ranks_of_all_pods() -> None:
     """A rank-hour of two ranks more costs what their rank-hours cost."""
     few = (*ONE_POINT, "--ranks", "2,4", "--tp", "2", "--zero", "0", "--microbatch-size", "4")
     by_cost = ("--price", "2", "--objective", "cost")
-    found = told("search", *WHISPER, *PART, *few, *HOW, *by_cost)
-    assert [each["ranks"] for each in found["searches"]] == [4, 6]
-    for row in found["best"]:
+    actual = reported("search", *WHISPER, *PART, *few, *HOW, *by_cost)
+    assert [each["ranks"] for each in actual["searches"]] == [4, 6]
+    for row in actual["best"]:
         assert row["cost"] == pytest.approx(row["step_seconds"] * row["ranks"] / 3600 * 2)
 
 
@@ -140,15 +140,15 @@ def test_answers_are_kept_by_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "8",
     )
     few = (*few, *MACHINE, "--jobs", "1")
-    first = told("search", *WHISPER, *PART, *few)
-    assert told("search", *WHISPER, *PART, *few) == {**first, "cached": True}
-    assert "cached" not in told("search", *WHISPER, "--part", "encoder=e: dp=4", *few)
-    assert "cached" not in told("search", *WHISPER, *few)
+    first = reported("search", *WHISPER, *PART, *few)
+    assert reported("search", *WHISPER, *PART, *few) == {**first, "cached": True}
+    assert "cached" not in reported("search", *WHISPER, "--part", "encoder=e: dp=4", *few)
+    assert "cached" not in reported("search", *WHISPER, *few)
     text, file = stagec("models", "llama3-8b").out, tmp_path / "drafts.stg"
     drafted = (*LLAMA, "--draft", f"{file}: tp=2", "--ranks", "2", "--tp", "2", "--pp", "1")
     for layers in (2, 3):
         file.write_text(text.replace("L = 32", f"L = {layers}"))
-        assert "cached" not in told("search", *drafted, *MACHINE, "--jobs", "1")
+        assert "cached" not in reported("search", *drafted, *MACHINE, "--jobs", "1")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ SMALL: Mapping[str, Any] = {
 WORDS = ["search", "llama3-8b", "--serve", "server", "--set", "L=2", "--jobs", "1", "--verify", "0"]
 
 
-def found(**more: Any) -> Mapping[str, Any]:
+def actual(**more: Any) -> Mapping[str, Any]:
     return answer_of(**more).as_json()
 
 
@@ -66,7 +66,7 @@ def test_prompts_alone_take_a_step_more() -> None:
     beside, alone = (
         next(
             row["tpot"]
-            for row in found(prompt_steps=how, **load)["best"]
+            for row in actual(prompt_steps=how, **load)["best"]
             if row["mode"] == "aggregated"
         )
         for how in ("beside", "alone")
@@ -108,7 +108,7 @@ def test_pools_are_those_of_all_numbers_of_workers() -> None:
 
 @pytest.mark.long
 def test_the_best_is_the_best_of_the_front_and_its_command_times_it(tmp_path: Path) -> None:
-    data = found()
+    data = actual()
     best, front = data["best"][0], data["front"]
     assert best["per_rank"] == pytest.approx(max(row["per_rank"] for row in front), rel=0.02)
     rates = [(row["per_user"], row["per_rank"]) for row in front]
@@ -131,13 +131,13 @@ def test_prompts_may_go_on_behind_what_is_cached(mode: str) -> None:
     """As in the command that times the workers of the best; without a cache for prefixes a prompt
     of as many tokens takes longer to its first token."""
     flags = {"tp": 1, "batch": 4, "prompt": 100}
-    best = found(**flags, context=400)["modes"][mode]
+    best = actual(**flags, context=400)["modes"][mode]
     assert "--context 400" in best["command"]
     served = json.loads(stagec(*shlex.split(best["command"])[1:], "--json").out)
     if mode == "disaggregated":
         assert served["points"][0]["tpot"] == pytest.approx(best["tpot"], rel=1e-9)
         assert served["points"][0]["ttft"] == pytest.approx(best["ttft"], rel=1e-6)
-    assert best["ttft"] < found(**{**flags, "prompt": 500})["modes"][mode]["ttft"]
+    assert best["ttft"] < actual(**{**flags, "prompt": 500})["modes"][mode]["ttft"]
 
 
 @pytest.mark.long
@@ -145,13 +145,13 @@ def test_steps_that_decode_may_verify_drafts() -> None:
     """Tokens of a step divide its seconds, as in the command that times the best server. Steps
     that prefill beside decode have no drafts, so other ranks prefill."""
     flags = {"sizes": {"L": 2}, "tp": 1, "batch": 4, "speculative": 3}
-    data = found(**flags, acceptance=0.7)
+    data = actual(**flags, acceptance=0.7)
     (best,) = {row["mode"]: row for row in data["best"]}.values()
     assert best["mode"] == "disaggregated"
     assert "--speculative 3" in best["command"]
     served = json.loads(stagec(*shlex.split(best["command"])[1:], "--json").out)
     assert served["points"][0]["tpot"] == pytest.approx(best["tpot"], rel=1e-9)
-    none_right = found(**flags)["best"][0]
+    none_right = actual(**flags)["best"][0]
     accepted = sum(0.7**i for i in range(4))
     assert none_right["tpot"] == pytest.approx(best["tpot"] * accepted)
     assert sum(best["parts"].values()) * best["per_rank"] == pytest.approx(1)
@@ -159,16 +159,16 @@ def test_steps_that_decode_may_verify_drafts() -> None:
 
 @pytest.mark.long
 def test_limits_hold_and_a_tighter_one_gives_no_more() -> None:
-    free = found()["best"][0]
-    held = found(tpot=0.9 * free["tpot"], ttft=1.0)
-    assert all(row["tpot"] <= 0.9 * free["tpot"] for row in held["best"])
-    assert all(row["ttft"] <= 1.0 for row in [*held["best"], *held["front"]])
-    assert held["best"][0]["per_rank"] <= free["per_rank"]
-    assert sum(n for why, n in held["cut"].items() if "limits of time" in why) > 0
+    free = actual()["best"][0]
+    kept = actual(tpot=0.9 * free["tpot"], ttft=1.0)
+    assert all(row["tpot"] <= 0.9 * free["tpot"] for row in kept["best"])
+    assert all(row["ttft"] <= 1.0 for row in [*kept["best"], *kept["front"]])
+    assert kept["best"][0]["per_rank"] <= free["per_rank"]
+    assert sum(n for why, n in kept["cut"].items() if "limits of time" in why) > 0
 
 
 def test_more_ranks_give_no_fewer_tokens() -> None:
-    data = found(ranks="1..4", tp=1, batch=(16,))
+    data = actual(ranks="1..4", tp=1, batch=(16,))
     totals = [row["best"]["tokens_per_second"] for row in data["searches"]]
     assert [row["ranks"] for row in data["searches"]] == [1, 2, 4]
     assert totals == sorted(totals)
@@ -178,7 +178,7 @@ def test_more_ranks_give_no_fewer_tokens() -> None:
 def test_pools_may_be_on_machines_that_are_unlike() -> None:
     # a machine for prompts that costs little, and one for decode that reads fast
     about = {"machine": "h100-sxm,h200", "price": (2.0, 3.0), "tp": 1, "prompt": 2000}
-    data = found(**about, objective="cost", top=50)
+    data = actual(**about, objective="cost", top=50)
     machines = {
         (row["prefill"]["machine"], row["decode"]["machine"])
         for row in data["best"]
@@ -201,7 +201,7 @@ def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
         file.parent.mkdir()
         file.write_text(f'base = "{base}"\n')
         prices[str(file)] = price
-    data = found(machine=[*prices], price=tuple(prices.values()), tp=1, top=50)
+    data = actual(machine=[*prices], price=tuple(prices.values()), tp=1, top=50)
     pools = [row[p] for row in data["best"] for p in ("prefill", "decode") if row[p] is not None]
     assert {pool["machine"] for pool in pools} == {*prices}
     for row in data["best"]:
@@ -213,7 +213,7 @@ def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_stacks_and_formats_of_weights_are_searched() -> None:
     about = {"stack": "vllm,sglang", "weight_dtype": ("bf16", "fp8"), "batch": (4,), "tp": 1}
-    data = found(**about, top=50)
+    data = actual(**about, top=50)
     stacks = {row["decode"]["stack"] for row in data["best"]}
     assert stacks == {"vllm", "sglang"}
     assert all(
@@ -239,7 +239,7 @@ def test_page_table_and_columns(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_closed_loop_is_near_the_steady_state() -> None:
-    data = found(tp=1, batch=(16,), verify=2, output_tokens=200)
+    data = actual(tp=1, batch=(16,), verify=2, output_tokens=200)
     assert {row["mode"] for row in data["best"][:2]} == {"aggregated", "disaggregated"}
     for row in data["best"][:2]:
         over = row["over_time"]
@@ -251,12 +251,12 @@ def test_a_closed_loop_is_near_the_steady_state() -> None:
         assert 0.8 < over["per_rank"] / row["per_rank"] < 1.05
         assert over["tpot"]["mean"] == pytest.approx(row["tpot"], rel=0.1)
         assert over["ttft"]["p50"] >= 0.9 * row["ttft"]
-    assert found(tp=1, batch=(16,))["best"][0]["over_time"] is None
+    assert actual(tp=1, batch=(16,))["best"][0]["over_time"] is None
 
 
 @pytest.mark.long
 def test_servers_that_miss_a_limit_over_time_are_behind_the_others() -> None:
-    free = found(tp=1, batch=(4, 16))["best"]
+    free = actual(tp=1, batch=(4, 16))["best"]
     limit = max(row["ttft"] for row in free[:2]) * 1.001
     answer = answer_of(tp=1, batch=(4, 16), verify=2, ttft=limit)
     best = answer.as_json()["best"]
@@ -274,11 +274,11 @@ def test_servers_that_miss_a_limit_over_time_are_behind_the_others() -> None:
 def test_a_limit_of_memory_holds_over_time() -> None:
     """Longer requests than the mean do not all fit beside each other where its batch just does."""
     how: dict[str, Any] = {"tp": 1, "batch": (16,), "verify": 2, "output_tokens": 200}
-    free = next(row for row in found(**how)["best"] if row["mode"] == "disaggregated")
+    free = next(row for row in actual(**how)["best"] if row["mode"] == "disaggregated")
     peak = max(free[pool]["memory_peak"] for pool in ("prefill", "decode"))
     tight = next(
         row
-        for row in found(**how, limit=f"{peak / 2**30:.6f}GiB")["best"]
+        for row in actual(**how, limit=f"{peak / 2**30:.6f}GiB")["best"]
         if row["mode"] == "disaggregated"
     )
     assert tight["decode"] == {**free["decode"], "room": tight["decode"]["room"]}
@@ -287,19 +287,19 @@ def test_a_limit_of_memory_holds_over_time() -> None:
 
 @LONG
 def test_why_a_server_does_not_run_over_time_is_said() -> None:
-    rows = found(ranks=2, pp=2, tp=1, batch=(4,), verify=1)["best"]
+    rows = actual(ranks=2, pp=2, tp=1, batch=(4,), verify=1)["best"]
     assert rows[0]["over_time"]["refused"] == "requests over time do not support --pp yet"
 
 
 def test_a_server_on_stages_has_the_figures_of_its_command() -> None:
     """A step is one microbatch, others are on the other stages, whose caches are counted too."""
-    rows = found(ranks=2, pp=2, tp=1, batch=(16,), stack="vllm")["best"]
+    rows = actual(ranks=2, pp=2, tp=1, batch=(16,), stack="vllm")["best"]
     best = next(row for row in rows if row["mode"] == "aggregated")
-    told = json.loads(stagec(*shlex.split(best["command"])[1:], "--json").out)["points"][0]
-    assert told["batch"] == best["decode"]["batch"] == 16
-    assert told["per_rank"] == pytest.approx(best["per_rank"], rel=1e-9)
-    assert told["tpot"] == pytest.approx(best["tpot"], rel=0.03)  # not of its own prompt
-    assert told["memory_peak"] <= best["decode"]["memory_peak"]  # which has chunks of prompts
+    reported = json.loads(stagec(*shlex.split(best["command"])[1:], "--json").out)["points"][0]
+    assert reported["batch"] == best["decode"]["batch"] == 16
+    assert reported["per_rank"] == pytest.approx(best["per_rank"], rel=1e-9)
+    assert reported["tpot"] == pytest.approx(best["tpot"], rel=0.03)  # not of its own prompt
+    assert reported["memory_peak"] <= best["decode"]["memory_peak"]  # which has chunks of prompts
 
 
 # -- launch files ----------------------------------------------------------------------------------

@@ -52,16 +52,16 @@ def asked(model: str, sizes: dict[str, int], ranks: int, given: Given) -> list[Q
     return questions({**dict.fromkeys((*KNOBS, *NOT_GIVEN)), **about, **given}, Session())
 
 
-def value(answer: Answer, found: Evaluated) -> float | None:
+def value(answer: Answer, actual: Evaluated) -> float | None:
     """The objective, by its definition; None beyond a limit."""
     question = answer.question
-    if found.seconds is None or found.seconds > (question.most_seconds or 1e9):
+    if actual.seconds is None or actual.seconds > (question.most_seconds or 1e9):
         return None
     if question.objective == "memory":
-        return found.peak
-    assert found.tokens is not None
-    groups = found.tokens / question.group.tokens if question.group is not None else 1
-    return found.seconds / groups
+        return actual.peak
+    assert actual.tokens is not None
+    groups = actual.tokens / question.group.tokens if question.group is not None else 1
+    return actual.seconds / groups
 
 
 @LONG
@@ -69,17 +69,17 @@ def value(answer: Answer, found: Evaluated) -> float | None:
 def test_the_best_are_those_of_all_points(number: int) -> None:
     """And no bound is above its value."""
     for question in asked(*SPACES[number]):
-        found, every = answer_of(question), answer_of(replace(question, exhaustive=True))
+        actual, every = answer_of(question), answer_of(replace(question, exhaustive=True))
         known = {n: v for n, v in every.known.items() if isinstance(v, Evaluated)}
         values = {v for e in known.values() if (v := value(every, e)) is not None}
-        best = list(dict.fromkeys(f.value for f in found.best))
+        best = list(dict.fromkeys(f.value for f in actual.best))
         assert best == pytest.approx(sorted(values)[: len(best)])
-        assert len(found.best) == question.wanted or len(best) == len(values)
-        assert found.evaluated <= every.evaluated == len(every.listed.jobs) > 1
-        if found.bounds is not None:
-            seconds, held = found.bounds
+        assert len(actual.best) == question.wanted or len(best) == len(values)
+        assert actual.evaluated <= every.evaluated == len(every.listed.jobs) > 1
+        if actual.bounds is not None:
+            seconds, kept = actual.bounds
             assert any(seconds)
-            assert all(held[n] <= e.peak for n, e in known.items())
+            assert all(kept[n] <= e.peak for n, e in known.items())
             timed = {n: e.seconds for n, e in known.items() if e.seconds is not None}
             assert all(seconds[n] <= s for n, s in timed.items())
 
@@ -112,8 +112,8 @@ def test_throughput_within_a_limit(tmp_path: Path) -> None:
     job = argv[2 : argv.index("-o")]
     timed = json.loads(stagec("time", *job, "--machine", "h100-sxm", "--json").out)
     assert timed["step_seconds"] == first["step_seconds"]
-    held = json.loads(stagec("memory", *job, "--json").out)
-    assert max(c["peak"] for c in held["classes"]) == first["memory_peak"]
+    kept = json.loads(stagec("memory", *job, "--json").out)
+    assert max(c["peak"] for c in kept["classes"]) == first["memory_peak"]
     folder = tmp_path / "traces"
     assert stagec("compile", *job, "-o", folder, "--quiet").code == 0
     assert stagec("check", folder).code == 0
@@ -163,7 +163,7 @@ def test_a_preset_gives_its_step() -> None:
         (("--serve", "decode", "--context", "8", "--batch", "1", "--set", "B=2"), "give one"),
     ],
 )
-def test_what_is_wrong_is_told(words: tuple[str, ...], says: str) -> None:
+def test_what_is_wrong_is_reported(words: tuple[str, ...], says: str) -> None:
     ran = stagec(*WORDS, *words, *QUIET)
     assert ran.code == 1
     assert says in ran.err

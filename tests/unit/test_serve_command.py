@@ -85,12 +85,12 @@ def test_stages_have_batches_smaller_than_they_are() -> None:
 @pytest.mark.parametrize("ranks", [("--dp", "4"), ("--tp", "4", "--dp-attention")])
 def test_groups_of_ranks_may_be_idle(ranks: tuple[str, ...]) -> None:
     """Steps of 1 and of 6 sequences on four groups of ranks are those of 4 and of 8."""
-    found = served("--set", "L=2", *ranks, "--batches", "1,4,6,8")
-    one, four, six, eight = found["points"]
+    actual = served("--set", "L=2", *ranks, "--batches", "1,4,6,8")
+    one, four, six, eight = actual["points"]
     assert one["tpot"] == four["tpot"] < six["tpot"] <= eight["tpot"]
     assert one["memory_peak"] == four["memory_peak"] < six["memory_peak"] == eight["memory_peak"]
     assert one["per_rank"] == pytest.approx(four["per_rank"] / 4)
-    assert [bool(p["cautions"]) for p in found["points"]] == [True, False, True, False]
+    assert [bool(p["cautions"]) for p in actual["points"]] == [True, False, True, False]
     assert "batch 6: its step is that of 8" in six["cautions"][0]
 
 
@@ -120,30 +120,30 @@ def run(*more: str, model: str = "llama3-8b", machine: str = "h100-sxm") -> Outc
 
 def test_no_step_is_faster_than_its_bytes() -> None:
     """Decode reads the weights and the caches; an estimate is above that, and below three times."""
-    found = served("--batches", "1,16..64")
-    for point in found["points"]:
+    actual = served("--batches", "1,16..64")
+    for point in actual["points"]:
         bytes_ = WEIGHTS + point["batch"] * (512 + 64) * A_TOKEN
         step = 1 / point["per_user"] - max(0, point["batch"] - 1) * point["ttft"] / 128
         assert bytes_ / H100 < step < 3 * bytes_ / H100
     prefill = 2 * 512 * (WEIGHTS / 2 - 128_256 * 4096) / 989e12
-    assert prefill < found["points"][0]["ttft"] < 4 * prefill
+    assert prefill < actual["points"][0]["ttft"] < 4 * prefill
 
 
 def test_batches_double_while_they_fit() -> None:
-    found = served("--set", "L=2")
-    batches = [p["batch"] for p in found["points"]]
+    actual = served("--set", "L=2")
+    batches = [p["batch"] for p in actual["points"]]
     assert batches == [1 << i for i in range(len(batches))]
-    assert all(p["fits"] for p in found["points"])
-    more = [p["per_rank"] for p in found["points"]]
+    assert all(p["fits"] for p in actual["points"])
+    more = [p["per_rank"] for p in actual["points"]]
     assert more == sorted(more)
-    assert found["best"] == found["points"][-1]
+    assert actual["best"] == actual["points"][-1]
 
 
 def test_limits_choose_among_batches() -> None:
     every = served("--batches", "1,8,64")["points"]
     limit = every[1]["tpot"] * 1.0001
-    found = served("--batches", "1,8,64", "--tpot", f"{limit * 1e3:.6f}ms")
-    assert found["best"]["batch"] == 8
+    actual = served("--batches", "1,8,64", "--tpot", f"{limit * 1e3:.6f}ms")
+    assert actual["best"]["batch"] == 8
     none = served("--batches", "1", "--ttft", "1us")
     assert none["best"] is None
 
@@ -167,9 +167,9 @@ def test_a_prompt_in_chunks_reads_the_weights_again() -> None:
 def test_two_pods(tmp_path: Path) -> None:
     page = tmp_path / "curve.html"
     words = ("--serve", "disaggregated", "--prefill", "tp=2", "--decode", "tp=4,dp=2")
-    found = served(*words, "--batches", "8,32", "--html", str(page))
-    assert found["ranks"] == {"prefill": 2, "decode": 8}
-    assert all(p["prefill_pods"] > 0 for p in found["points"])
+    actual = served(*words, "--batches", "8,32", "--html", str(page))
+    assert actual["ranks"] == {"prefill": 2, "decode": 8}
+    assert all(p["prefill_pods"] > 0 for p in actual["points"])
     text = page.read_text()
     assert "<svg" in text
     assert "://" not in text
@@ -195,8 +195,8 @@ def test_ttft_has_what_is_left_of_the_caches(
     words = ("--serve", "disaggregated", "--set", "L=4", "--batches", "8", *pods)
     usual = served(*words, model=model)
     slow = served(*words, model=model, machine=str(slow_network(tmp_path, 1000)))
-    for found in (usual, slow):
-        sent, ttft = found["handover"], found["points"][0]["ttft"]
+    for actual in (usual, slow):
+        sent, ttft = actual["handover"], actual["points"][0]["ttft"]
         assert sent["bytes"] == sequences * 512 * 4 * 2 * 8 * 128 * 2 + 4 * tokens
         assert sent["alone_seconds"] >= sent["exposed_seconds"]
         assert ttft - sent["exposed_seconds"] == pytest.approx(_step(prefill, model), rel=1e-12)
@@ -249,9 +249,9 @@ def test_a_draft_model_on_the_ranks_of_its_model_prefills_behind_it() -> None:
         "--draft",
         "llama3-8b[L=2]: on=model",
     )
-    found = served(*pods, "--accepted", "2", "--batches", "8")
-    (point,) = found["points"]
-    assert found["ranks"] == {"prefill": 2, "decode": 2}
+    actual = served(*pods, "--accepted", "2", "--batches", "8")
+    (point,) = actual["points"]
+    assert actual["ranks"] == {"prefill": 2, "decode": 2}
     both = _step("tp=2", "llama3-8b"), _step("tp=2", "llama3-8b", 2)
     assert point["ttft"] == pytest.approx(sum(both), rel=1e-12)
 
@@ -263,16 +263,16 @@ def test_an_encoder_has_ranks_of_its_own(apart: bool) -> None:
     pods = ("--serve", "disaggregated", "--prefill", "tp=2", "--decode", "tp=2")
     pods = (*(pods if apart else ("--tp", "2")), "--part", "encoder=e: dp=2")
     sizes = ("--set", "L=2,L_dec=2", "--prompt", "64")
-    found = served(*pods, *sizes, "--batches", "4", model="whisper-large-v3")
-    assert found["ranks"] == {"prefill": 4, "decode": 2 if apart else 4}
+    actual = served(*pods, *sizes, "--batches", "4", model="whisper-large-v3")
+    assert actual["ranks"] == {"prefill": 4, "decode": 2 if apart else 4}
     step = (*pods, *sizes, *(() if apart else ("--serve", "prefill")), "--batch", "2", "--json")
     ran = stagec("time", "whisper-large-v3", *step, "--machine", "h100-sxm", "--no-levers")
     assert ran.code == 0, ran.err
-    told = json.loads(ran.out)
-    (point,) = found["points"]
-    assert point["ttft"] == pytest.approx(told["serving"]["ttft_seconds"], rel=1e-12)
+    reported = json.loads(ran.out)
+    (point,) = actual["points"]
+    assert point["ttft"] == pytest.approx(reported["serving"]["ttft_seconds"], rel=1e-12)
     if apart:
-        assert found["handover"] == told["handover"]
+        assert actual["handover"] == reported["handover"]
     else:
         assert point["per_rank"] == pytest.approx(point["tokens_per_second"] / 4, rel=1e-12)
 
@@ -282,15 +282,15 @@ def test_an_encoder_runs_with_the_first_chunk() -> None:
     model, part = "whisper-large-v3", ("--part", "encoder=e: tp=1")
     sizes = ("--set", "L=1,L_dec=1")
     words = ("--prompt", "16", "--chunk", "8", "--batches", "4")
-    found = served(*sizes, *part, *words, model=model)
-    assert found["ranks"]["prefill"] == 2
+    actual = served(*sizes, *part, *words, model=model)
+    assert actual["ranks"]["prefill"] == 2
     step = (*sizes, "--serve", "prefill", "--batch", "1", "--prompt", "8")
     each = [
         json.loads(stagec("time", model, *step, *more, "--machine", "h100-sxm", "--json").out)
         for more in (part, ("--context", "8"))
     ]
-    seconds = sum(told["step_seconds"] for told in each)
-    assert found["points"][0]["ttft"] == pytest.approx(seconds, rel=1e-12)
+    seconds = sum(reported["step_seconds"] for reported in each)
+    assert actual["points"][0]["ttft"] == pytest.approx(seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_an_encoder_runs_with_the_first_chunk() -> None:
         (("--set", "D=65536,F=229376"), "no batch fits: a batch of 1 needs"),
     ],
 )
-def test_what_is_wrong_is_told(words: tuple[str, ...], says: str) -> None:
+def test_what_is_wrong_is_reported(words: tuple[str, ...], says: str) -> None:
     ran = run(*words)
     assert ran.code in (1, 2)
     assert says in ran.err

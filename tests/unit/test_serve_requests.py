@@ -64,12 +64,12 @@ FORMS = {
 def test_forms_of_traces(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(FORMS[name], encoding="utf-8")
-    found = read_requests(path)
-    assert [(r.arrival, r.prompt, r.output) for r in found] == [
+    actual = read_requests(path)
+    assert [(r.arrival, r.prompt, r.output) for r in actual] == [
         (0, 374, 44),
         (14_319_410_100, 396, 109),
     ]
-    assert [tuple(r.prefix) for r in found] == ([(0,), (0, 1)] if "mooncake" in name else [(), ()])
+    assert [tuple(r.prefix) for r in actual] == ([(0,), (0, 1)] if "mooncake" in name else [(), ()])
 
 
 WRONG = {
@@ -177,15 +177,15 @@ def test_what_does_not_go_is_an_error_with_a_remedy(words: tuple[str, ...]) -> N
 
 def test_lengths_have_their_means() -> None:
     text = "prompt=lognormal:500:0.8,output=~100"
-    found = renewal(1.0, 1.0, 20_000, text, 1, None, 1)
-    assert sum(r.prompt for r in found) / len(found) == pytest.approx(500, rel=0.05)
-    assert sum(r.output for r in found) / len(found) == pytest.approx(100, rel=0.05)
+    actual = renewal(1.0, 1.0, 20_000, text, 1, None, 1)
+    assert sum(r.prompt for r in actual) / len(actual) == pytest.approx(500, rel=0.05)
+    assert sum(r.output for r in actual) / len(actual) == pytest.approx(100, rel=0.05)
 
 
 @pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
 def test_gaps_have_the_mean_and_the_spread_of_a_gamma_distribution(shape: float) -> None:
-    found = renewal(10.0, shape, 20_000, "", 1, 8, 8)
-    gaps = [(b.arrival - a.arrival) / 1e9 for a, b in itertools.pairwise(found)]
+    actual = renewal(10.0, shape, 20_000, "", 1, 8, 8)
+    gaps = [(b.arrival - a.arrival) / 1e9 for a, b in itertools.pairwise(actual)]
     mean = sum(gaps) / len(gaps)
     variance = sum((g - mean) ** 2 for g in gaps) / len(gaps)
     assert mean == pytest.approx(0.1, rel=0.05)
@@ -210,10 +210,10 @@ def test_a_grid_has_points_in_each_doubling() -> None:
 
 def known(step: Step) -> int:
     """A law that is linear in all that steps are made of, which interpolation finds exactly."""
-    found = 10**6
+    actual = 10**6
     for c in step.classes:
-        found += c.count * (1000 + 50 * c.new + (7 * c.cached if c.new == 1 else 0))
-    return found * 10**6
+        actual += c.count * (1000 + 50 * c.new + (7 * c.cached if c.new == 1 else 0))
+    return actual * 10**6
 
 
 def test_between_exact_steps_a_linear_law_is_exact() -> None:
@@ -249,12 +249,12 @@ def test_interpolated_seconds_are_near_exact_ones(model: str, flags: dict[str, A
     errors: list[float] = []
     for count, context in ((5, 700), (27, 1234), (90, 3000), (200, 5000)):
         total = count * context
-        found, expected = (s.decode(count, total).time(total) for s in (surface, single))
-        errors.append(abs(found / expected - 1))
+        actual, expected = (s.decode(count, total).time(total) for s in (surface, single))
+        errors.append(abs(actual / expected - 1))
         for chunks in ([(777, 0)], [(1500, 3000)], [(300, 0), (1100, 0)]):
             pair = (s.mixed(count, total, chunks) for s in (surface, single))
-            found, expected = pair
-            errors.append(abs(found / expected - 1))
+            actual, expected = pair
+            errors.append(abs(actual / expected - 1))
     errors.sort()
     assert errors[len(errors) // 2] < 0.015
     assert errors[-1] < 0.06
@@ -266,16 +266,18 @@ def test_interpolated_seconds_are_near_exact_ones(model: str, flags: dict[str, A
 @pytest.mark.long
 def test_exact_steps_and_a_grid_agree() -> None:
     words = ("--rate", "400", "--count", "40", *LENGTHS)
-    found, exact = answer(*words), answer(*words, "--step-grid", "exact")
+    actual, exact = answer(*words), answer(*words, "--step-grid", "exact")
     assert exact["steps"]["grid"] is None
-    assert exact["steps"]["evaluated"] > found["steps"]["checked"] > 0
+    assert exact["steps"]["evaluated"] > actual["steps"]["checked"] > 0
     for name in ("ttft", "tpot", "latency"):
-        assert found["times"][name]["mean"] == pytest.approx(exact["times"][name]["mean"], rel=0.05)
+        assert actual["times"][name]["mean"] == pytest.approx(
+            exact["times"][name]["mean"], rel=0.05
+        )
 
 
 def test_a_server_that_is_alone_takes_its_steps() -> None:
     """One request at a time: prefill and decode, as the steps are exact."""
-    found = answer("--concurrency", "1", "--count", "3", "--prompt", "100", "--output-tokens", "5")
+    actual = answer("--concurrency", "1", "--count", "3", "--prompt", "100", "--output-tokens", "5")
     machine = library.machine("h100-sxm")
     sizes = {"L": 2, "D": 256, "F": 512, "V": 1024, "H": 8, "G": 4, "K": 32}
     modules = StepModules(job_options("llama3-8b", None, {"sizes": sizes}), Session())
@@ -283,10 +285,10 @@ def test_a_server_that_is_alone_takes_its_steps() -> None:
     def seconds(text: str) -> float:
         return modules.compiled(parse_step(text)).time(machine).step_seconds
 
-    assert found["times"]["ttft"]["p50"] == pytest.approx(seconds("prefill=1x100+0"), rel=0.02)
-    assert found["times"]["tpot"]["p50"] == pytest.approx(seconds("decode=1x102"), rel=0.02)
-    assert found["pools"]["server"]["steps"] == 15
-    assert found["pools"]["server"]["busy"] == pytest.approx(1)
+    assert actual["times"]["ttft"]["p50"] == pytest.approx(seconds("prefill=1x100+0"), rel=0.02)
+    assert actual["times"]["tpot"]["p50"] == pytest.approx(seconds("decode=1x102"), rel=0.02)
+    assert actual["pools"]["server"]["steps"] == 15
+    assert actual["pools"]["server"]["busy"] == pytest.approx(1)
 
 
 @pytest.mark.long
@@ -298,16 +300,16 @@ def test_steps_that_decode_may_verify_drafts(pods: tuple[str, ...]) -> None:
     first context and its last one. The first token is that of a server without drafts."""
     load = ("--concurrency", "4", "--count", "4", "--lengths", "prompt=64,output=33", *pods)
     drafts = ("--speculative", "3", "--accepted", "2.5")
-    found, plain = answer(*load, *drafts)["times"], answer(*load)["times"]
-    assert found["ttft"] == plain["ttft"]
+    actual, plain = answer(*load, *drafts)["times"], answer(*load)["times"]
+    assert actual["ttft"] == plain["ttft"]
     words = (*SERVER, "--serve", "decode", "--batch", "4", *drafts, "--json", "--no-levers")
     first, last = (
         json.loads(stagec("time", *words, "--context", context).out)["serving"]["tpot_seconds"]
         for context in ("64", "96")
     )
     if not pods:  # all four decode together
-        assert first <= found["tpot"]["mean"] <= last
-    assert found["tpot"]["mean"] < plain["tpot"]["mean"]
+        assert first <= actual["tpot"]["mean"] <= last
+    assert actual["tpot"]["mean"] < plain["tpot"]["mean"]
 
 
 @pytest.mark.long
@@ -318,19 +320,19 @@ def test_a_draft_model_has_its_own_ranks_or_takes_turns(ranks: str) -> None:
     caches of both take memory, else those of the draft model have room of their own."""
     load = ("--concurrency", "4", "--count", "4", "--lengths", "prompt=64,output=33")
     drafts = ("--speculative", "3", "--accepted", "2.5", "--draft", f"llama3-8b[{SMALL}]: {ranks}")
-    found, main = answer(*load, *drafts), answer(*load)
+    actual, main = answer(*load, *drafts), answer(*load)
     small = json.loads(stagec("serve", "llama3-8b", "--set", SMALL, *H100, *load, "--json").out)
     words = (*SERVER, "--serve", "decode", "--batch", "4", *drafts, "--json", "--no-levers")
     first, last = (
         json.loads(stagec("time", *words, "--context", context).out)["serving"]["tpot_seconds"]
         for context in ("64", "96")
     )
-    assert first <= found["times"]["tpot"]["mean"] <= last
+    assert first <= actual["times"]["tpot"]["mean"] <= last
     each = [answer["times"]["ttft"]["mean"] for answer in (main, small)]
     turns = ranks == "on=model"
-    assert found["times"]["ttft"]["mean"] == pytest.approx(sum(each) if turns else max(each))
-    assert found["ranks"] == (1 if turns else 2)
-    blocks = [answer["pools"]["server"]["blocks"] for answer in (found, main, small)]
+    assert actual["times"]["ttft"]["mean"] == pytest.approx(sum(each) if turns else max(each))
+    assert actual["ranks"] == (1 if turns else 2)
+    blocks = [answer["pools"]["server"]["blocks"] for answer in (actual, main, small)]
     if turns:  # of the bytes of a block the draft model has a fifth
         assert blocks[0] == pytest.approx(blocks[1] * 4 / 5, rel=1e-3)
     else:
@@ -342,16 +344,16 @@ def test_a_prompt_has_the_tokens_of_one_group_of_ranks() -> None:
     ranks = ("--tp", "2", "--dp-attention", "--max-tokens", "64", "--max-batch", "4")
     lengths = ("--lengths", "prompt=160,output=1")
     for number in ("1", "2"):
-        found = answer(*ranks, "--batch-of", number, *lengths)
-        assert found["pools"]["server"]["steps"] == 3
+        actual = answer(*ranks, "--batch-of", number, *lengths)
+        assert actual["pools"]["server"]["steps"] == 3
 
 
 @pytest.mark.long
 def test_a_draft_model_serves_all_groups_of_its_model() -> None:
     """Two groups of ranks, whose sequences are those of one group of the draft model."""
     draft = ("--speculative", "3", "--draft", f"llama3-8b[{SMALL}]: tp=1")
-    found = answer("--dp", "2", *draft, "--concurrency", "4", "--count", "4", *LENGTHS)
-    assert (found["ranks"], found["pools"]["server"]["replicas"]) == (3, 1)
+    actual = answer("--dp", "2", *draft, "--concurrency", "4", "--count", "4", *LENGTHS)
+    assert (actual["ranks"], actual["pools"]["server"]["replicas"]) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -370,9 +372,9 @@ def test_closed_loops_of_one_length_are_remarked(words: tuple[str, ...], said: b
 @pytest.mark.parametrize("pods", [(), ("--serve", "disaggregated", "--prompt", "64")])
 def test_hosts_take_their_time_before_the_first_token(pods: tuple[str, ...]) -> None:
     words = "--rate", "0.5", "--count", "5", "--lengths", "prompt=64,output=4", *pods
-    plain, held = (answer(*words, "--host-request", f"{ms} ms")["times"] for ms in (0, 10))
+    plain, kept = (answer(*words, "--host-request", f"{ms} ms")["times"] for ms in (0, 10))
     for name, more in (("ttft", 0.01), ("latency", 0.01), ("tpot", 0.0)):
-        assert held[name]["mean"] == pytest.approx(plain[name]["mean"] + more, abs=1e-9)
+        assert kept[name]["mean"] == pytest.approx(plain[name]["mean"] + more, abs=1e-9)
 
 
 @pytest.mark.long
@@ -395,8 +397,8 @@ def test_data_parallel_ranks_are_replicas_and_expert_parallel_ones_are_not() -> 
         *("--dp", "2", "--ep", "2"),
         *("--machine", "h100-sxm", *words, "--json"),
     )
-    found = json.loads(experts.out)["pools"]["server"]
-    assert (found["replicas"], found["ranks"], found["max_batch"]) == (1, 2, 512)
+    actual = json.loads(experts.out)["pools"]["server"]
+    assert (actual["replicas"], actual["ranks"], actual["max_batch"]) == (1, 2, 512)
 
 
 @pytest.mark.long
@@ -422,20 +424,20 @@ def test_replicas_that_come_and_go_are_counted(tmp_path: Path) -> None:
     scaled = ("--autoscale", "1..3:requests=4", "--scale-window", "4ms", "--scale-delay", "10ms")
     page = tmp_path / "page.html"
     more = ("--fail", "0@20ms", "--start-time", "3ms", "--price", "2", "--html", str(page))
-    found = answer(*words, *scaled, *more)
-    pool = found["pools"]["server"]
+    actual = answer(*words, *scaled, *more)
+    pool = actual["pools"]["server"]
     assert (pool["replicas"], pool["failed"], pool["start_seconds"]) == (3, 1, 0.003)
     assert pool["started"] >= 2
     assert 1 < pool["held"] < 3
-    assert pool["replica_seconds"] == pytest.approx(pool["held"] * found["seconds"])
-    assert found["rank_seconds"] == pool["replica_seconds"]
-    assert found["cost"] == pytest.approx(
-        found["rank_seconds"] / 3600 * 2 / found["output_tokens"] * 1e6
+    assert pool["replica_seconds"] == pytest.approx(pool["held"] * actual["seconds"])
+    assert actual["rank_seconds"] == pool["replica_seconds"]
+    assert actual["cost"] == pytest.approx(
+        actual["rank_seconds"] / 3600 * 2 / actual["output_tokens"] * 1e6
     )
-    assert found["per_rank"] == pytest.approx(found["output_tokens"] / found["rank_seconds"])
-    held = [moment["held"] for moment in found["over_time"]["server"]]
-    assert held[0] == 1
-    assert max(held) == 3
+    assert actual["per_rank"] == pytest.approx(actual["output_tokens"] / actual["rank_seconds"])
+    kept = [moment["held"] for moment in actual["over_time"]["server"]]
+    assert kept[0] == 1
+    assert max(kept) == 3
     assert "<h2>Replicas that hold their ranks, and those that take requests</h2>" in (
         page.read_text(encoding="utf-8")
     )
@@ -456,14 +458,14 @@ def test_a_start_takes_as_long_as_the_weights_come_from_the_host() -> None:
 @pytest.mark.long
 def test_python_says_the_same() -> None:
     sizes = {"L": 2, "D": 256, "F": 512, "V": 1024, "H": 8, "G": 4, "K": 32}
-    found = library.job("llama3-8b", sizes=sizes).serve_requests(
+    actual = library.job("llama3-8b", sizes=sizes).serve_requests(
         "h100-sxm", rate=300, count=25, lengths="prompt=20..200,output=~30", route="round-robin"
     )
     words = ("--rate", "300", "--count", "25", *LENGTHS, "--route", "round-robin")
-    assert found.as_json() == answer(*words)
-    assert str(found) == run(*words).out
-    assert found.plot().startswith("<svg")
-    assert "<h2>Share of time and cache in use</h2>" in found.page()
+    assert actual.as_json() == answer(*words)
+    assert str(actual) == run(*words).out
+    assert actual.plot().startswith("<svg")
+    assert "<h2>Share of time and cache in use</h2>" in actual.page()
     with pytest.raises(library.DiagnosticError, match="no arrivals of requests are given"):
         library.job("llama3-8b", sizes=sizes).serve_requests("h100-sxm")
 

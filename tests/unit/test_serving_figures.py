@@ -30,7 +30,7 @@ def served(model: str, **options: Any) -> dict[str, Any]:
     builder = JobBuilder(JobOptions(model, **options))
     kept = Planned(lambda m: serving_figures(m, builder, None))
     module = builder.lower(watching=[kept], verify=False)
-    return analysis(module, model) | {"serving": kept.found}
+    return analysis(module, model) | {"serving": kept.result}
 
 
 def expected_flops(figures: Any) -> int:
@@ -45,9 +45,9 @@ def test_a_decode_step_of_published_models(name: str) -> None:
     figures = FIGURES[name]
     context = figures["flops_decode"]["context"]
     path = str(DATA / "configs" / f"{name}.json")
-    found = served(path, serve="decode", batch=1, context=context)
-    assert found["matmul_flops"]["forward"] == expected_flops(figures)
-    cache, ours = figures["cache"], found["serving"]
+    actual = served(path, serve="decode", batch=1, context=context)
+    assert actual["matmul_flops"]["forward"] == expected_flops(figures)
+    cache, ours = figures["cache"], actual["serving"]
     assert ours["cache_bytes_per_token"] == cache["kv_bytes_per_token"]
     assert ours["cache_bytes"] + ours["state_bytes"] == cache["bytes_at_S"]
     assert ours["state_bytes"] == cache["state_bytes"]
@@ -66,10 +66,10 @@ PER_TOKEN = {
 @pytest.mark.parametrize("model", PER_TOKEN)
 def test_bytes_per_token(model: str) -> None:
     for mode, more in (("decode", {"context": 100}), ("prefill", {"prompt": 128})):
-        found = served(model, serve=mode, batch=4, **more)["serving"]
-        assert found["cache_bytes_per_token"] == PER_TOKEN[model]
+        actual = served(model, serve=mode, batch=4, **more)["serving"]
+        assert actual["cache_bytes_per_token"] == PER_TOKEN[model]
         tokens = 100 if mode == "decode" else 128
-        assert found["cache_bytes"] == 4 * tokens * PER_TOKEN[model]
+        assert actual["cache_bytes"] == 4 * tokens * PER_TOKEN[model]
 
 
 GRID = [
@@ -88,14 +88,14 @@ def test_caches_are_split(case: Any, context: int) -> None:
     """Heads over tp as far as there are any, layers over stages, sequences over dp, tokens over cp,
     each rank with whole rows."""
     model, axes, ways, stages = case
-    found = served(model, serve="decode", batch=16, context=context, **axes)
-    ours, data = found["serving"], axes.get("dp", 1)
+    actual = served(model, serve="decode", batch=16, context=context, **axes)
+    ours, data = actual["serving"], axes.get("dp", 1)
     parts = axes.get("cp", 1)
     rows = -(-context // parts)
     assert ours["cache_bytes"] == PER_TOKEN[model] * rows * parts * 16 // (data * ways * stages)
-    held = found["classes"][0]["memory"]["caches"]
+    kept = actual["classes"][0]["memory"]["caches"]
     rows = -(-(context + 1) // parts)
-    assert held == PER_TOKEN[model] * rows * parts * 16 // (data * ways * stages)
+    assert kept == PER_TOKEN[model] * rows * parts * 16 // (data * ways * stages)
 
 
 def test_what_is_not_counted_of_eight_bits() -> None:
@@ -103,11 +103,11 @@ def test_what_is_not_counted_of_eight_bits() -> None:
     128 elements; FlashMLA caches 656 bytes a token and layer, 4 scales and 64 elements in bf16."""
     sizes = {"L": 1, "L_dense": 1}
     given: dict[str, Any] = {"serve": "decode", "batch": 128 * 8, "context": 64, "sizes": sizes}
-    found = served("deepseek-v3", dp=8, ep=8, fp8="e4m3", kv_dtype="fp8", **given)
+    actual = served("deepseek-v3", dp=8, ep=8, fp8="e4m3", kv_dtype="fp8", **given)
     (sent,) = (
         row["bytes"]
-        for row in found["classes"][0]["collectives"]
+        for row in actual["classes"][0]["collectives"]
         if row["op"] == "all_to_all" and row["dtype"] == "f8e4m3"
     )
     assert sent + 128 * 8 * 7168 // 128 * 4 == 128 * 8 * 7392
-    assert found["serving"]["cache_bytes_per_token"] + 2 * (4 * 4 + 64) == 2 * 656
+    assert actual["serving"]["cache_bytes_per_token"] + 2 * (4 * 4 + 64) == 2 * 656

@@ -58,11 +58,11 @@ def classes_of(job: JobOptions) -> tuple[list[SteppedClass], StepModules]:
 
 def by_step(program: Program) -> dict[int, list[Node]]:
     """The nodes of a program by the number of the step in their names, which is taken off."""
-    found: defaultdict[int, list[Node]] = defaultdict(list)
+    actual: defaultdict[int, list[Node]] = defaultdict(list)
     for node in program.nodes:
         step, _, name = node.name.partition("/")
-        found[int(step.removeprefix("s"))].append(replace(node, name=name))
-    return found
+        actual[int(step.removeprefix("s"))].append(replace(node, name=name))
+    return actual
 
 
 def is_token(node: Node) -> bool:
@@ -81,10 +81,10 @@ def work(nodes: Sequence[Node]) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("options", [*ONE, {"dp": 2, "ep": 2}], ids=str)
 def test_each_step_is_a_compile_of_its_own(options: dict[str, Any]) -> None:
     job = job_of(MIXTRAL if "ep" in options else LLAMA, **options)
-    found, modules = classes_of(job)
+    actual, modules = classes_of(job)
     assert modules.compiles == 3
     own = [StepModules(job, Session()).classes(parse_step(text)) for text in STEPS]
-    for number, each in enumerate(found):
+    for number, each in enumerate(actual):
         steps = by_step(each.program())
         for place, which in enumerate(ORDER):
             nodes = [n for n in steps[place] if not is_token(n)]
@@ -120,13 +120,13 @@ def test_stages_send_what_they_sample(options: dict[str, Any]) -> None:
     """A message a step, of four bytes for each token of a group, from the last stage to the first;
     none for steps whose tokens no step takes."""
     job = job_of(LLAMA, **options)
-    found, _ = classes_of(job)
-    sent, received = ([n for n in found[i].program().nodes if is_token(n)] for i in (-1, 0))
+    actual, _ = classes_of(job)
+    sent, received = ([n for n in actual[i].program().nodes if is_token(n)] for i in (-1, 0))
     sampled = [parse_step(STEPS[which]).sampled for which in ORDER[: len(ORDER) - job.pp]]
     assert [(n.kind, n.size, n.by) for n in sent] == [("send", 4 * n, 1) for n in sampled]
     assert [(n.kind, n.size, n.tag) for n in received] == [("recv", n.size, n.tag) for n in sent]
     ends: Counter[tuple[str, int]] = Counter()
-    for each in found:
+    for each in actual:
         for node in each.program().nodes:
             if node.is_message:
                 ends[node.over, node.tag] += 1 if node.kind == "send" else -1
@@ -168,9 +168,9 @@ def test_equal_steps_are_compiled_once() -> None:
     classes = [modules.classes(step) for step in distinct]
     assert modules.compiles == 1
     order = [distinct.index(s) for s in steps]
-    (found,) = stepped_classes(classes, Sequel(order, [0, *[1] * 199], [4] * len(distinct)))
-    assert len(found.program()) == 200 * len(classes[0][0].program())
-    assert len(found.program().prototypes) == len(distinct) * len(classes[0][0].program())
+    (actual,) = stepped_classes(classes, Sequel(order, [0, *[1] * 199], [4] * len(distinct)))
+    assert len(actual.program()) == 200 * len(classes[0][0].program())
+    assert len(actual.program().prototypes) == len(distinct) * len(classes[0][0].program())
 
 
 @pytest.mark.parametrize("pp", [1, 2])
@@ -208,10 +208,10 @@ def test_groups_share_the_requests(model: str, flags: str, replicas: int, tmp_pa
     assert done.code == 0, done.err
     serving = json.loads((folder / "manifest.json").read_text())["serving"]
     assert len(serving["steps"]) == replicas
-    told = done.out.partition("Tokens: ")[2].splitlines()[0].replace(",", "")
-    tokens = sum(int(n) for n in re.findall(r"(\d+) of [a-z]+(?! )", told.partition(";")[0]))
+    reported = done.out.partition("Tokens: ")[2].splitlines()[0].replace(",", "")
+    tokens = sum(int(n) for n in re.findall(r"(\d+) of [a-z]+(?! )", reported.partition(";")[0]))
     assert tokens == sum(prompt + output - 1 for _, prompt, output in asked)
-    assert f"{sum(output for _, _, output in asked)} sampled" in told
+    assert f"{sum(output for _, _, output in asked)} sampled" in reported
     assert (serving["served"], serving["sharing"]) == (len(asked), "round robin")
     checked = stagec("check", folder)
     assert (checked.code, "0 errors, 0 warnings" in checked.out) == (0, True), checked

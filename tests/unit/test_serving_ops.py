@@ -67,10 +67,10 @@ JOBS = [
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job[0])
 def test_ops_add_up_to_the_step(job: tuple[str, ...]) -> None:
     """FLOPs, bytes and communication of the classes, each stage counted once."""
-    found = analysed(*job)
-    for entry in found["classes"]:
+    actual = analysed(*job)
+    for entry in actual["classes"]:
         stage = entry["coords"].get("pp", 0)
-        mine = [op for op in found["serving"]["ops"] if stage in op["stages"]]
+        mine = [op for op in actual["serving"]["ops"] if stage in op["stages"]]
         moved = [op for op in mine if op["kernel"] == "communication"]
         work = [op for op in mine if op["kernel"] != "communication"]
         assert sum(op["flops"] for op in work) == sum(entry["flops"].values())
@@ -111,14 +111,14 @@ def test_intensities_in_symbols() -> None:
 def test_a_quotient_is_that_of_its_parts() -> None:
     a, b, tp = (symbol(n) for n in ("a", "b", "tp"))
     above, below = 2 * a * b / tp + 4 * a, 6 * a / tp + 2 * a * b
-    found = ratio(above, below)
-    assert "a" not in found.symbols
+    actual = ratio(above, below)
+    assert "a" not in actual.symbols
     values = {"a": const(3), "b": const(5), "tp": const(7)}
 
     def at(value: Expr) -> Fraction:
         return fraction(substitute(value, values))
 
-    assert at(found) == at(above) / at(below)
+    assert at(actual) == at(above) / at(below)
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_a_model_without_a_last_position_has_no_warning() -> None:
 
 
 def test_the_largest_batch_fits_and_no_larger_one() -> None:
-    found = stagec("analyze", *DECODE[:-4], "--context", "31", "--dp", "2", "--limit", "2MiB")
-    shown = next(line for line in found.out.splitlines() if "largest batch" in line)
+    actual = stagec("analyze", *DECODE[:-4], "--context", "31", "--dp", "2", "--limit", "2MiB")
+    shown = next(line for line in actual.out.splitlines() if "largest batch" in line)
     most = int(shown.split()[-1].replace(",", ""))
     assert most % 2 == 0
     for batch, fits in ((most, True), (most + 2, False)):
@@ -105,8 +105,8 @@ def test_the_largest_batch_fits_and_no_larger_one() -> None:
 @pytest.mark.parametrize("flags", ["", "--cp 2 --page 3"])
 def test_the_longest_context_fits_and_no_longer_one(flags: str) -> None:
     job = ("llama3-8b", "--set", SMALL, "--serve", "decode", "--batch", "4", *flags.split())
-    found = stagec("analyze", *job, "--context", "31", "--limit", "2MiB", "--json")
-    most = json.loads(found.out)["serving"]["max_context"]
+    actual = stagec("analyze", *job, "--context", "31", "--limit", "2MiB", "--json")
+    most = json.loads(actual.out)["serving"]["max_context"]
     for context, fits in ((most, True), (most + 1, False)):
         ran = stagec("memory", *job, "--context", str(context), "--limit", "2MiB")
         assert (ran.code == 0) is fits
@@ -131,12 +131,12 @@ def test_caches_are_held_once(flags: str) -> None:
     assert text.code == 0, text.err
     ranks = json.loads(text.out)["classes"]
     ways = {"": 1, "--tp 4": 4, "--tp 8": 4, "--pp 2": 2, "--pp 2 --tp 2 --dp 2": 8, "--cp 4": 4}
-    held = 2 * 2 * 4 * 4 * 8 * 32 * 8 // ways.get(flags, 2)
+    kept = 2 * 2 * 4 * 4 * 8 * 32 * 8 // ways.get(flags, 2)
     for rank in ranks:
-        found = rank["categories"]
-        assert found["caches"] == held
-        assert found["gradients"] == found["optimizer"] == found["stash"] == 0
-        assert rank["peak"] - found["parameters"] < 2 * held
+        actual = rank["categories"]
+        assert actual["caches"] == kept
+        assert actual["gradients"] == actual["optimizer"] == actual["stash"] == 0
+        assert rank["peak"] - actual["parameters"] < 2 * kept
 
 
 @LONG

@@ -67,16 +67,16 @@ class _SlowServer:
         self.running: list[_Slow] = []
 
     def steps(self) -> list[Counter[tuple[int, int, int]]]:
-        found: list[Counter[tuple[int, int, int]]] = []
+        actual: list[Counter[tuple[int, int, int]]] = []
         while self.coming or self.waiting or self.running:
             while self.coming and self.coming[0].arrival <= self.now:
                 self.waiting.append(self.coming.pop(0))
             if not self.waiting and not self.running:
                 self.now = self.coming[0].arrival
                 continue
-            found.append(Counter(self._step()))
+            actual.append(Counter(self._step()))
             self.now += TICK
-        return found
+        return actual
 
     def _step(self) -> list[tuple[int, int, int]]:
         added: list[tuple[_Slow, tuple[int, int, int]]] = []
@@ -108,8 +108,8 @@ class _SlowServer:
 
     def _fits(self, one: _Slow, add: int) -> bool:
         """Whether the blocks are there for more tokens of a sequence, which runs or is let in."""
-        held = {r: r.cached for r in self.running} | {one: one.cached + add}
-        blocks = sum(-(-tokens // self.limits.block) for tokens in held.values())
+        kept = {r: r.cached for r in self.running} | {one: one.cached + add}
+        blocks = sum(-(-tokens // self.limits.block) for tokens in kept.values())
         return self.limits.blocks is None or blocks <= self.limits.blocks
 
     def _lets_in(self, budget: int) -> bool:
@@ -180,9 +180,9 @@ def test_groups_wait_for_the_slowest() -> None:
     """Of two groups one has a prompt, the other decodes: a step takes as long as both padded."""
     requests = [Request(0, 8, 1), Request(0, 2, 3)]
     engine = Engine(requests, FCFS, ServerLimits(64, 4), lambda step: step.tokens, 1, 2)
-    found = [(str(s), each.end - each.start) for each in engine.stretches(9) for s in each.steps]
-    assert found[0] == ("prefill=1x8+0", 8)
-    assert [text for text, _ in found[1:]] == ["decode=1x2", "decode=1x3"]
+    actual = [(str(s), each.end - each.start) for each in engine.stretches(9) for s in each.steps]
+    assert actual[0] == ("prefill=1x8+0", 8)
+    assert [text for text, _ in actual[1:]] == ["decode=1x2", "decode=1x3"]
     assert {s.number: s.first for s in engine.served} == {1: 8, 2: 8}
 
 
@@ -327,8 +327,8 @@ OWN = "arrival, prompt, output\n0.25,10,2\n1.000000001,7,1\n"
 )
 def test_three_forms_of_files_say_the_same(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    found = [(r.arrival, r.prompt, r.output) for r in read_requests(tmp_path / name)]
-    assert found == [(250_000_000, 10, 2), (1_000_000_001, 7, 1)]
+    actual = [(r.arrival, r.prompt, r.output) for r in read_requests(tmp_path / name)]
+    assert actual == [(250_000_000, 10, 2), (1_000_000_001, 7, 1)]
 
 
 @pytest.mark.parametrize(
@@ -368,16 +368,16 @@ def test_what_is_no_list_of_requests(
 
 def test_poisson_is_the_same_for_a_seed_and_has_its_rate(tmp_path: Path) -> None:
     text = "poisson:rate=8,count=4000,prompt=~300,output=64..256,seed=3"
-    found = requests_of(text)
+    actual = requests_of(text)
     again = requests_of(text)
-    assert [(r.arrival, r.prompt, r.output) for r in found] == [
+    assert [(r.arrival, r.prompt, r.output) for r in actual] == [
         (r.arrival, r.prompt, r.output) for r in again
     ]
     # the mean of 4000 gaps has a deviation of 1/sqrt(4000) = 1.6%
-    assert abs(found[-1].arrival / 1e9 - 500) < 500 * 0.08
-    assert abs(sum(r.prompt for r in found) / 4000 - 300) < 300 * 0.08
-    assert {r.output for r in found} == set(range(64, 257))
-    assert requests_of(text.replace("seed=3", "seed=4"))[0].arrival != found[0].arrival
+    assert abs(actual[-1].arrival / 1e9 - 500) < 500 * 0.08
+    assert abs(sum(r.prompt for r in actual) / 4000 - 300) < 300 * 0.08
+    assert {r.output for r in actual} == set(range(64, 257))
+    assert requests_of(text.replace("seed=3", "seed=4"))[0].arrival != actual[0].arrival
     (tmp_path / "l.csv").write_text("prompt,output\n5,6\n7,8\n")
     drawn = requests_of(f"poisson:rate=1/2,count=50,lengths={tmp_path / 'l.csv'}")
     assert {(r.prompt, r.output) for r in drawn} == {(5, 6), (7, 8)}

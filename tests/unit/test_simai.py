@@ -94,8 +94,8 @@ def ring(groups: dict[str, int], rate: int) -> Network:
 def axes_of(mesh: dict[str, int]) -> dict[str, str]:
     """SimAI's groups by our axes."""
     data = [a for a in mesh if a not in ("tp", "pp")]
-    found = {"+".join(a for a in data if a != "ep"): "DP_EP", "ep": "EP"}
-    return {**found, "+".join(data): "DP", "tp": "TP"}
+    actual = {"+".join(a for a in data if a != "ep"): "DP_EP", "ep": "EP"}
+    return {**actual, "+".join(data): "DP", "tp": "TP"}
 
 
 @tried(Tried(LLAMA, "1f1b"), Tried(MIXTRAL, "ep"), Tried(LLAMA, "fsdp"))
@@ -108,7 +108,7 @@ def test_sums_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
     for number, each in enumerate(about["classes"]):
         text = read(folder / f"job.{each['name']}.txt")
         assert text.pairs["all_gpus:"] == prod(mesh.values())
-        found: Counter[tuple[str, str]] = Counter()
+        actual: Counter[tuple[str, str]] = Counter()
         calls: Counter[tuple[str, str]] = Counter()
         for _, columns in text.records:
             for column, (_, comm, size) in enumerate(columns):
@@ -116,7 +116,7 @@ def test_sums_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
                     kind, group = group_of(column, comm)
                     # one group, two names
                     same = group == "EP" and text.groups()["DP_EP"] == 1
-                    found[kind, "DP" if same else group] += size
+                    actual[kind, "DP" if same else group] += size
                     calls[kind, "DP" if same else group] += 1
         expected: Counter[tuple[str, str]] = Counter()
         called: Counter[tuple[str, str]] = Counter()
@@ -125,7 +125,7 @@ def test_sums_are_those_of_analyze(tried_job: Tried, tmp_path: Path) -> None:
             if over is not None:
                 expected[row["op"], over] += row["bytes"]
                 called[row["op"], over] += row["count"]
-        assert (found, calls) == (expected, called)
+        assert (actual, calls) == (expected, called)
         left = [r for r in each["collectives"] if "+".join(r["over"]) not in names]
         program = job.program(number)
         message = " ".join(SIMAI.drops(program, job.layout))
@@ -238,7 +238,7 @@ def test_options_name_axes(tmp_path: Path) -> None:
     assert not (tmp_path / "j").exists()
 
 
-def test_what_is_not_carried_is_told(tmp_path: Path) -> None:
+def test_what_is_not_carried_is_reported(tmp_path: Path) -> None:
     words = ("compile", LLAMA, "--cp", "2", "--pp", "2", "--microbatches", "2", "--set", "L=2")
     done = stagec(*words, "--machine", "h100-sxm", "--format", "simai", "-o", tmp_path / "j")
     assert done.code == 0, done.err

@@ -31,9 +31,9 @@ def test_lines_with_tokens_count_and_docstrings_do_not() -> None:
 
 def test_a_room_above_its_budget_or_without_one_is_said() -> None:
     sizes = {"big": (12, 100), "new": (1, 2), "small": (5, 9)}
-    found = list(over_budget(sizes, {"big": 10, "small": 5, "gone": 3}))
-    assert [text.split()[0] for text in found] == ["big", "new", "[tool.stagec.size]"]
-    assert "2 above its budget" in found[0]
+    actual = list(over_budget(sizes, {"big": 10, "small": 5, "gone": 3}))
+    assert [text.split()[0] for text in actual] == ["big", "new", "[tool.stagec.size]"]
+    assert "2 above its budget" in actual[0]
 
 
 def test_the_table_has_every_room() -> None:

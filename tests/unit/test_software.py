@@ -60,8 +60,8 @@ def step(*flags: str, machine: str = "h100-sxm") -> dict[str, Any]:
     """The answer of `stagec time`."""
     ran = stagec(*STEP, "--machine", machine, *flags)
     assert ran.code == 0, ran.err
-    found: dict[str, Any] = json.loads(ran.out)
-    return found
+    actual: dict[str, Any] = json.loads(ran.out)
+    return actual
 
 
 @pytest.mark.parametrize(("kernel", "median"), [("flash_2", 0.045), ("cudnn", 0.09)])
@@ -98,9 +98,9 @@ def test_a_machine_without_the_kernel_says_so() -> None:
 
 def test_math_has_all_scores_in_memory() -> None:
     """In fewer bytes there is no attention, and its products are products."""
-    found = step("--attention", "math", "--set", "S=1024")
-    assert "attention" not in found["breakdown"]
-    assert found["attention"] == "math"
+    actual = step("--attention", "math", "--set", "S=1024")
+    assert "attention" not in actual["breakdown"]
+    assert actual["attention"] == "math"
 
 
 @pytest.mark.parametrize("form", UNFUSED)
@@ -150,8 +150,8 @@ def test_products_of_experts_keep_a_share_of_that() -> None:
     def of(share: str, ranks: int) -> dict[str, float]:
         job = ("time", "mixtral-8x7b", "--set", "L=2,B=8", "--dp", "8", "--ep", str(ranks))
         how = ("--sustained-experts", share, "--machine", "h100", "--no-levers", "--json")
-        found: dict[str, float] = json.loads(stagec(*job, *how).out)["breakdown"]
-        return found
+        actual: dict[str, float] = json.loads(stagec(*job, *how).out)["breakdown"]
+        return actual
 
     before, after = of("1", 4), of("1/2", 4)
     assert (
@@ -179,7 +179,7 @@ def test_hosts_issue_and_graphs() -> None:
         (("--sustained", "0"), "expects 'products' to be more than 0 and at most 1, found 0"),
     ],
 )
-def test_mistakes_are_told(flags: tuple[str, ...], words: str) -> None:
+def test_mistakes_are_reported(flags: tuple[str, ...], words: str) -> None:
     ran = stagec(*STEP, "--machine", "h100-sxm", *flags)
     assert ran.code == 1
     assert words in ran.err

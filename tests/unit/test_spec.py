@@ -227,11 +227,11 @@ def test_any_text_parses_or_gives_one_diagnostic(text: str) -> None:
     ],
 )
 def test_errors(text: str, column: int, message: str, remedy: str | None) -> None:
-    found = failure(text)
-    assert message in found.message
-    assert isinstance(found.loc, FileLoc)
-    assert found.loc.col == column
-    assert remedy is None or remedy in (found.remedy or "")
+    actual = failure(text)
+    assert message in actual.message
+    assert isinstance(actual.loc, FileLoc)
+    assert actual.loc.col == column
+    assert remedy is None or remedy in (actual.remedy or "")
 
 
 def test_options_describe_themselves() -> None:

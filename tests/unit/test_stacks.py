@@ -43,8 +43,8 @@ SOURCE = re.compile(r"\]  // .*(\.(py|yaml|cu|cuh|cpp): |openxla\.org|arXiv \d|f
 def moments(*flags: str) -> dict[str, dict[str, Any]]:
     """The moments of two layers of an 8B."""
     said = json.loads(stagec("memory", "llama3-8b", *SIZES, *flags, "--json").out)
-    found: dict[str, dict[str, Any]] = said["classes"][0]["memory"]
-    return found
+    actual: dict[str, dict[str, Any]] = said["classes"][0]["memory"]
+    return actual
 
 
 @pytest.mark.parametrize("when", MEASURED)
@@ -79,8 +79,8 @@ LOGITS = 4 * 8192 * 128_256
 )
 def test_tensors_of_the_size_of_the_logits(flags: tuple[str, ...], copies: float) -> None:
     """At the peak in fp32, beside what a layer's forward has left."""
-    found = moments("--grads", "freed", *flags)
-    forward, peak = (found[when]["total"] for when in ("after_forward", "peak"))
+    actual = moments("--grads", "freed", *flags)
+    forward, peak = (actual[when]["total"] for when in ("after_forward", "peak"))
     kept = LOGITS // 4 if "--tp" in flags else LOGITS
     assert abs(peak - (forward - kept) - copies * LOGITS) <= 8 * 8192
 
@@ -151,9 +151,9 @@ def test_whole_gradients_are_reduced_once(reduced: str, calls: int) -> None:
     job = ("llama3-8b", "--set", "L=2,S=512,B=16", "--dp", "4", "--zero", "3")
     flags = ("--microbatches", "4", "--stack", "torchtitan", "--grad-reduction", reduced)
     (ranks,) = json.loads(stagec("analyze", *job, *flags, "--json").out)["classes"]
-    (found,) = (c for c in ranks["collectives"] if c["phase"] == "gradient")
-    assert (found["op"], found["count"]) == ("reduce_scatter", calls)
-    assert found["bytes"] == calls // 4 * 4 * 1_486_901_248
+    (actual,) = (c for c in ranks["collectives"] if c["phase"] == "gradient")
+    assert (actual["op"], actual["count"]) == ("reduce_scatter", calls)
+    assert actual["bytes"] == calls // 4 * 4 * 1_486_901_248
 
 
 def test_whole_gradients_are_there_until_they_are_reduced() -> None:
@@ -301,8 +301,8 @@ def test_flags_say_what_a_stack_says(name: str) -> None:
         casts = line.op.name == "stg.autocast"
         mine, said = line.definition.flags_of(line.op), line.definition.read(line.op)
         names = line.op.attrs.keys() & line.definition.flag_names.keys()
-        found = [_record(line.definition, mine, autocast=casts, **more) for more in JOBS]
-        assert any(r and all(getattr(said, n) == getattr(r, n) for n in names) for r in found)
+        actual = [_record(line.definition, mine, autocast=casts, **more) for more in JOBS]
+        assert any(r and all(getattr(said, n) == getattr(r, n) for n in names) for r in actual)
 
 
 def _record(statement: Statement, flags: dict[str, Any], **more: Any) -> Any:
@@ -319,25 +319,25 @@ def _record(statement: Statement, flags: dict[str, Any], **more: Any) -> Any:
 def test_recorded_steps_are_met_by_category_and_moment() -> None:
     """Of all rows of `validation/torch-memory`; what is missing are row statistics of norms
     and step counters."""
-    found = validate_memory("torch-memory", Session()).errors
-    assert len(found) == 5 * 3 * 6
-    judged = [each for each in found if each.error is not None]
+    actual = validate_memory("torch-memory", Session()).errors
+    assert len(actual) == 5 * 3 * 6
+    judged = [each for each in actual if each.error is not None]
     assert max(abs(each.error or 0) for each in judged) < 0.001
     assert max(abs(each.error or 0) for each in judged if each.category == "total") < 0.0005
     exact = ("parameters", "gradients")
-    assert all(each.measured == each.ours for each in found if each.category in exact)
+    assert all(each.measured == each.ours for each in actual if each.category in exact)
 
 
 @pytest.mark.long
 def test_data_parallel_steps_are_met() -> None:
     """Of all rows of `validation/torch-data-parallel`: parameters and states but for step counters
     are exact, peaks are met within and without checkpoints and inside of blocks."""
-    found = validate_memory("torch-data-parallel", Session()).errors
-    assert len({each.row for each in found}) >= 19
-    assert all(e.measured == e.ours for e in found if e.category == "parameters")
-    counters = {e.measured - e.ours for e in found if e.category == "optimizer"}
+    actual = validate_memory("torch-data-parallel", Session()).errors
+    assert len({each.row for each in actual}) >= 19
+    assert all(e.measured == e.ours for e in actual if e.category == "parameters")
+    counters = {e.measured - e.ours for e in actual if e.category == "optimizer"}
     assert counters == {4 * (9 * layers + 3) for layers in (2, 4, 8)}
-    for each in found:
+    for each in actual:
         if each.category == "total" and each.moment == "peak":
             assert abs(each.error or 0) < 0.001
         if each.category == "activations":
@@ -350,11 +350,11 @@ def test_data_parallel_steps_are_met() -> None:
 def test_tensor_parallel_steps_are_met() -> None:
     """Of all rows of `validation/torch-tensor-parallel`: activations, after forward and at the
     peak, and gradients after the update, with those of all rows of the embedding."""
-    found = validate_memory("torch-tensor-parallel", Session()).errors
-    judged = [e for e in found if e.category == "activations" and e.error is not None]
+    actual = validate_memory("torch-tensor-parallel", Session()).errors
+    judged = [e for e in actual if e.category == "activations" and e.error is not None]
     assert len(judged) == 13 * 2
     assert max(abs(each.error or 0) for each in judged) < 0.001
-    updated = [e for e in found if e.category == "gradients" and e.moment == "after_update"]
+    updated = [e for e in actual if e.category == "gradients" and e.moment == "after_update"]
     assert all(each.ours == each.measured for each in updated)
 
 
@@ -362,11 +362,11 @@ def test_tensor_parallel_steps_are_met() -> None:
 def test_steps_of_adapters_are_met() -> None:
     """Of all rows of `validation/torch-adapters`; what is missing are counters, the scales of
     scales of NF4 and inputs of checkpoints."""
-    found = validate_memory("torch-adapters", Session()).errors
-    assert len({each.row for each in found}) == 20
-    for each in found:
+    actual = validate_memory("torch-adapters", Session()).errors
+    assert len({each.row for each in actual}) == 20
+    for each in actual:
         assert abs(each.error or 0) < (0.005 if "checkpoints" in each.row else 0.001)
-    exact = [e for e in found if e.category == "gradients"]
+    exact = [e for e in actual if e.category == "gradients"]
     assert all(each.measured == each.ours for each in exact)
 
 
@@ -374,9 +374,9 @@ def test_steps_of_adapters_are_met() -> None:
 def test_steps_of_experts_are_met() -> None:
     """Of all rows of `validation/torch-experts`; what is missing are rows that fill up those of
     experts, indices in 64 bits and scores of routers, at the peak of checkpoints their input."""
-    found = validate_memory("torch-experts", Session()).errors
-    assert len({each.row for each in found}) == 13
-    for each in found:
+    actual = validate_memory("torch-experts", Session()).errors
+    assert len({each.row for each in actual}) == 13
+    for each in actual:
         if each.category == "total":
             assert abs(each.error or 0) < 0.015
         if each.category == "gradients":
@@ -391,9 +391,9 @@ def test_steps_of_pipeline_stages_are_met() -> None:
     not take them. Where the reduction is the peak, what PyTorch has gathered for layers is there
     still; of a split backward activations are 2.2% off, and with checkpoints, part of which the
     last block of a chunk drops early, 3.3% at the peak."""
-    found = validate_memory("torch-pipeline", Session()).errors
-    assert len({each.row for each in found}) == 19
-    for each in found:
+    actual = validate_memory("torch-pipeline", Session()).errors
+    assert len({each.row for each in actual}) == 19
+    for each in actual:
         if "FSDP2 of 8" in each.row and each.moment == "peak":
             continue
         if each.category in ("parameters", "gradients"):
@@ -409,9 +409,9 @@ def test_steps_of_pipeline_stages_are_met() -> None:
 @pytest.mark.long
 def test_steps_of_context_parallel_ranks_are_met() -> None:
     """Of all rows of `validation/torch-context`, at the loss and in attention backward."""
-    found = validate_memory("torch-context", Session()).errors
-    assert len({each.row for each in found}) == 7
-    for each in found:
+    actual = validate_memory("torch-context", Session()).errors
+    assert len({each.row for each in actual}) == 7
+    for each in actual:
         if each.category == "activations":
             assert abs(each.error or 0) < 0.0006
         if each.category in ("parameters", "gradients"):
@@ -453,20 +453,20 @@ def test_shards_have_no_copy_in_bf16() -> None:
 
 def test_buckets_hold_one_more_copy_of_the_gradients() -> None:
     flags = ("--set", "L=2,B=8", "--dp", "8", "--stack", "huggingface")
-    found = moments(*flags)
+    actual = moments(*flags)
     tokens = 8192 * 8
-    assert {each["by"]["buffers"] for each in found.values()} == {2_973_802_496 + tokens}
+    assert {each["by"]["buffers"] for each in actual.values()} == {2_973_802_496 + tokens}
 
 
 def test_each_product_of_autocast_keeps_a_copy_of_its_input() -> None:
     """Of a block q, k, v, gate and up take 16-bit copies of fp32 inputs: 5 times 2 bytes; each of
     two norms keeps its input and the normalized one in fp32: 16 in place of 12. Queries and keys
     are f32, and so is what attention gives, which the output's product casts."""
-    found = [
+    actual = [
         moments("--set", f"L={layers},B=1", "--stack", "huggingface", "--autocast")
         for layers in (2, 3)
     ]
-    two, three = (each["after_forward"]["by"]["activations"] for each in found)
+    two, three = (each["after_forward"]["by"]["activations"] for each in actual)
     width, inner, keys = 4096, 14_336, 1024
     floats = 16 * width + 4 * (2 * width + keys) + 4 * 32
     halves = 2 * (5 * width + width + keys + 4 * inner)

@@ -29,11 +29,11 @@ def test_what_model_code_keeps_is_met(row: dict[str, Any], tmp_path: Path) -> No
     sizes = f"B={row['sequences']},S={row['tokens']}"
     flags = [text for name, value in row["flags"].items() for text in _flag(name, value)]
     given = ["--stack", "huggingface", "--recompute", "none", *flags, "--set", sizes, "--json"]
-    found = json.loads(stagec("memory", str(path), *given).out)["classes"][0]["moments"]
+    actual = json.loads(stagec("memory", str(path), *given).out)["classes"][0]["moments"]
     for moment in ("after_forward", "peak", "after_update"):
         expected = row[moment]
-        assert found[moment]["total"] == pytest.approx(sum(expected.values()), rel=0.0025)
-        activations = found[moment]["by"]["activations"]
+        assert actual[moment]["total"] == pytest.approx(sum(expected.values()), rel=0.0025)
+        activations = actual[moment]["by"]["activations"]
         if moment != "after_update":
             assert activations == pytest.approx(expected["activations"], rel=0.005)
 

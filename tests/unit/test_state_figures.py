@@ -37,9 +37,9 @@ def decoded(name: str, passes: str = "") -> Module:
 
 def analysed(name: str) -> dict[str, Any]:
     words = ("--serve", "decode", "--batch", "1", "--context", str(CONTEXT), "--json")
-    found = stagec("analyze", config(name), *words)
-    assert found.code == 0, found.err
-    figures: dict[str, Any] = json.loads(found.out)
+    actual = stagec("analyze", config(name), *words)
+    assert actual.code == 0, actual.err
+    figures: dict[str, Any] = json.loads(actual.out)
     return figures
 
 
@@ -60,14 +60,14 @@ def test_one_token_costs_what_is_published(name: str) -> None:
 def test_products_and_caches_are_those_published(name: str) -> None:
     """Scans and convolutions are left out of the products, as in training. Latent attention is
     absorbed: neither the new token nor those before are expanded to keys and values."""
-    published, found = FIGURES[name], analysed(name)
-    total, kept = published["flops_decode"]["total"], found["serving"]
+    published, actual = FIGURES[name], analysed(name)
+    total, kept = published["flops_decode"]["total"], actual["serving"]
     if name in LATENT:
         heads, keys, values, rank, _, layers = LATENT[name]
         parts = published["flops_decode"]["breakdown"]
         expanded = 2 * rank * heads * (keys + values) * layers
         total += parts["mla_absorbed_alt"] - parts["attn"] - expanded
-    assert found["matmul_flops"]["forward"] == total
+    assert actual["matmul_flops"]["forward"] == total
     cache = published["cache"]
     assert kept["cache_bytes_per_token"] == cache["kv_bytes_per_token"]
     assert kept["state_bytes"] == cache.get("state_bytes", 0)
@@ -102,5 +102,5 @@ def test_states_are_split_as_heads_and_batch_are(name: str, heads: int, whole: i
     """What has no heads is on every rank of tp: token shifts, and the convolutions of B and C."""
     assert heads + whole == FIGURES[name]["cache"]["state_bytes"]
     words = ("--serve", "decode", "--batch", "8", "--context", "16", "--tp", "4", "--dp", "2")
-    found = stagec("analyze", config(name), *words, "--json")
-    assert json.loads(found.out)["serving"]["state_bytes"] == 4 * (heads // 4 + whole)
+    actual = stagec("analyze", config(name), *words, "--json")
+    assert json.loads(actual.out)["serving"]["state_bytes"] == 4 * (heads // 4 + whole)

@@ -250,9 +250,9 @@ def contents(strategy: Strategy) -> list[tuple[object, ...]]:
 
 
 def test_a_parameter_has_the_value_of_its_flag() -> None:
-    found = read(text_of(zero=3, fsdp_prefetch=0, reshard_after_forward="last"))
-    assert found.one(ShardParamsRule).over == ("dp", "ep", "cp")
-    assert (found.zero, found.prefetch, found.reshard) == (3, 0, "last")
+    actual = read(text_of(zero=3, fsdp_prefetch=0, reshard_after_forward="last"))
+    assert actual.one(ShardParamsRule).over == ("dp", "ep", "cp")
+    assert (actual.zero, actual.prefetch, actual.reshard) == (3, 0, "last")
     assert read(text_of(recompute="full-replay")).one(RecomputeRule).policy == "full_replay"
 
 
@@ -325,7 +325,7 @@ NEEDING = [
 
 
 @pytest.mark.parametrize("name", NEEDING)
-def test_a_flag_without_what_it_needs_is_told(name: str) -> None:
+def test_a_flag_without_what_it_needs_is_reported(name: str) -> None:
     flag = FLAGS[name]
     ran = stagec("analyze", LLAMA, *words_of(name), "--print-strategy")
     need = flag.needs[0] if isinstance(flag.needs[0], str) else flag.needs[0][0]

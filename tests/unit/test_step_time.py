@@ -126,8 +126,8 @@ def replayed(
         return node.size > eager
 
     graph = step_graph(issued.issues(), overlap=overlap, one_stream=one_stream, waits=waits)
-    found = ClockedStep(graph, costs_of(graph, costs), slowdown)
-    return found.end, found
+    actual = ClockedStep(graph, costs_of(graph, costs), slowdown)
+    return actual.end, actual
 
 
 def costs_of(graph: StepGraph, costs: Mapping[int, Costs]) -> NodeCosts:
@@ -490,7 +490,7 @@ def test_merged_intervals_are_apart() -> None:
     assert merged([(5, 9), (0, 3), (3, 4), (8, 12), (20, 20)]) == [(0, 4), (5, 12)]
 
 
-def test_classes_are_told_apart_by_their_distances() -> None:
+def test_classes_are_distinguished_by_their_distances() -> None:
     """A stage at the end of a node sends further than one within."""
     issued = issued_of(
         options_of(LLAMA, {"pp": 4, "tp": 4, "microbatches": 4, "sizes": {"H": 8, "G": 4}})

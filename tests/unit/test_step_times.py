@@ -40,14 +40,14 @@ def test_a_percentile_is_the_least_that_so_many_do_not_exceed(values: list[int],
 
 def test_times_of_requests_by_definition() -> None:
     """From arrival to the first token; between tokens; a request of one token has none between."""
-    found = latencies(
+    actual = latencies(
         [
             Served(Request(5, 10, 1), 1, 105, 105, 0),
             Served(Request(0, 10, 5), 2, 50, 90, 0),
             Served(Request(7, 10, 4), 3, 47, 107, 0),
         ]
     )
-    values = {name: [int(v) for v in spread.values] for name, spread in found.items()}
+    values = {name: [int(v) for v in spread.values] for name, spread in actual.items()}
     assert values == {"ttft": [40, 50, 100], "tpot": [10, 20], "latency": [90, 100, 100]}
     assert latencies([]) == {}
 
@@ -64,13 +64,13 @@ def classes_of_steps(draw: st.DrawFn) -> SequenceClass:
 def test_sequences_taken_together_read_as_many_rows(classes: list[SequenceClass]) -> None:
     """As many tokens, samples and sequences; cached rows are rounded up by less than one each."""
     step = step_of(classes)
-    found = step.together()
-    assert (found.tokens, found.sampled, found.sequences) == (
+    actual = step.together()
+    assert (actual.tokens, actual.sampled, actual.sequences) == (
         *(step.tokens, step.sampled, step.sequences),
     )
     alike = {(c.new, c.sampled) for c in step.classes}
-    assert len(found.classes) == len(alike)
-    for each in found.classes:
+    assert len(actual.classes) == len(alike)
+    for each in actual.classes:
         mine = [c for c in step.classes if (c.new, c.sampled) == (each.new, each.sampled)]
         rows = sum(c.count * c.cached for c in mine)
         assert rows <= each.count * each.cached < rows + each.count
@@ -96,14 +96,14 @@ def served(tmp_path: Path, requests: str, *words: str) -> dict[str, Any]:
 
 def test_a_request_alone_takes_its_steps(tmp_path: Path) -> None:
     """Two chunks of a prompt, then three steps of decode: their seconds, one by one."""
-    found = served(tmp_path, "0,96,4", "--chunk", "64", "--machine", H100)
+    actual = served(tmp_path, "0,96,4", "--chunk", "64", "--machine", H100)
     first = step_seconds("chunk=1x64+0") + step_seconds("prefill=1x32+64")
     more = [step_seconds(f"decode=1x{c}") for c in (96, 97, 98)]
-    assert found["times"]["ttft"]["p50"] == pytest.approx(first, abs=5e-9)
-    assert found["times"]["tpot"]["mean"] == pytest.approx(sum(more) / 3, abs=5e-9)
-    assert found["times"]["latency"]["p99"] == pytest.approx(first + sum(more), abs=9e-9)
-    assert found["machine"] == H100
-    assert "tick_seconds" not in found
+    assert actual["times"]["ttft"]["p50"] == pytest.approx(first, abs=5e-9)
+    assert actual["times"]["tpot"]["mean"] == pytest.approx(sum(more) / 3, abs=5e-9)
+    assert actual["times"]["latency"]["p99"] == pytest.approx(first + sum(more), abs=9e-9)
+    assert actual["machine"] == H100
+    assert "tick_seconds" not in actual
 
 
 def test_a_tick_is_what_it_says(tmp_path: Path) -> None:
@@ -113,19 +113,19 @@ def test_a_tick_is_what_it_says(tmp_path: Path) -> None:
         (("--tick", "3"), 0.003),
         ((), 0.01),
     ):
-        found = served(tmp_path, "0,8,5", *words)
-        assert found["times"]["tpot"]["p90"] == pytest.approx(tick)
-        assert found["times"]["ttft"]["mean"] == pytest.approx(tick)
-        assert "machine" not in found
+        actual = served(tmp_path, "0,8,5", *words)
+        assert actual["times"]["tpot"]["p90"] == pytest.approx(tick)
+        assert actual["times"]["ttft"]["mean"] == pytest.approx(tick)
+        assert "machine" not in actual
 
 
 def test_a_busy_server_lets_requests_wait(tmp_path: Path) -> None:
     """Requests that come together: the last first token is later than that of one alone."""
     alone = served(tmp_path, "0,64,3", "--machine", H100)["times"]
     lines = "\n".join("0,64,3" for _ in range(8))
-    found = served(tmp_path, lines, "--machine", H100, "--batch", "2")["times"]
-    assert found["ttft"]["p99"] > 3 * alone["ttft"]["p99"]
-    assert found["ttft"]["p50"] < found["ttft"]["p90"] <= found["ttft"]["p99"]
+    actual = served(tmp_path, lines, "--machine", H100, "--batch", "2")["times"]
+    assert actual["ttft"]["p99"] > 3 * alone["ttft"]["p99"]
+    assert actual["ttft"]["p50"] < actual["ttft"]["p90"] <= actual["ttft"]["p99"]
 
 
 def test_each_distinct_step_is_evaluated_once() -> None:
@@ -135,15 +135,15 @@ def test_each_distinct_step_is_evaluated_once() -> None:
     times = StepTimes(modules, machine_of(H100, Session()), None, 1)
     texts = ["decode=2x8", "decode=1x7,decode=1x9", "decode=2x8", "decode=3x8", "decode=2x9"]
     steps: list[Step] = [parse_step(t) for t in texts]
-    found = [times(step) for step in steps]
-    assert found[0] == found[1] == found[2]
+    actual = [times(step) for step in steps]
+    assert actual[0] == actual[1] == actual[2]
     assert len(times) == 3
     compiles = modules.compiles
     for step in (steps[0], *steps[2:]):  # those without classes that are taken together
         modules.classes(step)
     assert modules.compiles == compiles == 1
     halves = StepTimes(modules, machine_of(H100, Session()), None, 2)
-    assert halves(steps[0]) == -(-found[0] // 2)
+    assert halves(steps[0]) == -(-actual[0] // 2)
 
 
 def test_steps_of_one_structure_share_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

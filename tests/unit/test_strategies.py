@@ -200,7 +200,7 @@ class Expected:
             self.add("all_reduce", ["dp"], "optimizer", "f32", 1, 1)
 
 
-def found(result: Mapping[str, Any]) -> Table:
+def actual(result: Mapping[str, Any]) -> Table:
     """The collectives of an analysis as a table; keys must not repeat."""
     (entry,) = result["classes"]
     table: Table = {}
@@ -212,7 +212,7 @@ def found(result: Mapping[str, Any]) -> Table:
 
 
 def agree(job: Job) -> None:
-    assert found(analyse(job.model, **job.options)) == Expected(job).table
+    assert actual(analyse(job.model, **job.options)) == Expected(job).table
 
 
 FACTORS: Mapping[str, Sequence[Any]] = {
@@ -247,8 +247,8 @@ def test_collectives_of_a_step(row: dict[str, Any]) -> None:
 
 def per_layer(model: str, **options: Any) -> Table:
     """What one more layer adds."""
-    few = found(analyse(model, sizes={"L": 2, "B": 1}, **options))
-    more = found(analyse(model, sizes={"L": 3, "B": 1}, **options))
+    few = actual(analyse(model, sizes={"L": 2, "B": 1}, **options))
+    more = actual(analyse(model, sizes={"L": 3, "B": 1}, **options))
     assert few.keys() == more.keys()
     added = {k: (more[k][0] - few[k][0], more[k][1] - few[k][1]) for k in few}
     return {k: v for k, v in added.items() if v != (0, 0)}
@@ -280,7 +280,7 @@ def test_fsdp_of_two_layers_over_eight_ranks() -> None:
         LLAMA, dp=8, zero=3, grad_dtype="bf16", reduce_dtype="bf16", sizes={"L": 2, "B": 8}
     )
     layer, params = 218112000, result["parameters"]
-    assert found(result) == {
+    assert actual(result) == {
         ("all_gather", ("dp",), "forward", "bf16"): (3, 2 * params),
         ("all_gather", ("dp",), "backward", "bf16"): (2, 2 * 2 * layer),
         ("reduce_scatter", ("dp",), "gradient", "bf16"): (3, 2 * params),
@@ -298,13 +298,13 @@ def gradients_of_llama(layers: int) -> list[int]:
 
 def calls_of_ddp(sizes: Sequence[int], full: int) -> list[int]:
     """Bytes of each call: a gradient that fills a bucket closes it (PyTorch's DDP)."""
-    calls, held = list[int](), 0
+    calls, kept = list[int](), 0
     for size in sizes:
-        held += size
-        if held >= full:
-            calls.append(held)
-            held = 0
-    return calls + [held] * (held > 0)
+        kept += size
+        if kept >= full:
+            calls.append(kept)
+            kept = 0
+    return calls + [kept] * (kept > 0)
 
 
 @crossed(dtype=["f32", "bf16"], bucket=[25 << 20, 160 << 20, 1 << 40, 0], microbatches=[1, 4])
@@ -319,13 +319,15 @@ def test_ddp_reduces_every_gradient_once_a_step(dtype: str, bucket: int, microba
         sizes={"L": 2, "B": 16},
     )
     calls = calls_of_ddp([n * BYTES[dtype] for n in gradients_of_llama(2)], bucket or 1 << 60)
-    assert found(result) == {("all_reduce", ("dp",), "gradient", dtype): (len(calls), sum(calls))}
+    assert actual(result) == {("all_reduce", ("dp",), "gradient", dtype): (len(calls), sum(calls))}
 
 
 @pytest.mark.parametrize("zero", [0, 1])
-def test_gradients_of_data_parallelism_leave_in_buckets_unless_told_otherwise(zero: int) -> None:
+def test_gradients_of_data_parallelism_leave_in_buckets_unless_reported_otherwise(
+    zero: int,
+) -> None:
     """25 MiB, the `bucket_cap_mb` of PyTorch."""
-    result = found(analyse(LLAMA, dp=4, zero=zero, sizes={"L": 5, "B": 4}))
+    result = actual(analyse(LLAMA, dp=4, zero=zero, sizes={"L": 5, "B": 4}))
     op = "reduce_scatter" if zero else "all_reduce"
     calls = calls_of_ddp([4 * n for n in gradients_of_llama(5)], 25 << 20)
     assert result[op, ("dp",), "gradient", "f32"] == (len(calls), sum(calls))
@@ -339,7 +341,7 @@ def test_gradients_travel_in_the_reduce_dtype(
     job = Job(
         LLAMA, dp=2, zero=zero, microbatches=microbatches, grad_dtype=grad, reduce_dtype=reduce
     )
-    table = found(analyse(LLAMA, **job.options))
+    table = actual(analyse(LLAMA, **job.options))
     sent = {dtype for _, _, phase, dtype in table if phase == "gradient"}
     assert sent == {reduce}
     assert table == Expected(job).table

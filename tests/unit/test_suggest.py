@@ -34,7 +34,7 @@ def test_the_nearest_word_or_none(word: str, known: list[str], wanted: str | Non
     assert did_you_mean(word, known) == (wanted and f"did you mean '{wanted}'?")
 
 
-def test_words_that_are_equally_near_are_all_told() -> None:
+def test_words_that_are_equally_near_are_all_reported() -> None:
     assert did_you_mean("ab", ["abc", "abd", "xyz"]) == "did you mean 'abc' or 'abd'?"
     assert did_you_mean("ab", ["abc", "abd", "abe", "abf"]) is None
     assert did_you_mean("xy", ["xyz"], "%") == "did you mean '%xyz'?"

@@ -37,9 +37,9 @@ def rows(*arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
     ran = stagec(*arguments, "--json")
     assert ran.code == code, ran.err
     assert not ran.err, "what is told of a configuration is in its row"
-    found: list[dict[str, Any]] = json.loads(ran.out)
-    VALIDATOR.validate(found)
-    return found
+    actual: list[dict[str, Any]] = json.loads(ran.out)
+    VALIDATOR.validate(actual)
+    return actual
 
 
 @cache
@@ -49,9 +49,9 @@ def swept() -> list[dict[str, Any]]:
 
 @pytest.mark.long
 def test_rows_are_what_is_said_of_each_configuration_alone() -> None:
-    found = swept()
-    assert [row["configuration"] for row in found] == [chosen for _, chosen in FLAGS]
-    for row, (flags, _) in zip(found, FLAGS, strict=True):
+    actual = swept()
+    assert [row["configuration"] for row in actual] == [chosen for _, chosen in FLAGS]
+    for row, (flags, _) in zip(actual, FLAGS, strict=True):
         alone = stagec(*BASE, *flags, "--json")
         if alone.code:
             assert alone.err.splitlines()[0].endswith(f"error: {row['error']}")
@@ -74,8 +74,8 @@ def test_rows_are_what_is_said_of_each_configuration_alone() -> None:
         )
         assert len(row["warnings"]) == alone.err.count("warning: ") + alone.err.count("remark: ")
         assert all(text in alone.err for text in row["warnings"])
-    assert {"error" in row for row in found} == {True, False}
-    assert any(row.get("warnings") for row in found)
+    assert {"error" in row for row in actual} == {True, False}
+    assert any(row.get("warnings") for row in actual)
 
 
 @LONG
@@ -84,8 +84,8 @@ def test_the_number_of_processes_changes_nothing() -> None:
 
 
 def test_memory_has_the_same_rows() -> None:
-    found = rows("memory", *BASE[1:], "--sweep", "tp=1,2", "--set", "S=1024")
-    assert found == [
+    actual = rows("memory", *BASE[1:], "--sweep", "tp=1,2", "--set", "S=1024")
+    assert actual == [
         {**row, "configuration": {"tp": row["configuration"]["tp"]}} for row in swept()[:4:2]
     ]
 
@@ -101,9 +101,9 @@ def test_memory_has_the_same_rows() -> None:
     ],
 )
 def test_any_flag_can_be_swept(swept: str, expected: list[object]) -> None:
-    found = rows("analyze", MIXTRAL, "--set", "L=4", "--tp", "2", "--pp", "2", "--sweep", swept)
-    assert [v for row in found for v in row["configuration"].values()] == expected
-    assert not any("error" in row for row in found)
+    actual = rows("analyze", MIXTRAL, "--set", "L=4", "--tp", "2", "--pp", "2", "--sweep", swept)
+    assert [v for row in actual for v in row["configuration"].values()] == expected
+    assert not any("error" in row for row in actual)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_any_flag_can_be_swept(swept: str, expected: list[object]) -> None:
     ],
 )
 def test_a_range_doubles(swept: str, expected: list[object]) -> None:
-    found = rows("time", LLAMA, "--set", "L=2", "--machine", "h100-sxm", "--sweep", swept)
-    assert [v for row in found for v in row["configuration"].values()] == expected
-    assert not any("error" in row for row in found)
+    actual = rows("time", LLAMA, "--set", "L=2", "--machine", "h100-sxm", "--sweep", swept)
+    assert [v for row in actual for v in row["configuration"].values()] == expected
+    assert not any("error" in row for row in actual)
 
 
 @pytest.mark.parametrize("value", ["tp=0..4", "tp=8..4", "S=1..x4"])
@@ -175,7 +175,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
         options = case.options
         if options.tp % 3 == 0:
             raise error(f"H = 8 does not divide over tp = {options.tp}", remedy="choose --tp")
-        held = dict.fromkeys((*STATIC, *CATEGORIES), 0) | {"parameters": 2**36 // options.tp}
+        kept = dict.fromkeys((*STATIC, *CATEGORIES), 0) | {"parameters": 2**36 // options.tp}
         row = {
             "model": "m",
             "ranks": options.tp,
@@ -183,9 +183,9 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
             "parameters": 8,
             "flops": 1000,
             "sent_bytes": 10 * options.tp,
-            "peak_bytes": held["parameters"],
+            "peak_bytes": kept["parameters"],
             "host_bytes": 0,
-            "memory": held,
+            "memory": kept,
         }
         return {"": row}
 
@@ -234,9 +234,9 @@ def test_many_reasons_are_counted() -> None:
 )
 def test_a_limit_says_what_fits(limit: str, fits: list[bool]) -> None:
     wanted = *CHEAP, "--sweep", "tp=1,3,2", "--limit", limit
-    found = json.loads(stagec(*wanted, "--json").out)
-    VALIDATOR.validate(found)
-    assert [row.get("fits") for row in found] == [fits[0], None, fits[1]]
+    actual = json.loads(stagec(*wanted, "--json").out)
+    VALIDATOR.validate(actual)
+    assert [row.get("fits") for row in actual] == [fits[0], None, fits[1]]
     table = stagec(*wanted).out
     words = {True: "yes", False: "no"}
     assert [line.split()[-1] for line in table.splitlines()[4:6]] == [words[f] for f in fits]
@@ -260,8 +260,8 @@ def test_where_nothing_fits() -> None:
 def test_rows_are_sorted(key: str, expected: list[int]) -> None:
     limit = () if key == "tp" else ("--limit", "32GiB")
     wanted = *CHEAP, "--sweep", "tp=3,1,2,4", *limit, "--sort", key
-    found = json.loads(stagec(*wanted, "--json").out)
-    assert [row["configuration"]["tp"] for row in found] == expected
+    actual = json.loads(stagec(*wanted, "--json").out)
+    assert [row["configuration"]["tp"] for row in actual] == expected
 
 
 @on_cheap_jobs
@@ -276,10 +276,10 @@ def test_what_rows_cannot_be_sorted_by(key: str) -> None:
 def test_values_separated_by_commas() -> None:
     """Every number of every row, as a reader of CSV sees it."""
     wanted = *CHEAP, "--sweep", "tp=3,1,2", "--sweep", "sp=on", "--limit", "32GiB"
-    found = json.loads(stagec(*wanted, "--json").out)
+    actual = json.loads(stagec(*wanted, "--json").out)
     lines = list(csv.DictReader(io.StringIO(stagec(*wanted, "--csv").out)))
     assert [(line["tp"], line["sp"]) for line in lines] == [("3", "on"), ("1", "on"), ("2", "on")]
-    for line, row in zip(lines, found, strict=True):
+    for line, row in zip(lines, actual, strict=True):
         if "error" in row:
             assert (line["error"], line["peak_bytes"]) == (row["error"], "")
             continue
@@ -318,8 +318,8 @@ def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(sweep_rows, "_summaries", spy)
     (tmp_path / "two.toml").write_text(CONFIGURATIONS)
-    found = rows(*CHEAP, "--sweep", tmp_path / "two.toml", "--sweep", "zero=1,2")
-    assert [tuple(row["configuration"].values()) for row in found] == [
+    actual = rows(*CHEAP, "--sweep", tmp_path / "two.toml", "--sweep", "zero=1,2")
+    assert [tuple(row["configuration"].values()) for row in actual] == [
         ("whole", 1),
         ("whole", 2),
         ("split over tp", 1),
@@ -411,7 +411,7 @@ def test_too_much_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_bug_is_told_as_one(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_bug_is_reported_as_one(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def broken(_case: Case) -> None:
         raise ZeroDivisionError
 

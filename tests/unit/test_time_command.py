@@ -29,33 +29,35 @@ def timed(job: str) -> dict[str, Any]:
     """The object that is printed for a job."""
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(io.StringIO()) as stdout:
         assert main(["time", *job.split(), "--json"]) == 0
-    found: dict[str, Any] = json.loads(stdout.getvalue())
-    return found
+    actual: dict[str, Any] = json.loads(stdout.getvalue())
+    return actual
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_the_object_is_that_of_the_schema(job: str) -> None:
-    found = timed(job)
+    actual = timed(job)
     validator: Any = jsonschema.Draft202012Validator(SCHEMA)
-    validator.validate(found)
-    step = found["step_seconds"]
-    for entry in (found, *found["classes"]):
+    validator.validate(actual)
+    step = actual["step_seconds"]
+    for entry in (actual, *actual["classes"]):
         assert sum(entry["breakdown"].values()) == pytest.approx(step, rel=1e-12)
-    assert sum(link["seconds"] for link in found["critical_path"]) == pytest.approx(step, rel=1e-12)
-    assert max(each["seconds"] for each in found["classes"]) == step
-    could = found["ranks"] * found["peak_flops"] * step
-    assert found["hfu"] == found["executed_flops"] / could
-    assert found["mfu"] == found["model_flops"] / could
-    if found["tokens"] is not None:
-        assert found["tokens_per_second"] == found["tokens"] / step
+    assert sum(link["seconds"] for link in actual["critical_path"]) == pytest.approx(
+        step, rel=1e-12
+    )
+    assert max(each["seconds"] for each in actual["classes"]) == step
+    could = actual["ranks"] * actual["peak_flops"] * step
+    assert actual["hfu"] == actual["executed_flops"] / could
+    assert actual["mfu"] == actual["model_flops"] / could
+    if actual["tokens"] is not None:
+        assert actual["tokens_per_second"] == actual["tokens"] / step
 
 
 @pytest.mark.parametrize(("model", "tokens"), [("dlrm", None), ("llama3-8b", 8 * 8192)])
 def test_tokens_are_those_of_sequences(model: str, tokens: int | None) -> None:
     """Rows of tables that a sample looks up are no tokens."""
     layers = ",L=1" if tokens else ""
-    found = timed(f"{model} --machine h100-sxm --no-levers --set B=8{layers}")
-    assert found["tokens"] == tokens
+    actual = timed(f"{model} --machine h100-sxm --no-levers --set B=8{layers}")
+    assert actual["tokens"] == tokens
 
 
 def test_distances_of_patches_are_no_tokens(tmp_path: Path) -> None:
@@ -97,18 +99,18 @@ def test_utilizations_of_a_machine_without_matrix_units_for_16_bits(tmp_path: Pa
     rates += 'f32 = { value = "50 TFLOP/s", source = "own" }\n'
     file = tmp_path / "mine.toml"
     file.write_text(text[:begin] + rates + text[end:])
-    found = timed(f"llama3-8b --set L=2 --machine {file} --no-levers")
-    assert found["peak_flops"] == 100e12
-    assert 0 < found["hfu"] < 1
+    actual = timed(f"llama3-8b --set L=2 --machine {file} --no-levers")
+    assert actual["peak_flops"] == 100e12
+    assert 0 < actual["hfu"] < 1
 
 
 def test_levers_are_never_slower() -> None:
     """Twice a rate, or a time that is gone, makes no step slower: a step waits for fewer things."""
-    found = timed(f"{LLAMA} --pp 2 --tp 2 --dp 2 --microbatches 4 --levers")
-    assert len(found["levers"]) == 7
-    for lever in found["levers"]:
-        assert lever["step_seconds"] <= found["step_seconds"]
-        assert lever["speedup"] == found["step_seconds"] / lever["step_seconds"]
+    actual = timed(f"{LLAMA} --pp 2 --tp 2 --dp 2 --microbatches 4 --levers")
+    assert len(actual["levers"]) == 7
+    for lever in actual["levers"]:
+        assert lever["step_seconds"] <= actual["step_seconds"]
+        assert lever["speedup"] == actual["step_seconds"] / lever["step_seconds"]
 
 
 def test_without_overlap_a_step_is_longer() -> None:
@@ -123,11 +125,11 @@ def test_what_was_measured_wins(tmp_path: Path) -> None:
     size = 512 * 4096 * 2
     table = tmp_path / "table.csv"
     table.write_text(f"kind,extents,microseconds\nall_gather,2x{size},1000000\n")
-    found = timed(f"{job} --measured {table}")
+    actual = timed(f"{job} --measured {table}")
     assert modelled["found"]["matched"] == 0
-    assert found["found"]["matched"] == 1
+    assert actual["found"]["matched"] == 1
     gathers = 2 * (2 * 2 + 1)  # of a layer two in forward, two in backward, and those of the ends
-    assert found["step_seconds"] - modelled["step_seconds"] >= gathers * 0.99
+    assert actual["step_seconds"] - modelled["step_seconds"] >= gathers * 0.99
 
 
 def test_fusion_makes_a_step_shorter() -> None:

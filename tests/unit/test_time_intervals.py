@@ -57,8 +57,8 @@ def test_nodes_run_when_the_clock_says(name: str, slowdown: int, overlap: bool) 
     times = job.times
     for number, (each, program) in enumerate(job.classes):
         rank = int(job.issued.members[number][0])
-        found, nodes = node_times(program, each), job.issued.classes[number].program().nodes
-        for i, (row, node) in enumerate(zip(found.rows(), nodes, strict=True)):
+        actual, nodes = node_times(program, each), job.issued.classes[number].program().nodes
+        for i, (row, node) in enumerate(zip(actual.rows(), nodes, strict=True)):
             start, end = times[rank, i]
             assert row.end == end
             if not (node.is_collective or node.kind == "recv"):
@@ -75,14 +75,14 @@ def test_nodes_and_waits_fill_the_compute_stream(name: str, slowdown: int, overl
     """They do not overlap, leave no time, and add up to the breakdown part by part."""
     job = Replayed(name, slowdown, overlap=overlap)
     for each, program in job.classes:
-        found, idle = node_times(program, each), each.waits
+        actual, idle = node_times(program, each), each.waits
         parts: Counter[str] = Counter()
         times = [(wait.start, wait.end) for wait in idle]
         for wait in idle:
             parts[wait.part] += wait.end - wait.start
         times.append((each.end, job.end))
         parts[BUBBLE] += job.end - each.end
-        for placed, _, _, start, end, _ in found.rows():
+        for placed, _, _, start, end, _ in actual.rows():
             if not placed.computes:
                 continue
             given = arbitrary(placed.node)

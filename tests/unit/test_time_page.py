@@ -14,7 +14,7 @@ import pytest
 
 from stagec.analysis import time_picture as pictures
 from stagec.analysis.time_picture import time_picture
-from stagec.answers.time.page import told_apart
+from stagec.answers.time.page import distinct_names
 from stagec.answers.time.timed import Timed, time_job
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
@@ -66,7 +66,7 @@ Shown = tuple[str, str, int, int, int, int]
 
 def shown(picture: dict[str, Any], each: dict[str, Any]) -> list[tuple[Shown, str]]:
     """The nodes of a class as the page has them: name, op, bytes, FLOPs, start, end; and kind."""
-    found: list[tuple[Shown, str]] = []
+    actual: list[tuple[Shown, str]] = []
     base = 0
     for more, number, numbers in np.reshape(each["pieces"], (-1, 3)).tolist():
         base += more
@@ -76,8 +76,8 @@ def shown(picture: dict[str, Any], each: dict[str, Any]) -> list[tuple[Shown, st
             title, op, kind, _, size, flops, _, slot, *_ = picture["nodes"][node]
             if slot >= 0:
                 title += f" {picture['microbatches'][numbers][slot]}"
-            found.append(((title, op, size, flops, at, at + time), picture["kinds"][kind]))
-    return found
+            actual.append(((title, op, size, flops, at, at + time), picture["kinds"][kind]))
+    return actual
 
 
 def test_the_page_has_every_node_of_every_class(timed: Timed, page: Path) -> None:
@@ -128,7 +128,7 @@ def _on_compute(picture: dict[str, Any], node: Shown) -> bool:
     return any(row[0] in (title, node[0]) and 0 in row[8:] for row in picture["nodes"])
 
 
-def test_weights_are_told_apart(page: Path) -> None:
+def test_weights_are_distinguished(page: Path) -> None:
     """Zero-bubble schedules have actions for the gradients of weights alone."""
     picture = drawn(page)["picture"]
     kinds = {kind for each in picture["classes"] for _, kind in shown(picture, each)}
@@ -150,14 +150,14 @@ def test_a_thinned_curve_keeps_its_highest_moments() -> None:
     rng = np.random.default_rng(1)
     time = np.sort(rng.choice(10_000, 700, replace=False)).astype(np.int64)
     curve = ResidentBytes(time, rng.integers(1, 1000, 700))
-    found = pictures.thinned(curve, 10_000, 50)
-    assert len(found.time) <= 50
-    assert found.bytes.max() == curve.bytes.max()
-    assert (np.diff(found.time) > 0).all()
-    for i, start in enumerate(found.time.tolist()):
-        end = found.time[i + 1] if i + 1 < len(found.time) else 10_000
+    actual = pictures.thinned(curve, 10_000, 50)
+    assert len(actual.time) <= 50
+    assert actual.bytes.max() == curve.bytes.max()
+    assert (np.diff(actual.time) > 0).all()
+    for i, start in enumerate(actual.time.tolist()):
+        end = actual.time[i + 1] if i + 1 < len(actual.time) else 10_000
         inside = curve.bytes[(curve.time >= start) & (curve.time < end)]
-        assert inside.size == 0 or found.bytes[i] >= inside.max()
+        assert inside.size == 0 or actual.bytes[i] >= inside.max()
     assert pictures.thinned(curve, 10_000, 700) is curve
 
 
@@ -178,11 +178,11 @@ def test_big_jobs_are_bounded(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> 
 
 def shown_times(timed: Timed) -> list[tuple[int, int]]:
     """Of each class, how many nodes there are, and their FLOPs."""
-    found: list[tuple[int, int]] = []
+    actual: list[tuple[int, int]] = []
     for each, program in zip(timed.step.classes, timed.issued.programs, strict=True):
         rows = list(node_times(program, each).rows())
-        found.append((len(rows), sum(row.placed.node.flops for row in rows)))
-    return found
+        actual.append((len(rows), sum(row.placed.node.flops for row in rows)))
+    return actual
 
 
 def test_the_page_loads_nothing(page: Path) -> None:
@@ -200,11 +200,11 @@ def test_the_command_names_a_machine_as_it_was_given(page: Path) -> None:
 def test_parts_without_a_color_of_their_own_are_others() -> None:
     """Two parts of a bar never have one color."""
     parts = {f"part {n}": float(COLORS + 1 - n) for n in range(COLORS + 1)}
-    shown = told_apart(parts, list(parts))
+    shown = distinct_names(parts, list(parts))
     assert list(shown) == [*list(parts)[: COLORS - 1], "others"]
     assert sum(shown.values()) == sum(parts.values())
     del parts[f"part {COLORS}"]
-    assert told_apart(parts, list(parts)) == parts
+    assert distinct_names(parts, list(parts)) == parts
 
 
 def test_names_are_text(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def replayed(
 ) -> tuple[int, ClockedStep]:
     graph = issued.graph(overlap=overlap, one_stream=one_stream, eager=eager)
     costs = costs_of(graph, dict.fromkeys(range(len(graph.classes)), partial(heard, _least(eager))))
-    found = ClockedStep(graph, costs, slowdown)
-    return found.end, found
+    actual = ClockedStep(graph, costs, slowdown)
+    return actual.end, actual
 
 
 def _least(eager: int | None) -> float:
@@ -221,20 +221,20 @@ def test_one_stream_has_copies_too() -> None:
 
 
 @LONG
-def test_times_of_parts_are_told(tmp_path: Path) -> None:
+def test_times_of_parts_are_reported(tmp_path: Path) -> None:
     words = (path("whisper"), "--set", "B=8", "--microbatches", "2", "--part", "encoder=e: dp=2")
     ran = stagec("time", *words, "--machine", "h100-sxm", "--json")
     assert ran.code == 0, ran.err
-    found = json.loads(ran.out)
-    assert set(found["alone_seconds"]) == {"main", "encoder"}
-    assert [c["name"] for c in found["classes"]] == ["main/stage0", "encoder/stage0"]
-    for each in found["classes"]:
-        assert sum(each["breakdown"].values()) == pytest.approx(found["step_seconds"])
-    assert found["ranks"] == 3
-    assert found["step_seconds"] > max(found["alone_seconds"].values())
+    actual = json.loads(ran.out)
+    assert set(actual["alone_seconds"]) == {"main", "encoder"}
+    assert [c["name"] for c in actual["classes"]] == ["main/stage0", "encoder/stage0"]
+    for each in actual["classes"]:
+        assert sum(each["breakdown"].values()) == pytest.approx(actual["step_seconds"])
+    assert actual["ranks"] == 3
+    assert actual["step_seconds"] > max(actual["alone_seconds"].values())
     whole = stagec("time", *words[:-2], "--machine", "h100-sxm", "--json")
-    assert json.loads(whole.out)["model_flops"] == found["model_flops"]
-    assert {lever["name"] for lever in found["levers"]} >= {"2 x infiniband", "2 x nvlink"}
+    assert json.loads(whole.out)["model_flops"] == actual["model_flops"]
+    assert {lever["name"] for lever in actual["levers"]} >= {"2 x infiniband", "2 x nvlink"}
 
 
 @LONG

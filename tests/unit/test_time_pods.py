@@ -60,9 +60,9 @@ def test_a_pod_by_itself_is_the_step_without_the_other_one() -> None:
     pods = Pods.of(options).lower()
     for pod in PODS:
         alone = time_job(options_of_pod(pod, options), machine, Session(), levers=False).step
-        found = step_time(Issued.of(pods.modules[pod]), machine)
-        assert found.picoseconds == alone.picoseconds
-        assert found.parts(found.slowest) == alone.parts(alone.slowest)
+        actual = step_time(Issued.of(pods.modules[pod]), machine)
+        assert actual.picoseconds == alone.picoseconds
+        assert actual.parts(actual.slowest) == alone.parts(alone.slowest)
 
 
 def test_each_pod_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,17 +98,17 @@ def test_a_link_that_is_never_idle(tmp_path: Path) -> None:
     """Where the network is slow the link of a rank sends from the first layer on: the time to the
     first token lies between that of all messages, and that of prefill and all messages."""
     pods = ("--prefill", "", "--decode", "tp=2", "--machine")
-    found = timed(*pods, slow_network(tmp_path, 1000))
+    actual = timed(*pods, slow_network(tmp_path, 1000))
     machine = load_machine(str(slow_network(tmp_path, 1000)))
     messages = 4 * 2 * 2  # layers, keys and values, ranks that decode
-    size = (found["handover"]["bytes"] - 2 * 8 * 4) // messages  # beside two messages of tokens
+    size = (actual["handover"]["bytes"] - 2 * 8 * 4) // messages  # beside two messages of tokens
     assert size == 8 * 512 * 2 * 64 * 2
     sent = messages * message_seconds(machine, size, machine.network[-1])
-    prefill = found["pods"]["prefill"]["step_seconds"]
-    assert sent < found["serving"]["ttft_seconds"] < sent + prefill
-    assert found["serving"]["ttft_seconds"] == prefill + found["handover"]["exposed_seconds"]
-    assert found["serving"]["tpot_seconds"] == found["pods"]["decode"]["step_seconds"]
-    assert found["handover"]["level"] == "infiniband"
+    prefill = actual["pods"]["prefill"]["step_seconds"]
+    assert sent < actual["serving"]["ttft_seconds"] < sent + prefill
+    assert actual["serving"]["ttft_seconds"] == prefill + actual["handover"]["exposed_seconds"]
+    assert actual["serving"]["tpot_seconds"] == actual["pods"]["decode"]["step_seconds"]
+    assert actual["handover"]["level"] == "infiniband"
 
 
 def test_a_fast_network_hides_all_but_the_end(tmp_path: Path) -> None:
@@ -116,12 +116,12 @@ def test_a_fast_network_hides_all_but_the_end(tmp_path: Path) -> None:
     pods = ("--prefill", "tp=2", "--decode", "tp=2", "--machine")
     slow, usual = timed(*pods, slow_network(tmp_path, 100)), timed(*pods, "h100-sxm")
     assert slow["pods"]["prefill"]["breakdown"] == usual["pods"]["prefill"]["breakdown"]
-    for found in (slow, usual):
-        assert found["handover"]["exposed_seconds"] <= found["handover"]["alone_seconds"]
+    for actual in (slow, usual):
+        assert actual["handover"]["exposed_seconds"] <= actual["handover"]["alone_seconds"]
     assert usual["handover"]["exposed_seconds"] < slow["handover"]["exposed_seconds"]
 
 
-def test_times_of_pods_are_told() -> None:
+def test_times_of_pods_are_reported() -> None:
     pods = ("--prefill", "pp=2,microbatches=2", "--decode", "tp=2,dp=2")
     ran = stagec("time", *WORDS, *pods, "--machine", "h100-sxm", "--no-levers")
     assert ran.code == 0, ran.err

@@ -33,9 +33,9 @@ BANDWIDTH = "machine.memory.bandwidth"
 def swept(*arguments: str, code: int = 0) -> list[dict[str, Any]]:
     ran = stagec(*JOB, *arguments, "--json")
     assert ran.code == code, ran.err
-    found: list[dict[str, Any]] = json.loads(ran.out)
-    VALIDATOR.validate(found)
-    return found
+    actual: list[dict[str, Any]] = json.loads(ran.out)
+    VALIDATOR.validate(actual)
+    return actual
 
 
 def strategies() -> list[dict[str, Any]]:
@@ -43,9 +43,9 @@ def strategies() -> list[dict[str, Any]]:
 
 
 def test_rows_are_the_times_of_each_alone() -> None:
-    found = swept("--sweep", "tp=2,4", "--sweep", "machine=h100,b200", "--sweep", "overlap=on,off")
-    assert len(found) == 8
-    for row in found:
+    actual = swept("--sweep", "tp=2,4", "--sweep", "machine=h100,b200", "--sweep", "overlap=on,off")
+    assert len(actual) == 8
+    for row in actual:
         tp, machine, overlap = row["configuration"].values()
         alone = time_step(LLAMA, machine, overlap=overlap, tp=tp, ranks=8, sizes=SIZES)
         assert row["time"] == time_row(alone)
@@ -100,9 +100,9 @@ def test_a_figure_goes_by_the_machine_that_is_chosen() -> None:
 
 def test_a_figure_that_one_machine_lacks_is_a_row() -> None:
     figure = "machine.network.nvlink.bandwidth=x2"
-    found = swept("--sweep", "machine=h100,tpu-v5p", "--sweep", figure)
-    assert "time" in found[0]
-    assert "has no figure 'network.nvlink.bandwidth'" in found[1]["error"]
+    actual = swept("--sweep", "machine=h100,tpu-v5p", "--sweep", figure)
+    assert "time" in actual[0]
+    assert "has no figure 'network.nvlink.bandwidth'" in actual[1]["error"]
 
 
 def test_a_file_names_figures_too(tmp_path: Path) -> None:
@@ -113,8 +113,8 @@ def test_a_file_names_figures_too(tmp_path: Path) -> None:
 
 
 def test_a_row_without_a_job_has_the_reason() -> None:
-    found = strategies()
-    assert [("error" in row) for row in found] == [False] * 4 + [True] * 2 + [False] * 2
+    actual = strategies()
+    assert [("error" in row) for row in actual] == [False] * 4 + [True] * 2 + [False] * 2
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5)), max_size=12))
@@ -173,17 +173,17 @@ def test_the_order_goes_up_or_down() -> None:
 
 def test_the_machine_itself_may_be_the_limit() -> None:
     peak = min(row["peak_bytes"] for row in strategies() if "error" not in row)
-    found = swept(
+    actual = swept(
         *("--machine", "tpu-v5p", "--sweep", f"machine.memory.capacity={peak + 1}B,{peak * 99}B"),
         *("--sweep", "tp=1,2,4", "--sweep", "zero=0,3", "--limit", "machine"),
     )
     left = load_machine("tpu-v5p")
-    for row in found:
+    for row in actual:
         size = row["configuration"]["machine.memory.capacity"]
         machine = left.changed({"memory.capacity": size})
         axes = sum(n > 1 for n in row["mesh"].values())
         assert row["fits"] == (row["peak_bytes"] <= machine.left(axes))
-    assert {row["fits"] for row in found} == {True, False}
+    assert {row["fits"] for row in actual} == {True, False}
 
 
 # -- plots -----------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_the_other_commands_draw_too(tmp_path: Path, command: str) -> None:
         (["--sweep", "machine.memory.bandwidth=x0", "--machine", "h100"], "more than zero"),
     ],
 )
-def test_mistakes_are_told(more: list[str], expected: str) -> None:
+def test_mistakes_are_reported(more: list[str], expected: str) -> None:
     ran = stagec("time", LLAMA, "--set", "L=2", *more)
     assert (ran.code, expected in ran.err, "\n  help: " in ran.err) == (1, True, True), ran.err
 
@@ -255,14 +255,14 @@ def test_levers_and_sweeps_change_what_was_measured_as_models_say(tmp_path: Path
     table.write_text(f"kind,extents,microseconds\nall_gather,2x{2 * 8192 * 4096 * 2},50000\n")
     words = ("--set", "L=2,B=2", "--tp", "2", "--sp", "--ranks", "2", "--machine", "h100-sxm")
     job = ("time", LLAMA, *words, "--measured", str(table), "--json")
-    found = json.loads(stagec(*job).out)
-    assert found["found"]["matched"]
-    step = {each["name"]: each["step_seconds"] for each in found["levers"]}
-    assert step["2 x infiniband"] == found["step_seconds"]
-    assert found["step_seconds"] - 0.002 < step["no launch gaps"] < found["step_seconds"]
-    assert step["2 x nvlink"] < 0.8 * found["step_seconds"]
+    actual = json.loads(stagec(*job).out)
+    assert actual["found"]["matched"]
+    step = {each["name"]: each["step_seconds"] for each in actual["levers"]}
+    assert step["2 x infiniband"] == actual["step_seconds"]
+    assert actual["step_seconds"] - 0.002 < step["no launch gaps"] < actual["step_seconds"]
+    assert step["2 x nvlink"] < 0.8 * actual["step_seconds"]
     figures = {"2 x nvlink": "network.nvlink.bandwidth", "2 x memory bandwidth": "memory.bandwidth"}
     for lever, figure in figures.items():
         ran = stagec(*job, "--sweep", f"machine.{figure}=x1,x2")
         rows = [row["time"]["step_seconds"] for row in json.loads(ran.out)]
-        assert rows == [found["step_seconds"], step[lever]]
+        assert rows == [actual["step_seconds"], step[lever]]

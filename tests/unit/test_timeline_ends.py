@@ -63,14 +63,14 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_timelines_end_with_the_step(kind: Kind, tmp_path: Path) -> None:
     asked = ("time", *kind.words, "--no-levers", "--json")
-    told = json.loads(stagec(*asked).out)
+    reported = json.loads(stagec(*asked).out)
     formats = "chrome,kineto,perfetto,chakra"
     done = stagec("compile", *kind.words, "--format", formats, "-o", tmp_path, "--quiet")
     assert done.code == 0, done.err
     chrome = json.loads(next((tmp_path / "chrome").glob("*.trace.json")).read_text())
     nodes = [e for e in chrome["traceEvents"] if e["ph"] == "X"]
     ends = ends_of(kind, [(e["pid"], e["ts"] + e["dur"]) for e in nodes])
-    assert ends == pytest.approx(expected(told), abs=2e-6)
+    assert ends == pytest.approx(expected(reported), abs=2e-6)
     computing = [e for e in nodes if e["tid"] == 0 and e["args"].get("kernel")]
     assert all(e["dur"] > 0 for e in computing)
     assert in_order(chrome["traceEvents"])
@@ -106,11 +106,11 @@ def near(these: Sequence[int], those: Sequence[int]) -> bool:
     )
 
 
-def expected(told: Mapping[str, Any]) -> list[float]:
+def expected(reported: Mapping[str, Any]) -> list[float]:
     """When the step ends, in microseconds; of pods when each does."""
-    if "handover" not in told:
-        return [1e6 * told["step_seconds"]]
-    first, each = (1e6 * told["serving"][n] for n in ("ttft_seconds", "tpot_seconds"))
+    if "handover" not in reported:
+        return [1e6 * reported["step_seconds"]]
+    first, each = (1e6 * reported["serving"][n] for n in ("ttft_seconds", "tpot_seconds"))
     return [first, first + each]
 
 
@@ -125,14 +125,14 @@ def ends_of(kind: Kind, ended: Sequence[tuple[int, float]]) -> list[float]:
 
 def kineto_ends(folder: Path) -> list[tuple[int, float]]:
     """The ends of the kernels of each rank, none of which takes no time but what moves nothing."""
-    found: list[tuple[int, float]] = []
+    actual: list[tuple[int, float]] = []
     for file in folder.glob("*.*.json"):
         trace = json.loads(file.read_text())
         rank = trace["distributedInfo"]["rank"]
         kernels = [e for e in trace["traceEvents"] if "stream" in e.get("args", ())]
         assert all(e["dur"] > 0 for e in kernels if not e["name"].startswith("nccl"))
-        found += [(rank, e["ts"] + e["dur"]) for e in kernels]
-    return found
+        actual += [(rank, e["ts"] + e["dur"]) for e in kernels]
+    return actual
 
 
 @pytest.mark.parametrize("hosts", ["--graphs", "--no-graphs"])

@@ -54,19 +54,19 @@ def compiled(
 def read(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     text = gzip.decompress(data) if path.suffix == ".gz" else data
-    found: dict[str, Any] = json.loads(text, parse_float=Decimal)
-    return found
+    actual: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    return actual
 
 
 def picoseconds(value: Decimal) -> int:
-    found = value * 1_000_000
-    assert found == int(found)
-    return int(found)
+    actual = value * 1_000_000
+    assert actual == int(actual)
+    return int(actual)
 
 
 def spans(events: Iterable[Event]) -> list[tuple[int, int]]:
-    found = [(picoseconds(e["ts"]), picoseconds(e["ts"] + e["dur"])) for e in events]
-    return sorted(found)
+    actual = [(picoseconds(e["ts"]), picoseconds(e["ts"] + e["dur"])) for e in events]
+    return sorted(actual)
 
 
 def union(intervals: Iterable[tuple[int, int]]) -> int:
@@ -102,10 +102,10 @@ def check_kineto(path: Path) -> dict[str, Any]:
     launches = {
         e["args"]["correlation"]: e for e in trace["traceEvents"] if e.get("cat") == "cuda_runtime"
     }
-    found = kernels(trace)
-    assert sorted(launches) == sorted(e["args"]["correlation"] for e in found)
+    actual = kernels(trace)
+    assert sorted(launches) == sorted(e["args"]["correlation"] for e in actual)
     by_stream: defaultdict[int, list[Event]] = defaultdict(list)
-    for event in found:
+    for event in actual:
         launch = launches[event["args"]["correlation"]]
         assert launch["ts"] + launch["dur"] == event["ts"]
         assert event["tid"] == event["args"]["stream"]
@@ -114,7 +114,7 @@ def check_kineto(path: Path) -> dict[str, Any]:
         times = spans(events)
         assert all(end <= start for (_, end), (start, _) in pairwise(times))
     (step,) = (e for e in trace["traceEvents"] if e.get("cat") == "user_annotation")
-    assert picoseconds(step["dur"]) == max(end for _, end in spans(found))
+    assert picoseconds(step["dur"]) == max(end for _, end in spans(actual))
     return trace
 
 
@@ -122,15 +122,15 @@ def check_kineto(path: Path) -> dict[str, Any]:
 def test_kineto_has_what_analyze_counts(tried_job: Tried, tmp_path: Path) -> None:
     job = tried_job.words
     folder = compiled(tmp_path, "kineto{ranks=classes}", job)
-    told = json.loads(stagec("time", *job, *MACHINE, "--no-levers", "--json").out)
-    times = {each["name"]: each["breakdown"] for each in told["classes"]}
+    reported = json.loads(stagec("time", *job, *MACHINE, "--no-levers", "--json").out)
+    times = {each["name"]: each["breakdown"] for each in reported["classes"]}
     for each in classes(job):
         trace = check_kineto(folder / f"{tried_job.model}.{each['example_rank']}.json")
-        found = kernels(trace)
-        assert sum(e["args"].get("flops", 0) for e in found) == flops_of(each)
+        actual = kernels(trace)
+        assert sum(e["args"].get("flops", 0) for e in actual) == flops_of(each)
         traffic: dict[tuple[str, str], Counter[str]] = {}
         groups = {g["pg_name"]: g["ranks"] for g in trace["distributedInfo"]["pg_config"]}
-        for e in filter(is_communication, found):
+        for e in filter(is_communication, actual):
             args, kind = e["args"], KINDS[e["args"]["Collective name"]]
             size = max(args["In msg nelems"], args["Out msg nelems"]) * SIZE[args["dtype"]]
             over = "" if kind in ("send", "recv") else args["Process Group Description"]
@@ -143,7 +143,7 @@ def test_kineto_has_what_analyze_counts(tried_job: Tried, tmp_path: Path) -> Non
             assert each["example_rank"] in json.loads(args["Process Group Ranks"])
             assert len(json.loads(args["Process Group Ranks"])) == args["Group size"]
         assert {k: (v["calls"], v["bytes"]) for k, v in traffic.items()} == traffic_of(each)
-        computing = spans(e for e in found if e["cat"] == "kernel" and not is_communication(e))
+        computing = spans(e for e in actual if e["cat"] == "kernel" and not is_communication(e))
         expected = sum(s for part, s in times[each["name"]].items() if part in COMPUTED)
         assert union(computing) == round(expected * 1e12)
 
@@ -154,13 +154,13 @@ def test_overlap_is_that_of_the_replay(tmp_path: Path) -> None:
     text = "llama3-8b --pp 2 --tp 2 --dp 2 --zero 1 --microbatches 4 --set L=4,S=2048"
     words = text.split()
     folder = compiled(tmp_path, "kineto", words, machine=("--machine", "h100-sxm"))
-    found: list[float] = []
+    actual: list[float] = []
     for rank in (0, 4):
         events = kernels(read(folder / f"llama3-8b.{rank}.json"))
         sides = [spans(e for e in events if is_communication(e) == side) for side in (True, False)]
         both = union(sides[0]) + union(sides[1]) - union([*sides[0], *sides[1]])
-        found.append(round(100 * both / union(sides[0]), 2))
-    assert found == [25.88, 54.5]
+        actual.append(round(100 * both / union(sides[0]), 2))
+    assert actual == [25.88, 54.5]
 
 
 def test_ranks_differ_in_groups_and_peers_only(tmp_path: Path) -> None:
@@ -291,9 +291,9 @@ def test_large_jobs_write_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     done = stagec(*words, "--format", "kineto")
     assert "kineto: 2 of 8 ranks, the first of each class (--only-ranks names others)" in done.err
     size = sum(p.stat().st_size for p in (tmp_path / "out").glob("llama*"))
-    told = re.search(r"about ([\d.]+) KiB", done.err)
-    assert told is not None
-    assert 0.5 < float(told[1]) * 1024 / size < 2
+    reported = re.search(r"about ([\d.]+) KiB", done.err)
+    assert reported is not None
+    assert 0.5 < float(reported[1]) * 1024 / size < 2
     done = stagec(*words, "--format", "chrome", "--only-ranks", "0-7")
     assert (done.code, "but viewers open about" in done.err) == (1, True)
     done = stagec(*words, "--format", "kineto{ranks=all}")
@@ -301,7 +301,7 @@ def test_large_jobs_write_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--format", "kineto"), "the format 'kineto' needs a machine"),
         (("--format", "chrome{ranks=x}", *MACHINE), "expects all or classes, found 'x'"),
@@ -309,9 +309,9 @@ def test_large_jobs_write_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (("--measured", "x.csv"), "--measured and --kernels-from need --machine"),
     ],
 )
-def test_what_is_refused(words: Sequence[str], told: str, tmp_path: Path) -> None:
+def test_what_is_refused(words: Sequence[str], reported: str, tmp_path: Path) -> None:
     done = stagec("compile", *JOB, *words, "-o", tmp_path / "out", "--quiet")
-    assert (done.code, told in done.err) == (1, True), done.err
+    assert (done.code, reported in done.err) == (1, True), done.err
     assert not (tmp_path / "out").exists()
 
 
@@ -339,12 +339,12 @@ def test_pods_are_one_timeline(tmp_path: Path) -> None:
     sends, takes = ({e["id"]: e for e in events if e["ph"] == end} for end in "sf")
     assert sends.keys() == takes.keys()
     crossing = [i for i, e in sends.items() if e["pid"] < 8 <= takes[i]["pid"]]
-    told = json.loads(stagec("time", *words, "--no-levers", "--json").out)
-    assert len(crossing) == told["handover"]["messages"] == 64 + 16  # and tokens
+    reported = json.loads(stagec("time", *words, "--no-levers", "--json").out)
+    assert len(crossing) == reported["handover"]["messages"] == 64 + 16  # and tokens
     assert all(sends[i]["ts"] < takes[i]["ts"] for i in crossing)
     runs = [e for e in events if e["ph"] == "X"]
     ends = [max(e["ts"] + e["dur"] for e in runs if (e["pid"] < 8) is p) for p in (True, False)]
-    serving = told["serving"]
+    serving = reported["serving"]
     assert ends[0] == pytest.approx(1e6 * serving["ttft_seconds"], abs=1e-5)
     assert ends[1] - ends[0] == pytest.approx(1e6 * serving["tpot_seconds"], abs=1e-5)
     traces = [json.loads(p.read_text()) for p in sorted((tmp_path / "kineto").glob("*.*.json"))]

@@ -105,7 +105,7 @@ def test_proof_that_is_too_large_is_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pipelines", [1, 50])
-def test_stages_with_one_program_are_told_apart(tmp_path: Path, pipelines: int) -> None:
+def test_stages_with_one_program_are_distinguished(tmp_path: Path, pipelines: int) -> None:
     """As where there are fewer microbatches than stages: the proof is about stages, not ranks."""
     stages, last = 8, 7
     ranks: Ranks = {}

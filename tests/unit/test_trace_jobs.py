@@ -141,9 +141,9 @@ def test_lowest_id_first_orders_messages_that_are_ready_together(tmp_path: Path)
 )
 def test_bad_groups_file(tmp_path: Path, groups: object) -> None:
     report = check(tmp_path, PAIR, groups)
-    found = [finding for finding in report.errors if finding.code == "bad-groups-file"]
-    assert len(found) == 1
-    assert found[0].path.name == "job.json"
+    actual = [finding for finding in report.errors if finding.code == "bad-groups-file"]
+    assert len(actual) == 1
+    assert actual[0].path.name == "job.json"
 
 
 def test_group_listed_twice(tmp_path: Path) -> None:

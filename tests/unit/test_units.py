@@ -172,8 +172,8 @@ def test_a_plan_can_be_read_from_types() -> None:
     assert rule is not None
     node = ShardedOp(op, rule, factor_sizes(op, rule))
     offers = [Offer(0, ("k",), (AxisUse(axis),)) for axis in MESH]
-    found = [
+    actual = [
         {o.group[0]: len(o.split) for o in plan} for plan in all_plans(node, offers, module.facts)
     ]
-    assert {"k": 1, "m": 1} in found
-    assert max(plan.get("k", 0) for plan in found) == 1
+    assert {"k": 1, "m": 1} in actual
+    assert max(plan.get("k", 0) for plan in actual) == 1

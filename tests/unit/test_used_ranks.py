@@ -79,16 +79,16 @@ def test_one_mapping(sizes: list[int], ranks: int, part: float) -> None:
     groups spans; a group is said to straddle only if it does."""
     mesh = {f"a{i}": n for i, n in enumerate(sizes)}
     machine = racks(ranks).changed({"network.nvlink.used": max(1, round(part * ranks))})
-    found: dict[str, str] = {}
+    actual: dict[str, str] = {}
     for axis, members in groups(mesh):
         over = spans(machine, np.array(members))
-        if over and found.get(axis) != "infiniband":
-            found[axis] = over[-1].level.name
-    assert {a: level.name for a, level in crossed(machine, mesh).items() if level} == found
+        if over and actual.get(axis) != "infiniband":
+            actual[axis] = over[-1].level.name
+    assert {a: level.name for a, level in crossed(machine, mesh).items() if level} == actual
     if prod(sizes) > 1:
-        assert {d.axis: d.level for d in dimensions(mesh, machine)} == found
+        assert {d.axis: d.level for d in dimensions(mesh, machine)} == actual
     for each in straddling(machine, mesh):
-        assert found[each.axis] == "infiniband"
+        assert actual[each.axis] == "infiniband"
         better = machine.changed({"network.nvlink.used": each.better})
         mended = [spans(better, np.array(r)) for a, r in groups(mesh) if a == each.axis]
         assert {span.level.name for group in mended for span in group} == {"nvlink"}
@@ -153,7 +153,7 @@ def test_nodes_of_a_power_of_two_are_used_whole() -> None:
     assert "--used-ranks nvlink=6 " in expected
 
 
-def test_what_crosses_without_need_is_told_and_is_a_lever(tmp_path: Path) -> None:
+def test_what_crosses_without_need_is_reported_and_is_a_lever(tmp_path: Path) -> None:
     """With the number that the remark names a step is as long as by default."""
     file = tmp_path / "racks.toml"
     file.write_text(RACKS)

@@ -61,19 +61,19 @@ _CLASS = figures.LibraryCounts
 def rows() -> list[dict[str, object]]:
     ran = stagec("validate", "--json")
     assert ran.code == 0, ran.out
-    found: list[dict[str, object]] = json.loads(ran.out)
-    assert_schema("validate", found)
-    return found
+    actual: list[dict[str, object]] = json.loads(ran.out)
+    assert_schema("validate", actual)
+    return actual
 
 
 @LONG
 def test_every_row_is_right() -> None:
-    found = rows()
-    assert all(set(r) == {"source", "row", "published", "ours", "ok"} for r in found)
-    assert all(r["ok"] is True for r in found)
-    names = [str(r["row"]) for r in found]
+    actual = rows()
+    assert all(set(r) == {"source", "row", "published", "ours", "ok"} for r in actual)
+    assert all(r["ok"] is True for r in actual)
+    names = [str(r["row"]) for r in actual]
     assert len(set(names)) == len(names)
-    by_name = {str(r["row"]): r for r in found}
+    by_name = {str(r["row"]): r for r in actual}
     for size in TABLE:
         row = by_name[f"gpt-{size.removesuffix('.0')}b parameters (billions)"]
         assert row["published"] == row["ours"] == size
@@ -91,8 +91,8 @@ def test_every_row_is_right() -> None:
     assert by_name["gpt3-175b parameters (billions)"]["ours"] == "174.6"
     assert by_name["deepseek-v3 parameters and router biases"]["ours"] == "671,026,419,200"
     assert by_name["deepseek-v2 parameters (billions)"]["ours"] == "235.7"
-    held = [r["published"] for r in found if r["source"] == "arXiv 2205.05198, figure 1"]
-    assert held == [
+    kept = [r["published"] for r in actual if r["source"] == "arXiv 2205.05198, figure 1"]
+    assert kept == [
         "45.5625",
         "59.25",
         "9.5625",
@@ -119,9 +119,9 @@ COUNTERS = (
 
 def test_counters_are_met(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each row has our bytes, to a tenth of an MB, and how far off they are."""
-    found = counter_rows(monkeypatch, tmp_path)
-    assert [row.ours.split()[0] for row in found] == [*COUNTERS]
-    for row in found:
+    actual = counter_rows(monkeypatch, tmp_path)
+    assert [row.ours.split()[0] for row in actual] == [*COUNTERS]
+    for row in actual:
         ours, off = row.ours.split()
         measured = float(row.published.split()[0])
         assert off == f"({round(100 * (float(ours) / measured - 1), 2) + 0.0:+.2f}%)"

@@ -73,8 +73,8 @@ def parameters(step: MeasuredStep) -> int:
 
 
 def test_every_row_of_every_source_is_there() -> None:
-    found = {name: (len(rows), sum(r.judged for r in rows)) for name, rows in STEPS.items()}
-    assert found == ROWS
+    actual = {name: (len(rows), sum(r.judged for r in rows)) for name, rows in STEPS.items()}
+    assert actual == ROWS
 
 
 def test_every_second_judged_row_is_fitted() -> None:
@@ -181,7 +181,7 @@ def test_rows_of_one_node_are_sums_of_layers() -> None:
     """Without stages: microbatches x (layers x layer + edge) + update, with one layer and one edge
     for each width, tp and microbatch, and one update for each width, tp, depth and dp. Steps that
     were timed differ by more than this between one run and the next."""
-    found: dict[tuple[str, ...], list[tuple[dict[tuple[Any, ...], float], float]]] = {}
+    actual: dict[tuple[str, ...], list[tuple[dict[tuple[Any, ...], float], float]]] = {}
     for cells in CELLS["deepspeed-single"]:
         sizes, flags = cells["sizes"], cells["flags"]
         if flags["pp"] == "1":
@@ -190,16 +190,16 @@ def test_rows_of_one_node_are_sums_of_layers() -> None:
             terms: dict[tuple[Any, ...], float] = {("update", layers, ranks): 1}
             terms |= {("layer", size): count * layers, ("edge", size): count}
             row = (terms, float(cells["measured"]))
-            found.setdefault((sizes["D"], flags["tp"]), []).append(row)
+            actual.setdefault((sizes["D"], flags["tp"]), []).append(row)
     known = 0
-    for rows in found.values():
+    for rows in actual.values():
         names = sorted({name for terms, _ in rows for name in terms}, key=str)
         matrix = np.array([[terms.get(name, 0.0) for name in names] for terms, _ in rows])
         measured = np.array([ms for _, ms in rows])
         numbers, _, rank, _ = np.linalg.lstsq(matrix, measured, rcond=None)
         np.testing.assert_allclose(matrix @ numbers, measured, rtol=5e-4)
         known += int(rank)
-    assert sum(map(len, found.values())) > 2.5 * known
+    assert sum(map(len, actual.values())) > 2.5 * known
 
 
 def test_words_of_one_node_are_not_filled_up() -> None:
@@ -309,8 +309,8 @@ def test_a_step_is_predicted(source: str) -> None:
 def test_the_median_of_a_source(source: str) -> None:
     steps = [s for s in chosen(source, everything=False) if s.ranks <= 512]
     steps = steps[:: -(-len(steps) // MOST_ROWS)]
-    (found,) = summaries(StepError(s, s.predicted()) for s in steps)
-    assert found.median <= MEDIANS[source]
+    (actual,) = summaries(StepError(s, s.predicted()) for s in steps)
+    assert actual.median <= MEDIANS[source]
 
 
 def step(seconds: float, *, sweep: str = "s", fitted: bool = False) -> MeasuredStep:
@@ -340,12 +340,12 @@ def test_a_summary_tells_fitted_rows_from_others() -> None:
         StepError(step(1.0), 0.7),
         StepError(step(1.0), "no such mesh"),
     ]
-    (found,) = summaries(rows)
-    assert found.rows == 3
-    assert found.median == pytest.approx(0.1)
-    assert found.left_out == pytest.approx(0.2)
-    assert found.bias == pytest.approx(0.0)
-    assert found.spearman is None  # three steps are no sweep
+    (actual,) = summaries(rows)
+    assert actual.rows == 3
+    assert actual.median == pytest.approx(0.1)
+    assert actual.left_out == pytest.approx(0.2)
+    assert actual.bias == pytest.approx(0.0)
+    assert actual.spearman is None  # three steps are no sweep
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -361,12 +361,12 @@ def test_validate_prints_rows_and_sources_as_json(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(where, only_these)
     result = stagec("validate", "--time", "--source", "torchtitan", "--json")
     assert result.code == 0
-    found = json.loads(result.out)
-    assert_schema("validate", found)
-    assert [row["row"] for row in found["rows"]] == [s.row for s in steps]
-    for row in found["rows"]:
+    actual = json.loads(result.out)
+    assert_schema("validate", actual)
+    assert [row["row"] for row in actual["rows"]] == [s.row for s in steps]
+    for row in actual["rows"]:
         assert row["error"] == pytest.approx(row["predicted_seconds"] / row["measured_seconds"] - 1)
-    (source,) = found["sources"]
+    (source,) = actual["sources"]
     assert source["source"] == "torchtitan"
     assert source["rows"] == 1
 
@@ -401,37 +401,37 @@ def tiny(issue: float, **flags: Any) -> tuple[Issued, StepTime]:
 
 
 def test_a_slow_host_takes_its_time_for_every_computation() -> None:
-    issued, found = tiny(1e-3, microbatches=4)
+    issued, actual = tiny(1e-3, microbatches=4)
     nodes = [n for n in issued.classes[0].program().nodes if n.is_computation]
     count = sum(n.phase != "optimizer" and n.kind != "accumulate_grad" for n in nodes)
-    assert found.seconds == pytest.approx(count * 1e-3)
-    assert list(found.parts(found.slowest)) == [LAUNCH]
+    assert actual.seconds == pytest.approx(count * 1e-3)
+    assert list(actual.parts(actual.slowest)) == [LAUNCH]
 
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_hosts_that_compare_calls_wait_for_each_rank_of_a_group(tp: int) -> None:
     issued = Issued.of(JobBuilder(JobOptions("llama3-8b", sizes=TINY, tp=tp, dp=2)).lower())
     hosts = {"efficiency.host.issue": 0.0, "efficiency.network.check": 1e-2}
-    found = step_time(issued, load_machine("h100-sxm").changed(hosts))
+    actual = step_time(issued, load_machine("h100-sxm").changed(hosts))
     nodes = issued.classes[0].program().nodes
     ranks = sum(node.group.size(issued.mesh) for node in nodes if node.group)
     assert ranks > 2 * tp
-    assert found.seconds == pytest.approx(ranks * 1e-2)
+    assert actual.seconds == pytest.approx(ranks * 1e-2)
     free = step_time(issued, load_machine("h100-sxm").changed(hosts), communicates=False)
     assert free.seconds < 1e-2
 
 
 def test_slow_hosts_wait_for_each_other_in_a_pipeline() -> None:
-    _, found = tiny(1e-3, pp=2, microbatches=4)
-    parts = found.parts(found.slowest)
+    _, actual = tiny(1e-3, pp=2, microbatches=4)
+    parts = actual.parts(actual.slowest)
     assert set(parts) == {LAUNCH, BUBBLE}
-    assert sum(parts.values()) == found.picoseconds
+    assert sum(parts.values()) == actual.picoseconds
 
 
 def test_a_fast_host_changes_nothing() -> None:
     _, without = tiny(0.0, microbatches=4)
-    _, found = tiny(1e-9, microbatches=4)
-    assert found.picoseconds == without.picoseconds
+    _, actual = tiny(1e-9, microbatches=4)
+    assert actual.picoseconds == without.picoseconds
 
 
 def test_what_is_sustained_slows_products_that_units_bind() -> None:
@@ -453,8 +453,8 @@ def sustained(options: JobOptions) -> list[dict[str, int]]:
     machine = load_machine("h100-sxm").changed({"efficiency.host.issue": 0.0})
     parts: list[dict[str, int]] = []
     for share in (1.0, 0.5):
-        found = step_time(issued, machine.changed({"efficiency.sustained.products": share}))
-        parts.append(found.parts(found.slowest))
+        actual = step_time(issued, machine.changed({"efficiency.sustained.products": share}))
+        parts.append(actual.parts(actual.slowest))
     return parts
 
 

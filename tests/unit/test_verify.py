@@ -46,12 +46,12 @@ def messages(module: Module) -> list[str]:
     """All errors of the module; they are the same after the sound one was verified."""
     sound = VerifiedCache()
     phases.verify_module(parse(TEXT), sound)
-    fresh, again = found(module, VerifiedCache()), found(module, sound)
+    fresh, again = actual(module, VerifiedCache()), actual(module, sound)
     assert fresh == again
     return fresh
 
 
-def found(module: Module, sound: VerifiedCache) -> list[str]:
+def actual(module: Module, sound: VerifiedCache) -> list[str]:
     try:
         phases.verify_module(module, sound)
     except DiagnosticError as e:
@@ -71,7 +71,7 @@ def test_what_a_pass_has_not_changed_is_not_asked_again(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("stagec.ir.verify.check_signature", counted)
     sound = VerifiedCache()
-    assert found(module, sound) == []
+    assert actual(module, sound) == []
     inside = [op for op in module.walk() if op.region is None and op.results]
     regions = [op.name for op in module.walk() if op.region is not None]
     assert len(asked) > 100
@@ -79,16 +79,16 @@ def test_what_a_pass_has_not_changed_is_not_asked_again(monkeypatch: pytest.Monk
         asked.clear()
         kept = op.results[0].type
         op.results[0].type = TensorType("i8", op.results[0].tensor.dims[1:])
-        assert found(module, VerifiedCache()) == found(module, sound) != []
+        assert actual(module, VerifiedCache()) == actual(module, sound) != []
         op.results[0].type = kept
         asked.clear()
-        assert found(module, sound) == []
+        assert actual(module, sound) == []
         assert set(asked) <= {"stg.module", "stg.symbols", "stg.mesh", *regions}
     asked.clear()
-    assert found(module, sound) == asked == []
+    assert actual(module, sound) == asked == []
     (symbols,) = module.ops("stg.symbols")
     symbols.attrs["B"] = const(3)
-    assert found(module, VerifiedCache()) == found(module, sound) != []
+    assert actual(module, VerifiedCache()) == actual(module, sound) != []
 
 
 class FirstOut(OpDef):
@@ -153,9 +153,9 @@ def test_a_change_inside_or_around_a_region_is_found(change: Callable[[Operation
     """What was sound is asked again if anything that its definition may read has changed."""
     module = parse_module(Source("test.stg", NESTED), Registry([*BUILTIN, FirstOut()]))
     sound = VerifiedCache()
-    assert found(module, sound) == []
+    assert actual(module, sound) == []
     change(only(module, "t.first_out"))
-    assert found(module, VerifiedCache()) == found(module, sound) != []
+    assert actual(module, VerifiedCache()) == actual(module, sound) != []
 
 
 def test_a_flag_is_no_size() -> None:
@@ -164,9 +164,9 @@ def test_a_flag_is_no_size() -> None:
     repeat = only(module, "stg.repeat")
     repeat.attrs["reverse"] = True
     sound = VerifiedCache()
-    assert found(module, sound) == []
+    assert actual(module, sound) == []
     repeat.attrs["reverse"] = const(1)
-    assert found(module, VerifiedCache()) == found(module, sound) != []
+    assert actual(module, VerifiedCache()) == actual(module, sound) != []
 
 
 ALIKE = """stg.module @m[phase = partitioned] {
@@ -207,17 +207,17 @@ def _is_not_placed(op: Operation) -> None:
         _is_not_placed,
     ],
 )
-def test_of_operations_that_are_alike_each_wrong_one_is_told(
+def test_of_operations_that_are_alike_each_wrong_one_is_reported(
     change: Callable[[Operation], None],
 ) -> None:
     module = parse(ALIKE)
-    assert found(module, VerifiedCache()) == []
+    assert actual(module, VerifiedCache()) == []
     first, second = (op for op in module.walk() if op.name == "stg.add")
     change(first)
-    once = len(found(module, VerifiedCache()))
+    once = len(actual(module, VerifiedCache()))
     assert once > 0
     change(second)
-    assert len(found(module, VerifiedCache())) == 2 * once
+    assert len(actual(module, VerifiedCache())) == 2 * once
 
 
 def test_values_without_types_are_not_alike() -> None:
@@ -234,7 +234,7 @@ def test_values_without_types_are_not_alike() -> None:
     }
     """
     module = parse_module(Source("test.stg", text), Registry(BUILTIN), allow_unregistered=True)
-    assert found(module, VerifiedCache()) == [
+    assert actual(module, VerifiedCache()) == [
         "%a has no type, but the module is shaped",
         "'stg.scale' works on tensors, but %u is not a tensor",
     ]
@@ -272,10 +272,10 @@ def test_signature(module: Module) -> None:
     scale.drop_operands()
     del scale.attrs["by"]
     scale.attrs["bye"] = const(1)
-    found = messages(module)
-    assert "'stg.scale' expects 1 operand, found 0" in found
-    assert "'stg.scale' has no parameter 'bye'" in found
-    assert not any("expects parameter 'by'" in m for m in found)  # it may be 'bye' misspelt
+    actual = messages(module)
+    assert "'stg.scale' expects 1 operand, found 0" in actual
+    assert "'stg.scale' has no parameter 'bye'" in actual
+    assert not any("expects parameter 'by'" in m for m in actual)  # it may be 'bye' misspelt
     del only(module, "stg.repeat").attrs["count"]
     assert any(m.startswith("'stg.repeat' expects parameter 'count'") for m in messages(module))
 
@@ -315,9 +315,9 @@ def test_all_errors_come_at_once(module: Module) -> None:
     module.phase = "unheard"
     only(module, "stg.scale").result.type = TensorType("f32", ())
     only(module, "stg.symbols").attrs.pop("D")
-    found = messages(module)
-    assert found[0] == "unknown phase 'unheard'"
-    assert sum("'D' is neither" in m for m in found) > 1
+    actual = messages(module)
+    assert actual[0] == "unknown phase 'unheard'"
+    assert sum("'D' is neither" in m for m in actual) > 1
 
 
 def test_each_place_is_reported_once() -> None:

@@ -70,10 +70,10 @@ def test_an_evaluation_is_that_of_a_compile_of_its_own(
     machine = load_machine("h100-sxm")
     for choice in product(*values.values()):
         flags = {**base, **dict(zip(values, choice, strict=True))}
-        found = time_step(model, machine, overlap=overlap, **flags)
+        actual = time_step(model, machine, overlap=overlap, **flags)
         options = JobOptions(model).changed(**flags, explicit=frozenset(flags))
         alone = time_job(options, machine, Session(), overlap=overlap, levers=False).report
-        assert found.as_json() == alone.as_json()
+        assert actual.as_json() == alone.as_json()
 
 
 def test_programs_are_unrolled_once_for_sizes_that_give_the_same(
@@ -108,8 +108,8 @@ def test_ranks_that_differ_are_unrolled_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("stagec.time.step.rank_classes", spy)
     monkeypatch.setattr(figures, "_structures", {})
     for length in (256, 512, 1024):
-        found = time_step(LLAMA, cp=2, cp_order="plain", sizes={"L": 2, "S": length})
-        assert len(found.classes) == 2
+        actual = time_step(LLAMA, cp=2, cp_order="plain", sizes={"L": 2, "S": length})
+        assert len(actual.classes) == 2
     assert len(unrolled) == 1
 
 
@@ -141,8 +141,8 @@ def test_of_classes_that_end_together_the_slowest_computes_longest() -> None:
         def computing(self, number: int) -> int:
             return (9, 3, 7, 7)[number]
 
-    found = cast("ClockedStep", Ends("abcd"))
-    assert StepTime(9, found, {}, found).slowest == cast("ClassTimes", "c")
+    actual = cast("ClockedStep", Ends("abcd"))
+    assert StepTime(9, actual, {}, actual).slowest == cast("ClassTimes", "c")
 
 
 @LONG
@@ -199,11 +199,11 @@ def test_it_is_what_the_command_tells() -> None:
     expected = stagec(
         "time", LLAMA, "--tp", "2", "--sp", "--set", "L=4", "--machine", "b200", "--json"
     )
-    found = time_step(LLAMA, "b200", tp=2, sp=True, sizes={"L": 4}, levers=True)
+    actual = time_step(LLAMA, "b200", tp=2, sp=True, sizes={"L": 4}, levers=True)
     assert expected.out.count("\n") > 10
     import json
 
-    assert json.loads(expected.out) == found.as_json()
+    assert json.loads(expected.out) == actual.as_json()
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_it_is_what_the_command_tells() -> None:
         ({"strategy": "no/such.stg"}, "no/such.stg: No such file"),
     ],
 )
-def test_mistakes_are_told_as_those_of_a_command(flags: dict[str, Any], expected: str) -> None:
+def test_mistakes_are_reported_as_those_of_a_command(flags: dict[str, Any], expected: str) -> None:
     with pytest.raises(DiagnosticError) as problem:
         time_step(LLAMA, **flags)
     assert expected in str(problem.value.diagnostics[0].message)

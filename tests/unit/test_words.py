@@ -20,9 +20,9 @@ Told again, and mended.
 
 
 def test_words_are_found_in_prose_alone() -> None:
-    found = list(words.findings(Path("page.md"), PAGE, {"[Tt]old": "reported", "mended": "fixed"}))
-    assert [(f.line, f.word) for f in found] == [(3, "told"), (10, "Told"), (10, "mended")]
-    assert str(found[0]) == "page.md:3: 'told': write reported"
+    actual = list(words.findings(Path("page.md"), PAGE, {"[Tt]old": "reported", "mended": "fixed"}))
+    assert [(f.line, f.word) for f in actual] == [(3, "told"), (10, "Told"), (10, "mended")]
+    assert str(actual[0]) == "page.md:3: 'told': write reported"
 
 
 def test_generated_schemas_are_left_out() -> None:
@@ -42,8 +42,8 @@ message = f"it was {told} and told"
 
 
 def test_words_are_found_in_strings_of_code() -> None:
-    found = list(words.findings(Path("code.py"), CODE, {"told": "reported"}))
-    assert [f.line for f in found] == [1, 3, 7]
+    actual = list(words.findings(Path("code.py"), CODE, {"told": "reported"}))
+    assert [f.line for f in actual] == [1, 3, 7]
 
 
 LABELS = """columns = ["a rank", "per rank", "time of a step"]
@@ -54,9 +54,9 @@ f"a {rank} a second"
 
 def test_labels_are_whole_strings_and_units_behind_a_value() -> None:
     labels = {"an? (?:rank|second)": "per rank", "time of a step": "step time"}
-    found = list(words.label_findings(Path("code.py"), LABELS, labels))
+    actual = list(words.label_findings(Path("code.py"), LABELS, labels))
     shown = [(1, "a rank"), (1, "time of a step"), (2, "a rank"), (3, "a second")]
-    assert sorted((f.line, f.word) for f in found) == shown
+    assert sorted((f.line, f.word) for f in actual) == shown
 
 
 def test_the_mean_sentence_of_a_page() -> None:

@@ -24,18 +24,18 @@ def who(unit: int) -> tuple[int, int]:
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 @pytest.mark.parametrize("workers", [1, 2, 3, 9])
 def test_every_unit_is_done_once(count: int, workers: int) -> None:
-    found = list(run_units(who, range(count), workers))
-    assert sorted(number for number, _ in found) == list(range(count))
-    assert all(number == unit for number, (unit, _) in found)
-    processes = {process for _, (_, process) in found}
+    actual = list(run_units(who, range(count), workers))
+    assert sorted(number for number, _ in actual) == list(range(count))
+    assert all(number == unit for number, (unit, _) in actual)
+    processes = {process for _, (_, process) in actual}
     assert len(processes) == min(workers, count)
     assert (os.getpid() in processes) == (min(workers, count) == 1)
     assert not multiprocessing.active_children()
 
 
 def test_neighbours_go_to_the_same_worker() -> None:
-    found = dict(run_units(who, range(40), 2))
-    in_order = [found[number][1] for number in range(40)]
+    actual = dict(run_units(who, range(40), 2))
+    in_order = [actual[number][1] for number in range(40)]
     changes = sum(a != b for a, b in pairwise(in_order))
     assert changes < 10, "a program would be made by every worker again and again"
 
@@ -45,8 +45,8 @@ def test_who_is_done_takes_over_from_who_is_slow() -> None:
         time.sleep(0.5 if unit == 0 else 0.001)
         return os.getpid()
 
-    found = dict(run_units(slow_at_first, range(20), 2))
-    assert sum(process == found[0] for process in found.values()) < 5
+    actual = dict(run_units(slow_at_first, range(20), 2))
+    assert sum(process == actual[0] for process in actual.values()) < 5
 
 
 def test_what_a_worker_raises_is_raised() -> None:
@@ -62,7 +62,7 @@ def test_what_a_worker_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.02])
-def test_a_killed_worker_is_told(moment: float) -> None:
+def test_a_killed_worker_is_reported(moment: float) -> None:
     def dying(unit: int) -> int:
         if unit == 2:
             time.sleep(moment)
@@ -105,6 +105,6 @@ def test_units_of_a_kind_stay_with_a_worker() -> None:
     """From list to list, whatever else there is to do; kinds are spread over all workers."""
     with crew(who, 2, lambda unit: unit % 4) as run:
         seen = [dict(run(range(16))) for _ in range(3)]
-    homes = [{found[n][1] for found in seen for n in range(kind, 16, 4)} for kind in range(4)]
+    homes = [{actual[n][1] for actual in seen for n in range(kind, 16, 4)} for kind in range(4)]
     assert all(len(home) == 1 for home in homes)
     assert len({process for home in homes for process in home}) == 2

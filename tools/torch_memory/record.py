@@ -103,9 +103,9 @@ class StorageTracker(TorchDispatchMode):
         for each in tree_leaves(results):
             if isinstance(each, Tensor) and not hasattr(each, "to_local"):
                 self._track(each, str(func))
-        held = sum(size for _, size in self.live())
-        if held > self.most:
-            self.most = held
+        live = sum(size for _, size in self.live())
+        if live > self.most:
+            self.most = live
             self.recorded.peak = self.by_category()
             self.recorded.peak_at = f"{self.phase}: {func}"
             self.recorded.largest = self._largest()

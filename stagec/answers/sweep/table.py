@@ -50,7 +50,7 @@ class SweepColumn:
         return name == self.name or name in self.aliases
 
 
-def _held(name: str) -> SweepColumn:
+def _memory_column(name: str) -> SweepColumn:
     long = f"{name} per rank"
     return SweepColumn(name, name, lambda row: row["memory"][name], bytes_text, long=long)
 
@@ -90,9 +90,9 @@ ANALYSIS = (
 #: Those of `memory`.
 FOOTPRINT = (
     _RANKS,
-    _held("parameters"),
-    _held("gradients"),
-    _held("optimizer"),
+    _memory_column("parameters"),
+    _memory_column("gradients"),
+    _memory_column("optimizer"),
     SweepColumn("others", "others", _passing, bytes_text, long="other memory at the peak"),
     _PEAK,
     SweepColumn("host", "host", lambda row: row["host_bytes"], bytes_text, long="host memory"),

@@ -99,7 +99,7 @@ def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
     ]
     sums = {n: sum(bar.parts.get(n, 0) for bar in bars) for bar in bars for n in bar.parts}
     order = sorted(sums, key=lambda n: -sums[n])
-    bars = [Bar(bar.name, told_apart(bar.parts, order), key=bar.key) for bar in bars]
+    bars = [Bar(bar.name, distinct_names(bar.parts, order), key=bar.key) for bar in bars]
     return Bars(
         title="Where the time of each class goes",
         about=about,
@@ -111,7 +111,7 @@ def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
     )
 
 
-def told_apart(parts: Mapping[str, float], order: Sequence[str]) -> dict[str, float]:
+def distinct_names(parts: Mapping[str, float], order: Sequence[str]) -> dict[str, float]:
     """Parts in this order; those for which there is no color of their own as one."""
     own = order if len(order) <= COLORS else order[: COLORS - 1]
     shown = {name: parts[name] for name in own if name in parts}

@@ -216,7 +216,7 @@ def _graph(stream: JsonStream) -> Iterator[bytes]:
             yield record_of(_fed(value))
         except (OverflowError, TypeError, ValueError) as problem:
             raise stream.error(f"expected a Chakra node: {problem}") from None
-    if not stream.found:
+    if not stream.has_list:
         raise stream.error(f"expects a list '{_GRAPH}'")
 
 

@@ -122,10 +122,10 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
     if experts is not None and count % options.ep:
         copies = options.redundant_experts + -count % options.ep
         shown = f"E = {experts}" + (f" + {count - experts} copies" if count > experts else "")
-        held = f"give --redundant-experts {copies}, or "
+        fewer = f"give --redundant-experts {copies}, or "
         raise error(
             f"{shown} experts do not divide over --ep {options.ep}",
-            remedy=(held if options.serve and copies <= experts else "") + choices,
+            remedy=(fewer if options.serve and copies <= experts else "") + choices,
         )
 
 

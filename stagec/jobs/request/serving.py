@@ -175,7 +175,7 @@ class Serving:
         module.set_values(self.sizes)
 
     @property
-    def held(self) -> Expr | None:
+    def cached_tokens(self) -> Expr | None:
         """The tokens that are cached of each sequence: before a step of decode, after one of
         prefill; None if they differ, in a mixed step."""
         if self.step is not None:

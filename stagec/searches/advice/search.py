@@ -65,7 +65,7 @@ class Advice:
     """
 
     before: Figures
-    found: tuple[Suggestion, ...]
+    suggestions: tuple[Suggestion, ...]
     smallest: Suggestion
     tried: int
     count: int
@@ -146,7 +146,7 @@ class _Search:
     def widen(self, numerics: bool) -> None:
         """Take in the combinations that change the numbers of training, or those that do not, if
         there are not enough yet."""
-        if len(self._found()) >= self._wanted:
+        if len(self._suggestions()) >= self._wanted:
             return
         more = [c for c in self._jobs if c and _numerics(c) == numerics]
         self._open.update(more)
@@ -180,12 +180,12 @@ class _Search:
         if len(self._tried) == self._budget:
             return []
         if promising := self._promising():
-            return _apart(sorted(promising, key=promising.__getitem__))
-        if self._found() or not self._last_tries:
+            return _distinct(sorted(promising, key=promising.__getitem__))
+        if self._suggestions() or not self._last_tries:
             return []
         self._last_tries -= 1
         peaks = {c: peak for c, peak, _ in self._untried()}
-        return _apart(sorted(peaks, key=peaks.__getitem__))
+        return _distinct(sorted(peaks, key=peaks.__getitem__))
 
     def _untried(self) -> Iterator[tuple[Combination, float, float]]:
         """What may be compiled yet, with what it is expected to hold and to cost."""
@@ -195,7 +195,7 @@ class _Search:
 
     def _promising(self) -> dict[Combination, Preference]:
         """What is expected to fit, and to be better than what was found; with its order."""
-        suggestions, usual = self._found(), cost(self._before)
+        suggestions, usual = self._suggestions(), cost(self._before)
         bar = suggestions[self._wanted - 1].order if len(suggestions) >= self._wanted else None
         promising: dict[Combination, Preference] = {}
         for c, peak, expected in self._untried():
@@ -206,7 +206,7 @@ class _Search:
                 promising[c] = order
         return promising
 
-    def _found(self) -> list[Suggestion]:
+    def _suggestions(self) -> list[Suggestion]:
         """What fits, best first, without what goes further than something better, or changes the
         same."""
         fitting = [c for c, f in self._known.items() if f.missing(self._room) <= 0]
@@ -226,7 +226,7 @@ class _Search:
         smallest = min(self._known, key=lambda c: self._known[c].peak)
         return Advice(
             self._before,
-            tuple(self._found()[: self._wanted]),
+            tuple(self._suggestions()[: self._wanted]),
             self._suggestion(smallest),
             len(self._tried),
             len(self._jobs) - 1,
@@ -244,7 +244,7 @@ def _knobs(combination: Combination) -> set[str]:
     return {change.knob for change in combination}
 
 
-def _apart(ordered: Iterable[Combination]) -> list[Combination]:
+def _distinct(ordered: Iterable[Combination]) -> list[Combination]:
     """The first few of which none goes further than another one."""
     chosen: list[Combination] = []
     for combination in ordered:

@@ -88,13 +88,13 @@ def _figures(options: JobOptions) -> Figures | None:
 
 def _log(advice: Advice, limit: Limit, session: Session) -> None:
     least = advice.smallest
-    if not advice.found:
+    if not advice.suggestions:
         peak = bytes_text(least.figures.peak)
         change = f"with {least.text}" if least.changes else "as it is"
         session.log(f"nothing that fits was found; least is held {change}: {peak}; use more ranks")
     else:
         _table(advice, session)
-        for number, suggestion in enumerate(advice.found, 1):
+        for number, suggestion in enumerate(advice.suggestions, 1):
             session.log(f"[{number}] {command_of(suggestion.options, limit)}")
     session.log(
         f"{advice.tried} of {advice.count:,} combinations of up to {MOST_CHANGES} changes were "
@@ -105,18 +105,18 @@ def _log(advice: Advice, limit: Limit, session: Session) -> None:
 def _left(advice: Advice) -> str:
     if advice.left:
         return f"{advice.left:,} that may fit as well are left untried"
-    return f"the others are not expected to fit{', or to cost less' if advice.found else ''}"
+    return f"the others are not expected to fit{', or to cost less' if advice.suggestions else ''}"
 
 
 def _table(advice: Advice, session: Session) -> None:
     """A row for each suggestion: what it is, what it holds, and what it costs more than before."""
     before = advice.before
-    copies = any(s.figures.copied != before.copied for s in advice.found)
-    bubbles = any(s.figures.idle != before.idle for s in advice.found)
+    copies = any(s.figures.copied != before.copied for s in advice.suggestions)
+    bubbles = any(s.figures.idle != before.idle for s in advice.suggestions)
     more = [*(["copied to host and back"] if copies else []), *(["bubble"] if bubbles else [])]
     title = "What fits, cheapest first: peak per rank, additional bytes sent and FLOPs per step"
     made = table(title, "", "changes", "peak", "sent", "FLOPs", *more, text_columns=2)
-    for number, each in enumerate(advice.found, 1):
+    for number, each in enumerate(advice.suggestions, 1):
         made.add_row(rf"\[{number}]", each.text, *_costs(each, before, copies, bubbles))
     if session.stream is not None:
         console(session.stream).print(made)

@@ -93,6 +93,11 @@ def memory_bound(sizes: MemoryParts, shape: StepLayout) -> Floats:
     """Bytes that a rank holds at least: the one that keeps most of its microbatches, or the one
     that has most layers; of a state that is that of all stages, the mean."""
     mean = sizes.state / shape.stages
-    kept = shape.held * sizes.static + shape.stashes * sizes.stash + shape.whole * sizes.rest + mean
+    kept = (
+        shape.most_layers * sizes.static
+        + shape.stashes * sizes.stash
+        + shape.whole * sizes.rest
+        + mean
+    )
     least: Floats = SLACK * np.maximum(kept, shape.most * sizes.static)
     return least

@@ -19,7 +19,7 @@ _REFINED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
+class Ranked(Generic[T]):
     """A point by its number, its value (less is better), and what is known of it."""
 
     number: int
@@ -39,7 +39,7 @@ class Search(Generic[T]):
     """
 
     def __init__(self, bounds: Mapping[int, float], wanted: int) -> None:
-        self.best: list[Found[T]] = []
+        self.best: list[Ranked[T]] = []
         self.tried = self.refused = 0
         self._wanted = wanted
         self._open = [(bound, number) for number, bound in bounds.items()]
@@ -79,7 +79,7 @@ class Search(Generic[T]):
         if value is None:
             self.refused += 1
             return
-        best = [*self.best, Found(number, value, what)]
+        best = [*self.best, Ranked(number, value, what)]
         self.best = sorted(best, key=lambda f: f.order)[: self._wanted]
 
     def run(
@@ -128,12 +128,12 @@ class Front(Generic[T]):
         self.tried = 0
 
     @property
-    def best(self) -> list[Found[T]]:
+    def best(self) -> list[Ranked[T]]:
         """The front, by the first respect."""
         values = self._values
         kept = [n for n, v in values.items() if not any(beats(w, v) for w in values.values())]
         kept.sort(key=lambda n: (values[n], n))
-        return [Found(n, values[n][0], self._what[n]) for n in kept]
+        return [Ranked(n, values[n][0], self._what[n]) for n in kept]
 
     @property
     def proven(self) -> float:
@@ -169,7 +169,7 @@ class Front(Generic[T]):
                 yield self.tried
 
 
-def exhaustive(values: Mapping[int, float | None], wanted: int) -> list[Found[Any]]:
+def exhaustive(values: Mapping[int, float | None], wanted: int) -> list[Ranked[Any]]:
     """The best points of all, none of them left out: what a search has to find."""
-    evaluated: list[Found[Any]] = [Found(n, v, None) for n, v in values.items() if v is not None]
+    evaluated: list[Ranked[Any]] = [Ranked(n, v, None) for n, v in values.items() if v is not None]
     return sorted(evaluated, key=lambda f: f.order)[:wanted]

@@ -35,7 +35,7 @@ class StepLayout(NamedTuple):
     work: Any = 0
     busy: Any = 0
     last: Any = 0
-    held: Any = 0
+    most_layers: Any = 0
     stashes: Any = 0
     most: Any = 0
     whole: Any = 0
@@ -86,7 +86,7 @@ def rank_layers(
     layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
 ) -> tuple[RankLayers, ...]:
     """The layers of each rank of a pipeline; none if its schedule is not known, or the layers are
-    too few. Arguments are those of `laid_out`."""
+    too few. Arguments are those of `layer_layout`."""
     schedule = SCHEDULES.get(name)
     if schedule is None:
         return ()
@@ -119,7 +119,7 @@ def is_in_order(schedule: Schedule, stages: int, chunks: int) -> bool:
     return placed and not schedule.splits_weight_gradient
 
 
-def laid_out(
+def layer_layout(
     layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
 ) -> StepLayout:
     """The layout of a schedule of so many stages, microbatches and chunks (0: its own number);
@@ -136,7 +136,7 @@ def laid_out(
         return plain
     most = max(ranks, key=lambda r: (r.kept, r.own))
     own = [r.own for r in ranks]
-    holds = plain._replace(held=most.own, stashes=most.kept, most=max(own))
+    holds = plain._replace(most_layers=most.own, stashes=most.kept, most=max(own))
     placement = schedule.placement(stages, chunks)
     if placement.copies > 1:  # each copy runs some of the microbatches
         return holds

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from stagec.machines import Machine
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 #: Bytes of a message by which networks are compared.
 _MESSAGE = 1 << 20
 
@@ -74,12 +74,12 @@ class FoundServers:
     over_time: Mapping[int, ServerOverTime] = field(default_factory=dict[int, ServerOverTime])
 
 
-def find_servers(question: ServerQuestion, processes: int, tell: Tell) -> FoundServers:
+def find_servers(question: ServerQuestion, processes: int, log: Log) -> FoundServers:
     """The servers of a question. Raises `KeyboardInterrupt`."""
     began = time.monotonic()
     cut = Counter[str](question.refused)
-    kinds = list(_kinds(question, processes, tell, cut))
-    tell("matching workers")
+    kinds = list(_kinds(question, processes, log, cut))
+    log("matching workers")
     servers = list(_servers(question, kinds))
     within = [s for s in servers if s.is_within(question.load)]
     late = len(servers) - len(within)
@@ -96,7 +96,7 @@ def find_servers(question: ServerQuestion, processes: int, tell: Tell) -> FoundS
     load = question.load
     early = [s for s in servers if load.ttft is None or s.ttft <= load.ttft]
     wanted = best[: question.wanted]
-    checked = _verified(question, wanted[: question.verified], processes, tell)
+    checked = _verified(question, wanted[: question.verified], processes, log)
     return FoundServers(
         question,
         sorted(wanted, key=lambda s: _place(checked, s, load)),
@@ -116,7 +116,7 @@ _MODES = (AGGREGATED, DISAGGREGATED)
 
 
 def _kinds(
-    question: ServerQuestion, processes: int, tell: Tell, cut: Counter[str]
+    question: ServerQuestion, processes: int, log: Log, cut: Counter[str]
 ) -> Iterator[WorkerKind]:
     """The workers that can be, timed, in the order of the question, whichever was done first."""
     tasks = sorted(question.tasks, key=lambda t: repr(kind_of(t)))
@@ -124,7 +124,7 @@ def _kinds(
     with crew(timed_worker, processes, kind_of) as run:
         for number, worker in run(tasks):
             workers[number] = worker
-            tell(f"{len(workers):,} of {len(tasks):,} workers timed")
+            log(f"{len(workers):,} of {len(tasks):,} workers timed")
     for number, task in enumerate(tasks):
         worker = workers[number]
         if worker.refused:
@@ -156,7 +156,7 @@ def _exact(question: ServerQuestion, servers: Iterable[ServerPlan]) -> dict[int,
 
 
 def _verified(
-    question: ServerQuestion, servers: Sequence[ServerPlan], processes: int, tell: Tell
+    question: ServerQuestion, servers: Sequence[ServerPlan], processes: int, log: Log
 ) -> dict[int, ServerOverTime]:
     """Servers over time, by their `id`."""
     if not servers:
@@ -167,7 +167,7 @@ def _verified(
     with crew(over_time, min(processes, len(tasks))) as run:
         for number, each in run(tasks):
             verified[id(servers[number])] = each
-            tell(f"{len(verified):,} of {len(tasks):,} servers verified over time")
+            log(f"{len(verified):,} of {len(tasks):,} servers verified over time")
     return verified
 
 

@@ -5,7 +5,7 @@ device does, so its clock is that of devices with other costs.
     host     norm 0..100   gather 100..100   product 100..200    send 200
 
 A host that waits for its device at both ends of forward and backward never runs ahead into the next
-one. What it then takes longer than the device are gaps before kernels (`held_up`).
+one. What it then takes longer than the device are gaps before kernels (`delay_kernels`).
 
     device   forward: busy 500, host 800     backward: busy 1000, host 900
     step     800 + 1000, where a host that runs ahead would end at max(1500, 1700)
@@ -65,7 +65,7 @@ class HostTimes(NamedTuple):
         return one and 8 * DTYPE_BYTES[kernel.dtype] <= self.bits
 
 
-def held_up(graph: StepGraph, costs: NodeCosts, spent: Sequence[HostTimes]) -> NodeCosts:
+def delay_kernels(graph: StepGraph, costs: NodeCosts, spent: Sequence[HostTimes]) -> NodeCosts:
     """The costs of devices whose hosts wait, by class. What a host needs longer for all that it
     issues of forward, or of backward, than its device is busy with that, is a gap before each of
     these computations."""

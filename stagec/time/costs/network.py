@@ -100,13 +100,13 @@ def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
             return tuple(spans)
         unit = inside * below // level.unit if level.unit is not None else np.zeros_like(inside)
         first = np.flatnonzero(np.diff(unit, prepend=-1))
-        held = np.diff(first, append=len(unit))
-        units = int(held.max())
+        sizes = np.diff(first, append=len(unit))
+        units = int(sizes.max())
         size = np.add.reduceat(members, first)
         if units > 1:
             length = level.ranks // places if level.ranks is not None else len(inside)
-            least = np.where(held > 1, held, units + 1).argmin()  # of those that send inside
-            share = _share(level, inside[first[least] :][: held[least]], length)
+            least = np.where(sizes > 1, sizes, units + 1).argmin()  # of those that send inside
+            share = _share(level, inside[first[least] :][: sizes[least]], length)
             spans.append(
                 Span(level, units, int(members.min()), len(inside), int(size.max()), share)
             )

@@ -95,20 +95,20 @@ def read_trace(path: Path, progress: Progress | None = None) -> Reading:
     return result
 
 
-def _read(stream: BinaryIO, result: Reading, columns: _Columns, tell: Callable[[], None]) -> None:
+def _read(stream: BinaryIO, result: Reading, columns: _Columns, report: Callable[[], None]) -> None:
     text = JsonStream(stream, str(result.path), REMEDY)
     for name, value in text.members(_EVENTS):
-        if name != _EVENTS or not text.found:
+        if name != _EVENTS or not text.has_list:
             _note(result, name, value)
             continue
         result.events += 1
         if result.events % _EVERY == 0:
-            tell()
+            report()
         try:
             columns.add(value)
         except ValueError as problem:
             raise text.error(str(problem)) from None
-    if not text.found:
+    if not text.has_list:
         place = FileLoc(str(result.path), 1, 1)
         raise error(f"not a trace: it has no '{_EVENTS}'", place, remedy=REMEDY)
 

@@ -23,7 +23,7 @@ Places: TypeAlias = NDArray[np.intp]
 MATCHED, INTERPOLATED, NOT_FOUND = 0, 1, 2
 #: Neighbours are at most two octaves apart in each extent; further ones say little of what is
 #: between them.
-_APART = 4.0
+_FURTHEST = 4.0
 _FARTHEST = 2**63 - 1
 
 
@@ -150,7 +150,7 @@ class _Grid:
             low: Places = np.clip(np.searchsorted(values, wanted, side="right") - 1, 0, last)
             high: Places = np.clip(np.searchsorted(values, wanted), 0, last)
             inside = (values[low] <= wanted) & (wanted <= values[high])
-            possible &= inside & (values[high] <= _APART * values[low])
+            possible &= inside & (values[high] <= _FURTHEST * values[low])
             span = np.log(np.maximum(values[high] / values[low], 1))
             at = np.log(np.maximum(wanted, 1) / values[low])
             below.append(low)
