@@ -89,7 +89,7 @@ class TimeReport:
     slowest: str
     breakdown: Mapping[str, float]
     levers: tuple[LeverTime, ...]
-    costed_by: Mapping[str, int]
+    found: Mapping[str, int]
     used_ranks: Mapping[str, int]
     cautions: tuple[str, ...]
     attention: str

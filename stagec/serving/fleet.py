@@ -156,12 +156,12 @@ class Fleet:
         """List the replicas that take requests, and count those that hold ranks."""
         states = [member.state for member in self._members]
         self.up = [m.replica for m in self._members if m.state is ReplicaState.UP]
-        self.provisioned = len(states) - states.count(ReplicaState.OFF)
+        self.held = len(states) - states.count(ReplicaState.OFF)
 
     def note(self, now: int) -> None:
         """Count what replicas were until now."""
         if now > self._since:
-            self.series.add(self._since, now, (self.provisioned, len(self.up), len(self.parked)))
+            self.series.add(self._since, now, (self.held, len(self.up), len(self.parked)))
             self._since = now
 
     def _change(self, member: _Member, state: ReplicaState, now: int) -> None:

@@ -138,7 +138,7 @@ class SlowServer:
         ]
         self.done: list[SlowJob] = []
         self.parked: list[SlowJob] = []
-        self.provisioned = 0
+        self.held = 0
         self.load = [0.0, 0.0, 0.0]  # integrals since the last look: busy, requests, waiting
         self.wanted = [(0, first)]
 
@@ -183,7 +183,7 @@ class SlowServer:
         self.load[0] += span * sum(r.until is not None for r in self.each)
         self.load[1] += span * (waiting + sum(len(r.running) for r in self.each))
         self.load[2] += span * waiting
-        self.provisioned += span * sum(r.state != "off" for r in self.each)
+        self.held += span * sum(r.state != "off" for r in self.each)
         return now
 
     def send(self, job: SlowJob) -> None:
@@ -264,7 +264,7 @@ def test_every_event_is_that_of_the_simulator_that_steps(
     run = fleet(requests, still, failures)
     actual = sorted((j.number, j.first, j.last) for j in run.done)
     assert actual == sorted((j.number, j.first, j.last) for j in slow.done)
-    assert run.fleet.series.totals[0] == slow.provisioned
+    assert run.fleet.series.totals[0] == slow.held
 
 
 # -- what holds of every server --------------------------------------------------------------------

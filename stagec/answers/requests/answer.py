@@ -70,7 +70,7 @@ class PoolFigures:
     lost: int
     preempted: int
     swapped: int
-    provisioned: float
+    held: float
     up: float
     replica_seconds: float
     started: int
@@ -95,7 +95,7 @@ class LoadMoment:
     running: float
     waiting: float
     cache: float | None
-    provisioned: float
+    held: float
     up: float
 
 
@@ -136,12 +136,12 @@ class RequestsAnswer(Report):
     @property
     def per_rank(self) -> float:
         """Output tokens per second and rank that is held."""
-        return self.output_tokens / self.seconds / self.provisioned_ranks
+        return self.output_tokens / self.seconds / self.held_ranks
 
     @property
-    def provisioned_ranks(self) -> float:
+    def held_ranks(self) -> float:
         """Ranks that replicas hold, on average over time."""
-        return sum(pool.provisioned * pool.ranks for pool in self.pools.values())
+        return sum(pool.held * pool.ranks for pool in self.pools.values())
 
     @property
     def rank_seconds(self) -> float:
@@ -164,7 +164,7 @@ class RequestsAnswer(Report):
                 "limits": dict(self.limits),
                 "share": self.good / max(1, self.served),
                 "requests_per_second": rate,
-                "per_rank": rate / self.provisioned_ranks,
+                "per_rank": rate / self.held_ranks,
             }
         return {
             "schema": SCHEMA,
@@ -182,7 +182,7 @@ class RequestsAnswer(Report):
             "requests_per_second": self.served / self.seconds,
             "tokens_per_second": self.output_tokens / self.seconds,
             "per_rank": self.per_rank,
-            "held_ranks": self.provisioned_ranks,
+            "held_ranks": self.held_ranks,
             "rank_seconds": self.rank_seconds,
             "price": self.hourly,
             "cost": self.cost,
@@ -250,7 +250,7 @@ class RequestsAnswer(Report):
             lines.append(
                 f"Within {limits}: {self.good:,} of them ({self.good / max(1, self.served):.1%}), "
                 f"{self.good / self.seconds:,.4g} requests/s, "
-                f"{self.good / self.seconds / self.provisioned_ranks:,.4g} per rank"
+                f"{self.good / self.seconds / self.held_ranks:,.4g} per rank"
             )
         lines += filter(None, (self._changes(name) for name in self.pools))
         if self.hourly is not None and self.cost is not None:
@@ -284,7 +284,7 @@ class RequestsAnswer(Report):
         if pool.start_seconds and (pool.started or pool.failed):
             starts += f" of {seconds_text(pool.start_seconds)}"
         return (
-            f"Replicas{which}: {pool.provisioned:,.2f} occupy ranks on average, "
+            f"Replicas{which}: {pool.held:,.2f} occupy ranks on average, "
             f"{pool.up:,.2f} take requests; {starts}, {counted(pool.stopped, 'stop')}, "
             f"{counted(pool.failed, 'failure')}, {pool.replica_seconds:,.4g} replica-seconds; "
             f"{pool.lost:,} cached tokens were lost"
@@ -383,7 +383,7 @@ def _figures(pool: Pool, run: Simulation) -> PoolFigures:
     replicas, limits = pool.replicas, pool.limits
     busy, running, waiting, pages = run.means(replicas)
     fleet = run.fleet_of(replicas)
-    provisioned, up, parked = (value / max(1, run.end) for value in fleet.series.totals)
+    held, up, parked = (value / max(1, run.end) for value in fleet.series.totals)
     tallies = [r.tally for r in replicas]
     blocks = limits.blocks
     counts = ("steps", "computed", "decoded", "hits", "lost", "preempted", "swapped")
@@ -394,11 +394,11 @@ def _figures(pool: Pool, run: Simulation) -> PoolFigures:
         max_tokens=limits.tokens,
         blocks=blocks,
         block=limits.block,
-        busy=busy / provisioned,
+        busy=busy / held,
         running=running,
         waiting=waiting + parked,
-        cache=None if blocks is None else pages / provisioned / blocks,
-        provisioned=provisioned,
+        cache=None if blocks is None else pages / held / blocks,
+        held=held,
         up=up,
         replica_seconds=fleet.series.totals[0] / SECOND,
         start_seconds=pool.plan.start / SECOND,
@@ -412,10 +412,8 @@ def _moments(pool: Pool, run: Simulation) -> list[LoadMoment]:
     blocks = pool.limits.blocks
     moments: list[LoadMoment] = []
     for place, row in enumerate(zip(*rows, strict=True), 1):
-        busy, running, waiting, pages, provisioned, up, parked = row
-        cache = None if blocks is None else pages / provisioned / blocks
+        busy, running, waiting, pages, held, up, parked = row
+        cache = None if blocks is None else pages / held / blocks
         at = min(place * width, run.end) / SECOND
-        moments.append(
-            LoadMoment(at, busy / provisioned, running, waiting + parked, cache, provisioned, up)
-        )
+        moments.append(LoadMoment(at, busy / held, running, waiting + parked, cache, held, up))
     return moments

@@ -46,7 +46,7 @@ def load_plot(answer: RequestsAnswer) -> Plot:
 
 def _replicas(answer: RequestsAnswer) -> Plot:
     figures: dict[str, Callable[[LoadMoment], float | None]] = {
-        "held": lambda m: m.provisioned,
+        "held": lambda m: m.held,
         "take requests": lambda m: m.up,
     }
     axis = PlotAxis("replicas", lambda v: f"{v:,.3g}", linear=True)

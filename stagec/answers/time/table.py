@@ -51,8 +51,8 @@ def print_time(report: TimeReport, stream: TextIO, interval: str = "") -> None:
     out.print(", ".join(facts), markup=False)
     if interval:
         out.print(interval, markup=False)
-    if report.costed_by["modelled"] < sum(report.costed_by.values()):
-        counts = ", ".join(f"{count:,} {way}" for way, count in report.costed_by.items())
+    if report.found["modelled"] < sum(report.found.values()):
+        counts = ", ".join(f"{count:,} {way}" for way, count in report.found.items())
         out.print(f"kernels and collectives: {counts}", markup=False)
     if report.fit is not None:
         out.print(f"memory: {fit_text(report.fit)}", markup=False)

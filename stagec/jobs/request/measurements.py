@@ -49,7 +49,7 @@ def measurements(
 
 def remark_unused(report: TimeReport, measured: Measurements | None, session: Session) -> None:
     """Remark on measured times of which a step takes none."""
-    if measured is None or report.costed_by["modelled"] < sum(report.costed_by.values()):
+    if measured is None or report.found["modelled"] < sum(report.found.values()):
         return
     text = "no kernel or collective of this step was measured: all of its times are modelled"
     remedy = "compare kinds, types and extents of the table with docs/measured.md"
