@@ -20,6 +20,8 @@ from stagec.ir_spec.strategy.statement import (
     patterns,
 )
 
+#: What names of checkpoints (`jax.ad_checkpoint.checkpoint_name`) call the result of attention.
+ATTENTION = "attn_out"
 #: Kinds of values, each a scope around the names of its values.
 OFFLOAD = ("activations", "gradients", "optimizer", "parameters")
 _SHARE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}|/0*[1-9][0-9]{0,5})?")
@@ -39,7 +41,7 @@ class OffloadRule(Record):
             "offload",
             "Keep these in host memory: the stash of the blocks (activations), gradients, "
             "optimizer, parameters, or values by name, scope or pattern. A number after a colon "
-            "is the share, as in 'gqa/a:0.5,optimizer'.",
+            "is the share, as in 'attn_out:0.5,optimizer'.",
             default="",
             metavar="NAME[:SHARE],...",
             choices=("activations", "optimizer"),
@@ -59,9 +61,10 @@ class OffloadRule(Record):
         """Each pattern, and the share of its values that goes to the host, 0 to 1."""
         return tuple((pattern, share) for pattern, share in map(_item, self.what))
 
-    def share(self, path: str) -> Fraction:
-        """The share of a value that goes to the host: what the last pattern that matches says."""
-        said = [share for pattern, share in self.items if matches(path, pattern)]
+    def share(self, *paths: str) -> Fraction:
+        """The share of a value of these names that goes to the host: what the last pattern that
+        matches one of them says."""
+        said = [share for pattern, share in self.items if any(matches(p, pattern) for p in paths)]
         return said[-1] if said else Fraction(0)
 
 
@@ -77,9 +80,10 @@ class OffloadOp(Statement):
     come to the device for each use, and go back behind their update; `gradients`: they go to the
     host when they are complete, and come back for the update. Other names are those of values, of
     scopes around them, or patterns, as `stg.freeze` takes them; a kind is the outermost scope, as
-    in "parameters/embed". Behind a colon stands the share of each value that goes to the host, by
-    default all of it; the last pattern that matches a value counts. With `nodes` the copies are
-    nodes of the trace, which run beside computations.
+    in "parameters/embed". `attn_out` in the scope of a block is also the stashed result of its
+    `stg.attention`, whatever the block calls it. Behind a colon stands the share of each value that
+    goes to the host, by default all of it; the last pattern that matches a value counts. With
+    `nodes` the copies are nodes of the trace, which run beside computations.
     """
 
     name, record = "stg.offload", OffloadRule

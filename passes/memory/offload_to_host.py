@@ -29,9 +29,10 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Accumulates, CopiesMemory, Recalls, Repeats, Terminates
 from stagec.ir.types import DEVICE, WEIGHTS, WHOLE
+from stagec.ir_spec.ops.attention_base import AttentionWork
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.strategy.freeze import matches
-from stagec.ir_spec.strategy.offload import OFFLOAD, OffloadRule
+from stagec.ir_spec.strategy.offload import ATTENTION, OFFLOAD, OffloadRule
 from stagec.memory.buffers import LATER
 from stagec.memory.liveness import is_gathered, updated
 from stagec.support.suggest import did_you_mean
@@ -143,14 +144,15 @@ class _Copies:
     paths: set[str] = field(default_factory=set[str])
     made: set[str] = field(default_factory=set[str])
 
-    def share(self, kind: str, value: Value) -> Fraction:
-        """The share of a value that goes to the host."""
-        path = f"{kind}/{value.name}"
-        self.paths.add(path)
-        share = self.rule.share(path)
-        if any(matches(path, pattern) for pattern, _ in self.rule.items):
-            self.made.add(path)
-        return share
+    def share(self, kind: str, value: Value, alias: str = "") -> Fraction:
+        """The share of a value, which may have another name in its scope, that goes to the host."""
+        paths = [f"{kind}/{value.name}"]
+        if alias:
+            paths.append(f"{paths[0].rpartition('/')[0]}/{alias}")
+        self.paths.update(paths)
+        items = self.rule.items
+        self.made.update(p for p in paths if any(matches(p, pattern) for pattern, _ in items))
+        return self.rule.share(*paths)
 
     def store(self, b: Builder, value: Value, share: Fraction) -> Value:
         """A copy on the host, or of a share there."""
@@ -198,7 +200,8 @@ def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
     users = [(u, i) for u, i in uses if u.has(Repeats) and u.phase in LATER]
     if len(users) != len(uses) or not users or is_gathered(value):
         return
-    share = copies.share("activations", value)
+    is_attention = any(_is_attention(user.body.args[slot]) for user, slot in users)
+    share = copies.share("activations", value, ATTENTION if is_attention else "")
     if not share:
         return
     for user, slot in users:
@@ -212,6 +215,17 @@ def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
     _store_slices(copies, repeat, index, stacks, share)
     for user, slot in users:
         _load_slices(copies, user, slot, share)
+
+
+def _is_attention(arg: Value) -> bool:
+    """Whether gradients of attention take a value as its result."""
+    return any(
+        _is_attention(op.body.args[i])
+        if op.region is not None
+        else isinstance(op.definition, AttentionWork)
+        and op.definition.operands[i : i + 1] == ("y",)
+        for op, i in arg.uses
+    )
 
 
 def _store_slices(

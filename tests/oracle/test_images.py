@@ -230,6 +230,32 @@ def test_a_step_equals_that_on_one_device(model_type: str, strategy: str, file_o
         np.testing.assert_allclose(actual[name], theirs, rtol=1e-8, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.parametrize("model_type", SMALL)
+def test_tower_and_projector_are_scopes(model_type: str, file_of: Any) -> None:
+    """`vision` and `projector` are all that has a width of the tower, and the rest has none."""
+    path = file_of(model_type)
+    plan = "inline,infer-shapes,freeze-parameters"
+
+    def frozen(names: str) -> set[str]:
+        given = _module(path, plan, freeze=names).parameters()
+        return {p.name for p in given if p.tensor.role == "frozen"}
+
+    every = {p.name: str(p.tensor) for p in _module(path, plan).parameters()}
+    unused = {name for name in every if "/unused/" in name}
+    tower, projector = frozen("vision"), frozen("projector") - unused
+    words = frozen("*, !vision, !projector")
+    assert unused <= tower
+    assert tower
+    assert projector
+    assert sorted([*tower, *projector, *words]) == sorted(every)
+    assert not {name for name in words if "_v" in every[name]}
+    assert all("_v" in every[name] for name in projector if "norm" in name)
+    assert not {name for name in tower if "D," in every[name].replace("D_v", "")}
+    step = _module(path, STEP, freeze="*,!projector")
+    trained = {value.name for value in step.trainable()}
+    assert trained == projector
+
+
 def _qwen_tower(patches: int) -> int:
     """FLOPs of the tower of Qwen2.5-VL-7B for an image, product by product."""
     d, f, merged = 1280, 3420, 4 * 1280

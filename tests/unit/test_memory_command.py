@@ -6,7 +6,7 @@ import json
 import pickle
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,23 @@ def test_jobs_of_the_search_are_silent(monkeypatch: pytest.MonkeyPatch, tmp_path
     )
     assert ran.err.count("time per pass") == 1
     assert "nothing that fits was found" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        (("llama3-8b",), 32 * 4096 * 32 * 128),
+        (("llama3-8b", "--tp", "4", "--sp"), 32 * 4096 * 8 * 128),
+        (("llama3-8b", "--cp", "2"), 32 * 2048 * 32 * 128),
+        (("llama3-8b", "--cp", "2", "--cp-mode", "ulysses"), 32 * 4096 * 16 * 128),
+        (("deepseek-v3", "--tp", "2"), 61 * 4096 * 64 * 128),
+    ],
+)
+def test_the_result_of_attention_is_offloaded_by_name(model: Sequence[str], size: int) -> None:
+    """Half of the result of each layer in bf16, for two sequences: L*S*H*V elements."""
+    ran = stagec("memory", *model, "--set", "B=2,S=4096", "--offload", "attn_out:0.5", "--json")
+    (stage,) = json.loads(ran.out)["classes"]
+    assert stage["host"] == 2 * size
 
 
 def test_flags_do_not_change_a_text(tmp_path: Path) -> None:

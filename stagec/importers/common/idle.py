@@ -50,13 +50,16 @@ class Idle:
 
     def beside(self, name: str = "vision", note: str = _NOTE) -> ModelText:
         """Add the function and its call to the text, with a note; the text."""
-        text = self.text
-        self.body.do("stg.return()")
-        text.function(name, "", self.body)
+        call, text = self.call(name, note), self.text
         train = text.functions.pop("train")
-        text.functions["train"] = [train[0], f"  stg.call @{name}()", *train[1:]]
-        text.notes.append(note.format(name=name))
+        text.functions["train"] = [train[0], f"  {call}", *train[1:]]
         return text
+
+    def call(self, name: str, note: str) -> str:
+        """Add the function to the text, with a note; its call."""
+        self.body.do("stg.return()")
+        self.text.notes.append(note.format(name=name))
+        return f"stg.call @{self.text.function(name, '', self.body)}()"
 
 
 def tower_of(config: Config) -> Config:

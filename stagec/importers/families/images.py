@@ -134,12 +134,15 @@ def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int, wind
         for name, options in (("vision_window", ["windowed", "as = windows"]), ("vision_full", []))
         if name in order
     }
-    x = body.call("p", text.use("seen", "C Y_v P D_v", function="seen_patches"), "%patches")
-    body.let("at", 'stg.reshape["bian->(bi)an"](%rows_and_columns)')
-    y = write_stack(text, body, x, kinds, order, name="vision", out="seen")
+    tower, projector = Body(), Body()
+    x = tower.call("p", text.use("seen", "C Y_v P D_v", function="seen_patches"), "%patches")
+    tower.let("at", 'stg.reshape["bian->(bi)an"](%rows_and_columns)')
+    y = write_stack(text, tower, x, kinds, order, name="tower", out="seen")
+    text.scope(body, "vision", "%patches, %rows_and_columns", tower, y)
     given = [f"U_v = {merged}", *["norm = rms"] * windows]
-    y = body.call("image0", text.use("seen", "D D_v I_v", *given, function="seen_merged"), y)
-    return body.let("image", f'stg.reshape["bsd->bsd"]({y})')  # a part may end here
+    merge = text.use("seen", "D D_v I_v", *given, function="seen_merged")
+    text.scope(body, "projector", y, projector, projector.call("image0", merge, y))
+    return body.let("image", 'stg.reshape["bsd->bsd"](%image0)')  # a part may end here
 
 
 def seen_attention(text: ModelText, *given: str) -> Callee:

@@ -256,21 +256,23 @@ def _packed(config: Config, text: ModelText, body: Body, x: str) -> str:
 # -- readers ---------------------------------------------------------------------------------------
 
 
-def _among(
-    config: Config, vision: Config, kind: str, project: Projector, idles: list[Idle]
-) -> Among:
+def _among(config: Config, vision: Config, kind: str, project: Projector) -> Among:
     def write(text: ModelText, body: Body) -> str:
         eye = _read_eye(kind, vision, text)
         default = -2 if kind == "clip_vision_model" else -1
         layer = config.count("vision_feature_layer", default=default, least=-text.value("L_v"))
         eye = replace(eye, unused=-1 - layer if layer < 0 else text.value("L_v") - layer)
-        idle = Idle(text)
-        seen = project(config, text, body, eye.see(vision, text, body, idle))
+        idle, tower, projector = Idle(text), Body(), Body()
+        seen = eye.see(vision, text, tower, idle)
         if eye.unused:
-            idles.append(idle)
+            tower.do(idle.call("unused", "Layers of the tower behind those used: @{name}."))
+        text.scope(body, "vision", "%images", tower, seen)
+        tokens = project(config, text, projector, seen)
+        text.scope(body, "projector", seen, projector, tokens)
         vision.finish()
         text.notes += _NOTES
-        return body.let("image", f'stg.reshape["(bi)sd->b(is)d", factors = i, sizes = I_v]({seen})')
+        rows = 'stg.reshape["(bi)sd->b(is)d", factors = i, sizes = I_v]'
+        return body.let("image", f"{rows}({tokens})")
 
     return Among("%images: bf16[B, I_v, C, X_v*P_v, X_v*P_v]", write)
 
@@ -283,9 +285,8 @@ def reader(project: Projector, tower: str, words: str) -> Reader:
         if vision is None or spoken is None:
             raise config.refuse("text_config", "or 'vision_config' is missing: expected both")
         kind = vision.word("model_type", among=_EYES, default=tower)
-        idles: list[Idle] = []
-        spoken.among = _among(config, vision, kind, project, idles)
-        return _finished(config, language_of(config, spoken, words), idles)
+        spoken.among = _among(config, vision, kind, project)
+        return _finished(config, language_of(config, spoken, words))
 
     return read
 
@@ -294,9 +295,8 @@ def read_gemma3_images(config: Config) -> ModelText:
     """Gemma 3 with I_v images in each sequence."""
     vision = tower_of(config)
     config.merge("text_config")
-    idles: list[Idle] = []
-    config.among = _among(config, vision, "siglip_vision_model", _pooled, idles)
-    return _finished(config, read_gemma3(config), idles)
+    config.among = _among(config, vision, "siglip_vision_model", _pooled)
+    return _finished(config, read_gemma3(config))
 
 
 def read_llama4_images(config: Config) -> ModelText:
@@ -319,14 +319,11 @@ def read_llama4_images(config: Config) -> ModelText:
             j = body.let(out, f"stg.gelu[form = erf]({u})")
         return _product(body, "proj", j, "linear", "O_v, D", bias=False)
 
-    idles: list[Idle] = []
-    config.among = _among(config, vision, "llama4_vision_model", adapted, idles)
-    return _finished(config, read_llama4(config), idles)
+    config.among = _among(config, vision, "llama4_vision_model", adapted)
+    return _finished(config, read_llama4(config))
 
 
-def _finished(config: Config, text: ModelText, idles: list[Idle]) -> ModelText:
-    for idle in idles:
-        text = idle.beside("unused", "Layers of the tower behind those that are used: @unused.")
+def _finished(config: Config, text: ModelText) -> ModelText:
     config.skip("vision_feature_select_strategy", "image_seq_length", "image_grid_pinpoints")
     return replace(text, name=config.text("model_type"))
 

@@ -114,8 +114,9 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
         Sublayer(attention.with_("D = D_v", "H = H_v", "K = K_v"), "attn", LAYER, width="D_v"),
         Sublayer(mlp.write(text).with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),
     ]
+    tower, projector = Body(), Body()
     symbols = "C P D_v A_v E_v X_v"
-    h = body.call("v0", _tiles(text, "tiles_joined", symbols=symbols), "%tiles", "%aspects")
+    h = tower.call("v0", _tiles(text, "tiles_joined", symbols=symbols), "%tiles", "%aspects")
     layer = Layer(parts)
     streams: list[str] = []
     before = 0
@@ -124,23 +125,24 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
             name = f"tiles{number}"
             text.symbol(f"L_{name}", end - before, f"layers {before} to {end - 1} of the tower")
             order = [name] * (end - before)
-            h = write_stack(text, body, h, {name: layer}, order, out=f"v{number}")
+            h = write_stack(text, tower, h, {name: layer}, order, out=f"v{number}")
         before = end
         streams.append(h)
     *inner, h = streams
-    h = body.call("all", _tiles(text, "tiles_between"), h, "%aspects")
+    h = tower.call("all", _tiles(text, "tiles_between"), h, "%aspects")
     count = text.value("L_global")
     h = write_stack(
         text,
-        body,
+        tower,
         h,
         {"global": _Gated(parts, gate=_tiles(text, "tanh_gate"))},
         ["global"] * count,
         out="seen",
     )
     rows = _tiles(text, "tile_rows")
-    every = [body.call(f"u{i}", rows, s) for i, s in enumerate([h, *inner])]
-    u = body.let("u", f"stg.concat[dim = 3]({', '.join(every)})")
-    projector = _tiles(text, "tile_projector", f"U = {len(every)}*D_v", symbols="D D_v")
-    u = body.call("images0", projector, u)
-    body.let("images", f'stg.reshape["bsd->bsd"]({u})')  # a part may end here
+    every = [tower.call(f"u{i}", rows, s) for i, s in enumerate([h, *inner])]
+    u = tower.let("u", f"stg.concat[dim = 3]({', '.join(every)})")
+    text.scope(body, "vision", "%tiles, %aspects", tower, u)
+    product = _tiles(text, "tile_projector", f"U = {len(every)}*D_v", symbols="D D_v")
+    text.scope(body, "projector", u, projector, projector.call("images0", product, u))
+    body.let("images", 'stg.reshape["bsd->bsd"](%images0)')  # a part may end here

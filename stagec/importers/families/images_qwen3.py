@@ -96,23 +96,32 @@ def _write_tower(
             Sublayer(block, "ffn", LAYER, width="D_v"),
         ]
     )
-    table = body.param("vision_positions", "X_v, D_v")
-    e = body.let("e", f"stg.embedding({table}, %cells)")
+    tower, projector = Body(), Body()
+    table = tower.param("vision_positions", "X_v, D_v")
+    e = tower.let("e", f"stg.embedding({table}, %cells)")
     placed = text.use("seen", "C Y_v D_v", "placed", "P = P_v", function="seen_patches")
-    x = body.call("pe", placed, "%patches", e)
-    body.let("at", 'stg.reshape["bian->(bi)an"](%rows_and_columns)')
+    x = tower.call("pe", placed, "%patches", e)
+    tower.let("at", 'stg.reshape["bian->(bi)an"](%rows_and_columns)')
     merge = text.use("seen", "D D_v I_v U_v", function="seen_merged")
     ends = [0, *(i + 1 for i in deep), count]
+    streams: list[str] = []
     for number, (start, end) in enumerate(pairwise(ends)):
         if end > start:
             kind = f"vision{number}"
-            x = write_stack(text, body, x, {kind: layer}, [kind] * (end - start), out=f"v{number}")
-        if number < len(deep):
-            tokens = body.call(f"m{number}", merge.with_("norm_of = token"), x)
-            zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})", "for words")
-            body.let(f"deep{number}", f"stg.merge_rows({zeros}, {tokens}, %merged)")
-    x = body.call("image0", merge, x)
-    return body.let("image", f'stg.reshape["bsd->bsd"]({x})')  # a part may end here
+            x = write_stack(text, tower, x, {kind: layer}, [kind] * (end - start), out=f"v{number}")
+        streams.append(x)
+    seen = list(dict.fromkeys(streams))  # the last two are one if the last layer is a deep one
+    text.scope(body, "vision", "%patches, %cells, %rows_and_columns", tower, *seen)
+    *inner, last = streams
+    merged = [
+        projector.call(f"m{n}", merge.with_("norm_of = token"), x) for n, x in enumerate(inner)
+    ]
+    merged.append(projector.call("image0", merge, last))
+    text.scope(body, "projector", ", ".join(seen), projector, *merged)
+    for number in range(len(deep)):
+        zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})", "for words")
+        body.let(f"deep{number}", f"stg.merge_rows({zeros}, %m{number}, %merged)")
+    return body.let("image", 'stg.reshape["bsd->bsd"](%image0)')  # a part may end here
 
 
 #: The embedded words, as a decoder names them.

@@ -14,6 +14,7 @@ from typing import Literal
 
 _WIDTH = 110
 _NAMES = re.compile(r"[A-Za-z_]\w*")
+_PARAM = re.compile(r"%\w+ = stg\.param")
 _DEFINITION = re.compile(r"( *)(%[\w, %]+?) += (.*)")
 
 
@@ -95,7 +96,7 @@ class Body:
     def all(self, *, params_first: bool = False) -> list[str]:
         """The lines, aligned."""
         if params_first:
-            return aligned(sorted(self.lines, key=lambda line: " = stg.param" not in line))
+            return aligned(sorted(self.lines, key=lambda line: not _PARAM.match(line)))
         return aligned(self.lines)
 
 
@@ -168,6 +169,13 @@ class ModelText:
         if self.functions.setdefault(name, lines) != lines:
             raise ValueError(f"two functions @{name}")
         return Callee(name)
+
+    def scope(self, body: Body, name: str, operands: str, inner: Body, *results: str) -> None:
+        """Append to a body the call of a private function of this name, the scope around all that
+        `inner` declares; `operands` and `results` are values of the same names on both sides."""
+        made = ", ".join(results)
+        inner.do(f"stg.return({made})")
+        body.do(f"{made} = stg.call @{self.function(name, operands, inner)}({operands})")
 
     def train(self, args: str, body: Body, result: str = "f32[]") -> ModelText:
         """Add the function that is compiled; the text itself."""

@@ -229,7 +229,7 @@ class JobFlags(TypedDict, total=False):
     recompute_selective: Literal["scores", "attention", "products"] | None
     #: Keep these in host memory: the stash of the blocks (activations), gradients, optimizer,
     #: parameters, or values by name, scope or pattern. A number after a colon is the share, as in
-    #: 'gqa/a:0.5,optimizer'.
+    #: 'attn_out:0.5,optimizer'.
     offload: str | Sequence[str] | None
     #: Write the copies of --offload as nodes of the trace (MEM_STORE, MEM_LOAD).
     memory_nodes: bool | None
