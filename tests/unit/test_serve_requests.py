@@ -471,18 +471,8 @@ def test_python_says_the_same() -> None:
 
 
 def test_a_swap_is_of_positions_that_the_model_has() -> None:
-    ran = run(
-        "--concurrency",
-        "2",
-        "--prompt",
-        "32",
-        "--count",
-        "2",
-        "--cache-blocks",
-        "64",
-        "--preempt",
-        "swap",
-    )
+    load = ("--batch-of", "2", "--prompt", "32")
+    ran = run(*load, "--cache-blocks", "64", "--preempt", "swap")
     assert ran.code == 0
     assert ran.err == ""
 

@@ -188,7 +188,7 @@ class RequestsAnswer(Report):
             "cost": self.cost,
             "times": {name: spread.as_json() for name, spread in self.spreads.items()},
             "goodput": goodput,
-            "pools": {name: asdict(pool) for name, pool in self.pools.items()},
+            "pools": {name: _keys(pool) for name, pool in self.pools.items()},
             "ends": {f"p{n}": SecondsSpread(self.ends).percentile(n) for n in (*PERCENTILES, 100)},
             "steps": {
                 "grid": self.points or None,
@@ -197,7 +197,7 @@ class RequestsAnswer(Report):
                 "median_error": self.steps.median,
                 "largest_error": self.steps.largest,
             },
-            "over_time": {n: [asdict(m) for m in each] for n, each in self.moments.items()},
+            "over_time": {n: [_keys(m) for m in each] for n, each in self.moments.items()},
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -306,6 +306,11 @@ class RequestsAnswer(Report):
                 *(f"{p.steps:,}", f"{p.preempted:,}", f"{p.hits:,}"),
             )
         return shown
+
+
+def _keys(figures: PoolFigures | LoadMoment) -> dict[str, Any]:
+    """Figures by the keys of JSON, which calls replicas that are `provisioned` `held`."""
+    return {"held" if n == "provisioned" else n: value for n, value in asdict(figures).items()}
 
 
 def answer_of(
