@@ -159,14 +159,17 @@ class Job:
         tpot: float | None = None,
         accepted: float | None = None,
         acceptance: float | None = None,
+        measured: str | Path | Sequence[str | Path] = (),
+        kernels_from: str | None = None,
     ) -> ServeAnswer:
         """Rates of a server over batches, by default as they double while they fit: times to the
         first token and for each further one, tokens per second. Prompts have `prompt` tokens, a
         flag of the job, answers `output_tokens`. `best` is within `ttft` and `tpot` seconds.
-        Raises `DiagnosticError`."""
+        Files of `measured` times win over the models. Raises `DiagnosticError`."""
         limits = {"ttft": ttft, "tpot": tpot}
         tokens = {"accepted": accepted, "acceptance": acceptance}
-        how = {"output_tokens": output_tokens, "batches": batches, **tokens, **limits}
+        tables = {"measured": measured, "kernels_from": kernels_from}
+        how = {"output_tokens": output_tokens, "batches": batches, **tokens, **limits, **tables}
         return cast("ServeAnswer", self._ask("serve", machine, how))
 
     def serve_requests(

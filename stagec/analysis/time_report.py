@@ -66,11 +66,12 @@ class TimeReport:
 
     `breakdown` is that of the slowest class, seconds by part; it adds up to `step_seconds`. `mfu`
     and `hfu` are model FLOPs and executed FLOPs of products and attention over what all ranks
-    could do at the peak `peak_flops`. `found` counts distinct kernels and collectives by where
-    their times are from: `matched` and `interpolated` in measured tables, `modelled`. None is what
-    a job does not have: tokens, or model FLOPs. `used_ranks` has the levels of the network of which
-    the job uses fewer ranks than a unit joins. `cautions` are what to know before the time is
-    believed. `attention` is the kernel of attention that the software names, if it names one.
+    could do at the peak `peak_flops`. `costed_by`, which JSON calls `found`, counts distinct
+    kernels and collectives by where their times are from: `matched` and `interpolated` in measured
+    tables, `modelled`. None is what a job does not have: tokens, or model FLOPs. `used_ranks` has
+    the levels of the network of which the job uses fewer ranks than a unit joins. `cautions` are
+    what to know before the time is believed. `attention` is the kernel of attention that the
+    software names, if it names one.
     """
 
     model: str
@@ -89,7 +90,7 @@ class TimeReport:
     slowest: str
     breakdown: Mapping[str, float]
     levers: tuple[LeverTime, ...]
-    found: Mapping[str, int]
+    costed_by: Mapping[str, int]
     used_ranks: Mapping[str, int]
     cautions: tuple[str, ...]
     attention: str
@@ -120,7 +121,8 @@ class TimeReport:
         """The object that `--json` prints."""
         data: dict[str, Any] = {"schema": SCHEMA}
         hidden = ("step", "ranks_of_classes", "planned", "attention")
-        data |= {f.name: getattr(self, f.name) for f in fields(TimeReport) if f.name not in hidden}
+        shown = [f.name for f in fields(TimeReport) if f.name not in hidden]
+        data |= {"found" if n == "costed_by" else n: getattr(self, n) for n in shown}
         data["cautions"] = [*self.cautions]
         data |= {"attention": self.attention} if self.attention else {}
         data["fit"] = None if self.fit is None else self.fit.as_json()

@@ -49,7 +49,8 @@ from stagec.jobs.pod_options import (
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.combine import divisors
-from stagec.jobs.request.command_line import question_command, step_command
+from stagec.jobs.request.command_line import question_command
+from stagec.jobs.request.measurements import MEASURED
 from stagec.jobs.request.option import CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
@@ -57,6 +58,7 @@ from stagec.jobs.request.serving import DISAGGREGATED
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
+from stagec.jobs.step_timer import StepTimer
 from stagec.pipeline.verify import verify_module
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
@@ -108,11 +110,12 @@ def serve(
     """
     asked = on_machine(options, needed(machine))
     said = question_command(QUESTION.name, options, machine, QUESTION.options, given)
+    timer = StepTimer.of(needed(machine), given)
     if is_over_time(given):
-        caches = partial(handover_between, needed(machine), session.aside())
-        over_time = serve_requests(asked, needed(machine), given, session, caches)
+        caches = partial(handover_between, timer, session.aside())
+        over_time = serve_requests(asked, timer, given, session, caches)
         return replace(over_time, command=said)
-    answer = _served(asked, needed(machine), session, given, take_acceptance(asked, given))
+    answer = _served(asked, timer, session, given, take_acceptance(asked, given))
     session.remark(*answer.cautions)
     return replace(answer, command=said)
 
@@ -137,6 +140,7 @@ QUESTION = JobQuestion(
         *ACCEPTANCE,
         CommandOption("ttft", TimeType(), "Limit of the time to the first token: 500ms."),
         CommandOption("tpot", TimeType(), "Limit of the time for each further token: 30ms."),
+        *MEASURED,
         *OVER_TIME,
     ),
 )
@@ -144,7 +148,7 @@ QUESTION = JobQuestion(
 
 def _served(
     asked: JobOptions,
-    machine: Machine,
+    timer: StepTimer,
     session: Session,
     given: Mapping[str, Any],
     accepted: Acceptance,
@@ -155,12 +159,12 @@ def _served(
     output_tokens = given["output_tokens"]
     with session.once() as aside:
         target = at_least(steps[DECODE], partial(one_group, session=aside)) if two_pods else None
-        prefill, transfer = _prefill(steps[PREFILL], machine, aside, target)
+        prefill, transfer = _prefill(steps[PREFILL], timer, aside, target)
         asking = output_tokens, given["batches"], accepted.tokens
-        rows = list(_rows(steps, machine, aside, prefill, *asking, two_pods=two_pods))
+        rows = list(_rows(steps, timer, aside, prefill, *asking, two_pods=two_pods))
     return ServeAnswer(
         model=steps[PREFILL].model,
-        machine=machine.name,
+        machine=timer.machine.name,
         ranks={PREFILL: prefill.ranks, DECODE: rows[0].ranks},
         two_pods=two_pods,
         prompt=steps[PREFILL].prompt or 0,
@@ -168,7 +172,8 @@ def _served(
         handover=transfer,
         points=rows,
         best=_best(rows, given["ttft"], given["tpot"]),
-        errors=stack_errors(steps[DECODE].stack, machine),
+        errors=stack_errors(steps[DECODE].stack, timer.machine),
+        costed_by=timer.measured_counts(session),
     )
 
 
@@ -216,11 +221,11 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
 # -- steps -----------------------------------------------------------------------------------------
 
 
-def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[float, int, float]:
+def _prompts(options: JobOptions, timer: StepTimer, session: Session) -> tuple[float, int, float]:
     """The seconds of a step of prefill, its ranks, and what a request takes outside of it. A draft
     model prefills beside the one that verifies, and what takes longer is the step; on the same
     ranks it prefills behind it. Raises `DiagnosticError`."""
-    each = [timed_step(model, machine, session) for model in models_alone(options)]
+    each = [timed_step(model, timer, session) for model in models_alone(options)]
     longest = max(each, key=lambda report: report.step_seconds)
     if guests(options):
         return sum(report.step_seconds for report in each), longest.ranks, request_seconds(longest)
@@ -228,20 +233,23 @@ def _prompts(options: JobOptions, machine: Machine, session: Session) -> tuple[f
 
 
 def sending(
-    options: JobOptions, machine: Machine, session: Session, target: Module
+    options: JobOptions, timer: StepTimer, session: Session, target: Module
 ) -> tuple[TimeReport, TransferTime]:
     """The time of a step of prefill by itself, and of the caches that it hands over to a pod that
     decodes. Raises `DiagnosticError`."""
     from stagec.time.costs.network import level_between_pods
     from stagec.time.transfer import transfer_time
 
-    timed = time_job(options, machine, session, levers=False, peers={DECODE: target})
+    machine, measured = timer.machine, timer.measured
+    peers = {DECODE: target}
+    timed = time_job(options, machine, session, levers=False, measured=measured, peers=peers)
     meshes = [job.mesh for job in timed.each.values()]
     level = level_between_pods(machine, [*meshes, target.axis_sizes])
-    return timed.report, transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step)
+    sent = timed.steps[PREFILL].issued, machine, level, timed.step
+    return timer.counted(timed.report), transfer_time(*sent, measured=measured)
 
 
-def handover_between(machine: Machine, session: Session, options: JobOptions) -> Handover:
+def handover_between(timer: StepTimer, session: Session, options: JobOptions) -> Handover:
     """The caches of a prompt on their way between two pods, by its tokens: linear between prompts
     that double, each of which is timed when it is needed. Raises `DiagnosticError`."""
     decodes = options_of_pod(DECODE, options.changed(batch=None))
@@ -250,7 +258,7 @@ def handover_between(machine: Machine, session: Session, options: JobOptions) ->
     @cache
     def of(prompt: int) -> tuple[float, float]:
         def look(each: JobOptions) -> tuple[float, float]:
-            _, sent = sending(each, machine, session, target)
+            _, sent = sending(each, timer, session, target)
             return sent.alone_seconds / (each.batch or 1), sent.exposed_seconds
 
         return at_least(options.changed(prompt=prompt), look)
@@ -291,7 +299,7 @@ def at_least(options: JobOptions, look: Callable[[JobOptions], Figures]) -> Figu
 
 
 def _prefill(
-    options: JobOptions, machine: Machine, session: Session, target: Module | None
+    options: JobOptions, timer: StepTimer, session: Session, target: Module | None
 ) -> tuple[PodStep, TransferTime | None]:
     """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
     together. The last of them hands the caches over, if another pod decodes. Raises
@@ -300,14 +308,14 @@ def _prefill(
     def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
         *before, last = _chunks(options)
         aside = session.aside()  # the last chunk reaches the last position
-        first = [_prompts(_prefills(each), machine, aside) for each in before]
+        first = [_prompts(_prefills(each), timer, aside) for each in before]
         seconds, most = sum(each[0] for each in first), max((each[1] for each in first), default=0)
         sequences = options.batch or 1
         if target is None:
-            more, ranks, request = _prompts(last, machine, session)
+            more, ranks, request = _prompts(last, timer, session)
             sequences *= steps_in_flight(options)
             return PodStep(sequences, seconds + more, max(most, ranks), request=request), None
-        step, sent = sending(last, machine, session, target)
+        step, sent = sending(last, timer, session, target)
         links = sent.alone_seconds, sent.exposed_seconds, request_seconds(step)
         ranks = max(most, step.ranks)
         return PodStep(sequences, seconds + step.step_seconds, ranks, *links), sent
@@ -334,7 +342,7 @@ def _chunks(options: JobOptions) -> Iterator[JobOptions]:
 
 def _rows(
     options: Mapping[str, JobOptions],
-    machine: Machine,
+    timer: StepTimer,
     session: Session,
     prefill: PodStep,
     output: int,
@@ -358,7 +366,7 @@ def _rows(
         whole = -(-batch // groups) * groups
         job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit = decoded(job, machine, session, whole)
+            report, fit = decoded(job, timer, session, whole)
         except DiagnosticError as raised:
             problems.append((batch, raised))
             continue
@@ -374,17 +382,17 @@ def _rows(
             return
         if not fit.fits and first:
             asked, mesh = job.changed(batch=whole), report.mesh
-            cautions = (*cautions, misfit(asked, machine, fit, mesh, asked=bool(wanted)))
+            cautions = (*cautions, misfit(asked, timer.machine, fit, mesh, asked=bool(wanted)))
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         engine = PodStep(batch, paced_seconds(report, job) / accepted, ranks)
         if mixes is not None:
-            rates = mixes.rates(engine, machine, session)
+            rates = mixes.rates(engine, timer, session)
         elif two_pods:
             rates = disaggregated(prefill, engine, output)
         else:  # no more prompts are in a step, and on stages, than there are sequences
             prompts = min(prefill.sequences, batch)
             rates = colocated(replace(prefill, sequences=prompts), engine, output)
-        command, steps = step_command(job, machine), (prefill, engine)
+        command, steps = timer.command(job), (prefill, engine)
         yield ServedBatch(rates, steps, ranks, fit, cautions, command)
     if not fits_once and problems:
         raise problems[0][1]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.analysis.serving_rates import PodStep, ServingRates
 from stagec.answers.intervals import TPOT, TTFT, StackErrors
-from stagec.answers.time.table import seconds_text
+from stagec.answers.time.table import costed_text, seconds_text
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
@@ -56,7 +56,9 @@ class ServeAnswer(Report):
     """A server over batches: one pod, or two of which one prefills and one decodes; prompts of
     `prompt` tokens, of which `output` tokens come out. `best` gives most tokens per second for each
     rank within the limits; None if no batch is within them. `errors` are those of the seconds of
-    its stack, where they are known. `command` asks for the answer."""
+    its stack, where they are known. `costed_by`, which JSON calls `found`, counts kernels and
+    collectives of all steps by where their times are from; it is empty where nothing measured is
+    given. `command` asks for the answer."""
 
     model: str
     machine: str
@@ -68,6 +70,7 @@ class ServeAnswer(Report):
     points: Sequence[ServedBatch]
     best: ServedBatch | None
     errors: StackErrors | None
+    costed_by: Mapping[str, int]
     command: str = ""
 
     @property
@@ -104,6 +107,7 @@ class ServeAnswer(Report):
             "best": self.best.as_json() if self.best is not None else None,
             "cautions": self.cautions,
             **({} if self.errors is None else {"intervals": self.errors.as_json()}),
+            **({"found": dict(self.costed_by)} if self.costed_by else {}),
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -151,6 +155,8 @@ def _print(answer: ServeAnswer, stream: TextIO) -> None:
             f"TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
             markup=False,
         )
+    if costed := costed_text(answer.costed_by):
+        out.print(costed, markup=False)
     if answer.errors is not None:
         for kind in (TTFT, TPOT):
             out.print(_interval_text(answer.errors, kind), markup=False)

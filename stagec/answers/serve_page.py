@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagec.answers.time.table import seconds_text
+from stagec.answers.time.table import costed_text, seconds_text
 from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.output.tables import fit_text
@@ -47,7 +47,8 @@ def serve_page(answer: ServeAnswer) -> str:
     rows = table(_HEADS, [_row(n, served) for n, served in enumerate(answer.points)])
     body = [figures([serve_plot(answer)]), *paragraphs([about], "quiet"), rows]
     said = command(answer.command)
-    return page(answer.title, [said, *body, *paragraphs(answer.cautions)])
+    below = [*filter(None, [costed_text(answer.costed_by), *answer.cautions])]
+    return page(answer.title, [said, *body, *paragraphs(below)])
 
 
 def _row(number: int, served: ServedBatch) -> TableRow:

@@ -16,6 +16,7 @@ from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
 from stagec.serving.step import SequenceClass, step_of
 from stagec.sharding.strategy import read_strategy
@@ -25,7 +26,6 @@ from stagec.time.streams import PICOSECONDS
 if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.time_report import TimeReport
-    from stagec.machines import Machine
 
 #: A step of which only the strategy matters.
 _ONE = "decode=1x1"
@@ -44,11 +44,11 @@ def steps_in_flight(options: JobOptions) -> int:
     return options.pp if options.microbatches == 1 and not has_pods(options) else 1
 
 
-def timed_step(options: JobOptions, machine: Machine, session: Session) -> TimeReport:
+def timed_step(options: JobOptions, timer: StepTimer, session: Session) -> TimeReport:
     """The time of a step, whose launches are captured in a graph. Raises `DiagnosticError`."""
     from stagec.jobs.lowered import job_costs
 
-    return job_costs(options, session).time(machine)
+    return timer.time(job_costs(options, session))
 
 
 def paced_seconds(report: TimeReport, options: JobOptions) -> float:
@@ -57,14 +57,14 @@ def paced_seconds(report: TimeReport, options: JobOptions) -> float:
 
 
 def decoded(
-    options: JobOptions, machine: Machine, session: Session, batch: int
+    options: JobOptions, timer: StepTimer, session: Session, batch: int
 ) -> tuple[TimeReport, MemoryFit | None]:
     """A step of decode, and whether the caches of a whole batch fit, of which other sequences are
     on other pipeline stages. Raises `DiagnosticError`."""
     from stagec.jobs.lowered import job_costs
 
     job = job_costs(options, session)
-    report = job.time(machine)
+    report = timer.time(job)
     step = options.batch or batch
     if report.fit is None or step == batch:
         return report, report.fit
@@ -117,7 +117,7 @@ class Mixing:
         groups = stages * module.env[strategy.batch]
         return cls(decode, rule, groups, prefill.prompt or 1, output)
 
-    def rates(self, decode: PodStep, machine: Machine, session: Session) -> ServingRates:
+    def rates(self, decode: PodStep, timer: StepTimer, session: Session) -> ServingRates:
         """What it gives with steps that decode, which have a batch. Raises `DiagnosticError`."""
         batch = decode.sequences
         each, past = -(-batch // self.groups), self.options.context or 0
@@ -136,7 +136,7 @@ class Mixing:
             ]
         )
         asked = self.options.changed(serve=MIXED, step=str(step), context=None)
-        report = timed_step(asked, machine, session)
+        report = timed_step(asked, timer, session)
         prompts = work.prompts * min(self.groups, batch)
         seconds = paced_seconds(report, asked)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request_seconds(report))

@@ -164,6 +164,46 @@ def test_a_prompt_in_chunks_reads_the_weights_again() -> None:
     assert parts["points"][0]["tpot"] == whole["points"][0]["tpot"]
 
 
+#: A product of the feed-forward of each layer, over the sequences of a batch of 8.
+PRODUCT = "kind,dtype,extents,microseconds\nmatmul,bf16,1x8x4096x14336,{}\n"
+
+
+@pytest.mark.parametrize(
+    "pods", [(), ("--serve", "disaggregated", "--prefill", "tp=2", "--decode", "tp=1")]
+)
+def test_measured_kernels_win(pods: tuple[str, ...], tmp_path: Path) -> None:
+    """A product that takes twice as long makes a step longer by once its time in each layer, and
+    TPOT by as much as `stagec time` says of the step; TTFT, of other products, is as before."""
+    table, page = tmp_path / "table.csv", tmp_path / "curve.html"
+    how = ("--set", "L=2", "--measured", str(table))
+    step = ("--serve", "decode", "--batch", "8", "--context", "576", "--no-levers", "--json")
+    points, steps = list[dict[str, Any]](), list[float]()
+    for microseconds in (200, 400):
+        table.write_text(PRODUCT.format(microseconds))
+        actual = served(*how, *pods, "--batches", "8", "--html", str(page))
+        points += actual["points"]
+        assert (actual["found"]["matched"], actual["found"]["interpolated"]) == (1, 0)
+        timed = stagec("time", "llama3-8b", *how, *step, "--machine", "h100-sxm")
+        steps.append(json.loads(timed.out)["step_seconds"])
+    first, second = points
+    assert second["tpot"] - first["tpot"] == pytest.approx(2 * 200e-6)
+    assert second["tpot"] - first["tpot"] == pytest.approx(steps[1] - steps[0])
+    assert second["ttft"] == first["ttft"]
+    text = page.read_text()
+    assert f"--measured {table} --html decode-8.html" in text
+    assert "kernels and collectives: 1 matched, 0 interpolated, " in text
+
+
+def test_without_measured_kernels_none_are_counted(tmp_path: Path) -> None:
+    """Those that are measured without effect are remarked on, once."""
+    assert "found" not in served("--set", "L=2", "--batches", "8")
+    table = tmp_path / "table.csv"
+    table.write_text(PRODUCT.replace("14336", "14337").format(200))
+    ran = run("--set", "L=2", "--batches", "4,8", "--measured", str(table))
+    assert "kernels and collectives:" not in ran.out
+    assert ran.err.count("no kernel or collective of these steps was measured") == 1
+
+
 def test_two_pods(tmp_path: Path) -> None:
     page = tmp_path / "curve.html"
     words = ("--serve", "disaggregated", "--prefill", "tp=2", "--decode", "tp=4,dp=2")
@@ -311,6 +351,8 @@ def test_an_encoder_runs_with_the_first_chunk() -> None:
         (("--batches", "0"), "expects batches such as"),
         (("--batches", "9" * 5000), "expects batches such as"),
         (("--tp", "3"), ""),
+        (("--measured", "none.csv"), "none.csv: No such file"),
+        (("--kernels-from", "vidur"), "is not 'aiconfigurator'"),
         (("--set", "D=65536,F=229376"), "no batch fits: a batch of 1 needs"),
     ],
 )

@@ -19,7 +19,7 @@ from stagec.serving.arrivals import Conversations, renewal
 from stagec.serving.requests import read_requests, turns
 from stagec.serving.step import Step, parse_step
 from stagec.serving.step_times import SECOND
-from tests.support import Outcome, stagec
+from tests.support import Outcome, assert_schema, stagec
 
 SIZES = ("--set", "L=2,D=256,F=512,V=1024,H=8,G=4,K=32")
 H100 = ("--machine", "h100-sxm")
@@ -470,19 +470,30 @@ def test_python_says_the_same() -> None:
         library.job("llama3-8b", sizes=sizes).serve_requests("h100-sxm")
 
 
+def test_measured_kernels_win(tmp_path: Path) -> None:
+    """A sequence alone: a product of each layer that takes longer makes each of its tokens but the
+    first one late by that."""
+    table = tmp_path / "table.csv"
+    load = ("--concurrency", "1", "--count", "2", "--lengths", "prompt=32,output=8")
+    answers = list[dict[str, Any]]()
+    for microseconds in (200, 400):
+        table.write_text(
+            f"kind,dtype,extents,microseconds\nmatmul,bf16,1x1x256x512,{microseconds}\n"
+        )
+        answers.append(answer(*load, "--step-grid", "exact", "--measured", str(table)))
+    first, second = (each["times"] for each in answers)
+    assert second["tpot"]["mean"] - first["tpot"]["mean"] == pytest.approx(2 * 200e-6)
+    assert second["ttft"] == first["ttft"]
+    assert answers[0]["found"]["matched"] == answers[1]["found"]["matched"] > 0
+    assert_schema("requests", answers[0])
+    table.write_text(table.read_text().replace("1x1x256x512", "1x1x256x511"))
+    ran = run(*load, "--measured", str(table))
+    assert "no kernel or collective of these steps was measured" in ran.err
+
+
 def test_a_swap_is_of_positions_that_the_model_has() -> None:
-    ran = run(
-        "--concurrency",
-        "2",
-        "--prompt",
-        "32",
-        "--count",
-        "2",
-        "--cache-blocks",
-        "64",
-        "--preempt",
-        "swap",
-    )
+    load = ("--batch-of", "2", "--prompt", "32")
+    ran = run(*load, "--cache-blocks", "64", "--preempt", "swap")
     assert ran.code == 0
     assert "position" not in ran.err
 

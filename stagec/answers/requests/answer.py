@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stagec.answers.time.table import seconds_text
+from stagec.answers.time.table import costed_text, seconds_text
 from stagec.ir.serving import DECODE, PREFILL
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
@@ -104,7 +104,9 @@ class RequestsAnswer(Report):
     """A server over time. `spreads` are seconds of the requests that were served: `ttft` from
     arrival to the first token, `tpot` between tokens, the mean of each request, and `latency` to
     the last token. `goodput` are those within the limits, `pools` the replicas by what they do.
-    `command` asks for the answer."""
+    `costed_by`, which JSON calls `found`, counts kernels and collectives of all steps that were
+    evaluated by where their times are from; it is empty where nothing measured is given. `command`
+    asks for the answer."""
 
     model: str
     machine: str
@@ -127,6 +129,7 @@ class RequestsAnswer(Report):
     evaluations: int
     points: int
     hourly: float | None
+    costed_by: Mapping[str, int] = field(default_factory=dict[str, int])
     command: str = ""
 
     @property
@@ -197,6 +200,7 @@ class RequestsAnswer(Report):
                 "median_error": self.steps.median,
                 "largest_error": self.steps.largest,
             },
+            **({"found": dict(self.costed_by)} if self.costed_by else {}),
             "over_time": {n: [asdict(m) for m in each] for n, each in self.moments.items()},
         }
 
@@ -272,6 +276,7 @@ class RequestsAnswer(Report):
             )
         else:
             lines.append(f"Seconds of {self.evaluations:,} distinct steps are exact")
+        lines += filter(None, [costed_text(self.costed_by)])
         return lines
 
     def _changes(self, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from stagec.jobs.request.serving import DISAGGREGATED, check_draft
 from stagec.jobs.served_models import ServedModels
 from stagec.jobs.session import Session
 from stagec.jobs.step_surface import DraftedSteps, ExactSteps, StepSurface
+from stagec.jobs.step_timer import StepTimer
 from stagec.serving.fleet import FleetPlan
 from stagec.serving.policy import ServerLimits
 from stagec.serving.replica import Replica
@@ -63,7 +65,7 @@ class Pool:
 
 def serve_requests(
     options: JobOptions,
-    machine: Machine,
+    timer: StepTimer,
     given: Mapping[str, Any],
     session: Session,
     handover: Callable[[JobOptions], Handover],
@@ -71,14 +73,15 @@ def serve_requests(
     """Serve requests over time; `handover` is asked for that of two pods. Raises
     `DiagnosticError`, `OSError`."""
     with session.once() as aside, session.progress("serving", "requests") as progress:
-        server = made_server(options, machine, given, aside, handover, progress)
+        server = made_server(options, timer, given, aside, handover, progress)
         run, every = server.run, server.requests
         try:
             run.run()
         except KeyboardInterrupt:
             session.log(f"interrupted with {len(run.done):,} of {len(every):,} requests served")
             raise
-        return answer_of(machine, given, every, run, server.pools, server.outside)
+        answer = answer_of(timer.machine, given, every, run, server.pools, server.outside)
+        return replace(answer, costed_by=timer.measured_counts(session))
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class MadeServer:
 
 def made_server(
     options: JobOptions,
-    machine: Machine,
+    timer: StepTimer,
     given: Mapping[str, Any],
     session: Session,
     handover: Callable[[JobOptions], Handover],
@@ -109,7 +112,7 @@ def made_server(
     _refuse(options, given, two_pods=two_pods)
     requests = asked_requests(options, given)
     every = list(turns(requests))
-    pools = _pools(options, machine, given, every, session, two_pods=two_pods)
+    pools = _pools(options, timer, given, every, session, two_pods=two_pods)
     decode = pools[DECODE]
     prefills = pools[PREFILL].replicas if two_pods else []
     sent = _femtoseconds(handover(_prompted(options, every))) if two_pods else None
@@ -187,7 +190,7 @@ def _prompted(options: JobOptions, requests: Sequence[Request]) -> JobOptions:
 
 def _pools(
     options: JobOptions,
-    machine: Machine,
+    timer: StepTimer,
     given: Mapping[str, Any],
     requests: Sequence[Request],
     session: Session,
@@ -207,9 +210,9 @@ def _pools(
     for pod, own in each.items():
         prefills = pod == PREFILL
         copies = replicas_of(given, prefills=prefills)[1]
-        pool = _pool(own, machine, given, requests, session, accepted, prefills=prefills)
+        pool = _pool(own, timer, given, requests, session, accepted, prefills=prefills)
         alone = pool.models.replicas
-        swap = _swap(pool, machine) if given["preempt"] == "swap" else 0
+        swap = _swap(pool, timer.machine) if given["preempt"] == "swap" else 0
         kept = prefix_block(own, given, requests) if prefills or not two_pods else 0
         pool.replicas += (
             Replica(
@@ -230,7 +233,7 @@ def _pools(
 
 def _pool(
     options: JobOptions,
-    machine: Machine,
+    timer: StepTimer,
     given: Mapping[str, Any],
     requests: Sequence[Request],
     session: Session,
@@ -272,20 +275,20 @@ def _pool(
     room, blocks = None, given["cache_blocks"]
     if blocks is None:
         largest = largest_step(requests, tokens, sequences)
-        room = models.room(machine, largest, block, given.get("limit"))
+        room = models.room(timer.machine, largest, block, given.get("limit"))
         blocks = room.blocks
     of_groups = tokens * groups, sequences * groups, blocks * groups or None
     limits = ServerLimits(*of_groups, block, chunk=tokens)
 
     def exact(step: Step) -> int:
-        seconds = models.together(lambda job: job.time(machine).step_seconds, step)
+        seconds = models.together(lambda job: timer.time(job).step_seconds, step)
         return max(1, round(seconds * SECOND))
 
     def verified(step: Step) -> int:
         (each,) = step.classes
         how = {"batch": each.count * models.main.groups, "context": each.cached}
         asked = options.changed(serve=DECODE, prompt=None, **how)
-        seconds = job_costs(asked, session).time(machine).step_seconds
+        seconds = timer.time(job_costs(asked, session)).step_seconds
         return max(1, round(seconds * SECOND / accepted))
 
     def costs(of: Callable[[Step], int]) -> StepSurface | ExactSteps:
@@ -294,7 +297,8 @@ def _pool(
 
     plain = costs(exact)
     every = DraftedSteps(costs(verified), plain) if options.speculative else plain
-    plan = plan_of(given, limits.sequences, lambda: _start(models, machine), prefills=prefills)
+    start = partial(_start, models, timer.machine)
+    plan = plan_of(given, limits.sequences, start, prefills=prefills)
     if alone > 1:  # all of them are there
         plan = replace(plan, first=None)
     return Pool(models, scheduler, outside, every, limits, room, models.ranks // alone, [], plan)

@@ -97,7 +97,7 @@ def _summary(job: CompiledJob | LoweredJob, case: Case, session: Session) -> Swe
         measured = measured.of(case.device or case.machine)
     how: dict[str, Any] = {"overlap": case.overlap, "graphs": case.graphs, "measured": measured}
     timed = job.time(case.machine, **how)
-    remark_unused(timed, measured, session)
+    remark_unused(timed.costed_by, measured, session)
     fit = {} if timed.fit is None else {"fit": timed.fit.as_json()}
     of_stack = case.options.stack, case.machine, case.options.serve
     interval = interval_row(*of_stack, timed.step_seconds)

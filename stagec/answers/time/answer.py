@@ -114,7 +114,7 @@ def _remark(
 ) -> None:
     """Say what to know of a time, and what would say more."""
     session.remark(*report.cautions)
-    remark_unused(report, measured, session)
+    remark_unused(report.costed_by, measured, session)
     if levers is None and not report.levers:
         session.log("--levers times what would help")
 

@@ -51,9 +51,8 @@ def print_time(report: TimeReport, stream: TextIO, interval: str = "") -> None:
     out.print(", ".join(facts), markup=False)
     if interval:
         out.print(interval, markup=False)
-    if report.found["modelled"] < sum(report.found.values()):
-        counts = ", ".join(f"{count:,} {way}" for way, count in report.found.items())
-        out.print(f"kernels and collectives: {counts}", markup=False)
+    if costed := costed_text(report.costed_by):
+        out.print(costed, markup=False)
     if report.fit is not None:
         out.print(f"memory: {fit_text(report.fit)}", markup=False)
     if report.attention:
@@ -68,6 +67,14 @@ def print_time(report: TimeReport, stream: TextIO, interval: str = "") -> None:
             gain = f"{lever.speedup - 1:.1%}"
             rows.add_row(lever.name, seconds_text(lever.step_seconds), gain)
         out.print(rows)
+
+
+def costed_text(costed_by: Mapping[str, int]) -> str:
+    """Kernels and collectives by where their times are from; empty where all are modelled."""
+    if not costed_by or costed_by["modelled"] == sum(costed_by.values()):
+        return ""
+    counts = ", ".join(f"{count:,} {way}" for way, count in costed_by.items())
+    return f"kernels and collectives: {counts}"
 
 
 def accepted_text(step: float, accepted: Acceptance) -> str:

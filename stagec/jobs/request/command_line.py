@@ -42,12 +42,19 @@ def asked_words(options: Iterable[CommandOption], given: Mapping[str, Any]) -> I
         yield from option.words_of(given[option.name])
 
 
-def step_command(options: JobOptions, machine: Machine | None, *, overlap: bool = True) -> str:
-    """The command that answers for a step: `stagec time` on a machine, or `stagec memory`."""
+def step_command(
+    options: JobOptions,
+    machine: Machine | None,
+    *,
+    overlap: bool = True,
+    more: Sequence[str] = (),
+) -> str:
+    """The command that answers for a step: `stagec time` on a machine, with `more` words of it, or
+    `stagec memory`."""
     if machine is None:
         return shlex.join(["stagec", "memory", *job_words(options)])
     said = ["stagec", "time", *job_words(options), *_machine_words(machine)]
-    return shlex.join([*said, *([] if overlap else ["--no-overlap"])])
+    return shlex.join([*said, *([] if overlap else ["--no-overlap"]), *more])
 
 
 def _machine_words(machine: Machine) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from stagec.support.diagnostics import Diagnostic
 from stagec.support.source import UNKNOWN
 
 if TYPE_CHECKING:
-    from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
     from stagec.time.measured.tables import Table
@@ -47,11 +46,17 @@ def measurements(
     return _read(tuple((file, _stamp(file)) for file in files), package, machine.name)
 
 
-def remark_unused(report: TimeReport, measured: Measurements | None, session: Session) -> None:
-    """Remark on measured times of which a step takes none."""
-    if measured is None or report.found["modelled"] < sum(report.found.values()):
+def remark_unused(
+    costed_by: Mapping[str, int],
+    measured: Measurements | None,
+    session: Session,
+    steps: str = "this step",
+) -> None:
+    """Remark on measured times of which steps, here in words, take none; of these `costed_by`
+    counts kernels and collectives as `TimeReport` does."""
+    if measured is None or costed_by["modelled"] < sum(costed_by.values()):
         return
-    text = "no kernel or collective of this step was measured: all of its times are modelled"
+    text = f"no kernel or collective of {steps} was measured: all times are modelled"
     remedy = "compare kinds, types and extents of the table with docs/measured.md"
     session.report(Diagnostic(text, UNKNOWN, "remark", remedy))
 

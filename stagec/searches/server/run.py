@@ -20,6 +20,7 @@ from stagec.jobs.request.options import IDEAL, JobOptions
 from stagec.jobs.request.serving import DISAGGREGATED as TWO_PODS
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
+from stagec.jobs.step_timer import StepTimer
 from stagec.searches.server.launch import LaunchedWorker, layout_of
 from stagec.searches.server.question import ServerQuestion
 from stagec.searches.server.servers import (
@@ -218,7 +219,7 @@ def _sent(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -> 
     target = at_least(
         options_of_pod(DECODE, options.changed(batch=None)), partial(one_group, session=session)
     )
-    _, sent = sending(on_machine(options, machine), machine, session, target)
+    _, sent = sending(on_machine(options, machine), StepTimer(machine), session, target)
     return CacheTransfer(sent.alone_seconds / prompts, sent.exposed_seconds)
 
 

@@ -18,6 +18,7 @@ from stagec.jobs.request.acceptance import ACCEPTANCE
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.jobs.step_timer import StepTimer
 from stagec.searches.server.servers import ServerPlan
 from stagec.searches.server.worker import ServerLoad
 from stagec.serving.step_times import SECOND
@@ -101,10 +102,10 @@ def over_time(task: VerifyTask) -> ServerOverTime:
     if task.load.cached:
         return ServerOverTime(refused="a closed loop has no requests with a common prefix")
     (machine,) = machines.values()
-    session = Session()
-    caches = partial(handover_between, machine, session)
+    session, timer = Session(), StepTimer(machine)
+    caches = partial(handover_between, timer, session)
     try:
-        server = made_server(task.options, machine, _given(task), session, caches)
+        server = made_server(task.options, timer, _given(task), session, caches)
     except DiagnosticError as problem:
         return ServerOverTime(refused=problem.diagnostics[0].message)
     server.run.run()
