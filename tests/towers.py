@@ -322,6 +322,7 @@ TOWERS: Mapping[str, Keys] = {
         "text_config": {
             **{k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"},
             "model_type": "kimi_k2",
+            "max_position_embeddings": 16,
             "q_lora_rank": 8,
             "kv_lora_rank": 8,
             "qk_nope_head_dim": 4,
