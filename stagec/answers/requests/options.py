@@ -114,7 +114,7 @@ OVER_TIME = (
         Whole(1, MAX_REQUESTS),
         f"Number of random requests (default: {_COUNT:,}), or of requests to read from the file.",
     ),
-    CommandOption("seed", Whole(0), "Seed of random numbers (default: 0).", 0),
+    CommandOption("seed", Whole(0), "Seed of random numbers (default: 0).", 0, rare=True),
     CommandOption(
         "route",
         OneOf(tuple(ROUTERS)),
