@@ -78,6 +78,10 @@ class _Flash(AttentionOp):
         return n.get("t", n["s"]), op.flag("causal")
 
 
+def _expanded(b: Builder, op: Operation, on_rank: LocalSize) -> None:
+    """The pass `expand-attention` writes this form, of all of the op at once."""
+
+
 class FlashAttention(_Flash):
     """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), grouped queries
     included.
@@ -115,8 +119,7 @@ class FlashAttention(_Flash):
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
         names = "alibi", "sinks", "softcap"
-        code = dict.fromkeys(names, lambda b, op, on_rank: None)  # expand-attention
-        return {"attention": self._repeated_heads, **code}
+        return {"attention": self._repeated_heads, **dict.fromkeys(names, _expanded)}
 
     def _repeated_heads(
         self, b: Builder, op: Operation, on_rank: LocalSize

@@ -114,7 +114,7 @@ class Queries:
         """Whether all answers are the same for these values."""
         now = dict(values)
         try:
-            for answers, changed in (*self._changes, (self.answers, {})):
+            for answers, changed in (*self._changes, (self.answers, dict[str, int]())):
                 if any(question(now) != a for question, a in answers.items()):
                     return False
                 now |= changed

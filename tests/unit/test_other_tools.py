@@ -8,7 +8,7 @@ import click
 import pytest
 
 from stagec.driver.cli import COMMANDS, cli
-from stagec.jobs.request.other_tools import _BY_NAME, flag_here
+from stagec.jobs.request.other_tools import FLAGS_HERE, flag_here
 
 
 def _options() -> set[str]:
@@ -19,8 +19,8 @@ def _options() -> set[str]:
 
 def test_flags_of_other_tools_are_none_here_and_lead_to_flags_that_are() -> None:
     options = _options()
-    named = {flag for here in _BY_NAME.values() for flag in re.findall(r"--[a-z-]+", here)}
-    assert not [name for name in _BY_NAME if f"--{name}" in options]
+    named = {flag for here in FLAGS_HERE.values() for flag in re.findall(r"--[a-z-]+", here)}
+    assert not [name for name in FLAGS_HERE if f"--{name}" in options]
     assert not [flag for flag in named if flag not in options]
 
 

@@ -26,11 +26,12 @@ _HERE: Mapping[str, str] = {
     "--server-memory": "gpu-memory-utilization",
     "--recompute full": "recompute-granularity activation-checkpointing",
 }
-_BY_NAME = {name: here for here, names in _HERE.items() for name in names.split()}
+#: What says the same here, by the name of a flag elsewhere.
+FLAGS_HERE = {name: here for here, names in _HERE.items() for name in names.split()}
 
 
 def flag_here(name: str) -> str | None:
     """`here it is --tp N` for an option of another tool, None for one that none has. Dashes in
     front are left out, and underscores are dashes."""
-    here = _BY_NAME.get(name.lstrip("-").replace("_", "-"))
+    here = FLAGS_HERE.get(name.lstrip("-").replace("_", "-"))
     return here and f"here it is {here}"
