@@ -78,6 +78,10 @@ class _Flash(AttentionOp):
         return n.get("t", n["s"]), op.flag("causal")
 
 
+#: Parameters of attention for which some code calls no kernel.
+NO_KERNEL = ("alibi", "sinks", "softcap")
+
+
 def _expanded(b: Builder, op: Operation, on_rank: LocalSize) -> None:
     """The pass `expand-attention` writes this form, of all of the op at once."""
 
@@ -118,8 +122,7 @@ class FlashAttention(_Flash):
         return gradients(b, op, [grads[0], op.results[0], need_result(op, 1, "lse"), *op.operands])
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        names = "alibi", "sinks", "softcap"
-        return {"attention": self._repeated_heads, **dict.fromkeys(names, _expanded)}
+        return {"attention": self._repeated_heads, **dict.fromkeys(NO_KERNEL, _expanded)}
 
     def _repeated_heads(
         self, b: Builder, op: Operation, on_rank: LocalSize

@@ -180,14 +180,14 @@ def _matches(op: Operation, forward: list[Operation], sections: Sections) -> Ite
 def _due(body: Region, forward: list[Operation], sections: Sections) -> dict[Operation, int]:
     """The lowest position at which an operation of backward can stand: what the layers of a repeat
     go on with has to be there before them. Operations for which nothing waits are left out."""
-    last_use: dict[Operation, int] = {}
+    positions: dict[Operation, int] = {}
     for op in body.ops[:-1]:
         if not runs_layers(op) or _part(op) is ActionKind.FORWARD or not carried(op):
             continue
         position = _slot_of_repeat(op, forward, sections).position + 1
         for before in body.ancestors(op.operands[: carried(op)]):
-            last_use[before] = max(position, last_use.get(before, 0))
-    return last_use
+            positions[before] = max(position, positions.get(before, 0))
+    return positions
 
 
 def _slots_of_straight(op: Operation, sections: Sections, due: int) -> tuple[Slot, ...]:

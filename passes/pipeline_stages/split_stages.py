@@ -218,7 +218,7 @@ class _StageMaker:
         self._registry, self._loc = module.registry, made_by(PASS, sections.body.owner.loc)
         self._messages, self._relayed = messages, relayed
         repeats = (r for row in sections.repeats.values() for r in row if r is not None)
-        self._first_far = max(map(carried, repeats))
+        self._first_relayed = max(map(carried, repeats))
 
     def make(self, old: Operation, accumulate: Operation, counts: Mapping[str, Expr]) -> Operation:
         """The function, not yet in the module; `counts` are those of the parameters."""
@@ -302,7 +302,7 @@ class _StageMaker:
         region.append(action)
         values.enter(action, placed)
         got = self._receive(values, inner, part, placed)
-        self._receive_far(values, inner, part, placed)
+        self._receive_relayed(values, inner, part, placed)
         for op in self._ordered(part, placed):
             values.clone(op, inner, frozenset(placed.piece.positions))
         self._send(values, inner, part, placed, got)
@@ -367,13 +367,13 @@ class _StageMaker:
                 values.define(value, got)
         return entered
 
-    def _receive_far(
+    def _receive_relayed(
         self, values: StageValues, inner: Region, part: ActionKind, placed: PlacedPiece
     ) -> None:
         """Values from further away. To a sum over layers the piece adds its own part."""
         by = placed.comes_from if part is ActionKind.FORWARD else _reverse(placed.goes_to)
         for value in self._relayed.entering(part, placed.depth) if by is not None else ():
-            index = self._first_far + self._relayed.numbers[part, value]
+            index = self._first_relayed + self._relayed.numbers[part, value]
             got = self._got(values, inner, part, placed, by or 0, index, value, value.tensor)
             ((position, made),) = self._sections.slots_of(value)
             if position % 2 and made is part and position in placed.piece.positions:
@@ -417,7 +417,7 @@ class _StageMaker:
             leaving = entered
         numbered = list(enumerate(leaving))
         for value in self._relayed.leaving(part, placed.depth):
-            index = self._first_far + self._relayed.numbers[part, value]
+            index = self._first_relayed + self._relayed.numbers[part, value]
             numbered.append((index, values.get(value, inner)))
         for index, there in numbered:
             if by == 0:

@@ -22,13 +22,11 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE
 from stagec.ir.rewrite import replace_op
-from stagec.ir_spec.ops.attention import FlashAttention
+from stagec.ir_spec.ops.attention import NO_KERNEL, FlashAttention
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 
-#: What code has no kernel for, by its parameters.
-_CODE = ("alibi", "sinks", "softcap")
 #: What a plain softmax of plain products does for itself.
 _PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
 
@@ -74,13 +72,13 @@ class ExpandAttention(Pass):
 
     def applies(self, module: Module) -> bool:
         rule = read_strategy(module).one(KernelsRule)
-        return rule.attention != DEVICE or any(name in rule.eager for name in _CODE)
+        return rule.attention != DEVICE or any(name in rule.eager for name in NO_KERNEL)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         rule = strategy.one(KernelsRule)
         fused = [op for op in module.main.body.walk() if isinstance(op.definition, FlashAttention)]
-        named = [name for name in _CODE if name in rule.eager]
+        named = [name for name in NO_KERNEL if name in rule.eager]
         code = [op for op in fused if any(name in op.attrs for name in named)]
         unfused = fused if rule.attention in UNFUSED else code
         forms = {op: rule.attention == EAGER or op in code for op in unfused}
@@ -91,11 +89,25 @@ class ExpandAttention(Pass):
         ]
         for op in plain:
             expand_attention(module, op, eager=forms[op])
-        if not fused or (rule.attention in UNFUSED and not plain):
-            split = "it has masks, or its sequence or heads that share keys are split"
-            why = split if fused else "there is no fused attention"
-            remark = f"'stg.kernels[attention = {rule.attention}]' changes nothing: {why}"
-            module.diagnostics.remark(remark, rule.loc)
+        if not plain and (idle := _idle(rule, fused, code)):
+            module.diagnostics.remark(f"{idle[0]} changes nothing: {idle[1]}", rule.loc)
+
+
+def _idle(
+    rule: KernelsRule, fused: list[Operation], code: list[Operation]
+) -> tuple[str, str] | None:
+    """What the statement asks for in vain where no attention is replaced, and why. That a model
+    has no attention for `eager`, `expand-kernels` says."""
+    form = f"'stg.kernels[attention = {rule.attention}]'"
+    stays = "it has masks, or its sequence or heads that share keys are split"
+    if rule.attention != DEVICE and not fused:
+        return form, "there is no fused attention"
+    if rule.attention in UNFUSED:
+        return form, stays
+    if fused and rule.eager and {*rule.eager} <= {*NO_KERNEL}:
+        names = " or ".join(rule.eager)
+        return "'eager' of 'stg.kernels'", stays if code else f"no attention has {names}"
+    return None
 
 
 def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:

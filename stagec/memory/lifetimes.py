@@ -149,8 +149,8 @@ class _Runner:
         for value in body.terminator.operands:
             self._touch(self._refs.get(value), end)
         for buffer in () if body.owner.flag("consumed") else self.lives.buffers:
-            reads = "optimizer" in buffer.phases  # or it is none, whatever made it
-            if reads and buffer.category == GRADIENTS:  # the next step frees them
+            is_updated = "optimizer" in buffer.phases  # other values of backward end with it
+            if is_updated and buffer.category == GRADIENTS:  # the next step frees them
                 buffer.last[None] = end
 
     def _whole_region(self, order: Sequence[Operation | LayerStack]) -> None:
