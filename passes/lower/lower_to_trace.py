@@ -6,7 +6,7 @@ expressions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,6 +46,7 @@ from stagec.ir_spec.ops.pods import BY_LAYER, PodOp, end_type, message_bytes
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
+from stagec.passes.lower.beside_gathers import Attrs, KernelsBesideGathers, Parts, came_from
 from stagec.passes.lower.kernels import (
     KernelForms,
     attributes,
@@ -53,10 +54,10 @@ from stagec.passes.lower.kernels import (
     fused_operations,
 )
 from stagec.passes.lower.steps import (
+    ACTIVATIONS,
     common_axes,
     dealt,
     gathered_for,
-    kernels_beside,
     reduces,
     shared_out,
     sum_of,
@@ -98,7 +99,7 @@ def lower_to_trace(module: Module) -> None:
 
     costs, facts = MemoByType(said), module.facts
 
-    def part(op: Operation, factor: str, steps: Expr) -> tuple[_Attrs, _Attrs]:
+    def part(op: Operation, factor: str, steps: Expr) -> tuple[Attrs, Attrs]:
         return shared_out(costs(op), {op: factor}, steps, facts)
 
     parts = MemoByType(part)
@@ -106,7 +107,7 @@ def lower_to_trace(module: Module) -> None:
         _lower(module, func, costs, parts)
 
 
-def _lower(module: Module, func: Operation, costs: MemoByType[_Attrs], parts: _Parts) -> None:
+def _lower(module: Module, func: Operation, costs: MemoByType[Attrs], parts: Parts) -> None:
     mesh = module.mesh
     attrs: dict[str, RawAttr] = {n: func.attrs[n] for n in ("over", "stages") if n in func.attrs}
     axes = [a for a in (mesh.axes if mesh else ()) if a != attrs.get("over")]
@@ -132,17 +133,8 @@ def _served(func: Operation) -> dict[str, RawAttr]:
     return {n: values for n, values in (("caches", caches), ("inputs", inputs)) if values}
 
 
-#: Phases whose collectives move activations and their gradients.
-_ACTIVATIONS = ("forward", "backward", "recompute")
-
-
-_Attrs = dict[str, RawAttr]
-#: What nodes say of one of the steps that a computation works in, and of the others together.
-_Parts = MemoByType[tuple[_Attrs, _Attrs]]
-
-
 class _Lowering:
-    def __init__(self, module: Module, costs: MemoByType[_Attrs], parts: _Parts) -> None:
+    def __init__(self, module: Module, costs: MemoByType[Attrs], parts: Parts) -> None:
         self._costs, self._parts = costs, parts
         self._registry, self._facts = module.registry, module.facts
         strategy = read_strategy(module)
@@ -151,9 +143,7 @@ class _Lowering:
         self._gathers_in_steps = strategy.one(TpInputsRule).gathers == "in_steps"
         self._once = strategy.one(MoeRule).dispatch == "deepep"
         self._begun: dict[Value, Value] = {}  # of a product in steps: the first one
-        #: Of kernels in steps by their first op: all steps but the last, and what the last one does
-        self._early: dict[Operation, tuple[Value, dict[str, RawAttr]]] = {}
-        self._awaited: set[Value] = set()  # gathers that a product in steps has waited for
+        self._early = KernelsBesideGathers(parts, self._facts)
         self._nodes: dict[Value, Value] = {}
         self._more: dict[Value, list[Value]] = {}  # what else has to be there
         self._channels: dict[Operation, int] = {}
@@ -171,7 +161,7 @@ class _Lowering:
             kernel = fused.get(op, [op])
             if op is kernel[0] and not self._sits_out(op):
                 builder = Builder(self._registry, new, loc=op.loc, phase=op.phase)
-                builder.finish = partial(_came_from, kernel[-1])
+                builder.finish = partial(came_from, kernel[-1])
                 if len(kernel) > 1:
                     self._kernel(kernel, builder)
                 else:
@@ -334,44 +324,11 @@ class _Lowering:
         return b.value("et.comp", [begun, *arrived], last, hint=late)
 
     def _beside_gather(self, ops: Sequence[Operation], b: Builder) -> Value | None:
-        """A kernel of products of what is gathered over n ranks works in n steps along the
-        dimension that is gathered: all but the last beside the gather, on the parts that are there.
-        The first such kernel lets the others that take the value begin, too, before it waits; None
-        if a kernel has to wait for all of the value."""
-        gathered = gathered_for(ops, _ACTIVATIONS) if self._gathers_in_steps else None
+        """A kernel that begins before all of what it takes is gathered; None of others."""
+        gathered = gathered_for(ops, ACTIVATIONS) if self._gathers_in_steps else None
         if gathered is None or not self._runs_beside(gathered.gather):
             return None
-        (whole,) = self._deps([gathered.value])
-        if ops[0] not in self._early:
-            if whole in self._awaited:
-                return None
-            self._awaited.add(whole)
-            for kernel in ([*ops], *kernels_beside(ops, gathered.value)):
-                self._begin_beside(kernel, b)
-        begun, last = self._early.pop(ops[0])
-        return b.value("et.comp", [begun, whole], last, hint=ops[-1].results[0].name)
-
-    def _begin_beside(self, ops: Sequence[Operation], b: Builder) -> None:
-        """All steps but the last of a kernel of products of what is gathered."""
-        gathered = gathered_for(ops, _ACTIVATIONS)
-        if gathered is None:
-            return
-        steps = axis_size(gathered.gather.names("over"))
-        last, first = self._shared_out(ops, gathered.along, steps)
-        known = {gathered.value, *(result for op in ops for result in op.results)}
-        others = [viewed(v) for op in ops for v in op.operands if viewed(v) not in known]
-        own = Builder(self._registry, b.region, loc=ops[0].loc, phase=ops[0].phase)
-        own.finish = partial(_came_from, ops[-1])
-        there = list(dict.fromkeys(self._deps([*gathered.gather.operands, *others])))
-        name = f"{ops[-1].results[0].name}_first"
-        self._early[ops[0]] = own.value("et.comp", there, {**first, "out": ZERO}, hint=name), last
-
-    def _shared_out(
-        self, ops: Sequence[Operation], along: Mapping[Operation, str], steps: Expr
-    ) -> tuple[_Attrs, _Attrs]:
-        if len(ops) == 1:
-            return self._parts(ops[0], along[ops[0]], steps)
-        return shared_out(self._attributes(ops), along, steps, self._facts)
+        return self._early.node(ops, gathered, b, self._deps, self._attributes)
 
     def _before_sum(self, op: Operation, rule: Rule, sums: Operation, b: Builder) -> Value:
         """A product that is added up over n ranks works in n steps, along the dimension that a
@@ -483,7 +440,7 @@ class _Lowering:
                 attrs["kept"] = op.expr("kept")
         if self._once and isinstance(definition, AllToAll):
             attrs |= dealt(op)
-        if op.phase in _ACTIVATIONS and set(op.names("over")) <= self._blocking:
+        if op.phase in ACTIVATIONS and set(op.names("over")) <= self._blocking:
             attrs["blocking"] = True
         deps = self._deps(op.operands)
         if late := [node for node in deps if node in self._begun and reduces(op)]:
@@ -493,11 +450,7 @@ class _Lowering:
 
     def _runs_beside(self, op: Operation) -> bool:
         """Whether a sum of activations runs beside computations."""
-        return op.phase in _ACTIVATIONS and not set(op.names("over")) <= self._blocking
-
-
-def _came_from(origin: Operation, made: Operation) -> None:
-    made.origin = origin
+        return op.phase in ACTIVATIONS and not set(op.names("over")) <= self._blocking
 
 
 def _one_axis(op: Operation) -> str:

@@ -14,6 +14,9 @@ from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, operand
 from stagec.passes.lower.kernels import fused_operations, kernel_attributes
 from stagec.sharding.work import is_computation, part_of_kernel, viewed, work_of
 
+#: Phases whose collectives move activations and their gradients.
+ACTIVATIONS = ("forward", "backward", "recompute")
+
 
 def shared_out(
     attrs: Mapping[str, RawAttr], along: Mapping[Operation, str], steps: Expr, facts: Facts
