@@ -207,15 +207,15 @@ class _Graph:
         sizes = self._plan.bytes_of(values)
         outside, row = worst(self._plan.outside, sizes)
         host = evaluate(planned.get("host", ZERO), values)
-        buckets = evaluate(planned.get(BUCKETS, ZERO), values)
+        buckets = {n: evaluate(planned[n], values) for n in (BUCKETS,) if n in planned}
 
         def stage(host: int, others: int, counts: Callable[[], Ints]) -> _StageMemory:
             def categories() -> Mapping[str, int]:
                 live = Counter(by_category(counts(), self._plan.categories, sizes))
-                live["communication"] += buckets
+                live["communication"] += sum(buckets.values())
                 return {**static, **{c: live[c] for c in CATEGORIES}}
 
-            return _StageMemory(host, {**static, BUCKETS: buckets, OTHERS: others}, categories)
+            return _StageMemory(host, {**static, **buckets, OTHERS: others}, categories)
 
         def alone() -> Ints:
             counts: Ints = self._plan.outside[row]
