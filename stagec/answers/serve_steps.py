@@ -91,7 +91,7 @@ def groups_of(decode: JobOptions) -> int:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Prompts of so many tokens in steps of sequences that decode, as `rule` says it; `groups` of
+    """Prompts of `prompt` tokens in steps of sequences that decode, as `rule` states; `groups` of
     ranks, on each pipeline stage, have sequences of their own."""
 
     options: JobOptions
