@@ -48,6 +48,7 @@ from stagec.passes.serving.gather_logits import GatherLogits
 from stagec.passes.serving.hand_over import HandOver
 from stagec.passes.serving.quantize_weights import QuantizeWeights
 from stagec.passes.serving.sample_tokens import SampleTokens
+from stagec.passes.serving.serve_lora import ServeLora
 from stagec.passes.serving.share_ranks import ShareRanks
 from stagec.passes.serving.to_serving import ToServing
 from stagec.passes.serving.verify_drafts import VerifyDrafts
@@ -92,6 +93,7 @@ PLUGIN = Plugin(
         PadDimensions,
         NormalizeStrategy,
         AddLora,
+        ServeLora,
         FreezeParameters,
         SetElementTypes,
         ExpandKernels,
@@ -152,7 +154,7 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
-        "freeze-parameters,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
+        "serve-lora,freeze-parameters,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
         "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
