@@ -48,7 +48,6 @@ from stagec.passes.serving.gather_logits import GatherLogits
 from stagec.passes.serving.hand_over import HandOver
 from stagec.passes.serving.quantize_weights import QuantizeWeights
 from stagec.passes.serving.sample_tokens import SampleTokens
-from stagec.passes.serving.serve_lora import ServeLora
 from stagec.passes.serving.share_ranks import ShareRanks
 from stagec.passes.serving.to_serving import ToServing
 from stagec.passes.serving.verify_drafts import VerifyDrafts
@@ -71,6 +70,7 @@ from stagec.passes.strategy.pad_dimensions import PadDimensions
 from stagec.passes.strategy.pad_vocabulary import PadVocabulary
 from stagec.passes.strategy.place_values import PlaceValues
 from stagec.passes.strategy.ring_attention import RingAttention
+from stagec.passes.strategy.serve_lora import ServeLora
 from stagec.passes.strategy.set_element_types import SetElementTypes
 from stagec.passes.strategy.shard_parameters import ShardParameters
 from stagec.passes.strategy.size_experts import SizeExperts
