@@ -32,9 +32,10 @@ _ONE = "decode=1x1"
 
 
 def of_a_stage(options: JobOptions) -> JobOptions:
-    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them."""
+    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them or
+    they take turns, with attention apart."""
     given = not FLAGS["microbatches"].is_default(options.microbatches)
-    one = options.pp > 1 and not given and not has_pods(options)
+    one = options.pp > 1 and not (given or options.afd) and not has_pods(options)
     return options.changed(microbatches=1) if one else options
 
 
@@ -105,7 +106,8 @@ class Mixing:
         """That of a server; None where prompts have steps of their own, as those of drafts, of
         parts and of steps of several microbatches have."""
         stages = steps_in_flight(decode)
-        if decode.pp > stages or decode.speculative or has_pods(decode) or has_pods(prefill):
+        several = decode.pp > stages and not decode.afd
+        if several or decode.speculative or has_pods(decode) or has_pods(prefill):
             return None
         module = JobBuilder(decode.changed(serve=MIXED, step=_ONE, context=None)).module
         strategy = read_strategy(module)
