@@ -82,6 +82,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("--transfer", "1/7"),
     ),
     "passes": ("passes",),
+    "passes, a pipeline": ("passes", "place"),
+    "ops": ("ops",),
+    "ops, one of them": ("ops", "einsum"),
     "doctor": ("doctor",),
 }
 #: Schemas of what a command prints for other questions.
