@@ -24,6 +24,7 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim, axis_size
+from stagec.ir_spec.ops.cache_rows import AHEAD, PAST, first_key, past_of
 from stagec.ir_spec.ops.masks import (
     ALIBI,
     CAUSAL,
@@ -37,7 +38,6 @@ from stagec.ir_spec.ops.masks import (
     seen,
     spans,
 )
-from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 
 #: The shapes of operands that flags name.
 _FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "selected": "bsn"}

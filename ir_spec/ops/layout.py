@@ -18,7 +18,7 @@ from stagec.ir.opdef import Array, EagerForm, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.recompute_window import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import (
     CopiesMemory,
     FinalGradient,

@@ -13,7 +13,7 @@ from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir_spec.ops.base import gradients
 
 

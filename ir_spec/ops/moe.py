@@ -18,12 +18,12 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Chooses
 from stagec.ir.types import Load, Routed
 from stagec.ir_spec.ops.base import Elementwise, gradients, present
+from stagec.ir_spec.ops.cache_rows import PAST, past_of
 from stagec.ir_spec.ops.contraction import Einsum, cast_to
-from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.softmax import softmax
 from stagec.ir_spec.ops.structure import ratio
 

@@ -14,11 +14,11 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import TurnsRows, Wide
 from stagec.ir_spec.ops.base import Elementwise, gradients
+from stagec.ir_spec.ops.cache_rows import PAST, past_of
 from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude, wrong_lists
-from stagec.ir_spec.ops.serving import PAST, past_of
 
 
 class RotaryEmbedding(OpDef):

@@ -11,7 +11,7 @@ from stagec.ir.expr import Expr, const, fraction
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
-from stagec.ir_spec.ops.serving import past_of
+from stagec.ir_spec.ops.cache_rows import past_of
 
 KINDS = ("linear", "llama3", "yarn", "longrope", "proportional")
 SCALING = (

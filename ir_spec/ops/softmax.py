@@ -14,12 +14,12 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Fusible, Wide
 from stagec.ir_spec.ops.base import gradients
+from stagec.ir_spec.ops.cache_rows import AHEAD, PAST, first_key, past_of
 from stagec.ir_spec.ops.masks import ALIBI, alibi, seen, spans
 from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot
-from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 
 _CAUSAL = Param("causal", "flag", "mask the future")
 _WINDOW = Param("window", "size", "a row sees so many columns, up to its own position")

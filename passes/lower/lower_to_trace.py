@@ -42,7 +42,7 @@ from stagec.ir_spec.ops.comm import (
     operand_dim,
 )
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.ir_spec.ops.pods import BY_LAYER, PodOp, end_type, message_bytes
+from stagec.ir_spec.ops.pod_crossings import BY_LAYER, PodOp, end_type, message_bytes
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule

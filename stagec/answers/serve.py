@@ -33,7 +33,7 @@ from stagec.answers.serve_steps import (
     timed_step,
 )
 from stagec.answers.time.timed import time_job
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.builder import JobBuilder
@@ -54,7 +54,7 @@ from stagec.jobs.request.measurements import MEASURED
 from stagec.jobs.request.option import CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
-from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stagec.analysis.serving_rates import PodStep, ServingRates, beside, steady_seconds
 from stagec.analysis.steady_server import chunks, decoding
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import has_pods

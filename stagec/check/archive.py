@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from stagec.check.agreement import CheckedJob
-from stagec.check.files import GroupsFile
 from stagec.check.findings import CheckReport
 from stagec.check.members import GroupMembers
 from stagec.check.ranks import RankReader
 from stagec.check.table import ProgramRanks, RankTable, distinct, joined
+from stagec.check.trace_files import GroupsFile
 from stagec.check.traces import check_traces
 from stagec.formats.chakra.encode import decimal_width
 from stagec.formats.chakra.format import CHAKRA

@@ -22,7 +22,7 @@ from stagec.ir.opdef import Array
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective, Movement
-from stagec.ir_spec.ops.pods import PodOp
+from stagec.ir_spec.ops.pod_crossings import PodOp
 from stagec.ir_spec.ops.structure import joined_dim
 from stagec.support.diagnostics import error
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from stagec.ir.drafts import DRAFT
-from stagec.ir.serving import DECODE, MIXED, PREFILL
+from stagec.ir.serving_step import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.statement import Flag
@@ -17,7 +17,7 @@ from stagec.jobs.request.draft import DraftText
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions, job_options
-from stagec.jobs.request.serving import DISAGGREGATED, PODS
+from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.suggest import did_you_mean
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stagec.ir.clone import Copier
 from stagec.ir.expr import UnboundError, const
 from stagec.ir.module import BATCH, Module
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir.traits import Accumulates
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import guests, has_pods, options_of, pod_names

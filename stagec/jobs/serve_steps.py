@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import BUDGET
 from stagec.jobs.admission import Room, largest_step
 from stagec.jobs.request.steps import BLOCK, MAX_STEPS, SEQUENCES, TICK
@@ -255,7 +255,7 @@ class StepsAsked:
         return StepList([StepRun(steps, after)], {"first": str(first)}, tokens, sampled)
 
     def _first(self) -> Step:
-        from stagec.jobs.request.serving import mixed_step
+        from stagec.jobs.request.serving_flags import mixed_step
 
         options = self.options
         if options.serve == MIXED:

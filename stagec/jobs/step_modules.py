@@ -8,7 +8,7 @@ from itertools import product
 
 from stagec.analysis.family import Compiled, Compiles
 from stagec.ir.expr import evaluate
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir.types import axis_size
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob, compiled_of

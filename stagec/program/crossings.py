@@ -19,7 +19,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.rewrite import uses_inside
-from stagec.ir.serving import PAST
+from stagec.ir.serving_step import PAST
 from stagec.ir.traits import Accumulates, Terminates
 from stagec.ir.types import CACHED
 from stagec.program.pod_messages import Handover, Ints, Layouts, NoHandoverError, handover, ratio

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_fit import room_of
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.record_files import read_trace
 from stagec.ir.expr import const
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.kernels import UNFUSED, KernelsRule

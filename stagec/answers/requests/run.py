@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
 from stagec.answers.requests.options import asked_requests, page_of, prefix_block
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
@@ -22,7 +22,7 @@ from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import options_of_draft, options_of_pod
 from stagec.jobs.request.acceptance import take_acceptance
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import DISAGGREGATED, check_draft
+from stagec.jobs.request.serving_flags import DISAGGREGATED, check_draft
 from stagec.jobs.served_models import ServedModels
 from stagec.jobs.session import Session
 from stagec.jobs.step_surface import DraftedSteps, ExactSteps, StepSurface

@@ -57,7 +57,7 @@ def command(
     """
     from stagec.machines import is_file, read_machine
     from stagec.time.fit.constants import fit_tables
-    from stagec.time.measured.files import read_measured
+    from stagec.time.measured.kernel_tables import read_measured
 
     machine = machine_of(base, the_session())
     name = machine.name

@@ -108,8 +108,8 @@ def command(traces: Path, output: Path, **given: Any) -> int:
 
 def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording, Mapping[str, Any]]:
     """The traces of a folder, and its manifest, if it has one. Raises `DiagnosticError`."""
-    from stagec.check.files import discover, read_groups
     from stagec.check.findings import CheckReport
+    from stagec.check.trace_files import discover, read_groups
     from stagec.traces.recorded import Recording
 
     report = CheckReport()

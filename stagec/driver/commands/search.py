@@ -22,7 +22,7 @@ from stagec.searches.options import SEARCH, search_command
 from stagec.searches.question import questions, space_text
 from stagec.searches.server.answer import search_servers
 from stagec.searches.server.question import VERIFIED
-from stagec.searches.serving import SERVER
+from stagec.searches.serving_space import SERVER
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: What other commands have of the same name is something else.

@@ -1,7 +1,7 @@
 """The records of Chakra: nodes to bytes and back, and to the JSON of Chakra's own tools and back.
 
 This is the one module that knows protobuf; everything malformed comes out as a `TraceError`.
-`stagec.formats.chakra.files` says what files are made of them.
+`stagec.formats.chakra.record_files` says what files are made of them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from stagec.formats.base import Estimate, JobFormat, Layout, Need, TraceJob
-from stagec.ir.serving import DECODE
+from stagec.ir.serving_step import DECODE
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, crosses_pods
 from stagec.program.nodes import Events, Ints, Node
@@ -22,7 +22,7 @@ from stagec.time.clock.intervals import NodeTimes, node_times
 from stagec.time.clock.residency import ResidentBytes, residency
 from stagec.time.clock.times import ClassTimes
 from stagec.time.costs.network import level_between_pods
-from stagec.time.pods import IssuedPods
+from stagec.time.pods_step import IssuedPods
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
 

@@ -12,7 +12,7 @@ from stagec.jobs.request.flags import SHORTHANDS, words
 from stagec.jobs.request.machine import used_text
 from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import STEP
+from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.request.units import settled
 
 if TYPE_CHECKING:

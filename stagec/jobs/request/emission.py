@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stagec.traces.archive import Archive
     from stagec.traces.cluster import Run
     from stagec.traces.emit import EmittedJob
-    from stagec.traces.pods import PodsJob
+    from stagec.traces.pod_programs import PodsJob
     from stagec.traces.recorded import RecordedJob
     from stagec.traces.writer import Emission, Written
 
@@ -92,7 +92,7 @@ def _emit_elsewhere(
     """Write by the workers of a cluster what they can be sent."""
     from stagec.traces.archive import Archive
     from stagec.traces.emit import EmittedJob
-    from stagec.traces.pods import PodsJob
+    from stagec.traces.pod_programs import PodsJob
     from stagec.traces.remote import written_by
     from stagec.traces.writer import write_source
 

@@ -35,7 +35,7 @@ from stagec.jobs.request.flags import SHORTHANDS, words
 from stagec.jobs.request.options import JobOptions, job_options
 from stagec.jobs.request.other_tools import flag_here
 from stagec.jobs.request.preset import find_preset
-from stagec.jobs.request.serving import STEP
+from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.session import Session
 from stagec.models import library
 from stagec.support.diagnostics import DiagnosticError, error

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from stagec.analysis.serving_rates import steady_parts, steady_seconds
 from stagec.analysis.steady_server import PromptChunks, SteadyRates, aggregated, chunks, per_token
-from stagec.ir.serving import DECODE, MIXED, PREFILL
+from stagec.ir.serving_step import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stagec.ir.expr import fraction
 from stagec.ir.module import Module
-from stagec.ir.serving import DECODE
+from stagec.ir.serving_step import DECODE
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.hosts import BESIDE, CAPTURED, HostsRule
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule

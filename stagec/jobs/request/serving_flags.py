@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stagec.ir.drafts import DRAFT
 from stagec.ir.expr import ZERO, Expr, const, symbol
 from stagec.ir.module import BATCH, Module
-from stagec.ir.serving import DECODE, MIXED, MODES, PAST, PREFILL
+from stagec.ir.serving_step import DECODE, MIXED, MODES, PAST, PREFILL
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole
@@ -245,7 +245,7 @@ def _speculation(options: JobOptions) -> str:
         drafts = options.speculative if options.serve == DECODE else None
         return f"draft-ahead{{count={drafts}}}," if drafts else ""
     drafts = options.keep == DRAFT
-    return f"draft-words{{count={options.speculative}}}," if drafts else "verify-drafts,"
+    return f"draft-tokens{{count={options.speculative}}}," if drafts else "verify-drafts,"
 
 
 def _given(options: JobOptions) -> Mapping[str, bool]:

@@ -1,4 +1,4 @@
-"""draft-words: a step of decode becomes several, each of which takes the token that the one before
+"""draft-tokens: a step of decode becomes several, each of which takes the token that the one before
 it chose."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stagec.ir.drafts import (
     words_taken,
 )
 from stagec.ir.infer import forget_types, infer_module
-from stagec.ir.serving import PAST
+from stagec.ir.serving_step import PAST
 from stagec.ir_spec.ops.parts import arrive, depart
 from stagec.ir_spec.strategy.part import MAIN
 
@@ -41,7 +41,7 @@ _SPANS = {"span", "window", "chunk"}
 
 
 @dataclass(frozen=True)
-class DraftWords(Pass):
+class DraftTokens(Pass):
     """Let a step of decode of one token be `count` steps, one behind the other: what a draft model
     does before the model that verifies (arXiv 2211.17192).
 
@@ -57,7 +57,7 @@ class DraftWords(Pass):
           %z = stg.einsum["bsd,dv->bsv"](%x, %u) : bf16[B, S, V]
           stg.return(%z)
         }
-    After (draft-words{count=2}):
+    After (draft-tokens{count=2}):
         stg.symbols[B, S = 1, D, V, past]
         stg.func @f[part = draft] (%t: i32[B, S], %w: bf16[V, D | frozen],
             %u: bf16[D, V | frozen]) -> i32[B, 3] {
@@ -75,16 +75,16 @@ class DraftWords(Pass):
         }
     """
 
-    name = "draft-words"
+    name = "draft-tokens"
     needs = Phase.SHAPED
 
     count: int
 
     def run(self, module: Module) -> None:
-        draft_words(module, self.count)
+        draft_tokens(module, self.count)
 
 
-def draft_words(module: Module, count: int) -> None:
+def draft_tokens(module: Module, count: int) -> None:
     """Make `count` steps of the main function, in place.
 
     Raises `DiagnosticError` for a step of more than one token, one without tokens before it, and
@@ -96,7 +96,7 @@ def draft_words(module: Module, count: int) -> None:
     made = kept = body.terminator.operands[1:]
     step, size = body.ops[:-1], words.tensor.shape[1]
     _lengthen(words, states, count)
-    b = Builder.before(module.registry, body.terminator, loc=made_by(DraftWords.name, logits.loc))
+    b = Builder.before(module.registry, body.terminator, loc=made_by(DraftTokens.name, logits.loc))
     drafts = [most_likely(b, logits, "draft")]
     for number in range(1, count):
         taken = dict(zip((words, *states), (drafts[-1], *kept), strict=True))
