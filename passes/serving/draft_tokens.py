@@ -68,8 +68,8 @@ class DraftTokens(Pass):
           %step1/z = stg.einsum["bsd,dv->bsv"](%step1/x, %u) : bf16[B, S, V]
           %step1/draft = stg.argmax(%step1/z) : i32[B, S]
           %drafts = stg.concat[dim = 1](%draft, %step1/draft) : i32[B, 2*S]
-          stg.depart[drafts, words = V, source = draft, to = main](%drafts)
-          %chosen = stg.arrive[chosen, words = V, source = main, to = draft, sizes = (B, 3),
+          stg.depart[drafts, vocabulary = V, source = draft, to = main](%drafts)
+          %chosen = stg.arrive[chosen, vocabulary = V, source = main, to = draft, sizes = (B, 3),
             dtype = i32] : i32[B, 3]
           stg.return(%chosen)
         }
@@ -172,7 +172,7 @@ def _exchange(b: Builder, words: Value, logits: Value, drafts: Sequence[Value]) 
     sent = drafts[0]
     if len(drafts) > 1:
         sent = b.value("stg.concat", drafts, {"dim": const(1)}, hint=DRAFTS)
-    about: dict[str, RawAttr] = {"words": vocabulary}
+    about: dict[str, RawAttr] = {"vocabulary": vocabulary}
     depart(b, sent, sent.tensor, {"value": DRAFTS, "source": DRAFT, "to": MAIN, **about})
     rows = replace(words.tensor.dims[1], size=const(len(drafts) + 1))
     type_ = replace(words.tensor.inner, dims=(replace(words.tensor.dims[0], size=batch), rows))

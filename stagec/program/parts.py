@@ -214,7 +214,7 @@ def _check_alike(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
         )
     _check_waits(a, pods)
     _check_waits(b, pods)
-    _check_words(ends, pods)
+    _check_vocabularies(ends, pods)
     for pod, module in pods.items():
         for end in (end for each in ends[pod].values() for end in each):
             _check_order(module, pod, end)
@@ -237,14 +237,14 @@ def _check_waits(pod: str, pods: Mapping[str, Module]) -> None:
             )
 
 
-def _check_words(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
-    """Raises `DiagnosticError` for words of a vocabulary that has another size in the other pod."""
+def _check_vocabularies(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
+    """Raises `DiagnosticError` for a vocabulary that has another size in the other pod."""
     (a, mine), (b, theirs) = ends.items()
     for way, ((end, *_), (other, *_)) in ((w, (mine[w], theirs[w])) for w in mine):
-        if "words" not in end.op.attrs:
+        if "vocabulary" not in end.op.attrs:
             continue
-        count = evaluate(end.op.expr("words"), pods[a].env)
-        size = evaluate(other.op.expr("words"), pods[b].env)
+        count = evaluate(end.op.expr("vocabulary"), pods[a].env)
+        size = evaluate(other.op.expr("vocabulary"), pods[b].env)
         if size != count:
             raise error(
                 f"{way} are tokens of a vocabulary of {size:,} in '{b}', expected the {count:,} "

@@ -39,7 +39,7 @@ def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
 
 
 def begin_text(config: Config, title: str, *heads: str) -> ModelText:
-    """The text of a family without a sequence of words, with one of these heads. Raises
+    """The text of a family without a sequence of tokens, with one of these heads. Raises
     `DiagnosticError` for another one."""
     expect_head(config, *heads)
     text, _ = begin(config, title, 1)

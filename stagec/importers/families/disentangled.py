@@ -43,7 +43,7 @@ def read_deberta(config: Config) -> ModelText:
 @reads("DeBERTa-v2", "deberta-v2", features="DeBERTa with logarithmic distances (v3)")
 def read_deberta_v2(config: Config) -> ModelText:
     """DeBERTa-v2 and -v3 (arXiv 2111.09543): rows of distances grow logarithmically, and may go
-    through the projections of words."""
+    through the projections of tokens."""
     text, body, terms = _begin(config, "DeBERTa-v2", (1536, 24, 6144, 128100))
     options = [*terms, *["shared"] * config.flag("share_att_key", default=False)]
     most = False

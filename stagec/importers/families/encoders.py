@@ -163,7 +163,7 @@ def _bert_embedding(body: Body, kind: Words) -> str:
 def _bert_head(
     config: Config, text: ModelText, body: Body, y: str, act: str, args: str, *, pooler: bool
 ) -> ModelText:
-    """The head of the architecture: words of all positions, a class by the first token, or both."""
+    """The head of the architecture: all tokens, a class by the first token, or both."""
     names = config.strings("architectures")
     names = tuple("ForCausalLM" if n.endswith("LMHeadModel") else n for n in names)
     heads = {n.rpartition("For")[2] if "For" in n else n[-5:] for n in names} or {"MaskedLM"}
@@ -219,7 +219,7 @@ def predict_words(
     norm: Norm = LAYER,
     bias: bool = True,
 ) -> None:
-    """Append the head of masked words on `y`, and return its loss."""
+    """Append the head of masked tokens on `y`, and return its loss."""
     body.do(f"stg.return({word_loss(text, body, y, act, 'loss', width, norm, bias)})")
 
 
@@ -233,7 +233,7 @@ def word_loss(
     norm: Norm = LAYER,
     bias: bool = True,
 ) -> str:
-    """Append the head of masked words on `y`: a product to the width of the table, with a `bias`,
+    """Append the head of masked tokens on `y`: a product to the width of the table, with a `bias`,
     an activation and a norm; the table `%embed`, and the loss of all positions."""
     given = [f"J = {width}", *activation_options(act), *["bias = no"] * (not bias)]
     given += ["norm_bias = no"] * (norm.affine == "scale")

@@ -1,5 +1,5 @@
 """Gemma 3n: several streams that are predicted and corrected around each layer, a low-rank path
-beside attention, tables of words for each layer, and layers that take keys of earlier ones.
+beside attention, tables of tokens for each layer, and layers that take keys of earlier ones.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Gemma 4: local and global layers with heads of their own sizes, experts beside a dense block,
-tables of words for each layer, and layers that take keys and values of earlier ones.
+tables of tokens for each layer, and layers that take keys and values of earlier ones.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ def read_phi(config: Config) -> ModelText:
 @reads("Phi of releases", "phi-msft", features="Phi by keys of GPT-2")
 def read_phi_msft(config: Config) -> ModelText:
     """The same, by the keys that the releases of Phi-1.5 and Phi-2 had at first; rows of the table
-    of words are added up to a multiple."""
+    of tokens are added up to a multiple."""
     model = DecoderModel(config, "Phi", Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
     config.skip("flash_attn", "flash_rotary", "fused_dense", "img_processor")
     words, times = (

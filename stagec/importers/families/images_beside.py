@@ -1,5 +1,5 @@
 """Language models whose step takes images (`stagec import --images`): a tower of another family
-runs, and a projector makes tokens of its patches, which stand among the words.
+runs, and a projector makes tokens of its patches, which stand among the tokens of the text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stagec.importers.writing.towers import (
 _V = Tower("_v")
 _NOTES = (
     "Of I_v images the patches of each row follow each other; %merged is the number of each token",
-    "of an image, and as many as there are or more for a word.",
+    "of an image, and as many as there are or more for one of text.",
 )
 #: Appends a projector on patches [B*I_v, N_v, D_v]; its tokens [B*I_v, N, D].
 Projector = Callable[[Config, ModelText, Body, str], str]

@@ -40,7 +40,7 @@ class _Gated(Layer):
 
 
 def read_mllama_images(config: Config) -> ModelText:
-    """Llama 3.2 Vision with an image of X_v tiles for each sequence: S tokens of words, and layers
+    """Llama 3.2 Vision with an image of X_v tiles for each sequence: S tokens of text, and layers
     that attend to the X_v*(E_v^2 + 1) outputs of the tower."""
     vision = tower_of(config)
     config.merge("text_config")

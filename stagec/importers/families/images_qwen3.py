@@ -1,5 +1,5 @@
 """Qwen3-VL whose step takes images (`stagec import --images`): what layers in the middle of the
-tower make of patches is added to the stream of words behind the first layers.
+tower make of patches is added to the stream of the text behind the first layers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARGS = (
 _NOTES = (
     "%patches are those of images, four that become one token after each other; %cells are their",
     "rows of the table of positions (the reference interpolates between four), %rows_and_columns",
-    "their places. %merged is the number of each token of an image, or for a word I_v*N_v.",
+    "their places. %merged is the number of each token of an image, or for one of text I_v*N_v.",
     "Positions of tokens by three axes are rotated like those of one: the same work.",
 )
 
@@ -119,7 +119,7 @@ def _write_tower(
     merged.append(projector.call("image0", merge, last))
     text.scope(body, "projector", ", ".join(seen), projector, *merged)
     for number in range(len(deep)):
-        zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})", "for words")
+        zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})", "for text")
         body.let(f"deep{number}", f"stg.merge_rows({zeros}, %m{number}, %merged)")
     return body.let("image", 'stg.reshape["bsd->bsd"](%image0)')  # a part may end here
 

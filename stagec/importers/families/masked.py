@@ -1,4 +1,4 @@
-"""Further encoders of words: ELECTRA, ALBERT, ModernBERT, Nomic BERT, ESM."""
+"""Further encoders of text: ELECTRA, ALBERT, ModernBERT, Nomic BERT, ESM."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _narrow_words(config: Config, text: ModelText, body: Body) -> tuple[str, str
 
 @reads("ELECTRA", "electra", features="narrow embeddings, a discriminator")
 def read_electra(config: Config) -> ModelText:
-    """ELECTRA (arXiv 2003.10555): BERT with narrower embeddings; its head says of each word whether
-    it was replaced, or predicts words."""
+    """ELECTRA (arXiv 2003.10555): BERT with narrower embeddings; its head says of each token
+    whether it was replaced, or predicts tokens."""
     expect_head(config, "PreTraining", "MaskedLM")
     text = _begin(config, "ELECTRA", 512, width=256, vocab=30522)
     config.only("position_embedding_type", "absolute")
@@ -77,7 +77,7 @@ def read_electra(config: Config) -> ModelText:
         x = body.let("r", activated(act).format(projected(text, body, "r0", y, "dense", "D, D")))
         head = text.use("word_heads", "D", function="replaced_words")
         body.do(f"stg.return({body.call('loss', head, x, '%signs')})")
-        text.notes.append("%signs are -1 for the words that were replaced, and 1 for all others.")
+        text.notes.append("%signs are -1 for the tokens that were replaced, and 1 for all others.")
         return text.train(_ARGS.replace("%labels: i32", "%signs: f32"), body)
     predict_words(text, body, y, "gelu", width=width)
     return text.train(_ARGS, body)
@@ -142,7 +142,7 @@ def read_modernbert(config: Config) -> ModelText:
         sliding if i % every else full for i in range(count)
     ]
     local = config.size("local_attention", default=128)
-    text.symbol("W", local // 2 + 1, "local_attention / 2, and the word itself")
+    text.symbol("W", local // 2 + 1, "local_attention / 2, and the token itself")
     ropes = {kind: Rope(symbol) for kind, symbol in ((full, "theta"), (sliding, "theta_local"))}
     keys = {full: ("global_rope_theta", 160000), sliding: ("local_rope_theta", 10000)}
     if config.has("rope_parameters"):
@@ -222,7 +222,7 @@ def read_nomic_bert(config: Config) -> ModelText:
 
 @reads("ESM-2", "esm", features="rotary positions, norms before the parts")
 def read_esm(config: Config) -> ModelText:
-    """ESM-2 (Science 379, 1123): proteins as words, rotary positions, norms before the parts."""
+    """ESM-2 (Science 379, 1123): proteins as tokens, rotary positions, norms before the parts."""
     expect_head(config, "MaskedLM")
     text = _begin(config, "ESM-2", 1026, width=768, vocab=33)
     config.only("position_embedding_type", "rotary")

@@ -38,7 +38,7 @@ class Ignored:
 
 class Config:
     """One object of a configuration file; `where` is its key, with a dot, or empty. `among` is what
-    is to stand among the words of a language model that is read from it.
+    is to stand among the tokens of a language model that is read from it.
 
     Every reader takes several names of a key, as configurations have them, and reads the first one
     that is there. `null` is as good as a key that is left out, but not in the place of a size that

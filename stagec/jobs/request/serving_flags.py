@@ -119,7 +119,7 @@ _OF = {
 @dataclass(frozen=True)
 class Serving:
     """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
-    `speculation` are the passes of a step that drafts, in so many `steps` of a word each, or that
+    `speculation` are the passes of a step that drafts, in so many `steps` of a token each, or that
     verifies what another pod drafts.
     `sequence` is the dimension of tokens, `longest` its size in the text, 0 if it is open: the rows
     that tables of positions have. `positions` are those that the model was trained for, 0 if they
