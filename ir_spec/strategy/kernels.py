@@ -38,7 +38,7 @@ class KernelsRule(Record):
             "eager",
             "Run these operation by operation, as PyTorch without a compiler or fused kernels "
             "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, "
-            "expert_bias, expert_weights, alibi, sinks, softcap. "
+            "expert_bias, expert_weights, alibi, sinks, softcap; or none of a stack's (none). "
             "Backward keeps the tensors that each operation saves.",
             "names",
             "",
