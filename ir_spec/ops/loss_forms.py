@@ -246,11 +246,7 @@ class SavedCrossEntropyGrad(OpDef):
     name = "stg.saved_cross_entropy_grad"
     operands = ("logp", "labels", "dloss")
     results = ("result", "scratch")
-    params = (
-        MEAN,
-        _CHUNKS,
-        Param("to", "name", "the element type of the result", required=True),
-    )
+    params = (MEAN, _CHUNKS, Param("to", "name", "the element type of the result", required=True))
     flops_per_point = 4
     example = (
         "%dz, %s = stg.saved_cross_entropy_grad[mean = B*S, to = f32](%logp, %labels, %one) : "

@@ -39,14 +39,7 @@ class Softmax(RowOp):
     name = "stg.softmax"
     traits = (Fusible(rows=True), Wide())
     operands = ("x", "statistics*")
-    params = (
-        _CAUSAL,
-        _WINDOW,
-        _RSQRT,
-        ALIBI,
-        PAST,
-        AHEAD,
-    )
+    params = (_CAUSAL, _WINDOW, _RSQRT, ALIBI, PAST, AHEAD)
     sums = 2
     costs = (5, 3)
     example = "%p = stg.softmax[causal, rsqrt = K](%scores) : bf16[B, H, S, S]"

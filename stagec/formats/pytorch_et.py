@@ -246,10 +246,7 @@ class _Class:
 #: A hole for a number, which a text in quotes stands for.
 _HOLE = re.compile(r'"(%\(\w+\)d)"')
 _NAME = "record_param_comms"
-_ROOTS = (
-    "[pytorch|profiler|execution_trace|process]",
-    "[pytorch|profiler|execution_trace|thread]",
-)
+_ROOTS = ("[pytorch|profiler|execution_trace|process]", "[pytorch|profiler|execution_trace|thread]")
 _NONE: dict[str, list[Any]] = {"values": [], "shapes": [], "types": []}
 
 

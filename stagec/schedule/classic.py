@@ -166,12 +166,7 @@ def chunk_0(k: int) -> tuple[int, int]:
     return 0, k
 
 
-def one_f_one_b(
-    warmup: int,
-    count: int,
-    forward: Nth,
-    backward: Nth,
-) -> Iterator[Action]:
+def one_f_one_b(warmup: int, count: int, forward: Nth, backward: Nth) -> Iterator[Action]:
     """`warmup` forwards, a forward and a backward in turn, the backwards that are left.
 
     `forward` and `backward` give the chunk and the microbatch of the k-th of `count` actions.

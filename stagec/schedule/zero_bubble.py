@@ -100,11 +100,7 @@ class InterleavedZeroBubble(Looped):
 
 
 def late_weights(
-    late: int,
-    warmup: int,
-    count: int,
-    forward: Nth,
-    backward: Nth,
+    late: int, warmup: int, count: int, forward: Nth, backward: Nth
 ) -> Iterator[Action]:
     """1F1B with split backwards; the W of each comes `late` backwards after it.
 

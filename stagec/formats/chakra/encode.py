@@ -88,10 +88,7 @@ class TraceWriter:
             return TraceNode(node.id, node.name, way, data, control, attrs)
         if not node.is_collective:
             duration = micros(self.durations(node)) if self.durations else 0
-            attrs |= {
-                "num_ops": max(1, node.flops),
-                "tensor_size": max(1, node.size),
-            }
+            attrs |= {"num_ops": max(1, node.flops), "tensor_size": max(1, node.size)}
             return TraceNode(node.id, node.name, NodeKind.COMP, data, control, attrs, duration)
         kind = _collective(node)
         attrs |= {

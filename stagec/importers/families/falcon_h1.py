@@ -58,13 +58,7 @@ def read_falcon_h1(config: Config) -> ModelText:
     inner = config.size("mamba_d_ssm", default=1024)
     normed = model.flag("mamba_rms_norm", False)
     mamba = read_mamba2(
-        config,
-        text,
-        PREFIXED,
-        heads=128,
-        state=256,
-        norm="groups" if normed else "no",
-        inner=inner,
+        config, text, PREFIXED, heads=128, state=256, norm="groups" if normed else "no", inner=inner
     )
     if text.value("H_m") * text.value("P") != inner:
         raise config.refuse("mamba_d_ssm", f"is {inner}, expected mamba_n_heads * mamba_d_head")

@@ -221,10 +221,7 @@ def read_phi_msft(config: Config) -> ModelText:
     of words are added up to a multiple."""
     model = DecoderModel(config, "Phi", Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
     config.skip("flash_attn", "flash_rotary", "fused_dense", "img_processor")
-    words, times = (
-        model.text.value("V"),
-        config.size("pad_vocab_size_multiple", default=64),
-    )
+    words, times = (model.text.value("V"), config.size("pad_vocab_size_multiple", default=64))
     model.text.replace("V", -(-words // times) * times, "vocab_size")
     rotated = min(config.size("rotary_dim", default=32), model.dim)
     return _phi(model, model.partly(model.rope(), rotated, "rotary_dim"))

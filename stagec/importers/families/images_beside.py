@@ -136,10 +136,7 @@ _EYES = {
         Eye(patch_bias=False, token=True, pre=LAYER, turned=True),
         (768, 5632, 34, 14, 16, 448),
     ),
-    "internvl_vision": (
-        Eye(token=True, post=False, scaled=True),
-        (1024, 4096, 24, 14, 16, 448),
-    ),
+    "internvl_vision": (Eye(token=True, post=False, scaled=True), (1024, 4096, 24, 14, 16, 448)),
 }
 
 

@@ -205,8 +205,7 @@ def _glm(config: Config, title: str, *, dim: int | None, sandwich: bool) -> Mode
     sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=dim)
     model = DecoderModel(config, title, sizes)
     mixer = Attention(
-        qkv_bias=model.flag("attention_bias", True),
-        rope=model.rope(partial=HALF, interleaved=True),
+        qkv_bias=model.flag("attention_bias", True), rope=model.rope(partial=HALF, interleaved=True)
     )
     post = RMS if sandwich else None
     return model.stack(mixer, post=post)
