@@ -74,8 +74,7 @@ def read_falcon_h1(config: Config) -> ModelText:
     attention = model.biased(Attention(rope=model.rope(), key_scale=scale))
     gate, down = _multipliers(config, "mlp_multipliers", 2)
     mlp = _ScaledMlp(gate, down, model.flag("mlp_bias"))
-    config.only("hidden_act", "silu")
-    config.only("projectors_bias", config.flag("mamba_proj_bias", default=False))
+    config.fixed(hidden_act="silu", projectors_bias=config.flag("mamba_proj_bias", default=False))
     branches = (
         ("m", mamba.write(text), *_around(config, "ssm")),
         ("a", attention.write(text), *_around(config, "attention")),
