@@ -93,11 +93,7 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
 
 
 def core_rule(
-    op: Operation,
-    text: str,
-    before: int,
-    factor: str,
-    sizes: Sizes | None = None,
+    op: Operation, text: str, before: int, factor: str, sizes: Sizes | None = None
 ) -> Rule:
     """The rule with keys and values in `{kv}`, split along the sequence as `factor`, the head size
     of the values in `{v}`, and further operands in `{more}`, their gradients in `{grads}`. Keys and
@@ -232,12 +228,7 @@ def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, 
 
 
 def scores_between(
-    op: Operation,
-    ctx: NumericContext,
-    at: Sequence[int],
-    of: Sequence[int],
-    heads: Dim,
-    x: Given,
+    op: Operation, ctx: NumericContext, at: Sequence[int], of: Sequence[int], heads: Dim, x: Given
 ) -> Scores:
     """The scores of queries at some positions and keys at others; `heads` is the dimension of the
     queries' heads."""

@@ -173,12 +173,7 @@ def weighted(
         yield from weighted(module, graph, op.region, inner)
 
 
-def _count_computation(
-    terms: _Terms,
-    op: Operation,
-    times: Expr,
-    size: Size,
-) -> None:
+def _count_computation(terms: _Terms, op: Operation, times: Expr, size: Size) -> None:
     phase = "backward" if op.phase == "gradient" else op.phase
     terms.setdefault(("computations", ""), []).append(times)
     terms.setdefault(("flops", phase), []).append(size(op, "flops") * times)

@@ -84,11 +84,7 @@ def _by_widths(program: StoredProgram, members: Ints) -> list[Ints]:
 
 
 def _read(
-    archive: Archive,
-    program: StoredProgram,
-    reader: RankReader,
-    ranks: Ints,
-    texts: dict[str, int],
+    archive: Archive, program: StoredProgram, reader: RankReader, ranks: Ints, texts: dict[str, int]
 ) -> ProgramRanks:
     """Ranks whose bytes differ in the digits of groups and peers only: the trace of the first one
     is read, the groups and peers of the others are derived from it."""

@@ -290,10 +290,7 @@ def together(op: Operation, value: Value, parts: Sequence[Locals]) -> Locals:
 
 
 def run_module(
-    module: Module,
-    env: Mapping[str, int],
-    inputs: Mapping[str, Array],
-    meet: Meet | None = None,
+    module: Module, env: Mapping[str, int], inputs: Mapping[str, Array], meet: Meet | None = None
 ) -> list[Array]:
     """Run the main function. Raises `DiagnosticError` if a size is open."""
     missing = {

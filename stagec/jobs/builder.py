@@ -299,11 +299,7 @@ class JobBuilder:
         ops = [op] if op.name == "stg.strategy" else list(op.region.ops) if op.region else []
         wanted = [o for o in ops if o.name in ("stg.strategy", "stg.mesh", "stg.assume")]
         if not any(o.name == "stg.strategy" for o in wanted):
-            raise error(
-                f"{source.name} has no 'stg.strategy'",
-                op.loc,
-                remedy=_FORM,
-            )
+            raise error(f"{source.name} has no 'stg.strategy'", op.loc, remedy=_FORM)
         for o in wanted:
             if o.parent:
                 o.parent.ops.remove(o)
@@ -395,8 +391,7 @@ class JobBuilder:
         if not trains:
             self.session.report(
                 Diagnostic(
-                    "the model has no 'param': only the forward pass is compiled",
-                    severity="remark",
+                    "the model has no 'param': only the forward pass is compiled", severity="remark"
                 )
             )
         return TRAIN if trains else FORWARD

@@ -239,9 +239,8 @@ class StepsAsked:
     def _repeated(self) -> StepList:
         """So many steps from the first one on; contexts grow. On pipeline stages a batch that
         decodes is cut into as many parts, which follow each other."""
-        for name in ("cache_blocks",):
-            if self.given[name] is not None:
-                raise error("--cache-blocks needs --requests", remedy="leave it out")
+        if self.given["cache_blocks"] is not None:
+            raise error("--cache-blocks needs --requests", remedy="leave it out")
         first, count = self._first(), self.given["steps"]
         parts = [first]
         if self.depth > 1 and all(c.kind in ("decode", "verify") for c in first.classes):

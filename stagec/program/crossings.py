@@ -22,7 +22,8 @@ from stagec.ir.rewrite import uses_inside
 from stagec.ir.serving_step import PAST
 from stagec.ir.traits import Accumulates, Terminates
 from stagec.ir.types import CACHED
-from stagec.program.pod_messages import Handover, Ints, Layouts, NoHandoverError, handover, ratio
+from stagec.program.groups import Ints
+from stagec.program.pod_messages import Handover, Layouts, NoHandoverError, handover, ratio
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
 

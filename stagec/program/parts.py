@@ -25,7 +25,8 @@ from stagec.program.crossings import (
     microbatches,
     pod_mesh,
 )
-from stagec.program.pod_messages import Handover, Ints, Layouts, NoHandoverError, handover
+from stagec.program.groups import Ints
+from stagec.program.pod_messages import Handover, Layouts, NoHandoverError, handover
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
 
@@ -135,10 +136,7 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
             way.source: numbers[way.source].end(sent, got, met.to, 1).first,
             way.to: numbers[way.to].end(got, sent, met.of, 1).first,
         }
-        count = {
-            way.source: len(met.to) * len(got.shares),
-            way.to: len(met.of) * len(sent.shares),
-        }
+        count = {way.source: len(met.to) * len(got.shares), way.to: len(met.of) * len(sent.shares)}
         crossings[way] = PartCrossing(met, first, count, stream, whole=way not in tensors)
     return PartCrossings(crossings, {pod: each.peers for pod, each in numbers.items()})
 

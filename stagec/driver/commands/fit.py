@@ -109,10 +109,7 @@ def _text(base: str, fit: Fit) -> str:
 
 
 def _print_json(fit: Fit, machine: Machine, stream: TextIO) -> None:
-    result: dict[str, Any] = {
-        "base": machine.name,
-        "parts": [_object(part) for part in fit.parts],
-    }
+    result: dict[str, Any] = {"base": machine.name, "parts": [_object(part) for part in fit.parts]}
     stream.write(json.dumps(result, indent=1) + "\n")
     stream.flush()
 

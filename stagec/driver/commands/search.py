@@ -40,9 +40,7 @@ _LESS = "let it run, or give a smaller space"
     CSV,
     FORM,
     CommandOption(
-        "html",
-        PAGE,
-        "Write a page: memory over time, all flags side by side, and each strategy.",
+        "html", PAGE, "Write a page: memory over time, all flags side by side, and each strategy."
     ),
     OUTPUT,
 )

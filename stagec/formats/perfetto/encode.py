@@ -165,14 +165,11 @@ class _Writer:
 
     def _flow(self, rank: int, step: OnStreams, tag: int) -> bytes:
         """The flow of a message, if its other end is there too."""
-        node = step.node
-        sends = node.kind == "send"
-        other = self._timeline.peer(node, rank)
-        if other not in self._timeline.chosen:
+        message = self._timeline.message(step.node, rank, tag)
+        if message is None:
             return b""
-        ends = (rank, other) if sends else (other, rank)
-        key = *ends, self._timeline.way(node, rank), tag
-        flow = [self._flows.setdefault(key, len(self._flows) + 1)]
+        flow = [self._flows.setdefault(message, len(self._flows) + 1)]
+        sends = step.node.kind == "send"
         event = TrackEvent(flow_ids=flow) if sends else TrackEvent(terminating_flow_ids=flow)
         return event.SerializeToString()
 

@@ -66,6 +66,12 @@ class Timeline:
         """The ranks, one by one: those of a class share its times."""
         return map(self.trace, self.chosen)
 
+    def message(self, node: Node, rank: int, tag: int) -> Hashable | None:
+        """What both ends of a message have in common; None if the other end is not shown."""
+        other = self.peer(node, rank)
+        ends = (rank, other) if node.kind == "send" else (other, rank)
+        return (*ends, self.way(node, rank), tag) if other in self.chosen else None
+
     def trace(self, rank: int) -> ShownRank:
         """One of the ranks."""
         number = self.chosen[rank]
@@ -131,8 +137,7 @@ def replayed_timeline(
         return None if changes is None else residency(changes, times(number))
 
     def peer(node: Node, rank: int) -> int:
-        layout = of(chosen[rank]).layout
-        return layout.peer(rank, node.over, node.by if node.kind == "send" else -node.by)
+        return of(chosen[rank]).layout.peer(rank, *node.way)
 
     def way(node: Node, rank: int) -> Hashable:
         if crosses_pods(node.op):  # their tags tell them apart
@@ -158,9 +163,8 @@ def replayed_timeline(
 
 
 def _group(layout: Layout, axes: GroupAxes, rank: int) -> tuple[str, Sequence[int]]:
-    number, groups = layout.groups.of_rank(axes, rank), layout.groups
-    members: list[int] = groups.members[axes][number - groups.first[axes]].tolist()
-    return str(number), members
+    groups = layout.groups
+    return str(groups.of_rank(axes, rank)), groups.row(axes, rank).tolist()
 
 
 def count_nodes(classes: Sequence[ClassTimes]) -> list[int]:

@@ -75,9 +75,7 @@ def _begin(
         raise config.refuse(
             "relative_attention", "is false, but only scores by distance are modeled"
         )
-    config.only("embedding_size", text.value("D"))
-    config.only("tie_word_embeddings", True)
-    config.only("legacy", True)
+    config.fixed(embedding_size=text.value("D"), tie_word_embeddings=True, legacy=True)
     config.skip("pooler_hidden_size", "pooler_dropout", "pooler_hidden_act")
     least = config.count("max_relative_positions", default=-1, least=-1)
     text.symbol("R", least if least > 0 else longest, "max_relative_positions")

@@ -130,9 +130,8 @@ def _bert(config: Config, kind: Words) -> ModelText:
     read_size(config, text, "V", "vocab_size", default=30522)
     text.symbol("P", longest, "learned positions")
     text.assume(f"P >= S + {before}" if before else "P >= S")
-    config.only("position_embedding_type", "absolute")
+    config.fixed(position_embedding_type="absolute", embedding_size=text.value("D"))
     config.skip("tie_word_embeddings")
-    config.only("embedding_size", text.value("D"))
     if types:
         read_size(config, text, "Y", "type_vocab_size", default=types)
     act = read_activation(config, "hidden_act", "activation")
@@ -338,8 +337,7 @@ def _read_experts(config: Config, text: ModelText) -> Experts:
     """One expert for each token, by a softmax; its weight is its probability."""
     read_size(config, text, "E", "num_experts", default=8)
     text.symbol("M", text.symbols["F"].value, "d_ff")
-    config.only("router_bias", False)
-    config.only("router_type", "tokens_masked")
+    config.fixed(router_bias=False, router_type="tokens_masked")
     config.skip("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
     config.skip("batch_prioritized_routing")
     return Experts(route=(), activation="relu", gated=False)

@@ -29,8 +29,7 @@ _FOURFOLD = -4
 def read_gpt2(config: Config) -> ModelText:
     """GPT-2: learned positions, biases everywhere, a tied head."""
     model = DecoderModel(config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, grouped=False))
-    config.only("scale_attn_weights", True)
-    config.only("scale_attn_by_inverse_layer_idx", False)
+    config.fixed(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     config.skip("n_ctx")
     _skip_summary(config)
     return _biased(model, "gelu_new", "H", mask="causal, given_type")
@@ -109,8 +108,7 @@ def read_gpt_neo(config: Config) -> ModelText:
 def read_opt(config: Config) -> ModelText:
     """OPT (arXiv 2205.01068): learned positions, of which the first two are not used."""
     model = DecoderModel(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048, grouped=False))
-    config.only("layer_norm_elementwise_affine", True)
-    config.only("_remove_final_layer_norm", False)
+    config.fixed(layer_norm_elementwise_affine=True, _remove_final_layer_norm=False)
     narrow = config.size("word_embed_proj_dim", default=model.width) != model.width
     if narrow:
         model.size("D_embed", "word_embed_proj_dim")
@@ -221,10 +219,7 @@ def read_phi_msft(config: Config) -> ModelText:
     of tokens are added up to a multiple."""
     model = DecoderModel(config, "Phi", Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
     config.skip("flash_attn", "flash_rotary", "fused_dense", "img_processor")
-    words, times = (
-        model.text.value("V"),
-        config.size("pad_vocab_size_multiple", default=64),
-    )
+    words, times = (model.text.value("V"), config.size("pad_vocab_size_multiple", default=64))
     model.text.replace("V", -(-words // times) * times, "vocab_size")
     rotated = min(config.size("rotary_dim", default=32), model.dim)
     return _phi(model, model.partly(model.rope(), rotated, "rotary_dim"))
@@ -275,8 +270,7 @@ def read_starcoder2(config: Config) -> ModelText:
     """StarCoder2 (arXiv 2402.19173): grouped queries, biases by a key, a window."""
     model = DecoderModel(config, "StarCoder2", Sizes(3072, 12288, 30, 24, 49152, 4096, groups=2))
     biased = model.flag("use_bias", True)
-    config.only("mlp_type", "default")
-    config.only("norm_type", "layer_norm")
+    config.fixed(mlp_type="default", norm_type="layer_norm")
     config.skip("activation_function")
     mixer = Attention(qkv_bias=biased, out_bias=biased, rope=model.rope())
     mixers = model.windowed(mixer)

@@ -136,10 +136,7 @@ _EYES = {
         Eye(patch_bias=False, token=True, pre=LAYER, turned=True),
         (768, 5632, 34, 14, 16, 448),
     ),
-    "internvl_vision": (
-        Eye(token=True, post=False, scaled=True),
-        (1024, 4096, 24, 14, 16, 448),
-    ),
+    "internvl_vision": (Eye(token=True, post=False, scaled=True), (1024, 4096, 24, 14, 16, 448)),
 }
 
 
@@ -157,10 +154,8 @@ def _read_eye(kind: str, vision: Config, text: ModelText) -> Eye:
     vision.skip("projection_dim", "vocab_size", "num_image_tokens", "projector_hidden_act")
     vision.skip("rope_theta", "rope_parameters", "num_positions", "max_image_size", "head_dim")
     if kind == "internvl_vision":
-        vision.only("use_qk_norm", False)
-        vision.only("norm_type", "layer_norm")
-        vision.only("use_absolute_position_embeddings", True)
-        vision.only("use_mask_token", False)
+        vision.fixed(use_qk_norm=False, norm_type="layer_norm")
+        vision.fixed(use_absolute_position_embeddings=True, use_mask_token=False)
         vision.only("use_mean_pooling", True)
         vision.skip("layer_scale_init_value")
         biased = vision.flag("attention_bias", default=False)

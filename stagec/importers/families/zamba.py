@@ -46,8 +46,7 @@ def read_zamba(config: Config) -> ModelText:
     feed-forward network that reads the stream and the embeddings, with a projection of each
     layer's own. Heads of Mamba-1 have step sizes, B and C of their own."""
     text = _begin(config, "Zamba", 3712, 16)
-    config.only("hidden_mamba_act", "silu")
-    config.only("mamba_proj_bias", False)
+    config.fixed(hidden_mamba_act="silu", mamba_proj_bias=False)
     heads = config.size("n_mamba_heads", default=2)
     read_mamba1(config, text, "mamba_")
     skip_steps(config, text)
@@ -128,10 +127,8 @@ def _begin(config: Config, title: str, width: int, heads: int) -> ModelText:
         raise config.refuse("num_attention_heads", f"is {h}, which does not divide {2 * d}")
     text.assume("H % G == 0")
     text.symbol("K", 2 * d // h, "2 * hidden_size / num_attention_heads")
-    config.only("attention_hidden_size", 2 * d)
-    config.only("attention_head_dim", 2 * d // h)
+    config.fixed(attention_hidden_size=2 * d, attention_head_dim=2 * d // h, hidden_act="gelu")
     config.skip("num_logits_to_keep")
-    config.only("hidden_act", "gelu")
     read_size(config, text, "F", "intermediate_size", default=4 * d)
     read_size(config, text, "V", "vocab_size", default=32000)
     return text

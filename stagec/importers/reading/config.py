@@ -313,6 +313,11 @@ class Config:
             remedy=self._ignore(key),
         )
 
+    def fixed(self, **values: Json) -> None:
+        """Keys of each of which no other value than this one can be read, as in `only`."""
+        for key, value in values.items():
+            self.only(key, value)
+
     def restates(self, value: bool, *keys: str) -> None:
         """Keys, each true or false, by which a configuration says what its family does anyway."""
         for key in self._members.keys() - self._asked:

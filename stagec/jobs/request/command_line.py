@@ -43,11 +43,7 @@ def asked_words(options: Iterable[CommandOption], given: Mapping[str, Any]) -> I
 
 
 def step_command(
-    options: JobOptions,
-    machine: Machine | None,
-    *,
-    overlap: bool = True,
-    more: Sequence[str] = (),
+    options: JobOptions, machine: Machine | None, *, overlap: bool = True, more: Sequence[str] = ()
 ) -> str:
     """The command that answers for a step: `stagec time` on a machine, with `more` words of it, or
     `stagec memory`."""

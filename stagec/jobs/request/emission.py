@@ -42,10 +42,7 @@ EMISSION = (
         "resume", "Complete the output of an interrupted run, after comparing the files that exist."
     ),
     CommandOption(
-        "only_ranks",
-        AnyText(),
-        "Write the traces of these ranks only.",
-        metavar="0-1023,4096",
+        "only_ranks", AnyText(), "Write the traces of these ranks only.", metavar="0-1023,4096"
     ),
     *WORKERS,
     switch("quiet", "Print no summary and no progress."),

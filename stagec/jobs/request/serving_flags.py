@@ -39,9 +39,7 @@ STEP = {
         "computes.",
     ),
     "context": CommandOption(
-        "context",
-        Whole(least=0),
-        "Cached tokens of each sequence before the step.",
+        "context", Whole(least=0), "Cached tokens of each sequence before the step."
     ),
     "chunk": CommandOption(
         "chunk",
@@ -49,9 +47,7 @@ STEP = {
         "With --serve prefill or mixed: tokens of the prompt per step (chunked prefill).",
     ),
     "speculative": CommandOption(
-        "speculative",
-        Whole(least=0),
-        "With --serve decode: draft tokens per sequence and step.",
+        "speculative", Whole(least=0), "With --serve decode: draft tokens per sequence and step."
     ),
     "step": CommandOption(
         "step",
