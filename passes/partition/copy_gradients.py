@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import stacked_outside
-from stagec.ir.traits import Accumulates, Recasts, Repeats
+from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats
 from stagec.ir_spec.ops.comm import AllReduce, AllSlice, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.layout import Reshard
 from stagec.ir_spec.ops.selection import Pad
@@ -134,23 +134,26 @@ def copy_operands(module: Module, reduction: Operation, made_in: str) -> None:
         attrs |= {"dim": tuple(dims), "sizes": tuple(sizes)}
     copies = builder.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])
     reduction.set_operands(copies.results)
-    if reduction.parent_op is None or not reduction.parent_op.has(Repeats):
-        keep_last(module, reduction, made)
+    keep_last(module, reduction, made)
     for value in before:
         _erase_unused(value, made_in)
 
 
 def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> None:
-    """Keep the gradient of the last parameter of a unit beside the blocks until the unit is
-    reduced, over replicas too, and cast, in place: a local name of `foreach_reduce` has it. What
-    forward uses last has the first gradient; of blocks norms are the last parameters, which are
-    small."""
+    """Keep until the unit is reduced, over replicas too, and cast, in place: what is reduced, which
+    one call casts, and of a unit beside the blocks the gradient of the last parameter, which a
+    local name of `foreach_reduce` has. What forward uses last has the first gradient; of blocks
+    norms are the last parameters, which are small."""
+    rest = [op for op in _reducing(reduction) if not op.has(FinalGradient)]
+    kept = list(reduction.results) if any(op.has(Recasts) for op in rest) else []
     first = [v for v in made if v.producer is not None and v.region is reduction.parent]
-    if first:
-        value = min(first, key=lambda v: v.producer.position() if v.producer is not None else 0)
-        end = max(_reducing(reduction), key=Operation.position)
-        after = Builder.after(module.registry, end, loc=value.loc, phase="gradient")
-        after.op("stg.discard", [value], types=())
+    if first and (reduction.parent_op is None or not reduction.parent_op.has(Repeats)):
+        made_at = {v: v.producer.position() for v in first if v.producer is not None}
+        kept.append(min(first, key=made_at.__getitem__))
+    if kept:
+        end = max(rest, key=Operation.position)
+        after = Builder.after(module.registry, end, loc=reduction.loc, phase="gradient")
+        after.op("stg.discard", kept, types=())
 
 
 def _reducing(op: Operation) -> Iterator[Operation]:
