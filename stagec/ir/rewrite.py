@@ -16,6 +16,7 @@ from stagec.ir.traits import (
     EndsLifetime,
     Fusible,
     Lowered,
+    Recasts,
     Repeats,
     Stays,
     View,
@@ -140,6 +141,19 @@ def uses_inside(value: Value) -> list[tuple[Operation, int, int]]:
             uses += uses_inside(op.body.args[index])
         else:
             uses.append((op, index, 0))
+    return uses
+
+
+def uses_of_weight(param: Value) -> list[tuple[Operation, int, int]]:
+    """What uses a parameter, a cast of it, or what is left of it without its padding, as
+    `uses_inside`."""
+    uses: list[tuple[Operation, int, int]] = []
+    for op, index, depth in uses_inside(param):
+        same = (op.has(Recasts) or op.flag("again")) and len(op.operands) == 1
+        if same and op.result.tensor.rank == op.operands[0].tensor.rank:
+            uses += [(o, i, d + depth) for o, i, d in uses_of_weight(op.result)]
+        else:
+            uses.append((op, index, depth))
     return uses
 
 
