@@ -79,19 +79,19 @@ def tokens_accepted(rate: float, drafts: int) -> float:
 def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
     """The same ranks prefill and decode, a step of one or of the other at a time.
 
-    While a sequence makes its O tokens, B others come and go: the ranks run O steps of decode and
-    B / b of prefill, with b prompts each. So
+    While a sequence makes its O tokens, the first of which its prompt gives, B others come and go:
+    the ranks run O - 1 steps of decode and B / b of prefill, with b prompts each. So
 
-        cycle = O t_decode + B / b t_prefill
+        cycle = (O - 1) t_decode + B / b t_prefill
         tokens/s = B O / cycle
-        TPOT = t_decode + (B / b - 1) t_prefill / O
+        TPOT = t_decode + (B / b - 1) t_prefill / (O - 1)
 
     the last one since a sequence waits for the prompts of others, not for its own. Steady state:
     each sequence that ends is followed by another one.
     """
     turns = decode.sequences / prefill.sequences
-    cycle = output * decode.seconds + turns * prefill.seconds
-    tpot = decode.seconds + max(0.0, turns - 1) * prefill.seconds / output
+    cycle = (output - 1) * decode.seconds + turns * prefill.seconds
+    tpot = decode.seconds + max(0.0, turns - 1) * prefill.seconds / (output - 1)
     return _rates(prefill, decode, output, tpot, decode.sequences * output / cycle, 0.0)
 
 
@@ -129,19 +129,23 @@ def beside(
     return _rates(prefill, decode, output, tpot, rate * output, 0.0)
 
 
-def disaggregated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
-    """Some pods prefill, others decode: as many of each as keep each other busy.
+def disaggregated(
+    prefill: PodStep, decode: PodStep, output: int, pods: tuple[int, int] | None = None
+) -> ServingRates:
+    """Some pods prefill, others decode: as many of each as keep each other busy, or so many whole
+    `pods` of each, of which the slower ones say how many requests end.
 
-    A pod for prefill ends b / t_prefill prompts per second, one for decode B / (O t_decode), so
-    `B t_prefill / (b O t_decode)` pods prefill for one that decodes. The caches of a step cross
-    while its layers and those of the next step are computed; a pod whose links are busy for longer
-    than it computes ends as many prompts as they send. TTFT is there when the caches are.
+    A pod for prefill ends b / t_prefill prompts per second, one for decode B / ((O - 1) t_decode),
+    so `B t_prefill / (b (O - 1) t_decode)` pods prefill for one that decodes. The caches of a step
+    cross while its layers and those of the next step are computed; a pod whose links are busy for
+    longer than it computes ends as many prompts as they send. TTFT is there when the caches are.
     """
-    rate = decode.sequences / (output * decode.seconds)
-    pods = rate * max(prefill.seconds, prefill.sending) / prefill.sequences
-    total = decode.sequences / decode.seconds
-    ranks = decode.ranks + pods * prefill.ranks
-    return _rates(prefill, decode, output, decode.seconds, total, pods, ranks)
+    rate = decode.sequences / ((output - 1) * decode.seconds)
+    prompts = prefill.sequences / max(prefill.seconds, prefill.sending)
+    first, then = pods or (rate / prompts, 1)
+    total = output * min(first * prompts, then * rate)
+    ranks = then * decode.ranks + first * prefill.ranks
+    return _rates(prefill, decode, output, decode.seconds, total, rate / prompts, ranks)
 
 
 def _rates(

@@ -3,6 +3,7 @@ with prompts beside sequences that decode."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -12,9 +13,10 @@ from stagec.analysis.steady_server import chunks, decoding
 from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
-from stagec.jobs.pod_options import has_pods
+from stagec.jobs.pod_options import has_pods, options_of_pod
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 from stagec.jobs.session import Session
 from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
@@ -32,10 +34,20 @@ _ONE = "decode=1x1"
 
 
 def of_a_stage(options: JobOptions) -> JobOptions:
-    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them."""
-    given = not FLAGS["microbatches"].is_default(options.microbatches)
-    one = options.pp > 1 and not given and not has_pods(options)
+    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them; of
+    two pods those of each. Raises `DiagnosticError`."""
+    if options.serve == DISAGGREGATED and not options.part:
+        asked = options.changed(chunk=None)
+        several = [pod for pod in PODS if _has_microbatches(options_of_pod(pod, asked))]
+        texts = {pod: f"{getattr(options, pod) or ''} microbatches=1".strip() for pod in several}
+        return options.changed(**texts)
+    one = _has_microbatches(options) and not has_pods(options)
     return options.changed(microbatches=1) if one else options
+
+
+def _has_microbatches(options: JobOptions) -> bool:
+    """Whether a step on pipeline stages would have as many microbatches as these."""
+    return options.pp > 1 and FLAGS["microbatches"].is_default(options.microbatches)
 
 
 def steps_in_flight(options: JobOptions) -> int:
@@ -68,9 +80,24 @@ def decoded(
     step = options.batch or batch
     if report.fit is None or step == batch:
         return report, report.fit
-    kept = ((sum(each.values()), each.get(CACHES, 0)) for each in job.figures().by_stage)
-    peak = max(total + caches * (batch - step) // step for total, caches in kept)
+    peak = peak_of(job.figures().by_stage, batch - step, step)
     return report, replace(report.fit, peak=peak)
+
+
+def peak_of(stages: Sequence[Mapping[str, int]], others: int, step: int) -> int:
+    """The bytes that the fullest rank holds in a step of so many sequences, `others` of which are
+    on other pipeline stages, with caches on each."""
+    kept = ((sum(each.values()), each.get(CACHES, 0)) for each in stages)
+    return max(total + caches * others // step for total, caches in kept)
+
+
+def peak_alone(
+    prompts: Sequence[Mapping[str, int]], decode: Sequence[Mapping[str, int]], steps: int
+) -> int:
+    """The bytes that the fullest rank holds in a step with prompts alone: by stage what that holds
+    but for caches, and those of so many steps that decode."""
+    pairs = zip(prompts, decode, strict=True)
+    return max(sum(p.values()) - p.get(CACHES, 0) + steps * d.get(CACHES, 0) for p, d in pairs)
 
 
 def request_seconds(report: TimeReport) -> float:
@@ -91,12 +118,13 @@ def groups_of(decode: JobOptions) -> int:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Prompts of `prompt` tokens in steps of sequences that decode, as `rule` states; `groups` of
-    ranks, on each pipeline stage, have sequences of their own."""
+    """Prompts of `prompt` tokens behind `past` cached ones in steps of sequences that decode, as
+    `rule` states; `groups` of ranks, on each pipeline stage, have sequences of their own."""
 
     options: JobOptions
     rule: SchedulerRule
     groups: int
+    past: int
     prompt: int
     output: int
 
@@ -115,12 +143,17 @@ class Mixing:
         if prefill.chunk is not None:
             rule = replace(rule, tokens=min(rule.tokens, prefill.chunk))
         groups = stages * module.env[strategy.batch]
-        return cls(decode, rule, groups, prefill.prompt or 1, output)
+        return cls(decode, rule, groups, prefill.context or 0, prefill.prompt or 1, output)
 
-    def rates(self, decode: PodStep, timer: StepTimer, session: Session) -> ServingRates:
-        """What it gives with steps that decode, which have a batch. Raises `DiagnosticError`."""
+    def rates(
+        self, decode: PodStep, timer: StepTimer, session: Session
+    ) -> tuple[ServingRates, int]:
+        """What it gives with steps that decode, which have a batch, and the bytes that a rank holds
+        in those with prompts. Raises `DiagnosticError`."""
+        from stagec.jobs.lowered import job_costs
+
         batch = decode.sequences
-        each, past = -(-batch // self.groups), self.options.context or 0
+        each, past = -(-batch // self.groups), self.past
         load = self.rule.tokens, self.prompt, self.output
         running = decoding(each, *load)
         if each >= self.rule.tokens or (work := chunks(running, *load)) is None:
@@ -136,9 +169,11 @@ class Mixing:
             ]
         )
         asked = self.options.changed(serve=MIXED, step=str(step), context=None)
-        report = timed_step(asked, timer, session)
+        job = job_costs(asked, session)
+        report = timer.time(job)
         prompts = work.prompts * min(self.groups, batch)
         seconds = paced_seconds(report, asked)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request_seconds(report))
         waits = running < each or not work.keeps_up
-        return beside(decode, mixed, work, self.output, waits=waits)
+        peak = peak_of(job.figures().by_stage, steps_in_flight(asked) - 1, 1)
+        return beside(decode, mixed, work, self.output, waits=waits), peak

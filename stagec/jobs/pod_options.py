@@ -226,7 +226,8 @@ def _values(option: str, text: str) -> dict[str, str | bool]:
     for part in text.replace("--", " ").replace(",", " ").split():
         name, equals, value = part.partition("=")
         known = name.replace("-", "_")
-        if known in FLAGS or known in _OF_MESH:
+        awaited = bool(last) and values[last] is False and not equals
+        if not awaited and (known in FLAGS or known in _OF_MESH):
             last = known
             values[last] = value or (last in FLAGS and FLAGS[last].kind == "switch")
         elif equals or not last or values[last] is True:

@@ -22,6 +22,8 @@ from stagec.support.diagnostics import error
 _COUNT = 1000
 #: Options that say where requests come from, of which one is given.
 _SOURCES = ("requests", "rate", "concurrency", "batch_of")
+#: Those that say how many pods there are.
+_PODS = ("replicas", "prefill_replicas")
 #: Options that have no effect without another one: which, what that is about, and a remedy.
 _ABOUT = {
     "until": ("batch_of", "a rollout", "--batch-of N"),
@@ -164,9 +166,9 @@ OVER_TIME = (
 )
 
 
-def is_over_time(given: Mapping[str, Any]) -> bool:
+def is_over_time(given: Mapping[str, Any], *, whole: bool = False) -> bool:
     """Whether requests over time are asked for. Raises `DiagnosticError` for options that need
-    them."""
+    them; `whole` numbers of pods do not."""
     sources = [name for name in _SOURCES if given[name] is not None]
     if len(sources) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in sources[:2])
@@ -175,7 +177,7 @@ def is_over_time(given: Mapping[str, Any]) -> bool:
             remedy="give one of them",
         )
     for option in () if sources else OVER_TIME:
-        if given[option.name] != option.usual:
+        if given[option.name] != option.usual and not (whole and option.name in _PODS):
             words = option.words[0]
             raise error(
                 f"{words} needs requests over time",

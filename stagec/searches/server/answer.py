@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
+from stagec.ir_spec.strategy.scheduler import ALONE, ANY, BESIDE
 from stagec.jobs.builder import model_name
 from stagec.jobs.session import Session
 from stagec.output.report import Report
@@ -263,15 +264,26 @@ def _command(servers: FoundServers, server: ServerPlan) -> str | None:
     from stagec.searches.server.run import pods_of, strategy_words
 
     question, load = servers.question, servers.question.load
-    options = server.decode.kind.options
+    options, prefill, point = server.decode.kind.options, server.prefill, server.point
     words = ["stagec", "serve"]
-    if server.prefill is None:
+    if point is not None:
         plain = question.model.changed(stack=options.stack, serve=None)
+        rule = server.decode.kind.worker.scheduler
+        alone = rule.prompts == ALONE
+        if not alone and point.budget != rule.tokens:
+            options = options.changed(step_tokens=point.budget)
+        if rule.prompts == ANY:
+            options = options.changed(prompt_steps=BESIDE)
         words += [*job_words(plain), *shlex.split(strategy_words(options))]
         words += ["--prompt", str(load.prompt)]
         words += ["--context", str(load.cached)] if load.cached else []
-    elif len({pool.kind.machine.given for pool in server.pools}) == 1:
-        words += job_words(pods_of(question, server.prefill, server.decode))
+        words += ["--chunk", str(point.budget)] if alone and point.budget < load.prompt else []
+    elif prefill is not None and len({pool.kind.machine.given for pool in server.pools}) == 1:
+        words += job_words(pods_of(question, prefill, server.decode))
+        prompts = prefill.step.sequences // prefill.kind.worker.stages
+        words += ["--prefill-batch", str(prompts)]
+        words += ["--prefill-replicas", str(prefill.workers)]
+        words += ["--replicas", str(server.decode.workers)]
     else:
         return None
     batch = str(server.decode.step.sequences)

@@ -7,11 +7,13 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from stagec.analysis.serving_rates import steady_seconds
 from stagec.answers.serve import at_least, sending
+from stagec.answers.serve_steps import of_a_stage
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group
@@ -197,12 +199,12 @@ def _value(question: ServerQuestion, server: ServerPlan) -> tuple[float, ...]:
 
 def exactly(question: ServerQuestion, server: ServerPlan) -> ServerPlan:
     """A server with the caches that cross between its pools as both strategies have them, message
-    by message. Where the pods cannot meet the estimate stays."""
+    by message, and the step that sends them. Where the pods cannot meet the estimate stays."""
     if server.prefill is None:
         return server
     prefill, decode = server.prefill, server.decode
     try:
-        sent = _sent(question, prefill, decode)
+        prefill, sent = _sent(question, prefill, decode)
     except DiagnosticError:
         return server
     rate = prefill_rate(prefill.step, sent)
@@ -211,16 +213,21 @@ def exactly(question: ServerQuestion, server: ServerPlan) -> ServerPlan:
     return joined(server.ranks, question.load, prefill, decode, sent, requests)
 
 
-def _sent(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -> CacheTransfer:
+def _sent(
+    question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool
+) -> tuple[WorkerPool, CacheTransfer]:
     session = Session()
     prompts = prefill.step.sequences // prefill.kind.worker.stages
-    options = pods_of(question, prefill, decode).changed(batch=prompts)
+    options = of_a_stage(pods_of(question, prefill, decode)).changed(batch=prompts)
     machine = _joined(prefill.kind.machine, decode.kind.machine)
     target = at_least(
         options_of_pod(DECODE, options.changed(batch=None)), partial(one_group, session=session)
     )
-    _, sent = sending(on_machine(options, machine), StepTimer(machine), session, target)
-    return CacheTransfer(sent.alone_seconds / prompts, sent.exposed_seconds)
+    step, sent = sending(on_machine(options, machine), StepTimer(machine), session, target)
+    seconds = steady_seconds(step.breakdown, step.step_seconds, prefill.kind.worker.stages)
+    if machine is prefill.kind.machine:
+        prefill = replace(prefill, step=replace(prefill.step, seconds=seconds))
+    return prefill, CacheTransfer(sent.alone_seconds / prompts, sent.exposed_seconds)
 
 
 def pods_of(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -> JobOptions:

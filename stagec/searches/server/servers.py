@@ -124,10 +124,9 @@ def aggregated_servers(
         copies = ranks // worker.ranks
         for point in worker.mixed if copies else ():
             steady = point.steady
-            rate = copies * steady.requests
-            tokens = load.output * rate
+            tokens = copies * steady.tokens_per_second
             share = point.work.share
-            scale = copies * worker.ranks / tokens / steady.tpot
+            scale = copies * worker.ranks / tokens / point.mean_seconds
             more = {
                 n: share * (point.mixed.parts.get(n, 0.0) - point.decode.parts.get(n, 0.0))
                 for n in {**point.mixed.parts, **point.decode.parts}

@@ -13,8 +13,15 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
-from stagec.analysis.serving_rates import steady_parts, steady_seconds
-from stagec.analysis.steady_server import PromptChunks, SteadyRates, aggregated, chunks, per_token
+from stagec.analysis.serving_rates import (
+    PodStep,
+    ServingRates,
+    beside,
+    colocated,
+    steady_parts,
+    steady_seconds,
+)
+from stagec.analysis.steady_server import PromptChunks, chunks, per_token
 from stagec.ir.serving_step import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
@@ -80,25 +87,36 @@ class WorkerTask:
 @dataclass(frozen=True, slots=True)
 class StepPoint:
     """A step of a worker that has so many `sequences` in flight, on all of its stages together: its
-    seconds, from the first stage to the last, where they go, and the bytes that a rank holds. Of
-    decode with drafts they are those of each token that it gives a sequence."""
+    seconds, from the first stage to the last, where they go, and by stage the bytes that a rank
+    holds, but for caches and of caches. Of decode with drafts they are those of each token that it
+    gives a sequence."""
 
     sequences: int
     seconds: float
     parts: Mapping[str, float]
-    peak: int
+    stages: Sequence[tuple[int, int]]
+
+    @property
+    def peak(self) -> int:
+        """The bytes that a rank holds."""
+        return max(map(sum, self.stages))
 
 
 @dataclass(frozen=True, slots=True)
 class MixedPoint:
-    """Steps that decode, some with chunks of prompts beside: those of `work`, of at most `budget`
-    tokens of each group of ranks."""
+    """Steps that decode, and a share with chunks of prompts beside them or by turns: those of
+    `work`, of at most `budget` tokens of each group of ranks."""
 
     decode: StepPoint
     mixed: StepPoint
     budget: int
     work: PromptChunks
-    steady: SteadyRates
+    steady: ServingRates
+
+    @property
+    def mean_seconds(self) -> float:
+        """The seconds of a step, of those with prompts and without."""
+        return self.decode.seconds + self.work.share * (self.mixed.seconds - self.decode.seconds)
 
     @property
     def peak(self) -> int:
@@ -124,6 +142,7 @@ class Worker:
     prefill: Sequence[StepPoint] = ()
     cautions: Sequence[str] = ()
     refused: str = ""
+    scheduler: SchedulerRule = field(default_factory=SchedulerRule)
 
 
 def kind_of(task: WorkerTask) -> Hashable:
@@ -163,7 +182,7 @@ class _Timing:
         strategy = read_strategy(module)
         self._groups = module.env[strategy.batch]
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
-        self._alone = scheduler.prompts == ALONE
+        self._scheduler, self._alone = scheduler, scheduler.prompts == ALONE
         room = limit.room(mesh, self.task.machine)
         self._room = scheduler.room(room) if limit.text == AT_HAND else room
 
@@ -178,7 +197,8 @@ class _Timing:
             mixed += _climbed(partial(self._mixed, budget), self._is_late, wanted)
         prefill = [*self._prefills()] if decode else []
         about = self._ranks, self._groups, self._stages, self._room, self._request, self._cached
-        return Worker(*about, decode, mixed, prefill, tuple(self._cautions))
+        steps = decode, mixed, prefill
+        return Worker(*about, *steps, tuple(self._cautions), scheduler=self._scheduler)
 
     def _each(self, batch: int) -> int:
         """The sequences of each group and stage, of a batch of the worker."""
@@ -205,21 +225,50 @@ class _Timing:
         return self._decodes[each]
 
     def _mixed(self, budget: int, each: int) -> MixedPoint | None:
+        if self._alone:
+            return self._by_turns(budget, each)
         load = self.task.load
         work = chunks(each, budget, load.prompt, load.output)
         decode = self._decode(each) if work is not None and work.keeps_up else None
         if work is None or decode is None:
             return None
-        decodes = [] if self._alone else [SequenceClass(1, load.context, 1, each)]
         chunked = SequenceClass(work.size, load.cached + work.past, 1, work.prompts)
-        step = step_of([*decodes, chunked])
+        step = step_of([SequenceClass(1, load.context, 1, each), chunked])
         mixed = self._step(self._options.changed(step=str(step)), decode.sequences)
         if mixed is None:
             return None
-        if self._alone:
-            mixed = _together(decode, mixed)
-        about = decode.seconds, mixed.seconds, decode.sequences, work, load.output, self._request
-        return MixedPoint(decode, mixed, budget, work, aggregated(*about))
+        prompts = work.prompts * self._groups * self._stages
+        pods = self._pod(decode), self._pod(mixed, prompts)
+        return MixedPoint(decode, mixed, budget, work, beside(*pods, work, load.output))
+
+    def _by_turns(self, budget: int, each: int) -> MixedPoint | None:
+        """Steps that decode, and steps with a prompt of each group alone, in chunks, for which
+        sequences that decode wait."""
+        load, decode = self.task.load, self._decode(each)
+        step = {"serve": PREFILL, "batch": self._groups}
+        prompts: StepPoint | None = None
+        for start in range(0, load.prompt, budget) if decode is not None else ():
+            chunk = {"prompt": min(budget, load.prompt - start), "context": load.cached + start}
+            sequences = self._groups * self._stages
+            point = self._step(self._options.changed(**step, **chunk), sequences)
+            if point is None:
+                return None
+            prompts = point if prompts is None else _together(prompts, point)
+        if decode is None or prompts is None:
+            return None
+        mixed = _together(decode, prompts)
+        if mixed.peak > self._room:
+            return None
+        steady = colocated(self._pod(prompts), self._pod(decode), load.output)
+        steps = -(-load.prompt // budget)
+        share = decode.sequences / prompts.sequences / (load.output - 1)
+        work = PromptChunks(steps, -(-load.prompt // steps), 1, share)
+        return MixedPoint(decode, mixed, budget, work, steady)
+
+    def _pod(self, point: StepPoint, sequences: int = 0) -> PodStep:
+        """A step, for what `stagec serve` computes of steps."""
+        count = sequences or point.sequences
+        return PodStep(count, point.seconds, self._ranks, request=self._request)
 
     def _prefills(self) -> Iterator[StepPoint]:
         """Steps that prefill whole prompts: one of each group, and as many as a step takes."""
@@ -243,27 +292,32 @@ class _Timing:
         stage holds the caches of the sequences of all stages, of which the step has those of one.
         Of a prompt that `sends` its caches, their bytes are noted."""
         job = CompiledJob.of(asked, Session())
-        stages = job.figures().by_stage
-        more = self._stages - 1
-        peak = max(sum(each.values()) + more * each.get(CACHES, 0) for each in stages)
-        if peak > self._room:
+        by_stage = job.figures().by_stage
+        caches = [each.get(CACHES, 0) for each in by_stage]
+        stages = [
+            (sum(each.values()) - kept, kept * self._stages)
+            for each, kept in zip(by_stage, caches, strict=True)
+        ]
+        if max(map(sum, stages)) > self._room:
             return None
         report = job.time(self.task.machine)
         self._request = report.step.request / PICOSECONDS
         self._cautions |= dict.fromkeys(report.cautions)
         if sends:
-            self._cached = max(each.get(CACHES, 0) for each in stages) / sends
+            self._cached = max(caches) / sends
         step = grouped(report.breakdown, {}), report.step_seconds, self._stages
         parts, seconds = steady_parts(*step), steady_seconds(*step)
-        return StepPoint(sequences, seconds / gives, per_token(parts, 1 / gives), peak)
+        return StepPoint(sequences, seconds / gives, per_token(parts, 1 / gives), stages)
 
 
-def _together(decode: StepPoint, prompts: StepPoint) -> StepPoint:
-    """A step that decodes and one with prompts alone, for which its sequences wait."""
-    names = dict.fromkeys((*decode.parts, *prompts.parts))
-    parts = {n: decode.parts.get(n, 0.0) + prompts.parts.get(n, 0.0) for n in names}
-    seconds, peak = decode.seconds + prompts.seconds, max(decode.peak, prompts.peak)
-    return StepPoint(decode.sequences, seconds, parts, peak)
+def _together(first: StepPoint, then: StepPoint) -> StepPoint:
+    """Two steps, one behind the other, while the caches of both are there: of the first one's
+    sequences, which are those of the second one or more."""
+    names = dict.fromkeys((*first.parts, *then.parts))
+    parts = {n: first.parts.get(n, 0.0) + then.parts.get(n, 0.0) for n in names}
+    pairs = zip(first.stages, then.stages, strict=True)
+    stages = [(max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs]
+    return StepPoint(first.sequences, first.seconds + then.seconds, parts, stages)
 
 
 def _climbed(
