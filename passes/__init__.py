@@ -70,6 +70,7 @@ from stagec.passes.strategy.pad_dimensions import PadDimensions
 from stagec.passes.strategy.pad_vocabulary import PadVocabulary
 from stagec.passes.strategy.place_values import PlaceValues
 from stagec.passes.strategy.ring_attention import RingAttention
+from stagec.passes.strategy.serve_lora import ServeLora
 from stagec.passes.strategy.set_element_types import SetElementTypes
 from stagec.passes.strategy.shard_parameters import ShardParameters
 from stagec.passes.strategy.size_experts import SizeExperts
@@ -92,6 +93,7 @@ PLUGIN = Plugin(
         PadDimensions,
         NormalizeStrategy,
         AddLora,
+        ServeLora,
         FreezeParameters,
         SetElementTypes,
         ExpandKernels,
@@ -152,7 +154,7 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
-        "freeze-parameters,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
+        "serve-lora,freeze-parameters,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
         "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

@@ -10,7 +10,7 @@ from stagec.ir.opdef import OpDef
 
 #: Modules of ops, in the order in which these are listed.
 _MODULES = """
-    structure functions quantized parts
+    structure functions quantized served_adapters parts
     contraction convolution extremes
     scan causal_conv sequence_parts state_space linear_attention rwkv rg_lru token_shift
     selection merge cache_rows

@@ -8,6 +8,7 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 
 DEVICE = "device"
 MARLIN = "marlin"
+CLEARED = "cleared"
 MATH, EAGER = "math", "eager"
 #: No kernel of fused attention, but the ops that it consists of.
 UNFUSED = (MATH, EAGER)
@@ -52,6 +53,12 @@ class KernelsRule(Record):
         "passed on.",
         choices=("fused", "gathered", "passed"),
         needs=("cp",),
+    )
+    shrink: str = parameter(
+        "name",
+        "products with the adapters of a server write their results (stored), or add parts of them "
+        "up in a buffer that a kernel clears before (cleared)",
+        choices=("stored", CLEARED),
     )
 
 

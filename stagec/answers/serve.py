@@ -19,8 +19,9 @@ from stagec.analysis.serving_rates import (
 from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
 from stagec.answers.requests.answer import RequestsAnswer
-from stagec.answers.requests.options import OVER_TIME, is_over_time
+from stagec.answers.requests.options import DEVICE, OVER_TIME, TIERS, is_over_time
 from stagec.answers.requests.run import Handover, serve_requests
+from stagec.answers.requests.tiers import context_bytes, loading_speed
 from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import (
@@ -53,7 +54,7 @@ from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptan
 from stagec.jobs.request.combine import divisors
 from stagec.jobs.request.command_line import question_command
 from stagec.jobs.request.measurements import MEASURED
-from stagec.jobs.request.option import CommandOption, Kind, Whole
+from stagec.jobs.request.option import CommandOption, Kind, OneOf, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
 from stagec.jobs.request.serving_flags import DISAGGREGATED
@@ -151,6 +152,14 @@ QUESTION = JobQuestion(
         *ACCEPTANCE,
         CommandOption("ttft", TimeType(), "Limit of the time to the first token: 500ms."),
         CommandOption("tpot", TimeType(), "Limit of the time for each further token: 30ms."),
+        CommandOption(
+            "context_from",
+            OneOf((DEVICE, *TIERS)),
+            "Where the --context tokens of a prompt are kept: TTFT includes loading them from the "
+            "host, or from a disk (--disk-bandwidth).",
+            DEVICE,
+            rare=True,
+        ),
         *MEASURED,
         *OVER_TIME,
     ),
@@ -176,6 +185,8 @@ def _served(
         rates = _rates_at(steps, timer, aside, prefill, output_tokens, pods)
         asking = output_tokens, given["batches"], accepted.tokens, rates
         rows = list(_rows(steps, timer, aside, prefill, *asking, two_pods=two_pods))
+        loads = _context_seconds(steps[PREFILL], timer, aside, given)
+        rows = [replace(row, rates=row.rates.delayed(loads)) for row in rows]
     return ServeAnswer(
         model=steps[PREFILL].model,
         machine=timer.machine.name,
@@ -340,6 +351,27 @@ def _prefill(
         return PodStep(sequences * stages, seconds, ranks, *links), sent
 
     return at_least(options, look)
+
+
+def _context_seconds(
+    options: JobOptions, timer: StepTimer, session: Session, given: Mapping[str, Any]
+) -> float:
+    """The seconds in which the cached tokens before a prompt come from where they are kept. Raises
+    `DiagnosticError`."""
+    where, context = given["context_from"], options.context or 0
+    if where == DEVICE:
+        return 0.0
+    if not context:
+        raise error(
+            f"--context-from {where} needs --context: the tokens of a prompt that are cached",
+            remedy="give --context 4096",
+        )
+
+    def look(job: JobOptions) -> float:
+        return context_bytes(job.changed(chunk=None), session)
+
+    speed = loading_speed(where, timer.machine, given["disk_bandwidth"])
+    return at_least(_prefills(options), look) / speed
 
 
 def _prefills(options: JobOptions) -> JobOptions:

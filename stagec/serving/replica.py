@@ -8,9 +8,9 @@ each ends are kept, and of their pages how many sequences have how many tokens i
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
@@ -18,6 +18,7 @@ from stagec.serving.policy import ServerLimits
 from stagec.serving.prefixes import PrefixCache
 from stagec.serving.served import ServedRequest, StepsUnderWay
 from stagec.serving.step_times import StepCosts
+from stagec.serving.tiers import CacheTier, CacheTiers
 
 #: More than all steps, and all pages.
 _ENDLESS = 1 << 62
@@ -28,8 +29,9 @@ _STAMPS = 1 << 20
 @dataclass(slots=True)
 class Tally:
     """What a replica did: steps, the time that they took, tokens `computed` in chunks, `decoded`
-    one by one, those of prompts that a prefix cache had (`hits`), and cached ones that were `lost`
-    to preemptions and failures, which are computed again."""
+    one by one, those of prompts that a prefix cache had (`hits`), of which tiers below the device
+    `loaded` some by their names, and cached ones that were `lost` to preemptions and failures,
+    which are computed again."""
 
     steps: int = 0
     busy: int = 0
@@ -39,12 +41,14 @@ class Tally:
     lost: int = 0
     preempted: int = 0
     swapped: int = 0
+    loaded: Counter[str] = field(default_factory=Counter[str])
 
 
 class Replica:
     """One replica. `swap` is the time to move a token's keys and values to or from the host; 0: a
     sequence that is preempted is computed again. A replica that only `prefills` hands each request
-    over when its prompt is there. `scheduler` says whether prompts have steps of their own, and
+    over when its prompt is there. `tiers` hold blocks of prompts that the device has no room for.
+    `scheduler` says whether prompts have steps of their own, and
     when requests are let in; tokens of a step are those of `limits`."""
 
     def __init__(
@@ -54,6 +58,7 @@ class Replica:
         costs: StepCosts,
         *,
         prefix_block: int = 0,
+        tiers: CacheTiers | None = None,
         swap: int = 0,
         prefills: bool = False,
         scheduler: SchedulerRule | None = None,
@@ -66,8 +71,10 @@ class Replica:
         self.room = self.free
         self.waiting: deque[ServedRequest] = deque()
         self.running = 0
-        self.prefixes = PrefixCache(prefix_block // limits.block) if prefix_block else None
-        self.prefix_block = prefix_block
+        pages = prefix_block // limits.block
+        self.prefixes = PrefixCache(pages, tiers) if prefix_block else None
+        self.prefix_block, self.tiers = prefix_block, tiers
+        self._link = self._now = 0  # until when blocks are loaded; the time of a plan
         self.tally = Tally()
         self.version = 0  # of its steps under way, for whoever waits for their end
         self.stamp = 0  # how often it failed
@@ -99,7 +106,8 @@ class Replica:
     # -- the next steps ----------------------------------------------------------------------------
 
     def plan(self, now: int) -> StepsUnderWay | None:
-        """The steps that come next; None if there is nothing to do."""
+        """The steps that come next; None if there is nothing to do before `wakes`."""
+        self._now = now
         if not self._decoding:
             self._polled, self._unseen = self._steps, 0
         chunks: list[tuple[ServedRequest, int]] = []
@@ -116,7 +124,16 @@ class Replica:
             return None
         most = 1 if gave_up or delay else min(delayed or _ENDLESS, self._until_poll())
         self.way = self._under_way(now, delay, chunks, most)
+        if (loaded := self.wakes) is not None:
+            self.cut(loaded)
         return self.way
+
+    @property
+    def wakes(self) -> int | None:
+        """When the next blocks are there that a request waits for; None if none does."""
+        if self.tiers is None or self.tiers.blocking:
+            return None
+        return min((job.ready for job in self._partial if job.ready > self._now), default=None)
 
     @property
     def _budget(self) -> int:
@@ -127,6 +144,8 @@ class Replica:
         """The chunks that come next of prompts that have begun, in the order of admission."""
         budget, rest = self._budget, list[tuple[ServedRequest, int]]()
         for job in self._partial:
+            if job.ready > self._now:
+                continue
             rest.append((job, min(job.left, budget, self._chunk_tokens)))
             budget -= rest[-1][1]
         return rest
@@ -214,7 +233,7 @@ class Replica:
             self._total -= job.cached
             self._phases[(job.cached - self._steps) % self.limits.block] -= 1
             job.ends = -1
-        job.stamp = 0
+        job.stamp = job.ready = 0
         self.running -= 1
         self._release(job)
 
@@ -236,7 +255,8 @@ class Replica:
             if self.scheduler.reserve and self._reserved + self._at_end(job) > self.room:
                 break
             matched = self._matched(job)
-            cached = job.cached or len(matched) * self.prefix_block
+            below = self._below(job, len(matched))
+            cached = job.cached or (len(matched) + len(below)) * self.prefix_block
             left = job.request.prompt + job.generated - cached
             tokens = min(left, budget, self._chunk_tokens)
             needed = limits.blocks_for(cached + tokens)
@@ -248,8 +268,36 @@ class Replica:
             took += self.swap * job.cached if job.swapped else 0
             job.swapped = False
             self._begin(job, matched)
-            budget -= self._take(job, tokens, chunks)
+            took += self._load(job, below)
+            if job.ready <= self._now:
+                budget -= self._take(job, tokens, chunks)
         return took
+
+    def _below(self, job: ServedRequest, matched: int) -> Sequence[CacheTier]:
+        """The tiers that have the blocks behind those that are matched, of a job that begins."""
+        if self.tiers is None or job.cached or not job.request.prefix:
+            return ()
+        most = (job.request.prompt - 1) // self.prefix_block
+        return self.tiers.match(job.request.prefix[matched:most])
+
+    def _load(self, job: ServedRequest, below: Sequence[CacheTier]) -> int:
+        """A job that has begun loads blocks; the time for which the step waits."""
+        if not below or self.tiers is None or self.prefixes is None:
+            return 0
+        before, tokens = len(job.shared), len(below) * self.prefix_block
+        blocks = job.request.prefix[before : before + len(below)]
+        took = self.tiers.use(blocks, below)
+        self._give(self._grown(job, tokens))
+        job.cached += tokens
+        self._keep(job, job.cached)
+        self.tally.hits += tokens
+        for tier in below:
+            self.tally.loaded[tier.name] += self.prefix_block
+        job.hit += 0 if job.preempted else tokens
+        if self.tiers.blocking:
+            return took
+        job.ready = self._link = max(self._link, self._now) + took
+        return 0
 
     def _at_end(self, job: ServedRequest) -> int:
         """The pages of a job when it ends."""
@@ -465,6 +513,7 @@ class Replica:
         for job in jobs:
             self.tally.lost += job.cached
             job.cached, job.ends, job.stamp, job.swapped, job.shared = 0, -1, 0, False, []
+            job.ready = 0
         self.waiting.clear()
         self._order.clear()
         self._ends.clear()

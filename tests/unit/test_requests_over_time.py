@@ -22,6 +22,7 @@ from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import Step
 from stagec.serving.step_times import StepLine
+from stagec.serving.tiers import CacheTier, CacheTiers
 from tests.support import examples
 
 NANOSECOND = 10**6
@@ -412,3 +413,93 @@ def test_a_rollout_stops_with_what_is_done() -> None:
     assert part.end == max(j.last for j in part.done) < whole.end
     assert part.kept_tokens() == 10
     assert not whole.kept_tokens()
+
+
+# -- tiers below the prefix cache ------------------------------------------------------------------
+
+LOAD = 3 * 10**11  # of a block: 300 us
+
+
+def with_tiers(*blocks: int, blocking: bool = False) -> dict[str, Any]:
+    """A replica with a host, and a disk at half its speed, of so many blocks."""
+    named = zip(("host", "disk"), blocks, strict=False)
+    tiers = [CacheTier(name, count, LOAD * n) for n, (name, count) in enumerate(named, 1)]
+    return {"prefix_block": HASH_BLOCK, "tiers": CacheTiers(tiers, blocking)}
+
+
+def pushed_out() -> tuple[list[Request], ServerLimits]:
+    """A request, one that takes its room, and the first one again."""
+    one, other = alike(1, 0, 3, 2)[0], Request(10**9, 5 * HASH_BLOCK, 4)
+    pages = (5 * HASH_BLOCK + 16) // 16
+    return [one, other, replace(one, arrival=2 * 10**9)], ServerLimits(8192, 8, pages, 16)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize(("blocks", "times"), [((5,), 5), ((0, 5), 10), ((3, 2), 7)])
+def test_blocks_come_back_at_the_speed_of_their_tier(
+    blocks: tuple[int, ...], times: int, blocking: bool
+) -> None:
+    """TTFT is the loads of the five blocks, and a step of the ten tokens that are left."""
+    requests, limits = pushed_out()
+    run = served(requests, limits, replica0=with_tiers(*blocks, blocking=blocking))
+    tally, (*_, again) = run.replicas[0].tally, run.done
+    assert tally.loaded.total() == tally.hits == again.hit == 5 * HASH_BLOCK
+    assert again.first - again.arrival == times * LOAD + Linear().mixed(0, 0, [(10, tally.hits)])
+    assert tally.computed == sum(r.prompt for r in requests) - tally.hits
+
+
+def test_what_no_tier_has_is_computed() -> None:
+    """A host with room for two blocks has those of the prefix that gave up their room last."""
+    requests, limits = pushed_out()
+    run = served(requests, limits, replica0=with_tiers(2))
+    assert run.replicas[0].tally.loaded == {"host": 2 * HASH_BLOCK}
+    assert not served(requests, limits, replica0=with_tiers(0)).replicas[0].tally.hits
+
+
+def test_others_decode_while_a_request_waits_for_its_blocks() -> None:
+    requests, limits = pushed_out()
+    limits = replace(limits, blocks=(limits.blocks or 0) + 4)  # one page more than one needs
+    beside = Request(requests[2].arrival - 1000, 8, 32)
+    every = [*requests[:2], beside, requests[2]]
+    apart = served(every[:3], limits, replica0=with_tiers(5)).done[-1]
+    for blocking, waits in ((False, 0), (True, 5 * LOAD)):
+        run = served(every, limits, replica0=with_tiers(5, blocking=blocking))
+        (other,) = (job for job in run.done if job.request is beside)
+        again = run.done[-1] if run.done[-1] is not other else run.done[-2]
+        step = Linear().mixed(0, 0, [(10, 5 * HASH_BLOCK)])
+        if blocking:
+            assert other.last - apart.last > waits
+        else:
+            assert other.last == apart.last
+        assert again.first - again.arrival >= 5 * LOAD + step
+
+
+@examples(50)
+@given(
+    st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 4), st.integers(1, 3)), min_size=1),
+    st.integers(0, 12),
+    st.integers(0, 12),
+    st.booleans(),
+)
+def test_tiers_lose_no_token(
+    each: list[tuple[int, int, int]], host: int, disk: int, blocking: bool
+) -> None:
+    """Tokens are computed or loaded once, pages come back, and no tier has more than its room."""
+    at, requests = 0, list[Request]()
+    for number, (gap, shared, own) in enumerate(each):
+        at += gap
+        blocks = (*range(shared), *(100 * (number % 3 + 1) + n for n in range(own)))
+        requests.append(replace(alike(1, 0, shared, own)[0], arrival=at, prefix=blocks))
+    how = with_tiers(host, disk, blocking=blocking)
+    failures = [Failure(0, at * NANOSECOND // 2, 0)]
+    for run in (
+        served(requests, ServerLimits(700, 4, 300, 16), replica0=how),
+        served(requests, ServerLimits(700, 4, 300, 16), replica0=how, failures=failures),
+    ):
+        (replica,) = run.replicas
+        tally = replica.tally
+        assert len(run.done) == len(requests)
+        assert replica.free == replica.room
+        assert tally.computed + tally.decoded + tally.hits == cached_tokens(run) + tally.lost
+        assert tally.loaded.total() <= tally.hits
+        assert all(len(t.held) <= t.blocks for t in how["tiers"].tiers)

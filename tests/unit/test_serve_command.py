@@ -369,3 +369,19 @@ def test_what_is_wrong_is_reported(words: tuple[str, ...], says: str) -> None:
     assert says in ran.err
     assert "Traceback" not in ran.err
     assert "bug" not in ran.err
+
+
+@pytest.mark.parametrize(("flags", "speed"), [(("host",), 64e9), (("disk", 6.8), 6.8e9)])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_cached_tokens_come_from_where_they_are_kept(
+    tp: int, flags: tuple[Any, ...], speed: float
+) -> None:
+    """Over the link of the host, PCIe 5.0, or as fast as the disk reads; TPOT stays."""
+    words = ("llama3-8b", "--prompt", "500", "--context", "4000", "--batches", "2")
+    asked = ("serve", *words, "--tp", str(tp), "--machine", "h100-sxm", "--json")
+    where, *disk = flags
+    given = ("--context-from", where, *(("--disk-bandwidth", str(*disk)) if disk else ()))
+    (plain,), (loaded,) = (json.loads(stagec(*asked, *f).out)["points"] for f in ((), given))
+    for name in ("ttft", "latency"):
+        assert loaded[name] - plain[name] == pytest.approx(4000 * A_TOKEN / tp / speed)
+    assert loaded["tpot"] == plain["tpot"]

@@ -160,6 +160,15 @@ REFUSED: dict[tuple[str, ...], str] = {
         *LENGTHS,
     ): "cannot be used with --dp, here 2",
     ("--rate", "1", "--mtbf", "1us", "--start-time", "1us", *LENGTHS): "give a longer --mtbf",
+    ("--rate", "1", "--host-cache", "4GiB", *LENGTHS): "--host-cache keeps the beginnings",
+    ("--rate", "1", "--disk-cache", "4GiB", *LENGTHS): "needs the speed of the disk",
+    ("--rate", "1", "--disk-bandwidth", "6.8", *LENGTHS): "--disk-bandwidth needs a disk",
+    ("--host-cache", "4GiB", "--prompt", "64"): "--host-cache needs requests over time",
+    ("--context-from", "host", "--prompt", "64"): "--context-from host needs --context",
+    (
+        *("--context-from", "disk", "--context", "64", "--prompt", "64"),
+    ): "the speed of the disk is missing",
+    ("--rate", "1", "--context-from", "host", *LENGTHS): "cannot be used with requests over time",
     ("--rate", "1", "--cache-blocks", "3", *LENGTHS): "but the cache of a replica has 3",
 }
 

@@ -83,6 +83,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "all_reduce_norms": {"all_reduce": "two-shot"},
     "memory_nodes": {"offload": "optimizer"},
     "lora_rank": {"lora": "wq"},
+    "max_loras": {"lora": "wq"},
     "lora_dtype": {"lora": "wq"},
     "loss_chunks": {"loss": "chunked"},
     "recompute_selective": {"recompute": "selective"},

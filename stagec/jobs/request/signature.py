@@ -375,10 +375,13 @@ class JobFlags(TypedDict, total=False):
     #: The format in which experts are filled up with columns where ranks have no whole blocks of
     #: them.
     fill_experts: Literal["none", "mxfp4"] | None
-    #: Train low-rank adapters of these parameters, such as wq,wv; freeze all others.
+    #: Low-rank adapters of these parameters, such as wq,wv; training freezes all others, serving
+    #: has --max-loras of each.
     lora: str | Sequence[str] | None
-    #: The rank of the adapters.
+    #: The rank of the adapters; in serving the largest, which all are filled up to.
     lora_rank: int | None
+    #: With --serve and --lora: adapters that ranks hold, of which each sequence uses one at random.
+    max_loras: int | None
     #: Element type of the adapters of --lora: that of the parameters (given), or f32, for which
     #: each adapter casts its input.
     lora_dtype: Literal["given", "f32"] | None
