@@ -108,26 +108,15 @@ def _print_class(group: list[dict[str, Any]], out: Console) -> None:
             )
     out.print(flops)
     if entry["collectives"]:
-        comm = table(
-            "Communication",
-            "collective",
-            "over",
-            "phase",
-            "dtype",
-            "calls",
-            "bytes",
-            "sent on a ring",
-            text_columns=4,
-        )
+        heads = ("collective", "over", "phase", "dtype", "calls", "bytes", "sent on a ring")
+        comm = table("Communication", *heads, text_columns=4)
         for row in entry["collectives"]:
             comm.add_row(
                 row["op"],
                 " x ".join(row["over"]) + f" ({row['group_size']})",
                 row["phase"],
                 row["dtype"],
-                count_text(row["count"])
-                if not isinstance(row["count"], int)
-                else f"{row['count']:,}",
+                f"{calls:,}" if isinstance(calls := row["count"], int) else count_text(calls),
                 bytes_text(row["bytes"]),
                 bytes_text(row["wire_bytes"]),
             )
@@ -166,13 +155,8 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
     host = any(e["host"] for e in classes)
     for entry in _without_repeats(classes):
         models = entry.get("models", {})  # of a draft model and its model on the same ranks
-        made = table(
-            f"Memory per rank of {entry['names']} ({counted(entry['ranks'], 'rank')})",
-            "category",
-            "bytes",
-            "",
-            *models,
-        )
+        title = f"Memory per rank of {entry['names']} ({counted(entry['ranks'], 'rank')})"
+        made = table(title, "category", "bytes", "", *models)
         for name in used:
             each = (bytes_text(models[m].get(name, 0)) for m in models)
             size = entry["categories"][name]
@@ -205,16 +189,8 @@ def _print_worst(classes: list[tuple[str, dict[str, Any]]], out: Console) -> Non
     if not classes:
         return
     name, worst = max(classes, key=lambda c: c[1]["peak"])
-    made = table(
-        f"Largest buffers of {name} at its peak",
-        "value",
-        "category",
-        "made at",
-        "each",
-        "count",
-        "bytes",
-        text_columns=4,
-    )
+    heads = ("value", "category", "made at", "each", "count", "bytes")
+    made = table(f"Largest buffers of {name} at its peak", *heads, text_columns=4)
     for buffer in worst["largest"]:
         made.add_row(
             "%" + buffer["name"],

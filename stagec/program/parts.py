@@ -25,7 +25,8 @@ from stagec.program.crossings import (
     microbatches,
     pod_mesh,
 )
-from stagec.program.pod_messages import Handover, Ints, Layouts, NoHandoverError, handover
+from stagec.program.groups import Ints
+from stagec.program.pod_messages import Handover, Layouts, NoHandoverError, handover
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
 

@@ -59,14 +59,8 @@ def read_gpt_bigcode(config: Config) -> ModelText:
     sizes = Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, groups=1 if one else None, grouped=False)
     model = DecoderModel(config, "StarCoder", sizes)
     config.only("scale_attn_weights", True)
-    config.skip(
-        "n_ctx",
-        "inference_runner",
-        "max_batch_size",
-        "pad_key_length",
-        "pre_allocate_kv_cache",
-        "validate_runner_input",
-    )
+    config.skip("n_ctx", "inference_runner", "max_batch_size", "pad_key_length")
+    config.skip("pre_allocate_kv_cache", "validate_runner_input")
     _skip_summary(config)
     config.only("num_key_value_heads", 1 if one else model.heads)
     return _biased(model, "gelu_pytorch_tanh", "G" if one else "H")
