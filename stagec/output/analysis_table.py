@@ -64,14 +64,10 @@ def _overview(classes: list[dict[str, Any]]) -> Table:
     for entry in classes:
         sent = [r["wire_bytes"] for r in entry["collectives"]]
         sent += [r["bytes"] for r in entry["p2p"] if r["dir"] == "send"]
-        made.add_row(
-            entry["name"],
-            str(entry["count"]),
-            _sum_text([*entry["flops"].values()], lambda v: count_text(v, "FLOP")),
-            _sum_text(sent, bytes_text),
-            bytes_text(entry["memory"]["stash"]),
-            bytes_text(entry["memory"]["peak"]),
-        )
+        flops = _sum_text([*entry["flops"].values()], lambda v: count_text(v, "FLOP"))
+        memory = (bytes_text(entry["memory"][name]) for name in ("stash", "peak"))
+        sums = flops, _sum_text(sent, bytes_text)
+        made.add_row(entry["name"], str(entry["count"]), *sums, *memory)
     return made
 
 
@@ -101,11 +97,8 @@ def _print_class(group: list[dict[str, Any]], out: Console) -> None:
     flops = table(title, "FLOPs", "executed", "in matmuls (unmasked)")
     for phase, value in entry["flops"].items():
         if value not in (0, "0"):
-            flops.add_row(
-                phase,
-                count_text(value, "FLOP"),
-                count_text(entry["matmul_flops"].get(phase, 0), "FLOP"),
-            )
+            both = value, entry["matmul_flops"].get(phase, 0)
+            flops.add_row(phase, *(count_text(each, "FLOP") for each in both))
     out.print(flops)
     if entry["collectives"]:
         heads = ("collective", "over", "phase", "dtype", "calls", "bytes", "sent on a ring")
@@ -192,13 +185,8 @@ def _print_worst(classes: list[tuple[str, dict[str, Any]]], out: Console) -> Non
     heads = ("value", "category", "made at", "each", "count", "bytes")
     made = table(f"Largest buffers of {name} at its peak", *heads, text_columns=4)
     for buffer in worst["largest"]:
-        made.add_row(
-            "%" + buffer["name"],
-            buffer["category"],
-            buffer["line"],
-            buffer["type"],
-            f"x {buffer['count']:,}" if buffer["count"] > 1 else "",
-            bytes_text(buffer["bytes"]),
-        )
+        what = (buffer[name] for name in ("category", "line", "type"))
+        count = f"x {buffer['count']:,}" if buffer["count"] > 1 else ""
+        made.add_row(f"%{buffer['name']}", *what, count, bytes_text(buffer["bytes"]))
     out.print(made)
     out.print(f"{name} in symbols: {worst['expression']} bytes")

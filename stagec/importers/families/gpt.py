@@ -277,12 +277,8 @@ def read_stablelm(config: Config) -> ModelText:
     """StableLM 2 (arXiv 2402.17834): a quarter of each head is rotated."""
     model = DecoderModel(config, "StableLM", Sizes(2560, 6912, 32, 32, 50304, 4096))
     normed = LAYER_SCALE if model.flag("qk_layernorm") else None
-    mixer = Attention(
-        qkv_bias=model.flag("use_qkv_bias"),
-        qk_norm=normed,
-        norm_dims="heads",
-        rope=model.rope(partial=Fraction(1, 4)),
-    )
+    biased, rope = model.flag("use_qkv_bias"), model.rope(partial=Fraction(1, 4))
+    mixer = Attention(qkv_bias=biased, qk_norm=normed, norm_dims="heads", rope=rope)
     block = FeedForward(model.activation())
     decoder = Decoder(LAYER, tied=model.tied())
     if model.flag("use_parallel_residual"):
