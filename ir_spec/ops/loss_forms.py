@@ -161,13 +161,8 @@ def with_head(b: Builder, op: Operation, head: Operation, form: LossForm) -> Val
     attrs: dict[str, RawAttr] = {"mean": op.expr("mean"), "chunks": chunks}
     flags = (("rows", right[0] == vocabulary), ("frozen", weight.tensor.role == "frozen"))
     attrs |= {name: True for name, there in flags if there}
-    return b.value(
-        "stg.linear_cross_entropy",
-        [x, weight, op.operands[1]],
-        attrs,
-        type=op.result.type,
-        hint=op.result.name,
-    )
+    operands, loss = [x, weight, op.operands[1]], op.result
+    return b.value("stg.linear_cross_entropy", operands, attrs, type=loss.type, hint=loss.name)
 
 
 def _linear_chunks(weight: Value, place: int) -> Expr:

@@ -259,12 +259,8 @@ class Combine(OpDef):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         dy, (y, experts, *weights) = present(grads[0]), op.operands
-        dys = b.value(
-            "stg.dispatch",
-            [dy, experts, *weights],
-            _capacity(y, experts) | _local(op),
-            hint=y.prefixed("d_"),
-        )
+        how = _capacity(y, experts) | _local(op)
+        dys = b.value("stg.dispatch", [dy, experts, *weights], how, hint=y.prefixed("d_"))
         dws = [
             b.value("stg.combine_weights_grad", [dy, y, experts], _local(op), hint=w.prefixed("d_"))
             for w in weights

@@ -199,15 +199,8 @@ def _count(terms: _Terms, key: CollectiveKey | MessageKey, number: Expr, sent: E
 
 
 def _count_message(terms: _Terms, op: Operation, times: Expr, size: Size) -> None:
-    sends = op.name == "et.send"
-    by = op.expr("by")
-    key = MessageKey(
-        "send" if sends else "recv",
-        channel_of(op)[0],
-        by if sends else -by,
-        op.phase,
-        op.text("dtype"),
-    )
+    way, peer = ("send", op.expr("by")) if op.name == "et.send" else ("recv", -op.expr("by"))
+    key = MessageKey(way, channel_of(op)[0], peer, op.phase, op.text("dtype"))
     _count(terms, key, times, size(op, "bytes") * times)
 
 

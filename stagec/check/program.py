@@ -100,12 +100,8 @@ _UNSOUND = frozenset({"duplicate-id", "missing-dependency", "dependency-cycle"})
 #: children, costs of what ran, the waits of a host operation for the kernels that it launched.
 _GAPS = frozenset(
     {
-        "missing-dependency",
-        "missing-attribute",
-        "dependency-cycle",
-        "no-start",
-        "metadata-node",
-        "unsupported-collective",
+        *("missing-dependency", "missing-attribute", "dependency-cycle", "no-start"),
+        *("metadata-node", "unsupported-collective"),
     }
 )
 

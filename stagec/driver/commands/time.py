@@ -85,24 +85,14 @@ def command(**given: Any) -> int:
         )
         return 0
     pictures = draws(given)
-    asked = {name: given[name] for name in ("machine", "overlap", "graphs", "levers")}
-    measured = measurements(given["measured"], given["kernels_from"], given["machine"])
+    how = {name: given[name] for name in ("machine", "overlap", "graphs")}
+    how["measured"] = measurements(given["measured"], given["kernels_from"], given["machine"])
+    more = {"levers": given["levers"], "accepted": accepted, "memory": pictures}
     with the_session().live() as progress:
-        answer = time(
-            options,
-            session=the_session(),
-            **asked,
-            measured=measured,
-            accepted=accepted,
-            memory=pictures,
-            progress=progress,
-        )
+        answer = time(options, session=the_session(), progress=progress, **how, **more)
     if given["perfetto"] is not None:
-        how = {"overlap": given["overlap"], "graphs": given["graphs"], "measured": measured}
         ranks = given["perfetto_ranks"]
-        write_perfetto(
-            answer.drawn(), given["perfetto"], ranks, the_session(), machine=given["machine"], **how
-        )
+        write_perfetto(answer.drawn(), given["perfetto"], ranks, the_session(), **how)
     show(answer, given)
     return 0
 

@@ -232,14 +232,8 @@ def _gemma4_sounds(sound: Config, idle: Idle) -> None:
     text.symbol("C_b", second, "subsampling_conv_channels")
     text.symbol("U_a", first // 4 * second, "channels of a quarter of them, together")
     sound.skip("hidden_act", "residual_weight", "use_clipped_linears", "gradient_clipping")
-    for name in (
-        "chunk_size",
-        "context_left",
-        "context_right",
-        "logit_cap",
-        "invalid_logits_value",
-    ):
-        sound.skip(f"attention_{name}")
+    names = ("chunk_size", "context_left", "context_right", "logit_cap", "invalid_logits_value")
+    sound.skip(*(f"attention_{name}" for name in names))
     idle.matrix("conv_a", "3, 3, C_a")
     idle.param("conv_a_norm", "C_a")
     idle.matrix("conv_b", "C_a, 3, 3, C_b")

@@ -158,7 +158,9 @@ def read_whisper(config: Config) -> ModelText:
     config.fixed(scale_embedding=False, tie_word_embeddings=True, is_encoder_decoder=True)
     for key in ("apply_spec_augment", "use_weighted_layer_sum"):
         config.only(key, False)
-    config.skip(*(f"mask_{n}" for n in _MASKS), "classifier_proj_size", "median_filter_width")
+    masks = ("prob", "length", "min_masks")
+    config.skip(*(f"mask_{what}_{mask}" for what in ("time", "feature") for mask in masks))
+    config.skip("classifier_proj_size", "median_filter_width")
     mlp = FeedForward(read_activation(config, "activation_function"), gated=False, bias=True)
     body = Body()
     x = "%mel"
@@ -182,13 +184,3 @@ def read_whisper(config: Config) -> ModelText:
     n = LAYER.write(body, "n", decoder(text, causal, cross, mlp, e).write(body, x, "y"), "norm")
     translate(body, n, [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})'])
     return text.train("%mel: bf16[B, 2*S, M], %targets: i32[B, T], %labels: i32[B, T]", body)
-
-
-_MASKS = (
-    "time_prob",
-    "time_length",
-    "time_min_masks",
-    "feature_prob",
-    "feature_length",
-    "feature_min_masks",
-)

@@ -41,15 +41,8 @@ def read_chatglm(config: Config) -> ModelText:
         config.skip("multi_query_group_num")
     sizes = Sizes(4096, 13696, 28, 32, 65024, 2048, dim=128, grouped=grouped)
     model = DecoderModel(config, "ChatGLM", sizes)
-    for key, value in {
-        "rmsnorm": True,
-        "post_layer_norm": True,
-        "apply_residual_connection_post_layernorm": False,
-        "interleaved_qkv": False,
-        "pre_seq_len": None,
-        "prefix_projection": False,
-    }.items():
-        config.only(key, *([] if value is None else [value]))
+    config.fixed(rmsnorm=True, post_layer_norm=True, interleaved_qkv=False, pre_seq_len=None)
+    config.fixed(apply_residual_connection_post_layernorm=False, prefix_projection=False)
     config.skip("bias_dropout_fusion", "original_rope", "quantization_bit")
     base = 10000 * config.ratio("rope_ratio", default=1)
     if base.denominator != 1 or not 0 < base < 1 << 60:
@@ -102,12 +95,8 @@ def read_bailing_v2(config: Config) -> ModelText:
     if config.has("moe_shared_expert_intermediate_size"):
         inner = model.text.symbols["M"].value
         config.only("moe_shared_expert_intermediate_size", inner)
-    mixer = Attention(
-        qkv_bias=model.flag("use_qkv_bias"),
-        out_bias=model.flag("use_bias"),
-        qk_norm=RMS if model.flag("use_qk_norm", True) else None,
-        rope=model.rope(partial=HALF),
-    )
+    biased, norm = model.flag("use_bias"), RMS if model.flag("use_qk_norm", True) else None
+    mixer = Attention("G", model.flag("use_qkv_bias"), biased, norm, rope=model.rope(partial=HALF))
     dense = config.count("first_k_dense_replace", default=0)
     blocks = model.dense_first(dense, mixture, FeedForward(mixture.activation))
     return model.stack(mixer, blocks)

@@ -59,14 +59,8 @@ def read_gpt_bigcode(config: Config) -> ModelText:
     sizes = Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, groups=1 if one else None, grouped=False)
     model = DecoderModel(config, "StarCoder", sizes)
     config.only("scale_attn_weights", True)
-    config.skip(
-        "n_ctx",
-        "inference_runner",
-        "max_batch_size",
-        "pad_key_length",
-        "pre_allocate_kv_cache",
-        "validate_runner_input",
-    )
+    config.skip("n_ctx", "inference_runner", "max_batch_size", "pad_key_length")
+    config.skip("pre_allocate_kv_cache", "validate_runner_input")
     _skip_summary(config)
     config.only("num_key_value_heads", 1 if one else model.heads)
     return _biased(model, "gelu_pytorch_tanh", "G" if one else "H")
@@ -283,12 +277,8 @@ def read_stablelm(config: Config) -> ModelText:
     """StableLM 2 (arXiv 2402.17834): a quarter of each head is rotated."""
     model = DecoderModel(config, "StableLM", Sizes(2560, 6912, 32, 32, 50304, 4096))
     normed = LAYER_SCALE if model.flag("qk_layernorm") else None
-    mixer = Attention(
-        qkv_bias=model.flag("use_qkv_bias"),
-        qk_norm=normed,
-        norm_dims="heads",
-        rope=model.rope(partial=Fraction(1, 4)),
-    )
+    biased, rope = model.flag("use_qkv_bias"), model.rope(partial=Fraction(1, 4))
+    mixer = Attention(qkv_bias=biased, qk_norm=normed, norm_dims="heads", rope=rope)
     block = FeedForward(model.activation())
     decoder = Decoder(LAYER, tied=model.tied())
     if model.flag("use_parallel_residual"):

@@ -108,34 +108,18 @@ class Eye:
         return self.pre.write(body, "pn", x, "pre_norm", "D_v") if self.pre else x
 
 
+_CLIP = Eye(patch_bias=False, token=True, pre=LAYER)
+_GATED = Eye(patch_bias=False, positions=False, post=False, turned=True, gated=True, biases="")
 _SIGLIP = (Eye(), (768, 3072, 12, 16, 12, 224))
 #: Towers by their type, with what their configurations leave out: width, inner width, layers, side
 #: of a patch, heads, side of an image.
 _EYES = {
-    "clip_vision_model": (
-        Eye(patch_bias=False, token=True, pre=LAYER),
-        (768, 3072, 12, 32, 12, 224),
-    ),
+    "clip_vision_model": (_CLIP, (768, 3072, 12, 32, 12, 224)),
     "siglip_vision_model": _SIGLIP,
     "idefics3_vision": _SIGLIP,
     "smolvlm_vision": _SIGLIP,
-    "pixtral": (
-        Eye(
-            patch_bias=False,
-            positions=False,
-            pre=RMS,
-            norm=RMS,
-            post=False,
-            turned=True,
-            gated=True,
-            biases="",
-        ),
-        (1024, 4096, 24, 16, 16, 1024),
-    ),
-    "llama4_vision_model": (
-        Eye(patch_bias=False, token=True, pre=LAYER, turned=True),
-        (768, 5632, 34, 14, 16, 448),
-    ),
+    "pixtral": (replace(_GATED, pre=RMS, norm=RMS), (1024, 4096, 24, 16, 16, 1024)),
+    "llama4_vision_model": (replace(_CLIP, turned=True), (768, 5632, 34, 14, 16, 448)),
     "internvl_vision": (Eye(token=True, post=False, scaled=True), (1024, 4096, 24, 14, 16, 448)),
 }
 

@@ -94,13 +94,8 @@ def read_dbrx(config: Config) -> ModelText:
     config.skip("moe_jitter_eps", "moe_loss_weight", "uniform_expert_assignment")
     config.only("moe_normalize_expert_weights", 1)
     model.clip()
-    mixture = model.experts(
-        count=4,
-        top=1,
-        inner="F",
-        keys=("moe_num_experts", "moe_top_k"),
-        activation=_activation_of(config),
-    )
+    keys, activation = ("moe_num_experts", "moe_top_k"), _activation_of(config)
+    mixture = model.experts(count=4, top=1, inner="F", keys=keys, activation=activation)
     decoder = Decoder(LAYER_SCALE, tied=model.tied())
     mixer = Attention(rope=model.rope())
     return model.stack(mixer, mixture, decoder, norm=LAYER_SCALE)

@@ -110,12 +110,8 @@ def read_bitnet(config: Config) -> ModelText:
 @reads("MiniCPM 3", "minicpm3", features="latent attention, scaled residuals")
 def read_minicpm3(config: Config) -> ModelText:
     """MiniCPM 3 (arXiv 2404.06395): latent attention; scaled embeddings, residuals and logits."""
-    model, mixer = latent_of(
-        config,
-        "MiniCPM 3",
-        Sizes(2560, 6400, 62, 40, 73448, 32768),
-        LatentSizes(64, 32, 0, 256, 768),
-    )
+    sizes, latent = Sizes(2560, 6400, 62, 40, 73448, 32768), LatentSizes(64, 32, 0, 256, 768)
+    model, mixer = latent_of(config, "MiniCPM 3", sizes, latent)
     base = config.size("dim_model_base", default=256)
     decoder = Decoder(
         tied=model.tied(True),

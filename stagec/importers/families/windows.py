@@ -201,12 +201,9 @@ def read_gpt_oss(config: Config) -> ModelText:
     mixers = model.masked(mixer, _alternating(model, 2), model.window(128))
     limit = config.ratio("swiglu_limit", default=7)
     slope = config.ratio("swiglu_alpha", default=Fraction("1.702"))
-    mixture = replace(
-        model.experts(count=128, top=4, inner="F"),
-        router_bias=True,
-        bias=True,
-        statics=(f"slope = {slope}", f"limit = {limit}", "shift = 1"),
-    )
+    statics = (f"slope = {slope}", f"limit = {limit}", "shift = 1")
+    mixture = model.experts(count=128, top=4, inner="F")
+    mixture = replace(mixture, router_bias=True, bias=True, statics=statics)
     return model.stack(mixers, mixture, norm=WIDE_RMS)
 
 

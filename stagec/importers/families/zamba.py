@@ -15,16 +15,9 @@ from stagec.importers.writing.blocks import RMS
 from stagec.importers.writing.stack import Decoder, arguments, order_text
 from stagec.importers.writing.text import Body, Callee, ModelText
 
-_KEYS = Mamba2Keys(
-    "n_mamba_heads",
-    "mamba_headdim",
-    "mamba_ngroups",
-    "mamba_d_state",
-    "mamba_d_conv",
-    "chunk_size",
-    "add_bias_linear",
-    "use_conv_bias",
-    "mamba_expand",
+_KEYS = Mamba2Keys.of(
+    "n_mamba_heads mamba_headdim mamba_ngroups mamba_d_state mamba_d_conv chunk_size "
+    "add_bias_linear use_conv_bias mamba_expand"
 )
 _SYMBOLS = "D H G K F"
 #: The shared weights of a block, with their dimensions.
