@@ -248,10 +248,10 @@ class JobBuilder:
             if REPLICAS in self._tensor_parts:
                 parts = [a for a in (EXPERT_PART, "tp") if (self._tensor_parts.get(a) or 1) > 1]
                 heads = "*".join(parts) or "1"
-                self._assumed = [self._parse(f"stg.assume[G == {heads}]", ASSUMED)]
-            given += self._assumed
+                given.append(self._parse(f"stg.assume[G == {heads}]", ASSUMED))
             text = strategy_text(self._request(module))
             given.append(self._parse(text, SHORTHAND))
+        self._assumed = [op for op in given if op.name == "stg.assume"]
         body = module.root.body
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
         for number, op in enumerate(given):
