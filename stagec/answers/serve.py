@@ -266,6 +266,7 @@ def sending(
 def handover_between(timer: StepTimer, session: Session, options: JobOptions) -> Handover:
     """The caches of a prompt on their way between two pods, by its tokens: linear between prompts
     that double, each of which is timed when it is needed. Raises `DiagnosticError`."""
+    options = of_a_stage(options)
     decodes = options_of_pod(DECODE, options.changed(batch=None))
     target = at_least(decodes, partial(one_group, session=session))
 
@@ -336,8 +337,9 @@ def _prefill(
         pod = _prefills(last)
         stages = steps_in_flight(pod)
         links = stages * sent.alone_seconds, sent.exposed_seconds, request_seconds(step)
-        ranks, seconds = max(most, step.ranks), seconds + paced_seconds(step, pod)
-        return PodStep(sequences * stages, seconds, ranks, *links), sent
+        ranks, paced = max(most, step.ranks), seconds + paced_seconds(step, pod)
+        passes = seconds + step.step_seconds
+        return PodStep(sequences * stages, paced, ranks, *links, passes), sent
 
     return at_least(options, look)
 

@@ -241,8 +241,9 @@ def test_page_table_and_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_closed_loop_is_near_the_steady_state() -> None:
-    data = actual(tp=1, batch=(16,), verify=2, output_tokens=200)
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_closed_loop_is_near_the_steady_state(pp: int) -> None:
+    data = actual(ranks=2 * pp, tp=1, pp=pp, batch=(16,), verify=2, output_tokens=200)
     assert {row["mode"] for row in data["best"][:2]} == {"aggregated", "disaggregated"}
     for row in data["best"][:2]:
         over = row["over_time"]
@@ -290,8 +291,9 @@ def test_a_limit_of_memory_holds_over_time() -> None:
 
 @LONG
 def test_why_a_server_does_not_run_over_time_is_said() -> None:
-    rows = actual(ranks=2, pp=2, tp=1, batch=(4,), verify=1)["best"]
-    assert rows[0]["over_time"]["refused"] == "requests over time do not support --pp yet"
+    rows = actual(ranks=1, batch=(4,), verify=1, context=256)["best"]
+    why = "a closed loop has no requests with a common prefix"
+    assert rows[0]["over_time"]["refused"] == why
 
 
 def test_a_server_on_stages_has_the_figures_of_its_command() -> None:

@@ -121,7 +121,6 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1", "--part", "encoder=e", *LENGTHS): "no encoder is modeled",
     ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "--draft needs --speculative",
     ("--rate", "1", "--accepted", "2", *LENGTHS): "needs drafts, which this step",
-    ("--rate", "1", "--pp", "2", *LENGTHS): "do not support --pp yet",
     ("--rate", "1", "--serve", "decode", "--context", "8", *LENGTHS): "--serve decode is one step",
     (
         "--rate",

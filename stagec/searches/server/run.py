@@ -226,7 +226,8 @@ def _sent(
     step, sent = sending(on_machine(options, machine), StepTimer(machine), session, target)
     seconds = steady_seconds(step.breakdown, step.step_seconds, prefill.kind.worker.stages)
     if machine is prefill.kind.machine:
-        prefill = replace(prefill, step=replace(prefill.step, seconds=seconds))
+        sends = replace(prefill.step, seconds=seconds, passes=step.step_seconds)
+        prefill = replace(prefill, step=sends)
     return prefill, CacheTransfer(sent.alone_seconds / prompts, sent.exposed_seconds)
 
 

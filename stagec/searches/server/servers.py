@@ -213,7 +213,7 @@ def joined(
     used = prefill.ranks + decode.ranks
     parts[_WAITS] = used / tokens - sum(parts.values())
     parts[_IDLE] = (ranks - used) / tokens
-    ttft = worker.request + first.seconds + sent.exposed
+    ttft = worker.request + first.passes + sent.exposed
     about = ttft, decode.step.seconds, tokens, parts
     return ServerPlan(ranks, decode, *about, prefill=prefill, sent=sent)
 
@@ -232,7 +232,7 @@ def _prefills(kind: WorkerKind, load: ServerLoad, layers: int) -> Iterator[_Pref
     worker, machine = kind.worker, kind.machine
     for step in worker.prefill:
         sent = estimated(machine, worker, step, layers)
-        ttft = worker.request + step.seconds + sent.exposed
+        ttft = worker.request + step.passes + sent.exposed
         if load.ttft is None or ttft <= load.ttft:
             yield _Prefills(kind, step, prefill_rate(step, sent), ttft, sent)
 

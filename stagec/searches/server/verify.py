@@ -118,9 +118,10 @@ def _given(task: VerifyTask) -> Mapping[str, Any]:
     prefill, decode, point = server.prefill, server.decode, server.point
     sequences = decode.step.sequences // decode.kind.worker.groups
     if point is not None:
-        sequences += point.work.prompts
+        sequences += point.work.prompts * decode.kind.worker.stages
     if prefill is not None:
-        prompts = prefill.step.sequences // prefill.kind.worker.groups
+        worker = prefill.kind.worker
+        prompts = prefill.step.sequences // worker.groups // worker.stages
         tokens = prompts * ceil(load.prompt * (1 + _SPREAD))
     else:
         tokens = point.budget if point is not None else 0

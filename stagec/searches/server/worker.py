@@ -87,12 +87,13 @@ class WorkerTask:
 @dataclass(frozen=True, slots=True)
 class StepPoint:
     """A step of a worker that has so many `sequences` in flight, on all of its stages together: its
-    seconds, from the first stage to the last, where they go, and by stage the bytes that a rank
-    holds, but for caches and of caches. Of decode with drafts they are those of each token that it
-    gives a sequence."""
+    seconds, where they go, and by stage the bytes that a rank holds, but for caches and of caches.
+    Of decode with drafts they are those of each token that it gives a sequence. It `passes` the
+    stages in so many seconds where no other step waits there."""
 
     sequences: int
     seconds: float
+    passes: float
     parts: Mapping[str, float]
     stages: Sequence[tuple[int, int]]
 
@@ -307,7 +308,8 @@ class _Timing:
             self._cached = max(caches) / sends
         step = grouped(report.breakdown, {}), report.step_seconds, self._stages
         parts, seconds = steady_parts(*step), steady_seconds(*step)
-        return StepPoint(sequences, seconds / gives, per_token(parts, 1 / gives), stages)
+        each = (seconds / gives, report.step_seconds / gives)
+        return StepPoint(sequences, *each, per_token(parts, 1 / gives), stages)
 
 
 def _together(first: StepPoint, then: StepPoint) -> StepPoint:
@@ -317,7 +319,8 @@ def _together(first: StepPoint, then: StepPoint) -> StepPoint:
     parts = {n: first.parts.get(n, 0.0) + then.parts.get(n, 0.0) for n in names}
     pairs = zip(first.stages, then.stages, strict=True)
     stages = [(max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs]
-    return StepPoint(first.sequences, first.seconds + then.seconds, parts, stages)
+    seconds = first.seconds + then.seconds, first.passes + then.passes
+    return StepPoint(first.sequences, *seconds, parts, stages)
 
 
 def _climbed(
