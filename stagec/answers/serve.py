@@ -299,7 +299,7 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     module = JobBuilder(options).module
     verify_module(module)  # so that its ranks can be numbered
     strategy = read_strategy(module)
-    halves = 2 if strategy.one(MoeRule).two_batches else 1
+    halves = strategy.one(MoeRule).halves
     most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
     yield from divisors(most)
 

@@ -254,12 +254,6 @@ def _pool(
 ) -> Pool:
     models = ServedModels.of(options, session)
     strategy = read_strategy(models.main.builder.module)
-    if strategy.one(MoeRule).two_batches:
-        raise error(
-            "requests over time do not support --two-batch-overlap yet: a step may have a single "
-            "sequence, which makes no two half batches",
-            remedy="leave it out; 'stagec serve --batches' computes steps with it",
-        )
     alone = models.replicas
     groups = models.main.groups // alone
     if alone > 1 and given["autoscale"]:
@@ -277,15 +271,16 @@ def _pool(
             f"{tokens} tokens",
             remedy=f"raise --max-tokens to {sequences} or more, or lower --max-batch",
         )
-    room, blocks = None, given["cache_blocks"]
+    room, blocks, halves = None, given["cache_blocks"], strategy.one(MoeRule).halves
     if blocks is None:
-        largest = largest_step(requests, tokens, sequences)
+        largest = largest_step(requests, -(-tokens // halves), -(-sequences // halves))
         room = models.room(timer.machine, largest, block, given.get("limit"))
         blocks = room.blocks
-    of_groups = tokens * groups, sequences * groups, blocks * groups or None
+    of_ranks = groups // halves
+    of_groups = tokens * of_ranks, sequences * of_ranks, blocks * groups or None
     limits = ServerLimits(*of_groups, block, chunk=tokens)
 
-    about = options, timer, session, models, groups, accepted
+    about = options, timer, session, models, groups, halves, accepted
     costs, pace = _costs(given, *about)
     start = partial(_start, models, timer.machine)
     plan = plan_of(given, limits.sequences, start, prefills=prefills)
@@ -302,6 +297,7 @@ def _costs(
     session: Session,
     models: ServedModels,
     groups: int,
+    halves: int,
     accepted: float,
 ) -> tuple[Costs, Costs | None]:
     """How long steps take, and on pipeline stages how long the slowest one takes for them."""
@@ -325,8 +321,8 @@ def _costs(
 
         points = given["step_grid"]
         if not points:
-            return ExactSteps(exact, groups)
-        return StepSurface(exact, points, groups, given["seed"])
+            return ExactSteps(exact, groups, halves)
+        return StepSurface(exact, points, groups, halves, given["seed"])
 
     def both(of: Callable[[TimeReport], float]) -> Costs:
         every = costs(of, plain, 1.0)

@@ -23,6 +23,7 @@ from stagec.analysis.serving_rates import (
 )
 from stagec.analysis.steady_server import PromptChunks, chunks, per_token
 from stagec.ir.serving import DECODE, MIXED, PREFILL
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
@@ -181,7 +182,7 @@ class _Timing:
         self._options = options.changed(step=None)
         self._ranks, self._stages = prod(mesh.values()), mesh.get("pp", 1)
         strategy = read_strategy(module)
-        self._groups = module.env[strategy.batch]
+        self._groups, self._halves = module.env[strategy.batch], strategy.one(MoeRule).halves
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
         self._scheduler, self._alone = scheduler, scheduler.prompts == ALONE
         room = limit.room(mesh, self.task.machine)
@@ -229,7 +230,7 @@ class _Timing:
         if self._alone:
             return self._by_turns(budget, each)
         load = self.task.load
-        work = chunks(each, budget, load.prompt, load.output)
+        work = chunks(each, budget // self._halves, load.prompt, load.output)
         decode = self._decode(each) if work is not None and work.keeps_up else None
         if work is None or decode is None:
             return None
