@@ -49,10 +49,11 @@ class WorkerPool:
 @dataclass(frozen=True, slots=True)
 class CacheTransfer:
     """The caches of a step of prefill on their way: seconds for which the links of a rank are busy,
-    and those that are left behind the step."""
+    and those that are left behind the step; `exact` where both pods were compiled."""
 
     busy: float
     exposed: float
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,14 @@ _TOLERANCE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    """A server that is to run over time, as `options` of a job, its load, and the `limit` of what
-    a rank may hold."""
+    """A server that is to run over time, as `options` of a job, its load, the `limit` of what a
+    rank may hold, and what was `measured`."""
 
     server: ServerPlan
     options: JobOptions
     load: ServerLoad
     limit: Limit
+    measured: Mapping[str, Any]
 
     @property
     def concurrency(self) -> int:
@@ -102,7 +103,7 @@ def over_time(task: VerifyTask) -> ServerOverTime:
     if task.load.cached:
         return ServerOverTime(refused="a closed loop has no requests with a common prefix")
     (machine,) = machines.values()
-    session, timer = Session(), StepTimer(machine)
+    session, timer = Session(), StepTimer.of(machine, task.measured)
     caches = partial(handover_between, timer, session)
     try:
         server = made_server(task.options, timer, _given(task), session, caches)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagec.analysis.serving_rates import (
     PodStep,
@@ -30,6 +30,7 @@ from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
 from stagec.searches.explore.reasons import grouped
 from stagec.serving.step import SequenceClass, step_of
@@ -74,7 +75,8 @@ class ServerLoad:
 class WorkerTask:
     """A worker to be timed. `options` are its job, of any step; `budgets` the most tokens of a step
     that are tried, `batches` the sequences in decode, those that double if None; `price` what a
-    rank of the machine costs an hour, if that is known."""
+    rank of the machine costs an hour, if that is known. `measured` are values of `MEASURED`, whose
+    tables each process reads once."""
 
     options: JobOptions
     machine: Machine
@@ -83,6 +85,7 @@ class WorkerTask:
     budgets: tuple[int, ...]
     batches: tuple[int, ...] | None = None
     price: float | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ class Worker:
     """A worker that was timed. `groups` of its ranks have sequences of their own; `room` are the
     bytes that a rank may hold, `request` the seconds of a request outside of its steps, `cached`
     the bytes that the rank with most of them caches of a prompt that it has. Without points it does
-    not fit; `refused` says why the compiler refuses it."""
+    not fit; `refused` says why the compiler refuses it. `costed_by` is what `StepTimer` counts."""
 
     ranks: int
     groups: int = 1
@@ -144,6 +147,7 @@ class Worker:
     prefill: Sequence[StepPoint] = ()
     cautions: Sequence[str] = ()
     refused: str = ""
+    costed_by: Mapping[str, int] = field(default_factory=dict[str, int])
     scheduler: SchedulerRule = field(default_factory=SchedulerRule)
 
 
@@ -174,6 +178,7 @@ class _Timing:
     _decodes: dict[int, StepPoint | None] = field(default_factory=dict[int, "StepPoint | None"])
 
     def __post_init__(self) -> None:
+        self._timer = StepTimer.of(self.task.machine, self.task.measured)
         options = self.task.options.changed(serve=MIXED, step=_ONE, batch=None)
         if options.pp > 1:
             options = options.changed(microbatches=1)
@@ -200,7 +205,8 @@ class _Timing:
         prefill = [*self._prefills()] if decode else []
         about = self._ranks, self._groups, self._stages, self._room, self._request, self._cached
         steps = decode, mixed, prefill
-        return Worker(*about, *steps, tuple(self._cautions), scheduler=self._scheduler)
+        made = Worker(*about, *steps, tuple(self._cautions), scheduler=self._scheduler)
+        return replace(made, costed_by=dict(self._timer.costed_by))
 
     def _each(self, batch: int) -> int:
         """The sequences of each group and stage, of a batch of the worker."""
@@ -302,7 +308,7 @@ class _Timing:
         ]
         if max(map(sum, stages)) > self._room:
             return None
-        report = job.time(self.task.machine)
+        report = self._timer.time(job)
         self._request = report.step.request / PICOSECONDS
         self._cautions |= dict.fromkeys(report.cautions)
         if sends:
