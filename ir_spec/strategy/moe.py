@@ -63,6 +63,11 @@ class MoeRule(Record):
         "travel to experts and back.",
     )
 
+    @property
+    def halves(self) -> int:
+        """Into how many batches that overlap a step is divided."""
+        return 2 if self.two_batches else 1
+
 
 class MoeOp(Statement):
     """How tokens get to the experts that a router chose, and back.

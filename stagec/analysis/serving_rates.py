@@ -15,7 +15,8 @@ class PodStep:
     """A pod at work: `sequences` of a step, its `seconds`, and the `ranks` of the pod. Where it
     hands over what it computed, `sending` are the seconds that its links are busy with a step, and
     `exposed` those until everything has arrived, behind the step. `request` are the seconds of a
-    request outside of its steps."""
+    request outside of its steps. A step passes pipeline stages in `passes` seconds where no other
+    one waits there, by default all of its `seconds`."""
 
     sequences: int
     seconds: float
@@ -23,6 +24,7 @@ class PodStep:
     sending: float = 0.0
     exposed: float = 0.0
     request: float = 0.0
+    passes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,12 @@ def steady_seconds(parts: Mapping[str, float], seconds: float, stages: int) -> f
     """The seconds of such a step, which takes no less than all of `steady_parts`."""
     least = sum(steady_parts(parts, seconds, stages).values()) if stages > 1 else 0.0
     return max(seconds, least)
+
+
+def step_pace(parts: Mapping[str, float], stages: int) -> float:
+    """The seconds from such a step to the next one, where as many as stages are under way and the
+    slowest one is never idle."""
+    return steady_seconds(parts, 0.0, stages) / stages
 
 
 def tokens_accepted(rate: float, drafts: int) -> float:
@@ -162,7 +170,7 @@ def _rates(
     pods: float,
     ranks: float = 0.0,
 ) -> ServingRates:
-    ttft = prefill.request + prefill.seconds + prefill.exposed
+    ttft = prefill.request + (prefill.passes or prefill.seconds) + prefill.exposed
     latency = ttft + (output - 1) * tpot
     per_rank = total / (ranks or decode.ranks)
     return ServingRates(decode.sequences, ttft, tpot, latency, total, per_rank, pods)

@@ -277,6 +277,7 @@ def sending(
 def handover_between(timer: StepTimer, session: Session, options: JobOptions) -> Handover:
     """The caches of a prompt on their way between two pods, by its tokens: linear between prompts
     that double, each of which is timed when it is needed. Raises `DiagnosticError`."""
+    options = of_a_stage(options)
     decodes = options_of_pod(DECODE, options.changed(batch=None))
     target = at_least(decodes, partial(one_group, session=session))
 
@@ -309,7 +310,7 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     module = JobBuilder(options).module
     verify_module(module)  # so that its ranks can be numbered
     strategy = read_strategy(module)
-    halves = 2 if strategy.one(MoeRule).two_batches else 1
+    halves = strategy.one(MoeRule).halves
     most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
     yield from divisors(most)
 
@@ -347,8 +348,9 @@ def _prefill(
         pod = _prefills(last)
         stages = steps_in_flight(pod)
         links = stages * sent.alone_seconds, sent.exposed_seconds, request_seconds(step)
-        ranks, seconds = max(most, step.ranks), seconds + paced_seconds(step, pod)
-        return PodStep(sequences * stages, seconds, ranks, *links), sent
+        ranks, paced = max(most, step.ranks), seconds + paced_seconds(step, pod)
+        passes = seconds + step.step_seconds
+        return PodStep(sequences * stages, paced, ranks, *links, passes), sent
 
     return at_least(options, look)
 

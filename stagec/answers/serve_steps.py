@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from stagec.analysis.serving_rates import PodStep, ServingRates, beside, steady_seconds
 from stagec.analysis.steady_server import chunks, decoding
 from stagec.ir.serving_step import MIXED
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import has_pods, options_of_pod
@@ -106,20 +107,22 @@ def request_seconds(report: TimeReport) -> float:
 
 
 def groups_of(decode: JobOptions) -> int:
-    """The groups of ranks that have sequences of their own, times the microbatches of a step; 1 of
-    several pods, each of which has groups of its own."""
+    """The groups of ranks that have sequences of their own, times the microbatches of a step, or
+    halves that overlap; 1 of several pods, each of which has groups of its own."""
     if has_pods(decode):
         return 1
     module = JobBuilder(decode.changed(batch=None)).module
     strategy = read_strategy(module)
     over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-    return prod(module.axis_sizes.get(a, 1) for a in over) * max(1, strategy.microbatches)
+    parts = max(1, strategy.microbatches) * strategy.one(MoeRule).halves
+    return prod(module.axis_sizes.get(a, 1) for a in over) * parts
 
 
 @dataclass(frozen=True)
 class Mixing:
     """Prompts of `prompt` tokens behind `past` cached ones in steps of sequences that decode, as
-    `rule` states; `groups` of ranks, on each pipeline stage, have sequences of their own."""
+    `rule` states; `groups` of ranks, on each pipeline stage, have sequences of their own, as have
+    halves of their batches that overlap, each with half of the tokens of a step."""
 
     options: JobOptions
     rule: SchedulerRule
@@ -140,8 +143,8 @@ class Mixing:
         rule = strategy.one(SchedulerRule)
         if rule.prompts != BESIDE:
             return None
-        if prefill.chunk is not None:
-            rule = replace(rule, tokens=min(rule.tokens, prefill.chunk))
+        tokens = min(rule.tokens, prefill.chunk or rule.tokens)
+        rule = replace(rule, tokens=tokens // strategy.one(MoeRule).halves)
         groups = stages * module.env[strategy.batch]
         return cls(decode, rule, groups, prefill.context or 0, prefill.prompt or 1, output)
 

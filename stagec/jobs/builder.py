@@ -19,6 +19,7 @@ from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, EXPERTS, REPLICAS, expert_parts
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 from stagec.ir_spec.strategy.statement import FlagValues
@@ -318,13 +319,13 @@ class JobBuilder:
             mesh.attrs[axis] = True if size is None else const(size)
 
     def _default_batch(self, module: Module) -> None:
-        """Without a batch size: one sequence per data-parallel rank and microbatch."""
+        """Without a batch size: one sequence per data-parallel rank and microbatch, or half."""
         strategy = read_strategy(module)
         if self._symbolic or module.symbols.get(strategy.batch, 1) is not None:
             return
         mesh = module.mesh
         over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-        batch = max(1, strategy.microbatches)
+        batch = max(1, strategy.microbatches) * strategy.one(MoeRule).halves
         for axis, size in dict(mesh.sizes if mesh else {}).items():
             batch *= (size or 1) if axis in over else 1
         set_symbols(module, {strategy.batch: batch})

@@ -158,11 +158,15 @@ class Replica:
     def looks(self, now: int) -> bool:
         """Cut the steps under way, if they only decode, to where a request that has just come may
         be let in; whether they end sooner than before."""
-        if self.running >= self.limits.sequences:
+        if not self._has_place():
             return False
         if len(self.waiting) > 1 and not self.scheduler.gather:
             return False  # the first one that waits has cut them
         return self.cut(now)
+
+    def _has_place(self) -> bool:
+        """Whether one more sequence may run."""
+        return self.running < self.limits.sequences
 
     def _delayed_steps(self) -> int:
         """The decode steps for which prompts wait for others, 0 where they do not."""
@@ -250,7 +254,7 @@ class Replica:
         """Let in those that wait while tokens, sequences and pages last; the time to swap them
         in."""
         took, limits, waiting = 0, self.limits, self.waiting
-        while len(waiting) > self._unseen and budget > 0 and self.running < limits.sequences:
+        while len(waiting) > self._unseen and budget > 0 and self._has_place():
             job = waiting[0]
             if self.scheduler.reserve and self._reserved + self._at_end(job) > self.room:
                 break

@@ -111,6 +111,28 @@ def test_pools_are_those_of_all_numbers_of_workers() -> None:
 # -- a search --------------------------------------------------------------------------------------
 
 
+#: A product of the feed-forward of each layer, over the sequences of a batch of 16.
+PRODUCT = "kind,dtype,extents,microseconds\nmatmul,bf16,1x16x4096x14336,{}\n"
+
+
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_measured_kernels_are_those_of_the_command(mode: str, tmp_path: Path) -> None:
+    """A product of two layers is slower by 200 us; the step is that of the command."""
+    table, rows = tmp_path / "table.csv", list[Mapping[str, Any]]()
+    for microseconds in (200, 400):
+        table.write_text(PRODUCT.format(microseconds))
+        data = actual(tp=1, batch=(16,), measured=(table,), verify=1)
+        rows.append(data["modes"][mode])
+        assert data["found"]["matched"] > 0
+    fast, slow = rows
+    assert slow["decode"]["step_seconds"] - fast["decode"]["step_seconds"] == pytest.approx(400e-6)
+    assert f"--measured {table}" in slow["command"]
+    served = json.loads(stagec(*shlex.split(slow["command"])[1:], "--json").out)["points"][0]
+    assert served["tpot"] == pytest.approx(slow["tpot"], rel=1e-9)
+    with pytest.raises(library.DiagnosticError, match="table2"):
+        actual(measured=(tmp_path / "table2.csv",))
+
+
 @pytest.mark.long
 def test_the_best_is_the_best_of_the_front_and_its_command_times_it(tmp_path: Path) -> None:
     data = actual()
@@ -241,8 +263,9 @@ def test_page_table_and_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_closed_loop_is_near_the_steady_state() -> None:
-    data = actual(tp=1, batch=(16,), verify=2, output_tokens=200)
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_closed_loop_is_near_the_steady_state(pp: int) -> None:
+    data = actual(ranks=2 * pp, tp=1, pp=pp, batch=(16,), verify=2, output_tokens=200)
     assert {row["mode"] for row in data["best"][:2]} == {"aggregated", "disaggregated"}
     for row in data["best"][:2]:
         over = row["over_time"]
@@ -290,8 +313,9 @@ def test_a_limit_of_memory_holds_over_time() -> None:
 
 @LONG
 def test_why_a_server_does_not_run_over_time_is_said() -> None:
-    rows = actual(ranks=2, pp=2, tp=1, batch=(4,), verify=1)["best"]
-    assert rows[0]["over_time"]["refused"] == "requests over time do not support --pp yet"
+    rows = actual(ranks=1, batch=(4,), verify=1, context=256)["best"]
+    why = "a closed loop has no requests with a common prefix"
+    assert rows[0]["over_time"]["refused"] == why
 
 
 def test_a_server_on_stages_has_the_figures_of_its_command() -> None:
@@ -500,6 +524,8 @@ def test_what_is_refused(words: tuple[str, ...], message: str) -> None:
         ("--emit-run", "vllm"),
         ("--accepted", "2"),
         ("--verify", "2"),
+        ("--measured", "table.csv"),
+        ("--kernels-from", "aiconfigurator"),
     ],
 )
 def test_options_of_servers_need_one(words: tuple[str, ...]) -> None:

@@ -121,7 +121,6 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1", "--part", "encoder=e", *LENGTHS): "no encoder is modeled",
     ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "--draft needs --speculative",
     ("--rate", "1", "--accepted", "2", *LENGTHS): "needs drafts, which this step",
-    ("--rate", "1", "--pp", "2", *LENGTHS): "do not support --pp yet",
     ("--rate", "1", "--serve", "decode", "--context", "8", *LENGTHS): "--serve decode is one step",
     (
         "--rate",
@@ -507,8 +506,17 @@ def test_a_swap_is_of_positions_that_the_model_has() -> None:
     assert "position" not in ran.err
 
 
-def test_two_half_batches_need_steps_of_two_sequences() -> None:
-    job = ("mixtral-8x7b", "--ep", "2", "--dp", "2", "--two-batch-overlap")
-    ran = stagec("serve", *job, *H100, "--rate", "1", "--count", "2", *LENGTHS)
-    assert ran.code == 1
-    assert "requests over time do not support --two-batch-overlap yet" in ran.err
+def test_two_half_batches_share_prompts_and_sequences() -> None:
+    """Each half has a part of a prompt, and a sequence that is alone is in both; a rollout decodes
+    as a steady load of as many sequences."""
+    surface, exact = StepSurface(known, groups=4, halves=2), ExactSteps(known, groups=4, halves=2)
+    for chunks in ([(900, 0), (30, 0)], [(256, 64), (256, 64)]):
+        assert surface.mixed(8, 800, chunks) == exact.mixed(8, 800, chunks), chunks
+    parts = ExactSteps(known, groups=2).mixed(0, 0, [(50, 0), (50, 50)])
+    assert ExactSteps(known, groups=2, halves=2).mixed(0, 0, [(100, 0)]) == parts
+    job = ("serve", "mixtral-8x7b", "--set", "L=2", "--ep", "2", "--dp", "2", "--two-batch-overlap")
+    words = (*job, *H100, "--prompt", "32", "--output-tokens", "200", "--json")
+    steady = json.loads(stagec(*words, "--batches", "3,8").out)["points"]
+    over = json.loads(stagec(*words, "--batch-of", "8").out)
+    assert over["times"]["tpot"]["mean"] == pytest.approx(steady[1]["tpot"], rel=0.05)
+    assert "its step is that of 4" in steady[0]["cautions"][0]

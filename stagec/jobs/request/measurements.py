@@ -48,7 +48,7 @@ def measurements(
 
 def remark_unused(
     costed_by: Mapping[str, int],
-    measured: Measurements | None,
+    measured: object,
     session: Session,
     steps: str = "this step",
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.ir_spec.strategy.scheduler import ALONE, ANY, BESIDE
 from stagec.jobs.builder import model_name
+from stagec.jobs.request.measurements import MEASURED, remark_unused
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
@@ -156,7 +157,11 @@ def search_servers(
 
     question = server_question(given, session)
     servers = find_servers(question, given["jobs"] or processors(), progress)
-    return ServerSearchAnswer(_data(servers))
+    data = _data(servers)
+    if any(question.measured.values()):
+        data["found"] = dict(servers.costed_by)
+        remark_unused(servers.costed_by, question.measured, session, "these steps")
+    return ServerSearchAnswer(data)
 
 
 # -- as plain data ---------------------------------------------------------------------------------
@@ -259,8 +264,8 @@ def _pool(pool: WorkerPool, peak: int) -> dict[str, Any]:
 
 def _command(servers: FoundServers, server: ServerPlan) -> str | None:
     """The command that times the workers of a server; None where they are on machines that are
-    unlike."""
-    from stagec.jobs.request.command_line import job_words
+    unlike, or cannot meet."""
+    from stagec.jobs.request.command_line import asked_words, job_words
     from stagec.searches.server.run import pods_of, strategy_words
 
     question, load = servers.question, servers.question.load
@@ -278,7 +283,11 @@ def _command(servers: FoundServers, server: ServerPlan) -> str | None:
         words += ["--prompt", str(load.prompt)]
         words += ["--context", str(load.cached)] if load.cached else []
         words += ["--chunk", str(point.budget)] if alone and point.budget < load.prompt else []
-    elif prefill is not None and len({pool.kind.machine.given for pool in server.pools}) == 1:
+    elif (
+        prefill is not None
+        and (server.sent is not None and server.sent.exact)
+        and len({pool.kind.machine.given for pool in server.pools}) == 1
+    ):
         words += job_words(pods_of(question, prefill, server.decode))
         prompts = prefill.step.sequences // prefill.kind.worker.stages
         words += ["--prefill-batch", str(prompts)]
@@ -289,6 +298,7 @@ def _command(servers: FoundServers, server: ServerPlan) -> str | None:
     batch = str(server.decode.step.sequences)
     more = ["--output-tokens", str(load.output), "--batches", batch]
     more += ["--accepted", str(load.accepted)] if load.drafts else []
+    more += asked_words(MEASURED, question.measured)
     return shlex.join([*words, *more, "--machine", server.decode.kind.machine.given])
 
 

@@ -60,9 +60,9 @@ _MESSAGE = 1 << 20
 @dataclass(frozen=True)
 class FoundServers:
     """The best servers, best first; the best of each mode, and of each number of ranks; those that
-    no other beats within the limit of the first token; what was left out, by reason; and what some
-    of the best give over time, by their `id`: those that miss a limit there are behind the others
-    of these."""
+    no other beats within the limit of the first token; what was left out, by reason; what some of
+    the best give over time, by their `id`: those that miss a limit there are behind the others of
+    these; and by where their times are from kernels and collectives of all steps."""
 
     question: ServerQuestion
     best: Sequence[ServerPlan]
@@ -75,6 +75,7 @@ class FoundServers:
     cautions: Sequence[str]
     seconds: float
     over_time: Mapping[int, ServerOverTime] = field(default_factory=dict[int, ServerOverTime])
+    costed_by: Mapping[str, int] = field(default_factory=Counter[str])
 
 
 def find_servers(question: ServerQuestion, processes: int, log: Log) -> FoundServers:
@@ -112,6 +113,7 @@ def find_servers(question: ServerQuestion, processes: int, log: Log) -> FoundSer
         list(dict.fromkeys(c for kind in kinds for c in kind.worker.cautions)),
         time.monotonic() - began,
         checked,
+        sum((Counter(kind.worker.costed_by) for kind in kinds), Counter()),
     )
 
 
@@ -165,7 +167,8 @@ def _verified(
     if not servers:
         return {}
     limit = question.tasks[0].limit  # one for all
-    tasks = [VerifyTask(s, _job_of(question, s), question.load, limit) for s in servers]
+    about = question.load, limit, question.measured
+    tasks = [VerifyTask(s, _job_of(question, s), *about) for s in servers]
     verified: dict[int, ServerOverTime] = {}
     with crew(over_time, min(processes, len(tasks))) as run:
         for number, each in run(tasks):
@@ -223,11 +226,13 @@ def _sent(
     target = at_least(
         options_of_pod(DECODE, options.changed(batch=None)), partial(one_group, session=session)
     )
-    step, sent = sending(on_machine(options, machine), StepTimer(machine), session, target)
+    timer = StepTimer.of(machine, question.measured)
+    step, sent = sending(on_machine(options, machine), timer, session, target)
     seconds = steady_seconds(step.breakdown, step.step_seconds, prefill.kind.worker.stages)
     if machine is prefill.kind.machine:
-        prefill = replace(prefill, step=replace(prefill.step, seconds=seconds))
-    return prefill, CacheTransfer(sent.alone_seconds / prompts, sent.exposed_seconds)
+        sends = replace(prefill.step, seconds=seconds, passes=step.step_seconds)
+        prefill = replace(prefill, step=sends)
+    return prefill, CacheTransfer(sent.alone_seconds / prompts, sent.exposed_seconds, exact=True)
 
 
 def pods_of(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -> JobOptions:

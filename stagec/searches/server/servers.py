@@ -49,10 +49,11 @@ class WorkerPool:
 @dataclass(frozen=True, slots=True)
 class CacheTransfer:
     """The caches of a step of prefill on their way: seconds for which the links of a rank are busy,
-    and those that are left behind the step."""
+    and those that are left behind the step; `exact` where both pods were compiled."""
 
     busy: float
     exposed: float
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ def joined(
     used = prefill.ranks + decode.ranks
     parts[_WAITS] = used / tokens - sum(parts.values())
     parts[_IDLE] = (ranks - used) / tokens
-    ttft = worker.request + first.seconds + sent.exposed
+    ttft = worker.request + first.passes + sent.exposed
     about = ttft, decode.step.seconds, tokens, parts
     return ServerPlan(ranks, decode, *about, prefill=prefill, sent=sent)
 
@@ -232,7 +233,7 @@ def _prefills(kind: WorkerKind, load: ServerLoad, layers: int) -> Iterator[_Pref
     worker, machine = kind.worker, kind.machine
     for step in worker.prefill:
         sent = estimated(machine, worker, step, layers)
-        ttft = worker.request + step.seconds + sent.exposed
+        ttft = worker.request + step.passes + sent.exposed
         if load.ttft is None or ttft <= load.ttft:
             yield _Prefills(kind, step, prefill_rate(step, sent), ttft, sent)
 

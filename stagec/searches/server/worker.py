@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagec.analysis.serving_rates import (
     PodStep,
@@ -23,12 +23,14 @@ from stagec.analysis.serving_rates import (
 )
 from stagec.analysis.steady_server import PromptChunks, chunks, per_token
 from stagec.ir.serving_step import DECODE, MIXED, PREFILL
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
 from stagec.searches.explore.reasons import grouped
 from stagec.serving.step import SequenceClass, step_of
@@ -73,7 +75,8 @@ class ServerLoad:
 class WorkerTask:
     """A worker to be timed. `options` are its job, of any step; `budgets` the most tokens of a step
     that are tried, `batches` the sequences in decode, those that double if None; `price` what a
-    rank of the machine costs an hour, if that is known."""
+    rank of the machine costs an hour, if that is known. `measured` are values of `MEASURED`, whose
+    tables each process reads once."""
 
     options: JobOptions
     machine: Machine
@@ -82,17 +85,19 @@ class WorkerTask:
     budgets: tuple[int, ...]
     batches: tuple[int, ...] | None = None
     price: float | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
     """A step of a worker that has so many `sequences` in flight, on all of its stages together: its
-    seconds, from the first stage to the last, where they go, and by stage the bytes that a rank
-    holds, but for caches and of caches. Of decode with drafts they are those of each token that it
-    gives a sequence."""
+    seconds, where they go, and by stage the bytes that a rank holds, but for caches and of caches.
+    Of decode with drafts they are those of each token that it gives a sequence. It `passes` the
+    stages in so many seconds where no other step waits there."""
 
     sequences: int
     seconds: float
+    passes: float
     parts: Mapping[str, float]
     stages: Sequence[tuple[int, int]]
 
@@ -129,7 +134,7 @@ class Worker:
     """A worker that was timed. `groups` of its ranks have sequences of their own; `room` are the
     bytes that a rank may hold, `request` the seconds of a request outside of its steps, `cached`
     the bytes that the rank with most of them caches of a prompt that it has. Without points it does
-    not fit; `refused` says why the compiler refuses it."""
+    not fit; `refused` says why the compiler refuses it. `costed_by` is what `StepTimer` counts."""
 
     ranks: int
     groups: int = 1
@@ -142,6 +147,7 @@ class Worker:
     prefill: Sequence[StepPoint] = ()
     cautions: Sequence[str] = ()
     refused: str = ""
+    costed_by: Mapping[str, int] = field(default_factory=dict[str, int])
     scheduler: SchedulerRule = field(default_factory=SchedulerRule)
 
 
@@ -172,6 +178,7 @@ class _Timing:
     _decodes: dict[int, StepPoint | None] = field(default_factory=dict[int, "StepPoint | None"])
 
     def __post_init__(self) -> None:
+        self._timer = StepTimer.of(self.task.machine, self.task.measured)
         options = self.task.options.changed(serve=MIXED, step=_ONE, batch=None)
         if options.pp > 1:
             options = options.changed(microbatches=1)
@@ -180,7 +187,7 @@ class _Timing:
         self._options = options.changed(step=None)
         self._ranks, self._stages = prod(mesh.values()), mesh.get("pp", 1)
         strategy = read_strategy(module)
-        self._groups = module.env[strategy.batch]
+        self._groups, self._halves = module.env[strategy.batch], strategy.one(MoeRule).halves
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
         self._scheduler, self._alone = scheduler, scheduler.prompts == ALONE
         room = limit.room(mesh, self.task.machine)
@@ -198,7 +205,8 @@ class _Timing:
         prefill = [*self._prefills()] if decode else []
         about = self._ranks, self._groups, self._stages, self._room, self._request, self._cached
         steps = decode, mixed, prefill
-        return Worker(*about, *steps, tuple(self._cautions), scheduler=self._scheduler)
+        made = Worker(*about, *steps, tuple(self._cautions), scheduler=self._scheduler)
+        return replace(made, costed_by=dict(self._timer.costed_by))
 
     def _each(self, batch: int) -> int:
         """The sequences of each group and stage, of a batch of the worker."""
@@ -228,7 +236,7 @@ class _Timing:
         if self._alone:
             return self._by_turns(budget, each)
         load = self.task.load
-        work = chunks(each, budget, load.prompt, load.output)
+        work = chunks(each, budget // self._halves, load.prompt, load.output)
         decode = self._decode(each) if work is not None and work.keeps_up else None
         if work is None or decode is None:
             return None
@@ -300,14 +308,15 @@ class _Timing:
         ]
         if max(map(sum, stages)) > self._room:
             return None
-        report = job.time(self.task.machine)
+        report = self._timer.time(job)
         self._request = report.step.request / PICOSECONDS
         self._cautions |= dict.fromkeys(report.cautions)
         if sends:
             self._cached = max(caches) / sends
         step = grouped(report.breakdown, {}), report.step_seconds, self._stages
         parts, seconds = steady_parts(*step), steady_seconds(*step)
-        return StepPoint(sequences, seconds / gives, per_token(parts, 1 / gives), stages)
+        each = (seconds / gives, report.step_seconds / gives)
+        return StepPoint(sequences, *each, per_token(parts, 1 / gives), stages)
 
 
 def _together(first: StepPoint, then: StepPoint) -> StepPoint:
@@ -317,7 +326,8 @@ def _together(first: StepPoint, then: StepPoint) -> StepPoint:
     parts = {n: first.parts.get(n, 0.0) + then.parts.get(n, 0.0) for n in names}
     pairs = zip(first.stages, then.stages, strict=True)
     stages = [(max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs]
-    return StepPoint(first.sequences, first.seconds + then.seconds, parts, stages)
+    seconds = first.seconds + then.seconds, first.passes + then.passes
+    return StepPoint(first.sequences, *seconds, parts, stages)
 
 
 def _climbed(
