@@ -280,7 +280,7 @@ def _pool(
         blocks = room.blocks
     of_ranks = groups // halves
     of_groups = tokens * of_ranks, sequences * of_ranks, blocks * groups or None
-    limits = ServerLimits(*of_groups, block, chunk=tokens)
+    limits = ServerLimits(*of_groups, block, chunk=tokens, groups=of_ranks)
 
     about = options, timer, session, models, groups, halves, accepted
     costs, pace = _costs(given, *about)
