@@ -77,6 +77,18 @@ def magnitude(op: Operation, ctx: NumericContext) -> float:
     return 1 + _ratio(op, "mscale", 1) / 10 * float(np.log(factor))
 
 
+def is_magnified(op: Operation) -> bool:
+    """Whether `magnitude` is another number than 1."""
+    kind = op.text("scaling")
+    if kind == "longrope" and "mscale" not in op.attrs:
+        return True
+    return (
+        kind in ("yarn", "longrope")
+        and _ratio(op, "mscale", 1) != 0
+        and _ratio(op, "factor", 1) != 1
+    )
+
+
 def wrong_lists(op: Operation) -> Iterator[str]:
     """What is wrong with the numbers of longrope, of which each pair has one."""
     given_factors = [name for name in ("short", "long") if name in op.attrs]
