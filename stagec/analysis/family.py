@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from weakref import finalize
 
@@ -14,7 +15,7 @@ from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
 from stagec.ir.queries import Queries
-from stagec.ir_spec.phases import phase_named
+from stagec.ir_spec.phases import Phase, phase_named
 from stagec.pipeline.blame import plugin_of
 from stagec.pipeline.instrument import PLAN, STATED, Hooks, Instrument, Verification
 from stagec.pipeline.manager import PassManager
@@ -42,11 +43,24 @@ class _Watch(Hooks):
         module.decisions = self.decisions
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
-        module.decisions = None
         if pass_.name == PLAN:
-            self.plans = MemoryMoments(module, self.decisions)
-        elif pass_.name in STATED:
+            self.plans = MemoryMoments(module)
+        module.decisions = None
+        if pass_.name in STATED:
             self.flops, self.tokens = model_flops(module), step_tokens(module)
+
+
+@dataclass(frozen=True)
+class _Unwritten(Pass):
+    """Stands for the pass that plans memory where only its moments are looked at: the module does
+    not state the plan."""
+
+    name = PLAN
+    needs = Phase.PARTITIONED
+    gives = Phase.PLANNED
+
+    def applies(self, module: Module) -> bool:
+        return False
 
 
 class _TextVerification(Verification):
@@ -159,6 +173,9 @@ class Compiled:
         # of our own passes the text and the end are verified, of a plug-in's what each has made
         own = not any(plugin_of(type(p).__module__) for p in pipeline.passes)
         text = [_TextVerification()] if own else []
+        if own and not around:
+            passes = (_Unwritten() if p.name == PLAN else p for p in pipeline.passes)
+            pipeline = replace(pipeline, passes=tuple(passes))
         PassManager(pipeline, [watch, *text, *around], verify=not own).run(module)
         if own:
             verify_module(module)

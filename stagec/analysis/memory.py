@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Env, Expr, UnboundError, evaluate, maximum, total
+from stagec.ir.expr import ZERO, Env, Expr, UnboundError, const, evaluate, maximum, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.pipeline import ACTIONS
@@ -61,15 +61,18 @@ def staged_memory(
     return {**expressions, "host": planned.get("host", ZERO) + maximum(host)}
 
 
-def turns_of(module: Module, graph: Operation, stage: int, what: str = "left") -> list[Turn]:
-    """The turns of the schedule of a stage that differ in what microbatches hold and what runs;
-    with `what` = "host" what they hold in host memory, after each turn."""
-    stages = graph.attrs.get("stages")
-    works = _Works.of(
-        [o for o in module.ops("stg.working") if o.attrs.get("stages") == stages], what
-    )
-    function = _turns if what == "left" else _stashes
-    return works.unique(function(works.doing(actions_of(module, graph, stage))))
+def turns_of(
+    works: Iterable[ActionInState],
+    held: Mapping[MicrobatchState, bool],
+    order: RankActions,
+    *,
+    hosted: bool = False,
+) -> list[Turn]:
+    """The turns of a schedule of these works that differ in what microbatches hold (`held` says
+    whether that is anything) and what runs; if it is `hosted`, in what they hold after each turn.
+    """
+    each = _Works(dict.fromkeys(works, ZERO), {s: const(int(any_)) for s, any_ in held.items()})
+    return each.unique((_stashes if hosted else _turns)(each.doing(order)))
 
 
 def _turns(doing: Iterable[Doing]) -> Iterator[Turn]:
