@@ -460,7 +460,7 @@ def _rows(
         whole = -(-batch // groups) * groups
         job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit = decoded(job, timer, session, whole, end)
+            report, fit, reserved = decoded(job, timer, session, whole, end)
         except DiagnosticError as raised:
             problems.append((batch, raised))
             continue
@@ -476,7 +476,7 @@ def _rows(
         engine = PodStep(batch, paced_seconds(report, job) / accepted, ranks)
         if fit.fits or wanted:
             rates, peak = rates_at(engine, job)
-            fit = replace(fit, peak=max(fit.peak, peak))
+            fit = replace(fit, peak=max(fit.peak, peak + reserved))
         if not fit.fits and not wanted and not first:
             return
         if not fit.fits and first:

@@ -71,23 +71,23 @@ def paced_seconds(report: TimeReport, options: JobOptions) -> float:
 
 def decoded(
     options: JobOptions, timer: StepTimer, session: Session, batch: int, end: int
-) -> tuple[TimeReport, MemoryFit | None]:
-    """A step of decode, and whether the caches of a whole batch fit in what `stg.scheduler` takes
-    of the memory, of which other sequences are on other pipeline stages; with `reserve`, those of
-    `end` tokens. Raises `DiagnosticError`."""
+) -> tuple[TimeReport, MemoryFit | None, int]:
+    """A step of decode, whether the caches of a whole batch fit in what `stg.scheduler` takes of
+    the memory, of which other sequences are on other pipeline stages, and the bytes beside them
+    that it reserves: with `reserve` those up to `end` tokens. Raises `DiagnosticError`."""
     from stagec.jobs.lowered import job_costs
 
     job = job_costs(options, session)
     report = timer.time(job)
-    rule = read_strategy(JobBuilder(options).module).one(SchedulerRule)
     if report.fit is None:
-        return report, None
-    step, peak = options.batch or batch, report.fit.peak
+        return report, None, 0
+    rule = read_strategy(JobBuilder(options).module).one(SchedulerRule)
+    step, room = options.batch or batch, rule.room(report.fit.room)
+    peak = whole = peak_of(job.figures().by_stage, batch - step, step)
     if rule.reserve:
-        job = job_costs(options.changed(context=end), session)
-    if rule.reserve or step != batch:
-        peak = peak_of(job.figures().by_stage, batch - step, step)
-    return report, replace(report.fit, peak=peak, room=rule.room(report.fit.room))
+        last = job_costs(options.changed(context=end), session)
+        whole = peak_of(last.figures().by_stage, batch - step, step)
+    return report, replace(report.fit, peak=whole, room=room), whole - peak
 
 
 def peak_of(stages: Sequence[Mapping[str, int]], others: int, step: int) -> int:

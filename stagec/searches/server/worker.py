@@ -70,6 +70,11 @@ class ServerLoad:
         """Tokens that are cached of a sequence that decodes, on average."""
         return self.cached + self.prompt + self.output // 2
 
+    @property
+    def last(self) -> int:
+        """Tokens that are cached of a sequence in its last step."""
+        return self.cached + self.prompt + self.output - 1
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
@@ -228,8 +233,9 @@ class _Timing:
             batch, load = each * self._groups, self.task.load
             step = {"batch": batch, "context": load.context, "speculative": load.drafts or None}
             asked = self._options.changed(serve=DECODE, **step)
-            gives = load.accepted
-            self._decodes[each] = self._step(asked, batch * self._stages, gives=gives)
+            about: dict[str, Any] = {"reserved": self._reserved(asked, context=load.last)}
+            about["gives"] = load.accepted
+            self._decodes[each] = self._step(asked, batch * self._stages, **about)
         return self._decodes[each]
 
     def _mixed(self, budget: int, each: int) -> MixedPoint | None:
@@ -241,8 +247,12 @@ class _Timing:
         if work is None or decode is None:
             return None
         chunked = SequenceClass(work.size, load.cached + work.past, 1, work.prompts)
-        step = step_of([SequenceClass(1, load.context, 1, each), chunked])
-        mixed = self._step(self._options.changed(step=str(step)), decode.sequences)
+        step, end = (
+            str(step_of([SequenceClass(1, context, 1, each), chunked]))
+            for context in (load.context, load.last)
+        )
+        asked = self._options.changed(step=step)
+        mixed = self._step(asked, decode.sequences, reserved=self._reserved(asked, step=end))
         if mixed is None:
             return None
         prompts = work.prompts * self._groups * self._stages
@@ -293,14 +303,26 @@ class _Timing:
             yield prefill_point
             each *= 2
 
+    def _reserved(self, asked: JobOptions, **last: Any) -> JobOptions | None:
+        """The step in which sequences have all their tokens, for which an engine may keep room."""
+        return asked.changed(**last) if self._scheduler.reserve else None
+
     def _step(
-        self, asked: JobOptions, sequences: int, *, sends: int = 0, gives: float = 1.0
+        self,
+        asked: JobOptions,
+        sequences: int,
+        *,
+        sends: int = 0,
+        gives: float = 1.0,
+        reserved: JobOptions | None = None,
     ) -> StepPoint | None:
-        """A step, for each of the tokens that it `gives` a sequence; None if it does not fit. Every
-        stage holds the caches of the sequences of all stages, of which the step has those of one.
+        """A step, for each of the tokens that it `gives` a sequence; None if it, or what is
+        `reserved` for, does not fit. Every stage holds the caches of the sequences of all stages,
+        of which the step has those of one.
         Of a prompt that `sends` its caches, their bytes are noted."""
         job = CompiledJob.of(asked, Session())
-        by_stage = job.figures().by_stage
+        last = job if reserved is None else CompiledJob.of(reserved, Session())
+        by_stage = last.figures().by_stage
         caches = [each.get(CACHES, 0) for each in by_stage]
         stages = [
             (sum(each.values()) - kept, kept * self._stages)
