@@ -152,14 +152,11 @@ class _Works:
             kept = {s: evaluate(e, env) for s, e in self.kept.items()}
         except UnboundError:
             return _uncovered(unique)
-        return [
-            max(
-                unique,
-                key=lambda t: (
-                    sum(kept[s] * n for s, n in t[0].items()) + sum(peak[w] for w in t[1])
-                ),
-            )
-        ]
+
+        def held(turn: Turn) -> int:
+            return sum(kept[s] * n for s, n in turn[0].items()) + sum(peak[w] for w in turn[1])
+
+        return [max(unique, key=held)]
 
 
 def _no_working(when: str, regions: Iterable[ActionRegion]) -> DiagnosticError:

@@ -6,6 +6,7 @@ Pure functions on a module; the passes of the same names are handles over them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.layers import stack_of
@@ -263,12 +264,7 @@ def same_type(left: Value, right: Value) -> bool:
     a, b = left.type, right.type
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return a == b
-    return (a.dtype, a.dims, a.partial, a.placed, a.memory, a.share, a.stage) == (
-        b.dtype,
-        b.dims,
-        b.partial,
-        b.placed,
-        b.memory,
-        b.share,
-        b.stage,
-    )
+    return bool(_BUT_ROLE(a) == _BUT_ROLE(b))
+
+
+_BUT_ROLE = attrgetter("dtype", "dims", "partial", "placed", "memory", "share", "stage")

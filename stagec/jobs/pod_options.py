@@ -126,11 +126,9 @@ def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOpti
     if pod == MAIN:
         return of_draft
     of_draft = of_draft.changed(model=draft.model, sizes=draft.sizes)
-    return (
-        _on_its_ranks(of_draft, draft)
-        if draft.on_model
-        else _with_flags(of_draft, "--draft", draft.flags)
-    )
+    if draft.on_model:
+        return _on_its_ranks(of_draft, draft)
+    return _with_flags(of_draft, "--draft", draft.flags)
 
 
 def _refuse_text(options: JobOptions, option: str, owner: str, flags: str) -> None:

@@ -151,12 +151,8 @@ class Pods:
                         pass
             for builder in self.guests.values():
                 self.session.report(*builder.module.diagnostics.items)
-        return replace(
-            self,
-            peers_in_other_pod=_peers_in_other_pod(
-                {p: m for p, m in met.items() if p not in self.guests}
-            ),
-        )
+        hosts = {p: m for p, m in met.items() if p not in self.guests}
+        return replace(self, peers_in_other_pod=_peers_in_other_pod(hosts))
 
     def passes(self, pod: str) -> str:
         """The passes of a pod."""

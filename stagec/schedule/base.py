@@ -7,11 +7,12 @@ backward, W gradient of the weights, F&B an overlapped pair, each for a rank's s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Literal, TypeAlias
 
-from stagec.schedule.action import Actions, Placement, RankOrder, round_robin
+from stagec.schedule.action import Action, Actions, Placement, round_robin
 from stagec.schedule.costs import UNIT, Costs
 from stagec.schedule.simulate import ScheduleEvents
 from stagec.support.diagnostics import DiagnosticError, error
@@ -60,7 +61,9 @@ class Schedule(ABC):
     scope: ClassVar[Scope] = "step"
 
     @abstractmethod
-    def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
+    def rank_actions(
+        self, rank: int, stages: int, microbatches: int, chunks: int
+    ) -> Iterable[Action]:
         """The actions of one rank in order, for sizes that passed `check`."""
 
     def actions(self, stages: int, microbatches: int, chunks: int) -> Actions:

@@ -99,11 +99,9 @@ class NodeLayout:
         """What a node waits as."""
         i = identifier - 1
         role = int(self.role[i])
-        return (
-            (self.contexts[int(self.context[i])], role)
-            if role >= 0
-            else (None, -1 - int(self.fixed[i]))
-        )
+        if role >= 0:
+            return (self.contexts[int(self.context[i])], role)
+        return (None, -1 - int(self.fixed[i]))
 
     def targets(self, rule: Rule, sources: Ints) -> Ints:
         """What nodes wait for by a rule; 0 where there is none."""

@@ -249,14 +249,8 @@ def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group:
     mark, microbatch = marker_of(prototype.name), int(program.microbatch[one])
     name = numbered(prototype.name, microbatch)
     data = int(middle - begin)
-    node = replace(
-        prototype,
-        id=one + 1,
-        name=name,
-        tag=int(program.tag[one]),
-        deps=edges[:data],
-        after=edges[data:],
-    )
+    node = replace(prototype, id=one + 1, name=name, tag=int(program.tag[one]))
+    node.deps, node.after = edges[:data], edges[data:]
     if program.events is not None:
         node.alloc, node.free = int(program.events.alloc[one]), int(program.events.free[one])
     record = _encoded(writer.trace_node(node, group, prototype))

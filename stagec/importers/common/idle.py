@@ -72,6 +72,20 @@ def tower_of(config: Config) -> Config:
     return vision
 
 
+def words_of(config: Config) -> Config:
+    """The configuration of the language model, with what stands in that of the whole. Raises
+    `DiagnosticError` where there is none."""
+    words = config.section("text_config")
+    if words is None:
+        raise config.refuse(
+            "text_config", "is missing: expected the configuration of the language model"
+        )
+    words.inherit(config, "tie_word_embeddings")
+    if not words.has("model_type"):
+        words.inherit(config, "model_type")
+    return words
+
+
 def read_idle(
     config: Config, text: ModelText, *, width: int, inner: int, layers: int, patch: int
 ) -> None:

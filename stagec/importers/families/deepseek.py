@@ -119,12 +119,9 @@ def sigmoid_stack(
 def read_mistral4(config: Config) -> ModelText:
     """Mistral Small 4: latent attention whose queries grow with the position, experts by a softmax
     beside a shared one."""
-    model, mixer = latent_of(
-        config,
-        "Mistral 4",
-        Sizes(4096, 12288, 36, 32, 131072, 1 << 20),
-        LatentSizes(kept=64, keys=256, queries=1024),
-    )
+    sizes = Sizes(4096, 12288, 36, 32, 131072, 1 << 20)
+    latent = LatentSizes(kept=64, keys=256, queries=1024)
+    model, mixer = latent_of(config, "Mistral 4", sizes, latent)
     mixer = replace(mixer, temperature=growing_temperature(config))
     normalize = model.flag("norm_topk_prob", True)
     mixture = model.experts(count=128, top=4, inner=2048, normalize=normalize)

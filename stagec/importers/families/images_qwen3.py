@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from stagec.importers.common.idle import tower_of, words_of
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.families.images import seen_attention
@@ -32,12 +33,7 @@ _NOTES = (
 
 def _reader(read: Reader) -> Reader:
     def read_images(config: Config) -> ModelText:
-        vision, words = config.section("vision_config"), config.section("text_config")
-        if vision is None or words is None:
-            raise config.refuse("text_config", "or 'vision_config' is missing: expected both")
-        words.inherit(config, "tie_word_embeddings")
-        if not words.has("model_type"):
-            words.inherit(config, "model_type")
+        vision, words = tower_of(config), words_of(config)
         count = vision.layers("depth", default=27)
         deep = vision.sizes("deepstack_visual_indexes", most=count - 1)
         if not vision.is_list("deepstack_visual_indexes"):

@@ -95,12 +95,8 @@ def _begin_heads(config: Config, title: str) -> tuple[ModelText, int]:
 
 
 def _stacked(config: Config, text: ModelText, count: int, mixer: str) -> ModelText:
-    layer = Layer(
-        [
-            Sublayer(Callee(mixer), "time", LAYER),
-            Sublayer(Callee("rwkv6_channel"), "channel", LAYER),
-        ]
-    )
+    blocks = {"time": mixer, "channel": "rwkv6_channel"}
+    layer = Layer([Sublayer(Callee(block), name, LAYER) for name, block in blocks.items()])
     tied = config.flag("tie_word_embeddings", default=False)
     decoder = Decoder(LAYER, tied=tied, embed_norm=LAYER)
     return decoder.write(text, {"layers": layer}, ["layers"] * count)
