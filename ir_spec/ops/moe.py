@@ -35,6 +35,7 @@ _SCORES = (
 )
 _SHARED = tuple(p.name for p in _SCORES)
 _WIDE_LOGITS = Param("wide_logits", "flag", "model code makes the logits in fp32")
+_STEPS = Param("steps", "flag", "backward runs operation by operation, as that of eager PyTorch")
 _LOCAL = Param("local", "flag", "a rank has all tokens, and takes those of its own experts")
 
 
@@ -242,12 +243,12 @@ class Combine(OpDef):
 
     Without weights it is the plain sum, the gradient of `stg.dispatch`. FLOPs per element of the k
     copies: 2 with weights, 1 without. With `local` a rank adds up those of its own experts, and the
-    result is a partial sum.
+    result is a partial sum. With `steps` backward runs operation by operation.
     """
 
     name = "stg.combine"
     operands = ("y", "experts", "weights*")
-    params = (_LOCAL,)
+    params = (_LOCAL, _STEPS)
     example = "%o = stg.combine(%ys, %experts, %weights) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
@@ -261,11 +262,12 @@ class Combine(OpDef):
         dy, (y, experts, *weights) = present(grads[0]), op.operands
         how = _capacity(y, experts) | _local(op)
         dys = b.value("stg.dispatch", [dy, experts, *weights], how, hint=y.prefixed("d_"))
+        attrs = _local(op) | ({_STEPS.name: True} if op.flag(_STEPS.name) else {})
         dws = [
-            b.value("stg.combine_weights_grad", [dy, y, experts], _local(op), hint=w.prefixed("d_"))
+            b.op("stg.combine_weights_grad", [dy, y, experts], attrs, names=[w.prefixed("d_")])
             for w in weights
         ]
-        return [dys, None, *dws]
+        return [dys, None, *(each.results[0] for each in dws)]
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"expert_bias": self._biased_in_steps, "expert_weights": self._weighted_in_f32}
@@ -280,7 +282,8 @@ class Combine(OpDef):
         if len(others) == 1 or dtype == "f32":
             return None
         wide = b.value("stg.cast", [y], {"to": "f32"}, hint=f"{y.name}_f32")
-        total = b.value(self.name, [wide, *others], {**op.attrs}, hint=f"{name}_f32")
+        attrs: dict[str, RawAttr] = {**op.attrs, _STEPS.name: True}
+        total = b.value(self.name, [wide, *others], attrs, hint=f"{name}_f32")
         return [b.value("stg.cast", [total], {"to": dtype}, hint=name)]
 
     def _biased_in_steps(
@@ -389,17 +392,29 @@ class SortRows(Elementwise):
 
 class CombineWeightsGrad(OpDef):
     """Gradient of `stg.combine` with respect to the weights: <dy, y> for each copy, 2 FLOPs per
-    element, in fp32."""
+    element, in fp32.
+
+    With `steps` its last results are two buffers of the size of y that it needs while it runs: dy
+    of each row, and its product with y.
+    """
 
     name = "stg.combine_weights_grad"
     operands = ("dy", "y", "experts")
-    params = (_LOCAL,)
-    element_types = ("f32",)
+    results = ("dw", "buffers*")
+    params = (_LOCAL, _STEPS)
     example = "%dw = stg.combine_weights_grad(%do, %ys, %experts) : f32[B, S, T]"
 
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32"] * (1 + self._buffers(op))
+
+    def _buffers(self, op: Operation) -> int:
+        return 2 if op.flag(_STEPS.name) else 0
+
     def rule(self, op: Operation) -> Rule:
-        text = "bsd,eb(sc)d,bst->bst"
-        return make_rule(text, whole=_whole(op), linear=[1], numbered="s")
+        text = "bsd,eb(sc)d,bst->bst" + ",eb(sc)d" * self._buffers(op)
+        routed = op.operands[1].tensor.dims[2].routed
+        kept = {"c": routed} if routed is not None and self._buffers(op) else {}
+        return make_rule(text, whole=_whole(op), linear=[1], numbered="s", routed=kept)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") * 2
@@ -410,7 +425,8 @@ class CombineWeightsGrad(OpDef):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, experts = args
         first = ctx.start(op.operands[1].tensor.dims[0])
-        return [(_copies(y, experts, first) * dy[:, :, None]).sum(-1)]
+        dw = (_copies(y, experts, first) * dy[:, :, None]).sum(-1)
+        return [dw, *[np.zeros_like(y)] * self._buffers(op)]
 
 
 def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
