@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stagec.analysis.count import copied
+from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Env, Expr, evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
@@ -22,15 +23,15 @@ Ints = npt.NDArray[np.int64]
 
 
 class MemoryMoments:
-    """The moments of the memory plans of a module that is not lowered yet: of those that a pass has
-    just made, or that are made here."""
+    """The moments of the memory plans of these functions, those of the module by default: of plans
+    that a pass has just made, or that are made here. Raises `DiagnosticError`."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, functions: Sequence[Operation] = ()) -> None:
         values = plain(planned_env(module))
         self.loads = {n: v for n, v in values.items() if n not in module.env}
         self.of: dict[object, FunctionMoments] = {}
         self.copied: list[Expr] = []
-        for func in module.functions:
+        for func in functions or module.functions:
             plan = module.notes.get(func.body)
             if not isinstance(plan, FunctionPlan):
                 plan = FunctionPlan(module, func)

@@ -368,11 +368,7 @@ class JobBuilder:
             pipeline = replace(pipeline, passes=pipeline.passes[:end], locs=pipeline.locs[:end])
         shown = instruments(self.options, pipeline, self.loaded, self.session)
         if without and not shown and self.options.pipeline is None:
-            kept = [i for i, p in enumerate(pipeline.passes) if p.name not in without]
-            passes, locs = pipeline.passes, pipeline.locs
-            pipeline = replace(
-                pipeline, passes=tuple(passes[i] for i in kept), locs=tuple(locs[i] for i in kept)
-            )
+            pipeline = pipeline.without(without)
         known = self.loaded.passes.values()
         own = [] if self._symbolic else [self.repeated]
         manager = PassManager(pipeline, [*shown, *watching, *own], known=known, verify=verify)
