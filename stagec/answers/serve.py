@@ -74,8 +74,9 @@ if TYPE_CHECKING:
 
 Figures = TypeVar("Figures")
 
-#: The rates of a step of decode, whose options are those, and bytes that a rank holds meanwhile.
-RatesAt: TypeAlias = Callable[[PodStep, JobOptions], tuple[ServingRates, int]]
+#: The rates of a step of decode, whose options are those and whose ranks hold so many bytes, and
+#: what they hold in all steps.
+RatesAt: TypeAlias = Callable[[PodStep, JobOptions, int], tuple[ServingRates, int]]
 #: The largest batch that is tried.
 LARGEST = 1 << 16
 _BATCH = re.compile("0*[1-9][0-9]{0,5}")
@@ -411,24 +412,25 @@ def _rates_at(
     `DiagnosticError`."""
     first = options[PREFILL]
     if first.serve == DISAGGREGATED:
-        return lambda decode, job: (disaggregated(prefill, decode, output, pods), 0)
+        return lambda decode, job, peak: (disaggregated(prefill, decode, output, pods), peak)
     mixes = Mixing.of(options[DECODE], first, output)
     if mixes is not None:
-        return lambda decode, job: mixes.rates(decode, timer, session)
+        return lambda decode, job, peak: mixes.rates(decode, peak, timer, session)
     from stagec.jobs.lowered import job_costs
 
     batch = prefill.sequences // steps_in_flight(first)
     chunks = [*_chunks(first.changed(batch=batch))]
 
-    def alone(decode: PodStep, job: JobOptions) -> tuple[ServingRates, int]:
+    def alone(decode: PodStep, job: JobOptions, peak: int) -> tuple[ServingRates, int]:
         # no more prompts are in a step, and on stages, than there are sequences
         prompts = replace(prefill, sequences=min(prefill.sequences, decode.sequences))
         rates = colocated(prompts, decode, output)
         if has_pods(first) or has_pods(job):
-            return rates, 0
+            return rates, peak
         kept = job_costs(job, session).figures().by_stage
         steps = (job_costs(step, session).figures().by_stage for step in chunks)
-        return rates, max(peak_alone(each, kept, steps_in_flight(job)) for each in steps)
+        stages = steps_in_flight(job)
+        return rates, max(peak, *(peak_alone(each, kept, stages) for each in steps))
 
     return alone
 
@@ -475,8 +477,8 @@ def _rows(
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         engine = PodStep(batch, paced_seconds(report, job) / accepted, ranks)
         if fit.fits or wanted:
-            rates, peak = rates_at(engine, job)
-            fit = replace(fit, peak=max(fit.peak, peak + reserved))
+            rates, peak = rates_at(engine, job, fit.peak - reserved)
+            fit = replace(fit, peak=peak + reserved)
         if not fit.fits and not wanted and not first:
             return
         if not fit.fits and first:

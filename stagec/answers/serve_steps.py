@@ -154,10 +154,11 @@ class Mixing:
         return cls(decode, rule, groups, prefill.context or 0, prefill.prompt or 1, output)
 
     def rates(
-        self, decode: PodStep, timer: StepTimer, session: Session
+        self, decode: PodStep, peak: int, timer: StepTimer, session: Session
     ) -> tuple[ServingRates, int]:
         """What it gives with steps that decode, which have a batch, and the bytes that a rank holds
-        in those with prompts. Raises `DiagnosticError`."""
+        at its `peak` in these, or in those with prompts. Sequences that wait have no caches. Raises
+        `DiagnosticError`."""
         from stagec.jobs.lowered import job_costs
 
         batch = decode.sequences
@@ -183,5 +184,6 @@ class Mixing:
         seconds = paced_seconds(report, asked)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request_seconds(report))
         waits = running < each or not work.keeps_up
-        peak = peak_of(job.figures().by_stage, steps_in_flight(asked) - 1, 1)
+        most = peak_of(job.figures().by_stage, steps_in_flight(asked) - 1, 1)
+        peak = max(most, peak) if running == each else most
         return beside(decode, mixed, work, self.output, waits=waits), peak

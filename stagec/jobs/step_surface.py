@@ -23,14 +23,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.serving.step import SequenceClass, Step, alike, mean_chunk, step_of
 from stagec.serving.step_times import StepLine
 
 #: The largest number of a grid, and its least ones: those of cached tokens and of chunks.
 _LARGEST = 1 << 40
 _CONTEXTS, _CHUNKS = 16, 16
-#: Sizes of chunks of a step that is evaluated exactly, at most: each has ops of its own.
-_CLASSES = 8
 #: Steps of each kind that are kept to be checked.
 _CHECKED = 6
 
@@ -106,11 +104,7 @@ class StepSurface:
         return self._mixed(count, total, chunks)
 
     def _mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
-        largest = _fullest(chunks, self.groups, self.halves)
-        number, tokens = len(largest), sum(new for new, _ in largest)
-        pairs = sum(new * past + new * (new + 1) / 2 for new, past in largest)
-        size = tokens / number
-        past = max(0.0, pairs / tokens - (size + 1) / 2)
+        number, size, past = mean_chunk(_fullest(chunks, self.groups, self.halves))
         share = -(-count // self.groups)
         picoseconds = self._chunked(share, number, size)
         if count:
@@ -188,8 +182,8 @@ class _Sample(Generic[T]):
 
 @dataclass
 class ExactSteps:
-    """Femtoseconds of steps, each evaluated: sequences that add equally many tokens are one class
-    of their mean context (`Step.together`), as in `StepSurface`."""
+    """Femtoseconds of steps, each evaluated: sequences that decode are one class of their mean
+    context, and chunks another one, as in `StepSurface`."""
 
     exact: Callable[[Step], int]
     groups: int = 1
@@ -247,17 +241,13 @@ class DraftedSteps:
 def _step(
     count: int, total: int, chunks: Sequence[tuple[int, int]], groups: int, halves: int
 ) -> Step:
-    """The step of the group that has most, whose chunks end prompts. Where their sizes are more
-    than `_CLASSES`, neighbours have their mean."""
+    """The step of the group that has most, whose chunks end prompts: sequences that decode have
+    their mean context, rounded up, and chunks are alike."""
     share = -(-count // groups)
     classes = [SequenceClass(1, -(-total // count), 1, share)] if count else []
-    largest = _fullest(chunks, groups, halves)
-    each = -(-len(largest) // _CLASSES) if len({n for n, _ in largest}) > _CLASSES else 1
-    for first in range(0, len(largest), each):
-        group = largest[first : first + each]
-        new, past = (-(-sum(piece[i] for piece in group) // len(group)) for i in (0, 1))
-        classes.append(SequenceClass(new, past, 1, len(group)))
-    return step_of(classes).together()
+    if chunks:
+        classes.append(alike(_fullest(chunks, groups, halves)))
+    return step_of(classes)
 
 
 def _fullest(

@@ -146,6 +146,17 @@ def test_batches_double_while_they_fit() -> None:
     assert actual["best"] == actual["points"][-1]
 
 
+def test_sequences_that_wait_have_no_caches() -> None:
+    """Prompts of 64 sequences come faster than steps of 64 tokens take them: few decode, and those
+    that wait take no memory; a step with prompts takes more than one that decodes."""
+    words = ("--set", "L=2", "--prompt-steps", "beside", "--prompt", "512", "--output-tokens", "64")
+    few = served(*words, "--step-tokens", "65", "--batches", "4,64")["points"]
+    assert few[1]["memory_peak"] < few[0]["memory_peak"] + 60 * 512 * A_TOKEN // 32 * 2
+    alone = served(*words[:2], "--batches", "4", "--serve", "disaggregated", "--decode", "tp=1")
+    whole = served(*words, "--batches", "4")["points"][0]
+    assert whole["memory_peak"] > alone["points"][0]["memory_peak"]
+
+
 def test_limits_choose_among_batches() -> None:
     every = served("--batches", "1,8,64")["points"]
     limit = every[1]["tpot"] * 1.0001

@@ -242,6 +242,24 @@ def test_groups_wait_for_the_one_with_the_longest_prompts() -> None:
     assert exact.mixed(0, 0, [(900, 0), (30, 0)]) == exact.mixed(0, 0, [(900, 0)])
 
 
+def test_prompts_of_unequal_sizes_have_one_kernel() -> None:
+    """As many launches as prompts that are alike, for as many tokens and pairs."""
+    step = parse_step("decode=3x100,decode=1x201,chunk=1x20+0,prefill=2x50+0,prefill=1x96+8")
+    one = step.together()
+    assert str(one) == "decode=4x126,prefill=4x54+10"
+    assert (one.tokens, one.sampled - 1) == (step.tokens, step.sampled)
+    assert one.pairs == pytest.approx(step.pairs, rel=0.01)
+    modules = StepModules(job_options("llama3-8b", None, {"sizes": {"L": 2}}), Session())
+    machine = library.machine("h100-sxm")
+
+    def exact(step: Step) -> int:
+        return round(modules.compiled(step).time(machine).step_seconds * SECOND)
+
+    chunks = [(size, 0) for size in (32, 48, 80, 96)]
+    several, equal = (ExactSteps(exact).mixed(8, 800, c) for c in (chunks, [(64, 0)] * 4))
+    assert equal < several < 1.03 * equal
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "flags"), [("llama3-8b", {"tp": 2}), ("mixtral-8x7b", {"tp": 4})]
