@@ -70,6 +70,7 @@ from stagec.passes.strategy.pad_dimensions import PadDimensions
 from stagec.passes.strategy.pad_vocabulary import PadVocabulary
 from stagec.passes.strategy.place_values import PlaceValues
 from stagec.passes.strategy.ring_attention import RingAttention
+from stagec.passes.strategy.separate_attention import SeparateAttention
 from stagec.passes.strategy.serve_lora import ServeLora
 from stagec.passes.strategy.set_element_types import SetElementTypes
 from stagec.passes.strategy.shard_parameters import ShardParameters
@@ -105,6 +106,7 @@ PLUGIN = Plugin(
         QuantizeWeights,
         SizeExperts,
         OverlapBatches,
+        SeparateAttention,
         ChooseRecompute,
         SplitMicrobatches,
         PlaceValues,
@@ -155,7 +157,7 @@ PLUGIN = Plugin(
     pipelines={
         "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
         "serve-lora,freeze-parameters,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
-        "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,choose-recompute,split-microbatches,"
+        "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,separate-attention,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,whole-gradients,insert-collectives,"

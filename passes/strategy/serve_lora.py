@@ -255,10 +255,10 @@ class _Adapters:
         op, x = product.op, product.x
         if cut.batch:
             raise error(
-                f"adapters of %{product.op.operands[product.index].name} are not served: each "
-                "expert would have some of its own",
+                f"adapters of %{op.operands[product.index].name} are not served: it is a matrix "
+                "for each expert or head",
                 op.loc,
-                remedy="leave the experts' parameters out of --lora",
+                remedy="leave it out of --lora",
             )
         rows = [(g, d) for g, d in zip(cut.x, x.tensor.dims, strict=True) if g in cut.out]
         if not rows:

@@ -35,14 +35,14 @@ _ONE = "decode=1x1"
 
 
 def of_a_stage(options: JobOptions) -> JobOptions:
-    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them; of
-    two pods those of each. Raises `DiagnosticError`."""
+    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them or
+    they take turns, with attention apart; of two pods those of each. Raises `DiagnosticError`."""
     if options.serve == DISAGGREGATED and not options.part:
         asked = options.changed(chunk=None)
         several = [pod for pod in PODS if _has_microbatches(options_of_pod(pod, asked))]
         texts = {pod: f"{getattr(options, pod) or ''} microbatches=1".strip() for pod in several}
         return options.changed(**texts)
-    one = _has_microbatches(options) and not has_pods(options)
+    one = _has_microbatches(options) and not (options.afd or has_pods(options))
     return options.changed(microbatches=1) if one else options
 
 
@@ -141,7 +141,8 @@ class Mixing:
         """That of a server; None where prompts have steps of their own, as those of drafts, of
         parts and of steps of several microbatches have."""
         stages = steps_in_flight(decode)
-        if decode.pp > stages or decode.speculative or has_pods(decode) or has_pods(prefill):
+        several = decode.pp > stages and not decode.afd
+        if several or decode.speculative or has_pods(decode) or has_pods(prefill):
             return None
         module = JobBuilder(decode.changed(serve=MIXED, step=_ONE, context=None)).module
         strategy = read_strategy(module)

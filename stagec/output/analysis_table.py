@@ -144,7 +144,8 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
     """Whether it fits, a row for each rank class, and the largest buffers of the worst one."""
     out, classes = console(stream), result["classes"]
     _print_fit(result, out)
-    used = [c for c in classes[0]["categories"] if any(e["categories"][c] for e in classes)]
+    known = dict.fromkeys(c for e in classes for c in e["categories"])
+    used = [c for c in known if any(e["categories"].get(c) for e in classes)]
     host = any(e["host"] for e in classes)
     for entry in _without_repeats(classes):
         models = entry.get("models", {})  # of a draft model and its model on the same ranks
@@ -152,7 +153,7 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
         made = table(title, "category", "bytes", "", *models)
         for name in used:
             each = (bytes_text(models[m].get(name, 0)) for m in models)
-            size = entry["categories"][name]
+            size = entry["categories"].get(name, 0)
             made.add_row(name, bytes_text(size), f"{size:,}", *each)
         made.add_row("peak", bytes_text(entry["peak"]), f"{entry['peak']:,}")
         if host:

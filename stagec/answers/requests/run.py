@@ -221,8 +221,9 @@ def _pools(
         pool = _pool(own, timer, given, requests, session, accepted, prefills=prefills)
         alone = pool.models.replicas
         swap = _swap(pool, timer.machine) if given["preempt"] == "swap" else 0
-        kept = prefix_block(own, given, requests) if prefills or not two_pods else 0
-        tiers = tiers_below(pool.models, timer.machine, given, kept)
+        computes = prefills or not two_pods
+        kept = prefix_block(own, given, requests) if computes else 0
+        tiers = tiers_below(pool.models, timer.machine, given, kept) if computes else None
         made: Callable[..., Replica] = Replica
         if pool.pace is not None:
             made = partial(PipelinedReplica, pace=pool.pace, stages=pool.stages)
@@ -232,7 +233,7 @@ def _pools(
                 pool.limits,
                 pool.costs,
                 prefix_block=kept,
-                tiers=tiers(),
+                tiers=tiers() if tiers is not None else None,
                 swap=swap,
                 prefills=prefills,
                 scheduler=pool.scheduler,

@@ -252,6 +252,11 @@ def _only_serving(request: FlagValues) -> Iterator[Diagnostic]:
     """What a step of training has no use for."""
     if request["dp_attention"]:
         yield _error("--dp-attention needs a step of serving", "add --serve decode, or use --sp")
+    if request["afd"] and request.ranks("pp") > 1:
+        yield _error(
+            "--afd needs a step of serving: training keeps no caches",
+            "add --serve decode, or leave it out",
+        )
     if request["redundant_experts"]:
         yield _error(
             "--redundant-experts needs a step of serving: training would give each copy "

@@ -68,6 +68,9 @@ class JobFlags(TypedDict, total=False):
     #: Tensor-parallel ranks with the same value send one part each to the next stage, which gathers
     #: it.
     scatter_gather: bool | None
+    #: With --serve and --pp 2: attention and feed-forward apart, attention of all layers on one
+    #: stage, the rest of them on the other one; two microbatches take turns.
+    afd: bool | None
     #: Receive buffers of a pipeline: from arrival to last use (arrive), or one for each microbatch,
     #: kept across steps (ahead).
     stage_receives: Literal["arrive", "ahead"] | None
@@ -149,7 +152,8 @@ class JobFlags(TypedDict, total=False):
     #: shards: along the first dimension of PyTorch's weight, its outputs (dim0), or over all
     #: elements (flat).
     shard_padding: Literal["none", "dim0", "flat"] | None
-    #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).
+    #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage; 2 with
+    #: --afd).
     microbatches: int | None
     #: Gather the logits instead of a vocabulary-parallel loss.
     no_vocab_parallel: bool | None

@@ -185,12 +185,13 @@ class _Timing:
     def __post_init__(self) -> None:
         self._timer = StepTimer.of(self.task.machine, self.task.measured)
         options = self.task.options.changed(serve=MIXED, step=_ONE, batch=None)
-        if options.pp > 1:
+        if options.pp > 1 and not options.afd:
             options = options.changed(microbatches=1)
         module = JobBuilder(options, Session()).module
         mesh = module.axis_sizes
         self._options = options.changed(step=None)
-        self._ranks, self._stages = prod(mesh.values()), mesh.get("pp", 1)
+        self._ranks = prod(mesh.values())
+        self._stages = 1 if options.afd else mesh.get("pp", 1)  # with sequences of their own
         strategy = read_strategy(module)
         self._groups, self._halves = module.env[strategy.batch], strategy.one(MoeRule).halves
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
