@@ -22,22 +22,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from stagec.serving.batch import Batch
 from stagec.serving.replica import Replica
 from stagec.serving.served import ServedRequest, StepsUnderWay
 from stagec.serving.step_times import StepCosts
-
-#: What each batch has of its own.
-_OWN = (
-    "_steps",
-    "_decoding",
-    "_total",
-    "_ends",
-    "_order",
-    "_phases",
-    "_polled",
-    "_waits",
-    "_delays",
-)
 
 
 class PipelinedReplica(Replica):
@@ -52,21 +40,10 @@ class PipelinedReplica(Replica):
 
     def _begin_batches(self) -> None:
         """No batch has anything."""
-        self._batches = [self._nothing() for _ in range(self.stages)]
-        self._batch = self._done = self._free_at = self._ended_at = 0
+        self._batches = [Batch.of(self.limits.block, number) for number in range(self.stages)]
+        self._batch = self._batches[0]
+        self._done = self._free_at = self._ended_at = 0
         self._under.clear()
-
-    def _nothing(self) -> dict[str, Any]:
-        lists = {"_ends": [], "_order": [], "_phases": [0] * self.limits.block}
-        return {**dict.fromkeys(_OWN, 0), **lists, "_waits": (0, False), "_delays": False}
-
-    def _turn_to(self, batch: int) -> None:
-        """Let what a batch has of its own be that of this one."""
-        if batch != self._batch:
-            self._batches[self._batch] = {name: getattr(self, name) for name in _OWN}
-            for name, value in self._batches[batch].items():
-                setattr(self, name, value)
-            self._batch = batch
 
     # -- the next steps ----------------------------------------------------------------------------
 
@@ -76,7 +53,7 @@ class PipelinedReplica(Replica):
         under, first = {batch for batch, _ in self._under}, self._done
         for batch in (*range(first, self.stages), *range(first)):
             if batch not in under:
-                self._turn_to(batch)
+                self._batch = self._batches[batch]
                 way = super().plan(now)
                 if way is not None:
                     self._under.append((batch, way))
@@ -96,7 +73,7 @@ class PipelinedReplica(Replica):
             self.way = None
             return [], []
         self._done, self.way = self._under.popleft()
-        self._turn_to(self._done)
+        self._batch = self._batches[self._done]
         return super().finish(now)
 
     def _under_way(
@@ -106,25 +83,25 @@ class PipelinedReplica(Replica):
         begin = max(now + delay, self._free_at)
         self._free_at = begin + pace
         self._ended_at = max(begin + time, self._ended_at + pace)
-        return StepsUnderWay(now, self._ended_at, 1, self._total, None, chunks)
+        return StepsUnderWay(now, self._ended_at, 1, self._batch.total, None, chunks)
 
     def _time(self, costs: StepCosts, chunks: Sequence[tuple[ServedRequest, int]]) -> int:
         if not chunks:
-            return costs.decode(self._decoding, self._total).time(self._total)
-        beside = (0, 0) if self.alone else (self._decoding, self._total)
+            return costs.decode(self._batch.decoding, self._batch.total).time(self._batch.total)
+        beside = (0, 0) if self.alone else (self._batch.decoding, self._batch.total)
         return costs.mixed(*beside, [(tokens, job.cached - tokens) for job, tokens in chunks])
 
     # -- what batches share ------------------------------------------------------------------------
 
     def _has_place(self) -> bool:
-        begun = sum(job.batch == self._batch for job in self._partial)
-        return super()._has_place() and self._decoding + begun < self._share
+        begun = sum(job.batch == self._batch.number for job in self._partial)
+        return super()._has_place() and self._batch.decoding + begun < self._share
 
     def _rest(self) -> list[tuple[ServedRequest, int]]:
         """Of prompts of other batches those chunks for which there are pages."""
-        rest, pages = list[tuple[ServedRequest, int]](), self._coming()
+        rest, pages = list[tuple[ServedRequest, int]](), self._batch.coming
         for job, tokens in super()._rest():
-            mine, grown = job.batch == self._batch, self._grown(job, tokens)
+            mine, grown = job.batch == self._batch.number, self._grown(job, tokens)
             decodes = job.left == 1 and job.generated
             if tokens and (mine or (pages + grown <= self.free and not decodes)):
                 rest.append((job, tokens))
@@ -133,7 +110,7 @@ class PipelinedReplica(Replica):
 
     def _begin(self, job: ServedRequest, matched: Sequence[int]) -> None:
         super()._begin(job, matched)
-        job.batch = self._batch
+        job.batch = self._batch.number
 
     def _take(
         self, job: ServedRequest, tokens: int, chunks: list[tuple[ServedRequest, int]]
@@ -144,19 +121,19 @@ class PipelinedReplica(Replica):
         taken = super()._take(job, tokens, chunks)
         if len(chunks) > before:
             job.cached += tokens
-            if job.batch != self._batch:
-                job.batch = self._batch
-                insort(self._order, (job.stamp, job), key=lambda each: each[0])
+            if job.batch != self._batch.number:
+                job.batch = self._batch.number
+                insort(self._batch.order, (job.stamp, job), key=lambda each: each[0])
         return taken
 
     def _last_admitted(self) -> ServedRequest:
         while True:
             job = super()._last_admitted()
-            if job.batch == self._batch:
+            if job.batch == self._batch.number:
                 return job
 
     def _chunk(self, job: ServedRequest, tokens: int, now: int) -> bool:
-        if job.batch != self._batch or job.left:  # others are behind this one
+        if job.batch != self._batch.number or job.left:  # others are behind this one
             self.tally.computed += tokens
             return False
         job.cached -= tokens
@@ -165,8 +142,8 @@ class PipelinedReplica(Replica):
     def _live(self) -> list[ServedRequest]:
         each: list[ServedRequest] = []
         for batch in range(self.stages):
-            self._turn_to(batch)
-            self._order = [e for e in dict.fromkeys(self._order) if e[1].batch == batch]
+            self._batch = self._batches[batch]
+            self._batch.order = [e for e in dict.fromkeys(self._batch.order) if e[1].batch == batch]
             each += super()._live()
         return sorted(each, key=lambda job: job.stamp)
 
