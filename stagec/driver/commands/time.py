@@ -87,7 +87,7 @@ def command(**given: Any) -> int:
     pictures = draws(given)
     how = {name: given[name] for name in ("machine", "overlap", "graphs")}
     how["measured"] = measurements(given["measured"], given["kernels_from"], given["machine"])
-    more = {"levers": given["levers"], "accepted": accepted, "memory": pictures}
+    more: dict[str, Any] = {"levers": given["levers"], "accepted": accepted, "memory": pictures}
     with the_session().live() as progress:
         answer = time(options, session=the_session(), progress=progress, **how, **more)
     if given["perfetto"] is not None:

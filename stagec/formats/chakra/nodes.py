@@ -268,14 +268,14 @@ def varint(number: int) -> bytes:
     return bytes(digits)
 
 
-#: Types of attributes that have no other; a bool is an int, too.
+#: Types of attributes that have no other.
 _TYPES = {bool: "bool", int: "int64", float: "double", str: "string", bytes: "bytes"}
 
 
 def _default_type(value: AttrValue) -> str:
     if isinstance(value, tuple):
         return f"{_default_type(value[0]) if value else 'int64'}_list"
-    return next(name for kind, name in _TYPES.items() if isinstance(value, kind))
+    return next(_TYPES[kind] for kind in type(value).__mro__ if kind in _TYPES)
 
 
 def _set_value(attr: AttributeProto, type_name: str, value: AttrValue) -> None:
