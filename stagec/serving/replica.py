@@ -84,7 +84,8 @@ class Replica:
         self._reserved = 0  # pages that those that run take at their ends
         self._polled = 0  # the decode step at which new requests were looked for
         self._unseen = 0  # requests that came since, the last ones that wait
-        self._gathers: int | None = None  # the decode step since which prompts wait for others
+        self._waits = 0, False  # the decode step since which prompts wait, for those of all groups
+        self._delays = False  # whether they do
 
     @property
     def load(self) -> int:
@@ -141,22 +142,25 @@ class Replica:
         be let in; whether they end sooner than before."""
         if self.running >= self.limits.sequences:
             return False
-        if len(self.waiting) > 1 and not self.scheduler.gather:
+        if len(self.waiting) > 1 and not (self.scheduler.gather or self.scheduler.balance):
             return False  # the first one that waits has cut them
         return self.cut(now)
 
     def _delayed_steps(self) -> int:
         """The decode steps for which prompts wait for others, 0 where they do not."""
-        most, waiting = self.scheduler.gather, self.waiting
-        full = 9 * self.limits.tokens
-        if not (most and waiting and self._decoding) or self._partial:
-            self._gathers = None
+        rule, waiting = self.scheduler, self.waiting
+        if not (waiting and self._decoding) or self._partial:
+            self._delays = False
             return 0
+        lacks = len(waiting) < self.limits.groups and rule.balance > 0  # they are dealt in turn
+        since, lacked = self._waits
+        if not self._delays or lacks != lacked:
+            since = self._steps
+        left = since + (rule.balance if lacks else rule.gather) - self._steps
         tokens = self._decoding + sum(job.left for job in waiting)
-        since = self._steps if self._gathers is None else self._gathers
-        left = since + most - self._steps
-        self._gathers = since if left > 0 and 10 * tokens < full else None
-        return 0 if self._gathers is None else left
+        self._waits = since, lacks
+        self._delays = left > 0 and (lacks or 10 * tokens < 9 * self.limits.tokens)
+        return left if self._delays else 0
 
     def _until_poll(self) -> int:
         """Decode steps until new requests are looked for, where some have come."""

@@ -278,7 +278,7 @@ def _pool(
         room = models.room(timer.machine, largest, block, given.get("limit"))
         blocks = room.blocks
     of_groups = tokens * groups, sequences * groups, blocks * groups or None
-    limits = ServerLimits(*of_groups, block, chunk=tokens)
+    limits = ServerLimits(*of_groups, block, chunk=tokens, groups=groups)
 
     def exact(step: Step) -> int:
         seconds = models.together(lambda job: timer.time(job).step_seconds, step)

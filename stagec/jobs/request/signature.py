@@ -331,6 +331,9 @@ class JobFlags(TypedDict, total=False):
     #: With --serve: the most decode steps for which prompts wait for others, until they fill 9/10
     #: of the tokens of a step.
     scheduler_gather: int | None
+    #: With --serve: the most decode steps for which prompts wait until each group of ranks with
+    #: sequences of its own has one.
+    scheduler_balance: int | None
     #: The share of their speed that products and attention sustain in a step, such as 9/10
     #: (default: that of the machine).
     sustained: float | str | None
