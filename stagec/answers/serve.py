@@ -355,7 +355,8 @@ def _rows(
     of ranks on, while they fit. Of each sequence a step gives the tokens that are `accepted`. Where
     groups do not divide a batch, the step is that of the fullest. A remark states what a wanted
     batch is left out for beside others."""
-    middle = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
+    start = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0)
+    middle, end = start + output // 2, start + output - 1
     decode = options[DECODE].changed(context=middle)
     mixes = None if two_pods else Mixing.of(options[DECODE], options[PREFILL], output)
     stages, groups = steps_in_flight(decode), groups_of(decode)
@@ -366,7 +367,7 @@ def _rows(
         whole = -(-batch // groups) * groups
         job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit = decoded(job, timer, session, whole)
+            report, fit = decoded(job, timer, session, whole, end)
         except DiagnosticError as raised:
             problems.append((batch, raised))
             continue

@@ -57,20 +57,25 @@ def paced_seconds(report: TimeReport, options: JobOptions) -> float:
 
 
 def decoded(
-    options: JobOptions, timer: StepTimer, session: Session, batch: int
+    options: JobOptions, timer: StepTimer, session: Session, batch: int, end: int
 ) -> tuple[TimeReport, MemoryFit | None]:
-    """A step of decode, and whether the caches of a whole batch fit, of which other sequences are
-    on other pipeline stages. Raises `DiagnosticError`."""
+    """A step of decode, and whether the caches of a whole batch fit in what `stg.scheduler` takes
+    of the memory, of which other sequences are on other pipeline stages; with `reserve`, those of
+    `end` tokens. Raises `DiagnosticError`."""
     from stagec.jobs.lowered import job_costs
 
     job = job_costs(options, session)
     report = timer.time(job)
-    step = options.batch or batch
-    if report.fit is None or step == batch:
-        return report, report.fit
-    kept = ((sum(each.values()), each.get(CACHES, 0)) for each in job.figures().by_stage)
-    peak = max(total + caches * (batch - step) // step for total, caches in kept)
-    return report, replace(report.fit, peak=peak)
+    rule = read_strategy(JobBuilder(options).module).one(SchedulerRule)
+    if report.fit is None:
+        return report, None
+    step, peak = options.batch or batch, report.fit.peak
+    if rule.reserve:
+        job = job_costs(options.changed(context=end), session)
+    if rule.reserve or step != batch:
+        kept = ((sum(each.values()), each.get(CACHES, 0)) for each in job.figures().by_stage)
+        peak = max(total + caches * (batch - step) // step for total, caches in kept)
+    return report, replace(report.fit, peak=peak, room=rule.room(report.fit.room))
 
 
 def request_seconds(report: TimeReport) -> float:

@@ -362,3 +362,35 @@ def test_what_is_wrong_is_reported(words: tuple[str, ...], says: str) -> None:
     assert says in ran.err
     assert "Traceback" not in ran.err
     assert "bug" not in ran.err
+
+
+def test_engines_keep_to_their_share_of_the_memory() -> None:
+    """vLLM takes 9/10 of it. With room for all tokens of a request, caches of 1,024 + 8,192 - 1
+    tokens count, of which steps have 1,024 + 4,096 on average."""
+    job = ("serve", "llama3-8b", "--machine", "h100-sxm", "--batches", "8", "--json", "--prompt")
+    each = {
+        how: json.loads(stagec(*job, "1024", "--output-tokens", "8192", *how.split()).out)
+        for how in ("", "--server-memory 9/10", "--reserve-outputs")
+    }
+    plain, share, reserved = (answer["points"][0]["fit"] for answer in each.values())
+    assert share["room"] == int(plain["room"] * 9 // 10)
+    assert share["peak"] == plain["peak"]
+    assert reserved["room"] == plain["room"]
+    assert reserved["peak"] - plain["peak"] == 8 * 4095 * A_TOKEN
+
+
+#: Output tokens/s of Llama 3.3 70B in nvfp4 on one B200 by prompt and output: NVIDIA/TensorRT-LLM,
+#: docs/source/developer-guide/perf-overview.md.
+MAXIMUM = {(128, 128): 10613.84, (128, 2048): 9445.51, (500, 2000): 6983.27, (1000, 1000): 6434.29}
+
+
+@LONG
+@pytest.mark.parametrize(("lengths", "published"), MAXIMUM.items())
+def test_the_most_that_an_engine_serves_is_near_what_was_published(
+    lengths: tuple[int, int], published: float
+) -> None:
+    job = ("serve", "llama3-70b", "--stack", "trtllm", "--machine", "b200", "--json")
+    how = ("--weight-dtype", "nvfp4", "--kv-dtype", "fp8", "--batches", "256,2048")
+    sizes = ("--prompt", str(lengths[0]), "--output-tokens", str(lengths[1]))
+    ours = json.loads(stagec(*job, *how, *sizes).out)["best"]["tokens_per_second"]
+    assert ours == pytest.approx(published, rel=0.15)
