@@ -43,7 +43,7 @@ from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGrad
 from stagec.passes.serving.absorb_latent import AbsorbLatent
 from stagec.passes.serving.copy_experts import CopyExperts
 from stagec.passes.serving.draft_ahead import DraftAhead
-from stagec.passes.serving.draft_words import DraftWords
+from stagec.passes.serving.draft_tokens import DraftTokens
 from stagec.passes.serving.gather_logits import GatherLogits
 from stagec.passes.serving.hand_over import HandOver
 from stagec.passes.serving.quantize_weights import QuantizeWeights
@@ -85,7 +85,7 @@ PLUGIN = Plugin(
         CutPart,
         ToServing,
         AbsorbLatent,
-        DraftWords,
+        DraftTokens,
         VerifyDrafts,
         DraftAhead,
         SampleTokens,

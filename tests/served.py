@@ -18,7 +18,7 @@ from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import sequence_of
+from stagec.jobs.request.serving_flags import sequence_of
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
 from tests.support import loaded, run_passes

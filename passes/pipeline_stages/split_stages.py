@@ -30,6 +30,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.layers import declaration_of
 from stagec.ir.rewrite import carried
+from stagec.ir.types import WEIGHTS
 from stagec.passes.pipeline_stages.layers import runs_layers
 from stagec.passes.pipeline_stages.relayed_values import RelayedValues, critical_ops, relayed_values
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, Slot, dissect
@@ -58,7 +59,8 @@ class SplitStages(Pass):
     Stages that hold the same share a function. Its accumulation becomes a list of `stg.action`s,
     with `stg.send` and `stg.recv` where the model is cut; a schedule with split backward gets
     actions for the gradients of weights. Reductions between stages (the gradient norm, tied
-    embeddings) are inserted. Else nothing happens.
+    embeddings) are inserted. The first stage holds parameters that nothing uses. Else nothing
+    happens.
 
     Before:
         stg.symbols[B, D, L]
@@ -145,6 +147,7 @@ def split_stages(module: Module) -> None:
     pieces = cut(module, pipeline, forward)
     counts = module.parameter_counts()
     relayed = relayed_values(sections, pieces)
+    unused = [a for a in func.body.args if not a.uses and a.tensor.role in WEIGHTS]
     kinds: dict[tuple[object, ...], list[int]] = {}
     for stage in range(pipeline.stages):
         kinds.setdefault(_kind(pipeline, pieces, relayed, stage), []).append(stage)
@@ -152,7 +155,7 @@ def split_stages(module: Module) -> None:
     place = func.position()
     for stages in kinds.values():
         maker = _StageMaker(module, pipeline, sections, pieces, relayed, stages, messages)
-        made = maker.make(func, accumulate, counts)
+        made = maker.make(func, accumulate, counts, unused if stages[0] == 0 else ())
         for op in (*maker.orders(), made):
             place += 1
             module.root.body.insert(place, op)
@@ -220,8 +223,15 @@ class _StageMaker:
         repeats = (r for row in sections.repeats.values() for r in row if r is not None)
         self._first_relayed = max(map(carried, repeats))
 
-    def make(self, old: Operation, accumulate: Operation, counts: Mapping[str, Expr]) -> Operation:
-        """The function, not yet in the module; `counts` are those of the parameters."""
+    def make(
+        self,
+        old: Operation,
+        accumulate: Operation,
+        counts: Mapping[str, Expr],
+        unused: Sequence[Value],
+    ) -> Operation:
+        """The function, not yet in the module; `counts` are those of the parameters. It holds those
+        that are `unused`."""
         over = self._pipeline.rule.over
         func = Operation(
             old.definition,
@@ -249,6 +259,8 @@ class _StageMaker:
             self._module, self._pipeline, values, accumulate, new, self._pieces, self._stages
         )
         step.run()
+        for value in unused:
+            values.argument(value, self._placed[0])
         values.finish()
         return func
 

@@ -15,7 +15,8 @@ class PodStep:
     """A pod at work: `sequences` of a step, its `seconds`, and the `ranks` of the pod. Where it
     hands over what it computed, `sending` are the seconds that its links are busy with a step, and
     `exposed` those until everything has arrived, behind the step. `request` are the seconds of a
-    request outside of its steps."""
+    request outside of its steps. A step passes pipeline stages in `passes` seconds where no other
+    one waits there, by default all of its `seconds`."""
 
     sequences: int
     seconds: float
@@ -23,6 +24,7 @@ class PodStep:
     sending: float = 0.0
     exposed: float = 0.0
     request: float = 0.0
+    passes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,12 @@ def steady_seconds(parts: Mapping[str, float], seconds: float, stages: int) -> f
     return max(seconds, least)
 
 
+def step_pace(parts: Mapping[str, float], stages: int) -> float:
+    """The seconds from such a step to the next one, where as many as stages are under way and the
+    slowest one is never idle."""
+    return steady_seconds(parts, 0.0, stages) / stages
+
+
 def tokens_accepted(rate: float, drafts: int) -> float:
     """The tokens of a sequence that a step gives on average, which verifies drafts of which each
     is right by this `rate`, and one token more (arXiv 2211.17192, equation 1):
@@ -84,19 +92,19 @@ def tokens_accepted(rate: float, drafts: int) -> float:
 def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
     """The same ranks prefill and decode, a step of one or of the other at a time.
 
-    While a sequence makes its O tokens, B others come and go: the ranks run O steps of decode and
-    B / b of prefill, with b prompts each. So
+    While a sequence makes its O tokens, the first of which its prompt gives, B others come and go:
+    the ranks run O - 1 steps of decode and B / b of prefill, with b prompts each. So
 
-        cycle = O t_decode + B / b t_prefill
+        cycle = (O - 1) t_decode + B / b t_prefill
         tokens/s = B O / cycle
-        TPOT = t_decode + (B / b - 1) t_prefill / O
+        TPOT = t_decode + (B / b - 1) t_prefill / (O - 1)
 
     the last one since a sequence waits for the prompts of others, not for its own. Steady state:
     each sequence that ends is followed by another one.
     """
     turns = decode.sequences / prefill.sequences
-    cycle = output * decode.seconds + turns * prefill.seconds
-    tpot = decode.seconds + max(0.0, turns - 1) * prefill.seconds / output
+    cycle = (output - 1) * decode.seconds + turns * prefill.seconds
+    tpot = decode.seconds + max(0.0, turns - 1) * prefill.seconds / (output - 1)
     return _rates(prefill, decode, output, tpot, decode.sequences * output / cycle, 0.0)
 
 
@@ -134,19 +142,23 @@ def beside(
     return _rates(prefill, decode, output, tpot, rate * output, 0.0)
 
 
-def disaggregated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
-    """Some pods prefill, others decode: as many of each as keep each other busy.
+def disaggregated(
+    prefill: PodStep, decode: PodStep, output: int, pods: tuple[int, int] | None = None
+) -> ServingRates:
+    """Some pods prefill, others decode: as many of each as keep each other busy, or so many whole
+    `pods` of each, of which the slower ones say how many requests end.
 
-    A pod for prefill ends b / t_prefill prompts per second, one for decode B / (O t_decode), so
-    `B t_prefill / (b O t_decode)` pods prefill for one that decodes. The caches of a step cross
-    while its layers and those of the next step are computed; a pod whose links are busy for longer
-    than it computes ends as many prompts as they send. TTFT is there when the caches are.
+    A pod for prefill ends b / t_prefill prompts per second, one for decode B / ((O - 1) t_decode),
+    so `B t_prefill / (b (O - 1) t_decode)` pods prefill for one that decodes. The caches of a step
+    cross while its layers and those of the next step are computed; a pod whose links are busy for
+    longer than it computes ends as many prompts as they send. TTFT is there when the caches are.
     """
-    rate = decode.sequences / (output * decode.seconds)
-    pods = rate * max(prefill.seconds, prefill.sending) / prefill.sequences
-    total = decode.sequences / decode.seconds
-    ranks = decode.ranks + pods * prefill.ranks
-    return _rates(prefill, decode, output, decode.seconds, total, pods, ranks)
+    rate = decode.sequences / ((output - 1) * decode.seconds)
+    prompts = prefill.sequences / max(prefill.seconds, prefill.sending)
+    first, then = pods or (rate / prompts, 1)
+    total = output * min(first * prompts, then * rate)
+    ranks = then * decode.ranks + first * prefill.ranks
+    return _rates(prefill, decode, output, decode.seconds, total, rate / prompts, ranks)
 
 
 def _rates(
@@ -158,7 +170,7 @@ def _rates(
     pods: float,
     ranks: float = 0.0,
 ) -> ServingRates:
-    ttft = prefill.request + prefill.seconds + prefill.exposed
+    ttft = prefill.request + (prefill.passes or prefill.seconds) + prefill.exposed
     latency = ttft + (output - 1) * tpot
     per_rank = total / (ranks or decode.ranks)
     return ServingRates(decode.sequences, ttft, tpot, latency, total, per_rank, pods)

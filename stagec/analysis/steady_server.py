@@ -65,31 +65,6 @@ def decoding(sequences: int, budget: int, prompt: int, output: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class SteadyRates:
-    """What one worker or server gives: seconds to the first token and between tokens of a sequence,
-    and requests per second that it ends."""
-
-    ttft: float
-    tpot: float
-    requests: float
-
-
-def aggregated(
-    decode: float, mixed: float, sequences: int, work: PromptChunks, output: int, request: float
-) -> SteadyRates:
-    """A worker whose steps decode `sequences`, of which a share has prompts beside them: `decode`
-    and `mixed` are the seconds of both steps, `request` those of a request outside of them.
-
-        TPOT = share * t_mixed + (1 - share) * t_decode,  requests/s = B / ((O - 1) * TPOT)
-        TTFT = request + m * t_mixed
-    """
-    tpot = work.share * mixed + (1 - work.share) * decode
-    return SteadyRates(
-        request + work.steps * mixed, tpot, sequences / ((output - 1) * tpot) if tpot else 0.0
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class MatchedPools:
     """Whole workers that prefill and that decode, and the requests per second that both keep up
     with."""
@@ -118,10 +93,7 @@ def matched(
         y = min(max(1, floor(scale * prefill) + more), (ranks - prefill_ranks) // decode_ranks)
         pairs += (
             (x, (ranks - x * prefill_ranks) // decode_ranks),
-            (
-                (ranks - y * decode_ranks) // prefill_ranks,
-                y,
-            ),
+            ((ranks - y * decode_ranks) // prefill_ranks, y),
         )
     best = max(min(x * prefill, y * decode) for x, y in pairs)
     # as few of each as end so many

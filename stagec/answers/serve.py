@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import takewhile
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from stagec.analysis.serving_rates import (
     PodStep,
+    ServingRates,
     colocated,
     disaggregated,
 )
@@ -29,12 +30,13 @@ from stagec.answers.serve_steps import (
     groups_of,
     of_a_stage,
     paced_seconds,
+    peak_alone,
     request_seconds,
     steps_in_flight,
     timed_step,
 )
 from stagec.answers.time.timed import time_job
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.builder import JobBuilder
@@ -55,7 +57,7 @@ from stagec.jobs.request.measurements import MEASURED
 from stagec.jobs.request.option import CommandOption, Kind, OneOf, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
-from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
@@ -72,6 +74,9 @@ if TYPE_CHECKING:
 
 Figures = TypeVar("Figures")
 
+#: The rates of a step of decode, whose options are those and whose ranks hold so many bytes, and
+#: what they hold in all steps.
+RatesAt: TypeAlias = Callable[[PodStep, JobOptions, int], tuple[ServingRates, int]]
 #: The largest batch that is tried.
 LARGEST = 1 << 16
 _BATCH = re.compile("0*[1-9][0-9]{0,5}")
@@ -112,7 +117,7 @@ def serve(
     asked = on_machine(options, needed(machine))
     said = question_command(QUESTION.name, options, machine, QUESTION.options, given)
     timer = StepTimer.of(needed(machine), given)
-    if is_over_time(given):
+    if is_over_time(given, whole=asked.serve == DISAGGREGATED):
         caches = partial(handover_between, timer, session.aside())
         over_time = serve_requests(asked, timer, given, session, caches)
         return replace(over_time, command=said)
@@ -137,6 +142,13 @@ QUESTION = JobQuestion(
             Batches(),
             "Sequences in decode at any time, over all ranks (default: 1, 2, 4, ... as many as "
             "fit; 1..64 doubles).",
+        ),
+        CommandOption(
+            "prefill_batch",
+            Whole(1),
+            "Prompts of a step that prefills (default: as few as the strategy takes at once).",
+            metavar="N",
+            rare=True,
         ),
         *ACCEPTANCE,
         CommandOption("ttft", TimeType(), "Limit of the time to the first token: 500ms."),
@@ -168,8 +180,11 @@ def _served(
     output_tokens = given["output_tokens"]
     with session.once() as aside:
         target = at_least(steps[DECODE], partial(one_group, session=aside)) if two_pods else None
-        prefill, transfer = _prefill(steps[PREFILL], timer, aside, target)
-        asking = output_tokens, given["batches"], accepted.tokens
+        first = steps[PREFILL].changed(batch=given["prefill_batch"])
+        prefill, transfer = _prefill(first, timer, aside, target)
+        pods = _whole_pods(given)
+        rates = _rates_at(steps, timer, aside, prefill, output_tokens, pods)
+        asking = output_tokens, given["batches"], accepted.tokens, rates
         rows = list(_rows(steps, timer, aside, prefill, *asking, two_pods=two_pods))
         loads = _context_seconds(steps[PREFILL], timer, aside, given)
         rows = [replace(row, rates=row.rates.delayed(loads)) for row in rows]
@@ -219,8 +234,8 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
     if options.draft is not None:
         options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
     if options.serve == DISAGGREGATED:
-        decode = options_of_pod(DECODE, options.changed(chunk=None))
-        return {PREFILL: options, DECODE: of_a_stage(decode)}
+        options = of_a_stage(options)
+        return {PREFILL: options, DECODE: options_of_pod(DECODE, options.changed(chunk=None))}
     return {
         PREFILL: of_a_stage(options.changed(serve=PREFILL, speculative=None)),
         DECODE: of_a_stage(
@@ -263,6 +278,7 @@ def sending(
 def handover_between(timer: StepTimer, session: Session, options: JobOptions) -> Handover:
     """The caches of a prompt on their way between two pods, by its tokens: linear between prompts
     that double, each of which is timed when it is needed. Raises `DiagnosticError`."""
+    options = of_a_stage(options)
     decodes = options_of_pod(DECODE, options.changed(batch=None))
     target = at_least(decodes, partial(one_group, session=session))
 
@@ -284,15 +300,18 @@ def handover_between(timer: StepTimer, session: Session, options: JobOptions) ->
 
 
 def _sequences(options: JobOptions) -> Iterator[int]:
-    """Numbers of sequences of which a strategy may take the least at once: the divisors of its
-    ranks times its microbatches. Raises `DiagnosticError`."""
-    options = options.changed(batch=None, chunk=None)
+    """Numbers of sequences of which a strategy may take the least at once: that which is given, or
+    the divisors of its ranks times its microbatches. Raises `DiagnosticError`."""
+    if options.batch is not None:
+        yield options.batch
+        return
+    options = options.changed(chunk=None)
     if has_pods(options):
         options = options_of(pod_names(options)[0], options).changed(draft=None)
     module = JobBuilder(options).module
     verify_module(module)  # so that its ranks can be numbered
     strategy = read_strategy(module)
-    halves = 2 if strategy.one(MoeRule).two_batches else 1
+    halves = strategy.one(MoeRule).halves
     most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
     yield from divisors(most)
 
@@ -327,9 +346,12 @@ def _prefill(
             sequences *= steps_in_flight(options)
             return PodStep(sequences, seconds + more, max(most, ranks), request=request), None
         step, sent = sending(last, timer, session, target)
-        links = sent.alone_seconds, sent.exposed_seconds, request_seconds(step)
-        ranks = max(most, step.ranks)
-        return PodStep(sequences, seconds + step.step_seconds, ranks, *links), sent
+        pod = _prefills(last)
+        stages = steps_in_flight(pod)
+        links = stages * sent.alone_seconds, sent.exposed_seconds, request_seconds(step)
+        ranks, paced = max(most, step.ranks), seconds + paced_seconds(step, pod)
+        passes = seconds + step.step_seconds
+        return PodStep(sequences * stages, paced, ranks, *links, passes), sent
 
     return at_least(options, look)
 
@@ -372,6 +394,47 @@ def _chunks(options: JobOptions) -> Iterator[JobOptions]:
         yield options.changed(prompt=size, chunk=None, context=past + start, part=part)
 
 
+def _whole_pods(given: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Pods that prefill and that decode, if their numbers are given."""
+    first, then = given["prefill_replicas"], given["replicas"]
+    return None if first is None and then == 1 else (first or 1, then)
+
+
+def _rates_at(
+    options: Mapping[str, JobOptions],
+    timer: StepTimer,
+    session: Session,
+    prefill: PodStep,
+    output: int,
+    pods: tuple[int, int] | None,
+) -> RatesAt:
+    """The rates of the same ranks, or of pods, as many as keep each other busy or so many. Raises
+    `DiagnosticError`."""
+    first = options[PREFILL]
+    if first.serve == DISAGGREGATED:
+        return lambda decode, job, peak: (disaggregated(prefill, decode, output, pods), peak)
+    mixes = Mixing.of(options[DECODE], first, output)
+    if mixes is not None:
+        return lambda decode, job, peak: mixes.rates(decode, peak, timer, session)
+    from stagec.jobs.lowered import job_costs
+
+    batch = prefill.sequences // steps_in_flight(first)
+    chunks = [*_chunks(first.changed(batch=batch))]
+
+    def alone(decode: PodStep, job: JobOptions, peak: int) -> tuple[ServingRates, int]:
+        # no more prompts are in a step, and on stages, than there are sequences
+        prompts = replace(prefill, sequences=min(prefill.sequences, decode.sequences))
+        rates = colocated(prompts, decode, output)
+        if has_pods(first) or has_pods(job):
+            return rates, peak
+        kept = job_costs(job, session).figures().by_stage
+        steps = (job_costs(step, session).figures().by_stage for step in chunks)
+        stages = steps_in_flight(job)
+        return rates, max(peak, *(peak_alone(each, kept, stages) for each in steps))
+
+    return alone
+
+
 def _rows(
     options: Mapping[str, JobOptions],
     timer: StepTimer,
@@ -380,16 +443,17 @@ def _rows(
     output: int,
     wanted: Sequence[int] | None,
     accepted: float,
+    rates_at: RatesAt,
     *,
     two_pods: bool,
 ) -> Iterator[ServedBatch]:
     """A row for each batch: those that are wanted, or as they double from a sequence for each group
-    of ranks on, while they fit. Of each sequence a step gives the tokens that are `accepted`. Where
-    groups do not divide a batch, the step is that of the fullest. A remark states what a wanted
-    batch is left out for beside others."""
-    middle = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
+    of ranks on, while they fit, with its rates. Of each sequence a step gives the tokens that are
+    `accepted`. Where groups do not divide a batch, the step is that of the fullest. A remark states
+    what a wanted batch is left out for beside others."""
+    start = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0)
+    middle, end = start + output // 2, start + output - 1
     decode = options[DECODE].changed(context=middle)
-    mixes = None if two_pods else Mixing.of(options[DECODE], options[PREFILL], output)
     stages, groups = steps_in_flight(decode), groups_of(decode)
     problems: list[tuple[int, DiagnosticError]] = []
     fits_once = False
@@ -398,7 +462,7 @@ def _rows(
         whole = -(-batch // groups) * groups
         job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit = decoded(job, timer, session, whole)
+            report, fit, reserved = decoded(job, timer, session, whole, end)
         except DiagnosticError as raised:
             problems.append((batch, raised))
             continue
@@ -410,20 +474,16 @@ def _rows(
                 remedy="leave --pipeline out",
             )
         cautions = (*report.cautions, *_places_left(batch, whole))
+        ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
+        engine = PodStep(batch, paced_seconds(report, job) / accepted, ranks)
+        if fit.fits or wanted:
+            rates, peak = rates_at(engine, job, fit.peak - reserved)
+            fit = replace(fit, peak=peak + reserved)
         if not fit.fits and not wanted and not first:
             return
         if not fit.fits and first:
             asked, mesh = job.changed(batch=whole), report.mesh
             cautions = (*cautions, misfit(asked, timer.machine, fit, mesh, asked=bool(wanted)))
-        ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
-        engine = PodStep(batch, paced_seconds(report, job) / accepted, ranks)
-        if mixes is not None:
-            rates = mixes.rates(engine, timer, session)
-        elif two_pods:
-            rates = disaggregated(prefill, engine, output)
-        else:  # no more prompts are in a step, and on stages, than there are sequences
-            prompts = min(prefill.sequences, batch)
-            rates = colocated(replace(prefill, sequences=prompts), engine, output)
         command, steps = timer.command(job), (prefill, engine)
         yield ServedBatch(rates, steps, ranks, fit, cautions, command)
     if not fits_once and problems:

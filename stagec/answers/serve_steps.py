@@ -3,18 +3,21 @@ with prompts beside sequences that decode."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from stagec.analysis.serving_rates import PodStep, ServingRates, beside, steady_seconds
 from stagec.analysis.steady_server import chunks, decoding
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
-from stagec.jobs.pod_options import has_pods
+from stagec.jobs.pod_options import has_pods, options_of_pod
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 from stagec.jobs.session import Session
 from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
@@ -33,10 +36,24 @@ _ONE = "decode=1x1"
 
 def of_a_stage(options: JobOptions) -> JobOptions:
     """The options of a step on pipeline stages: one microbatch, unless --microbatches has them or
-    they take turns, with attention apart."""
-    given = not FLAGS["microbatches"].is_default(options.microbatches)
-    one = options.pp > 1 and not (given or options.afd) and not has_pods(options)
+    they take turns, with attention apart; of two pods those of each. Raises `DiagnosticError`."""
+    if options.serve == DISAGGREGATED and not options.part:
+        asked = options.changed(chunk=None)
+        several = [pod for pod in PODS if _has_microbatches(options_of_pod(pod, asked))]
+        texts = {pod: f"{getattr(options, pod) or ''} microbatches=1".strip() for pod in several}
+        return options.changed(**texts)
+    one = _has_microbatches(options) and not has_pods(options)
     return options.changed(microbatches=1) if one else options
+
+
+def _has_microbatches(options: JobOptions) -> bool:
+    """Whether a step on pipeline stages would have as many microbatches as these, of which none
+    take turns."""
+    return (
+        options.pp > 1
+        and not options.afd
+        and FLAGS["microbatches"].is_default(options.microbatches)
+    )
 
 
 def steps_in_flight(options: JobOptions) -> int:
@@ -58,20 +75,40 @@ def paced_seconds(report: TimeReport, options: JobOptions) -> float:
 
 
 def decoded(
-    options: JobOptions, timer: StepTimer, session: Session, batch: int
-) -> tuple[TimeReport, MemoryFit | None]:
-    """A step of decode, and whether the caches of a whole batch fit, of which other sequences are
-    on other pipeline stages. Raises `DiagnosticError`."""
+    options: JobOptions, timer: StepTimer, session: Session, batch: int, end: int
+) -> tuple[TimeReport, MemoryFit | None, int]:
+    """A step of decode, whether the caches of a whole batch fit in what `stg.scheduler` takes of
+    the memory, of which other sequences are on other pipeline stages, and the bytes beside them
+    that it reserves: with `reserve` those up to `end` tokens. Raises `DiagnosticError`."""
     from stagec.jobs.lowered import job_costs
 
     job = job_costs(options, session)
     report = timer.time(job)
-    step = options.batch or batch
-    if report.fit is None or step == batch:
-        return report, report.fit
-    kept = ((sum(each.values()), each.get(CACHES, 0)) for each in job.figures().by_stage)
-    peak = max(total + caches * (batch - step) // step for total, caches in kept)
-    return report, replace(report.fit, peak=peak)
+    if report.fit is None:
+        return report, None, 0
+    rule = read_strategy(JobBuilder(options).module).one(SchedulerRule)
+    step, room = options.batch or batch, rule.room(report.fit.room)
+    peak = whole = peak_of(job.figures().by_stage, batch - step, step)
+    if rule.reserve:
+        last = job_costs(options.changed(context=end), session)
+        whole = peak_of(last.figures().by_stage, batch - step, step)
+    return report, replace(report.fit, peak=whole, room=room), whole - peak
+
+
+def peak_of(stages: Sequence[Mapping[str, int]], others: int, step: int) -> int:
+    """The bytes that the fullest rank holds in a step of so many sequences, `others` of which are
+    on other pipeline stages, with caches on each."""
+    kept = ((sum(each.values()), each.get(CACHES, 0)) for each in stages)
+    return max(total + caches * others // step for total, caches in kept)
+
+
+def peak_alone(
+    prompts: Sequence[Mapping[str, int]], decode: Sequence[Mapping[str, int]], steps: int
+) -> int:
+    """The bytes that the fullest rank holds in a step with prompts alone: by stage what that holds
+    but for caches, and those of so many steps that decode."""
+    pairs = zip(prompts, decode, strict=True)
+    return max(sum(p.values()) - p.get(CACHES, 0) + steps * d.get(CACHES, 0) for p, d in pairs)
 
 
 def request_seconds(report: TimeReport) -> float:
@@ -80,24 +117,27 @@ def request_seconds(report: TimeReport) -> float:
 
 
 def groups_of(decode: JobOptions) -> int:
-    """The groups of ranks that have sequences of their own, times the microbatches of a step; 1 of
-    several pods, each of which has groups of its own."""
+    """The groups of ranks that have sequences of their own, times the microbatches of a step, or
+    halves that overlap; 1 of several pods, each of which has groups of its own."""
     if has_pods(decode):
         return 1
     module = JobBuilder(decode.changed(batch=None)).module
     strategy = read_strategy(module)
     over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-    return prod(module.axis_sizes.get(a, 1) for a in over) * max(1, strategy.microbatches)
+    parts = max(1, strategy.microbatches) * strategy.one(MoeRule).halves
+    return prod(module.axis_sizes.get(a, 1) for a in over) * parts
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """Prompts of `prompt` tokens in steps of sequences that decode, as `rule` states; `groups` of
-    ranks, on each pipeline stage, have sequences of their own."""
+    """Prompts of `prompt` tokens behind `past` cached ones in steps of sequences that decode, as
+    `rule` states; `groups` of ranks, on each pipeline stage, have sequences of their own, as have
+    halves of their batches that overlap, each with half of the tokens of a step."""
 
     options: JobOptions
     rule: SchedulerRule
     groups: int
+    past: int
     prompt: int
     output: int
 
@@ -114,15 +154,21 @@ class Mixing:
         rule = strategy.one(SchedulerRule)
         if rule.prompts != BESIDE:
             return None
-        if prefill.chunk is not None:
-            rule = replace(rule, tokens=min(rule.tokens, prefill.chunk))
+        tokens = min(rule.tokens, prefill.chunk or rule.tokens)
+        rule = replace(rule, tokens=tokens // strategy.one(MoeRule).halves)
         groups = stages * module.env[strategy.batch]
-        return cls(decode, rule, groups, prefill.prompt or 1, output)
+        return cls(decode, rule, groups, prefill.context or 0, prefill.prompt or 1, output)
 
-    def rates(self, decode: PodStep, timer: StepTimer, session: Session) -> ServingRates:
-        """What it gives with steps that decode, which have a batch. Raises `DiagnosticError`."""
+    def rates(
+        self, decode: PodStep, peak: int, timer: StepTimer, session: Session
+    ) -> tuple[ServingRates, int]:
+        """What it gives with steps that decode, which have a batch, and the bytes that a rank holds
+        at its `peak` in these, or in those with prompts. Sequences that wait have no caches. Raises
+        `DiagnosticError`."""
+        from stagec.jobs.lowered import job_costs
+
         batch = decode.sequences
-        each, past = -(-batch // self.groups), self.options.context or 0
+        each, past = -(-batch // self.groups), self.past
         load = self.rule.tokens, self.prompt, self.output
         running = decoding(each, *load)
         if each >= self.rule.tokens or (work := chunks(running, *load)) is None:
@@ -138,9 +184,12 @@ class Mixing:
             ]
         )
         asked = self.options.changed(serve=MIXED, step=str(step), context=None)
-        report = timed_step(asked, timer, session)
+        job = job_costs(asked, session)
+        report = timer.time(job)
         prompts = work.prompts * min(self.groups, batch)
         seconds = paced_seconds(report, asked)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request_seconds(report))
         waits = running < each or not work.keeps_up
-        return beside(decode, mixed, work, self.output, waits=waits)
+        most = peak_of(job.figures().by_stage, steps_in_flight(asked) - 1, 1)
+        peak = max(most, peak) if running == each else most
+        return beside(decode, mixed, work, self.output, waits=waits), peak

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.figures import CompiledJob
@@ -18,6 +18,8 @@ from stagec.serving.step import Step, step_of
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,14 @@ class ServedModels:
     def together(self, of: Callable[[CompiledJob], float], step: Step) -> float:
         """What a step takes of all models: their sum by turns, else the most that one of them
         takes. Raises `DiagnosticError`."""
-        each = [of(models.compiled(self._dealt(step, models))) for models in self.every]
+        return self.joined(self.each(of, step))
+
+    def each(self, of: Callable[[CompiledJob], T], step: Step) -> list[T]:
+        """What a step takes of each model. Raises `DiagnosticError`."""
+        return [of(models.compiled(self._dealt(step, models))) for models in self.every]
+
+    def joined(self, each: Iterable[float]) -> float:
+        """What all models take together that take these."""
         return sum(each) if self.by_turns else max(each)
 
     def room(self, machine: Machine, largest: Step, tokens: int, limit: Limit | None) -> Room:

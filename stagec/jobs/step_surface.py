@@ -23,14 +23,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.serving.step import SequenceClass, Step, alike, mean_chunk, step_of
 from stagec.serving.step_times import StepLine
 
 #: The largest number of a grid, and its least ones: those of cached tokens and of chunks.
 _LARGEST = 1 << 40
 _CONTEXTS, _CHUNKS = 16, 16
-#: Sizes of chunks of a step that is evaluated exactly, at most: each has ops of its own.
-_CLASSES = 8
 #: Steps of each kind that are kept to be checked.
 _CHECKED = 6
 
@@ -61,11 +59,13 @@ def grid(points: int, least: int = 1) -> list[int]:
 class StepSurface:
     """Femtoseconds of steps (`stagec.serving.step_times.StepCosts`). `exact` is asked for the steps
     of the grid, `points` in each doubling. Of `groups` of ranks that wait for each other each has
-    its share of the sequences of a step, rounded up."""
+    its share of the sequences of a step, rounded up. Where these are `halves` of batches, each has
+    a part of a prompt, one behind the other."""
 
     exact: Callable[[Step], int]
     points: int = 2
     groups: int = 1
+    halves: int = 1
     seed: int = 0
     _known: dict[Key, int] = field(default_factory=dict[Key, int])
     _lines: dict[tuple[int, int], StepLine] = field(default_factory=dict[tuple[int, int], StepLine])
@@ -104,11 +104,7 @@ class StepSurface:
         return self._mixed(count, total, chunks)
 
     def _mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
-        largest = _fullest(chunks, self.groups)
-        number, tokens = len(largest), sum(new for new, _ in largest)
-        pairs = sum(new * past + new * (new + 1) / 2 for new, past in largest)
-        size = tokens / number
-        past = max(0.0, pairs / tokens - (size + 1) / 2)
+        number, size, past = mean_chunk(_fullest(chunks, self.groups, self.halves))
         share = -(-count // self.groups)
         picoseconds = self._chunked(share, number, size)
         if count:
@@ -157,10 +153,10 @@ class StepSurface:
         """Some of the steps that were asked for, drawn by the seed, beside their exact times."""
         errors: list[float] = []
         for count, total in self._decodes.kept:
-            step = _step(count, total, (), self.groups)
+            step = _step(count, total, (), self.groups, self.halves)
             errors.append(self._line(count, total).time(total) / self.exact(step) - 1)
         for count, total, chunks in self._mixes.kept:
-            step = _step(count, total, chunks, self.groups)
+            step = _step(count, total, chunks, self.groups, self.halves)
             errors.append(self._mixed(count, total, chunks) / self.exact(step) - 1)
         sizes = sorted(map(abs, errors))
         if not sizes:
@@ -186,11 +182,12 @@ class _Sample(Generic[T]):
 
 @dataclass
 class ExactSteps:
-    """Femtoseconds of steps, each evaluated: sequences that add equally many tokens are one class
-    of their mean context (`Step.together`), as in `StepSurface`."""
+    """Femtoseconds of steps, each evaluated: sequences that decode are one class of their mean
+    context, and chunks another one, as in `StepSurface`."""
 
     exact: Callable[[Step], int]
     groups: int = 1
+    halves: int = 1
     _known: dict[Step, int] = field(default_factory=dict[Step, int])
 
     @property
@@ -199,10 +196,10 @@ class ExactSteps:
         return len(self._known)
 
     def decode(self, count: int, total: int) -> StepLine:
-        return StepLine(self._time(_step(count, total, (), self.groups)), 0, total, total)
+        return StepLine(self._time(_step(count, total, (), self.groups, 1)), 0, total, total)
 
     def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
-        return self._time(_step(count, total, chunks, self.groups))
+        return self._time(_step(count, total, chunks, self.groups, self.halves))
 
     def _time(self, step: Step) -> int:
         picoseconds = self._known.get(step)
@@ -241,22 +238,30 @@ class DraftedSteps:
         return SurfaceCheck(steps, max(one.median, other.median), max(one.largest, other.largest))
 
 
-def _step(count: int, total: int, chunks: Sequence[tuple[int, int]], groups: int) -> Step:
-    """The step of the group that has most, whose chunks end prompts. Where their sizes are more
-    than `_CLASSES`, neighbours have their mean."""
+def _step(
+    count: int, total: int, chunks: Sequence[tuple[int, int]], groups: int, halves: int
+) -> Step:
+    """The step of the group that has most, whose chunks end prompts: sequences that decode have
+    their mean context, rounded up, and chunks are alike."""
     share = -(-count // groups)
     classes = [SequenceClass(1, -(-total // count), 1, share)] if count else []
-    largest = _fullest(chunks, groups)
-    each = -(-len(largest) // _CLASSES) if len({n for n, _ in largest}) > _CLASSES else 1
-    for first in range(0, len(largest), each):
-        group = largest[first : first + each]
-        new, past = (-(-sum(piece[i] for piece in group) // len(group)) for i in (0, 1))
-        classes.append(SequenceClass(new, past, 1, len(group)))
-    return step_of(classes).together()
+    if chunks:
+        classes.append(alike(_fullest(chunks, groups, halves)))
+    return step_of(classes)
 
 
-def _fullest(chunks: Sequence[tuple[int, int]], groups: int) -> Sequence[tuple[int, int]]:
-    """The chunks of the group that has most, if the largest ones are dealt to groups first."""
+def _fullest(
+    chunks: Sequence[tuple[int, int]], groups: int, halves: int
+) -> Sequence[tuple[int, int]]:
+    """The chunks of the group that has most, if the largest ones are dealt to groups first, each
+    in as many parts as there are `halves` of batches."""
+    if halves > 1:
+        parts = ((new, past, -(-new // halves)) for new, past in chunks)
+        chunks = [
+            (min(size, new - at), past + at)
+            for new, past, size in parts
+            for at in range(0, new, size)
+        ]
     return sorted(chunks, reverse=True)[::groups]
 
 

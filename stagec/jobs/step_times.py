@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @dataclass
 class StepTimes:
     """Nanoseconds of the steps of a job, whose launches are captured as `graphs` or not. Engines
-    compute the attention of all sequences in one kernel, so those that add equally many tokens are
-    one class (`Step.together`). On pipeline stages it is how often a step begins: the stages are
-    taken to be alike."""
+    compute the attention of all sequences that decode in one kernel, and that of all prompts, so
+    these are one class each (`Step.together`). On pipeline stages it is how often a step begins:
+    the stages are taken to be alike."""
 
     modules: StepModules
     machine: Machine

@@ -13,12 +13,13 @@ from stagec.jobs.request.emission import WORKERS
 from stagec.jobs.request.flags import FLAGS, option
 from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.machine import USED_RANKS
+from stagec.jobs.request.measurements import MEASURED
 from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole, switch
 from stagec.jobs.request.options import SIZES, STACK
 from stagec.searches.question import Machines, Pareto, Prices
 from stagec.searches.server.launch import EngineRunType
 from stagec.searches.server.question import VERIFIED
-from stagec.searches.serving import SERVING
+from stagec.searches.serving_space import SERVING
 from stagec.searches.space import BATCHES, KNOBS, RANKS, Values, knob_option
 
 #: What a search is asked, beside its model.
@@ -115,6 +116,7 @@ SEARCH = (
         VERIFIED,
         metavar="N",
     ),
+    *(replace(o, help=f"With --serve server: {o.help}", rare=True) for o in MEASURED),
     replace(
         DRAFT_OPTION,
         help="With --serve decode: the model that computes the --speculative drafts, on "

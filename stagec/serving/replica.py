@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
+from stagec.serving.batch import Batch
 from stagec.serving.policy import ServerLimits
 from stagec.serving.prefixes import PrefixCache
 from stagec.serving.served import ServedRequest, StepsUnderWay
@@ -79,19 +79,12 @@ class Replica:
         self.version = 0  # of its steps under way, for whoever waits for their end
         self.stamp = 0  # how often it failed
         self.way: StepsUnderWay | None = None
-        self._steps = 0  # decode steps so far
-        self._decoding = 0
-        self._total = 0  # tokens cached of those that decode
-        self._ends: list[tuple[int, int, ServedRequest]] = []
-        self._order: list[tuple[int, ServedRequest]] = []  # those that run, in order of admission
-        self._phases = [0] * limits.block
+        self._batch = Batch.of(limits.block)
         self._partial: dict[ServedRequest, None] = {}  # of whose prompts steps have begun
         self._chunk_tokens = limits.chunk or limits.tokens
         self._stamp = number
         self._reserved = 0  # pages that those that run take at their ends
-        self._polled = 0  # the decode step at which new requests were looked for
         self._unseen = 0  # requests that came since, the last ones that wait
-        self._gathers: int | None = None  # the decode step since which prompts wait for others
 
     @property
     def load(self) -> int:
@@ -107,9 +100,10 @@ class Replica:
 
     def plan(self, now: int) -> StepsUnderWay | None:
         """The steps that come next; None if there is nothing to do before `wakes`."""
+        batch = self._batch
         self._now = now
-        if not self._decoding:
-            self._polled, self._unseen = self._steps, 0
+        if not batch.decoding:
+            batch.polled, self._unseen = batch.steps, 0
         chunks: list[tuple[ServedRequest, int]] = []
         before = self.tally.preempted
         delay = self._make_room()
@@ -120,7 +114,7 @@ class Replica:
         delayed = self._delayed_steps()
         if self.waiting and not gave_up and not delayed:
             delay += self._admit(budget, chunks)
-        if not self._decoding and not chunks:
+        if not batch.decoding and not chunks:
             return None
         most = 1 if gave_up or delay else min(delayed or _ENDLESS, self._until_poll())
         self.way = self._under_way(now, delay, chunks, most)
@@ -138,7 +132,7 @@ class Replica:
     @property
     def _budget(self) -> int:
         """The tokens of chunks that a step has room for."""
-        return self.limits.tokens - (0 if self.alone else self._decoding)
+        return self.limits.tokens - (0 if self.alone else self._batch.decoding)
 
     def _rest(self) -> list[tuple[ServedRequest, int]]:
         """The chunks that come next of prompts that have begun, in the order of admission."""
@@ -158,56 +152,58 @@ class Replica:
     def looks(self, now: int) -> bool:
         """Cut the steps under way, if they only decode, to where a request that has just come may
         be let in; whether they end sooner than before."""
-        if self.running >= self.limits.sequences:
+        if not self._has_place():
             return False
-        if len(self.waiting) > 1 and not self.scheduler.gather:
+        if len(self.waiting) > 1 and not (self.scheduler.gather or self.scheduler.balance):
             return False  # the first one that waits has cut them
         return self.cut(now)
 
+    def _has_place(self) -> bool:
+        """Whether one more sequence may run."""
+        return self.running < self.limits.sequences
+
     def _delayed_steps(self) -> int:
         """The decode steps for which prompts wait for others, 0 where they do not."""
-        most, waiting = self.scheduler.gather, self.waiting
-        full = 9 * self.limits.tokens
-        if not (most and waiting and self._decoding) or self._partial:
-            self._gathers = None
+        batch = self._batch
+        rule, waiting = self.scheduler, self.waiting
+        if not (waiting and batch.decoding) or self._partial:
+            batch.delays = False
             return 0
-        tokens = self._decoding + sum(job.left for job in waiting)
-        since = self._steps if self._gathers is None else self._gathers
-        left = since + most - self._steps
-        self._gathers = since if left > 0 and 10 * tokens < full else None
-        return 0 if self._gathers is None else left
+        lacks = len(waiting) < self.limits.groups and rule.balance > 0  # they are dealt in turn
+        since, lacked = batch.waits
+        if not batch.delays or lacks != lacked:
+            since = batch.steps
+        left = since + (rule.balance if lacks else rule.gather) - batch.steps
+        tokens = batch.decoding + sum(job.left for job in waiting)
+        batch.waits = since, lacks
+        batch.delays = left > 0 and (lacks or 10 * tokens < 9 * self.limits.tokens)
+        return left if batch.delays else 0
 
     def _until_poll(self) -> int:
         """Decode steps until new requests are looked for, where some have come."""
-        return self._polled + self.scheduler.poll - self._steps if self._unseen else _ENDLESS
+        batch = self._batch
+        return batch.polled + self.scheduler.poll - batch.steps if self._unseen else _ENDLESS
 
     def _poll(self) -> None:
         """Look for new requests if it is time."""
+        batch = self._batch
         every = self.scheduler.poll
-        if (passed := self._steps - self._polled) >= every:
-            self._polled += passed // every * every
+        if (passed := batch.steps - batch.polled) >= every:
+            batch.polled += passed // every * every
             self._unseen = 0
-
-    def _coming(self) -> int:
-        """The pages that the sequences that decode begin in the next step."""
-        return self._phases[-self._steps % self.limits.block]
 
     def _make_room(self) -> int:
         """Preempt sequences, those first that came last, until the next step has its pages; the
         time to swap them."""
         took = 0
         while True:
-            needed = self._coming() + sum(self._grown(*chunk) for chunk in self._rest())
+            needed = self._batch.coming + sum(self._grown(*chunk) for chunk in self._rest())
             if needed <= self.free:
                 return took
             took += self._preempt(self._last_admitted())
 
     def _last_admitted(self) -> ServedRequest:
-        order = self._order
-        while True:
-            stamp, job = order.pop()
-            if job.stamp == stamp:
-                return job
+        return self._batch.last_admitted()
 
     def _preempt(self, job: ServedRequest) -> int:
         self._stop(job)
@@ -227,12 +223,7 @@ class Replica:
         if job.ends < 0:
             self._partial.pop(job, None)
         else:
-            self._decoding -= 1
-            job.generated = job.request.output - (job.ends - self._steps)
-            job.cached = job.request.prompt + job.generated - 1
-            self._total -= job.cached
-            self._phases[(job.cached - self._steps) % self.limits.block] -= 1
-            job.ends = -1
+            self._batch.leave(job)
         job.stamp = job.ready = 0
         self.running -= 1
         self._release(job)
@@ -250,7 +241,7 @@ class Replica:
         """Let in those that wait while tokens, sequences and pages last; the time to swap them
         in."""
         took, limits, waiting = 0, self.limits, self.waiting
-        while len(waiting) > self._unseen and budget > 0 and self.running < limits.sequences:
+        while len(waiting) > self._unseen and budget > 0 and self._has_place():
             job = waiting[0]
             if self.scheduler.reserve and self._reserved + self._at_end(job) > self.room:
                 break
@@ -262,7 +253,7 @@ class Replica:
             needed = limits.blocks_for(cached + tokens)
             if self.prefixes is not None and matched:
                 needed -= (len(matched) - self.prefixes.idle(matched)) * self.prefixes.pages
-            if needed > self.free - self._coming():
+            if needed > self.free - self._batch.coming:
                 break
             waiting.popleft()
             took += self.swap * job.cached if job.swapped else 0
@@ -324,9 +315,7 @@ class Replica:
         self._reserved += self._at_end(job)
         self._stamp += _STAMPS  # those of replicas differ
         job.stamp, job.replica = self._stamp, self.number
-        self._order.append((self._stamp, job))
-        if len(self._order) > 2 * self.running + 64:
-            self._order = [each for each in self._order if each[1].stamp == each[0]]
+        self._batch.admit(job, self.running)
         self.running += 1
         self._partial[job] = None
 
@@ -345,11 +334,7 @@ class Replica:
     def _decode(self, job: ServedRequest) -> None:
         """A job decodes from the next step on."""
         self._partial.pop(job, None)
-        self._decoding += 1
-        self._total += job.cached
-        self._phases[(job.cached - self._steps) % self.limits.block] += 1
-        job.ends = self._steps + job.request.output - job.generated
-        heappush(self._ends, (job.ends, job.stamp, job))
+        self._batch.join(job)
 
     def _grown(self, job: ServedRequest, tokens: int) -> int:
         blocks = self.limits.blocks_for
@@ -367,42 +352,18 @@ class Replica:
         self, now: int, delay: int, chunks: list[tuple[ServedRequest, int]], most: int
     ) -> StepsUnderWay:
         """The steps, at most so many, of which the first one is held up by a delay."""
-        count, total = self._decoding, self._total
+        count, total = self._batch.decoding, self._batch.total
         if chunks:
             pieces = [(tokens, job.cached) for job, tokens in chunks]
             beside = (0, 0) if self.alone else (count, total)
             end = now + delay + self.costs.mixed(*beside, pieces)
             return StepsUnderWay(now, end, 1, total, None, chunks)
         line = self.costs.decode(count, total)
-        steps = min(most, self._until_end(), 1 + (line.last - total) // count)
+        steps = min(most, self._batch.until_end, 1 + (line.last - total) // count)
         if self.limits.blocks is not None:
-            steps = self._until_full(steps)
+            steps = self._batch.until_full(steps, self.free)
         end = now + delay + line.times(total, count, steps)
         return StepsUnderWay(now, end, steps, total, line if not delay else None, chunks)
-
-    def _until_end(self) -> int:
-        """Steps until the first sequence that decodes ends."""
-        ends = self._ends
-        while ends[0][2].ends != ends[0][0] or ends[0][2].stamp != ends[0][1]:
-            heappop(ends)
-        return ends[0][0] - self._steps
-
-    def _until_full(self, steps: int) -> int:
-        """Steps for which there are pages, of so many: at least one."""
-        block = self.limits.block
-        whole = -(-steps // block) * self._decoding
-        if whole <= self.free:
-            return steps
-        free, phases = self.free, self._phases
-        rounds = max(0, free // self._decoding - 1) if self._decoding else 0
-        free -= rounds * self._decoding
-        done = rounds * block
-        while done < steps:
-            free -= phases[-(self._steps + done) % block]
-            if free < 0:
-                break
-            done += 1
-        return max(1, min(done, steps))
 
     def cut(self, now: int) -> bool:
         """End the steps under way at the first end of a step that is not before `now`; whether
@@ -417,7 +378,7 @@ class Replica:
                 high = middle
             else:
                 low = middle + 1
-        passed = self._steps + low - self._polled
+        passed = self._batch.steps + low - self._batch.polled
         low += -passed % self.scheduler.poll
         if low >= way.count:
             return False
@@ -427,30 +388,25 @@ class Replica:
 
     def finish(self, now: int) -> tuple[list[ServedRequest], list[ServedRequest]]:
         """The steps under way are done: the jobs that end, and those whose prompts are there."""
+        batch = self._batch
         way, tally = self.way, self.tally
         if way is None:
             raise ValueError("no steps are under way")
         self.way = None
         tally.steps += way.count
         tally.busy += way.end - way.start
-        if self._decoding and not (way.chunks and self.alone):
+        if batch.decoding and not (way.chunks and self.alone):
             self._advance(way.count)
         if way.chunks:
-            self._polled, self._unseen = self._steps, 0
+            batch.polled, self._unseen = batch.steps, 0
         else:
             self._poll()
         prompts = [job for job, tokens in way.chunks if self._chunk(job, tokens, now)]
         return self._ended(now), prompts
 
     def _advance(self, count: int) -> None:
-        block, phases = self.limits.block, self._phases
-        rounds, rest = divmod(count, block)
-        pages = rounds * self._decoding
-        pages += sum(phases[-(self._steps + i) % block] for i in range(rest))
-        self._give(pages)
-        self._steps += count
-        self._total += count * self._decoding
-        self.tally.decoded += count * self._decoding
+        self._give(self._batch.advance(count))
+        self.tally.decoded += count * self._batch.decoding
 
     def _chunk(self, job: ServedRequest, tokens: int, now: int) -> bool:
         """A chunk is there; whether it was the last one of its prompt."""
@@ -480,17 +436,10 @@ class Replica:
             job.shared.append(block)
 
     def _ended(self, now: int) -> list[ServedRequest]:
-        done: list[ServedRequest] = []
-        ends = self._ends
-        while ends and ends[0][0] <= self._steps:
-            _, stamp, job = heappop(ends)
-            if job.stamp != stamp or job.ends < 0:
-                continue
-            job.last = now
-            done.append(job)
+        done = self._batch.ended()
         for job in done:
-            request = job.request
-            if self.prefixes is not None and job.request.prefix:
+            request, job.last = job.request, now
+            if self.prefixes is not None and request.prefix:
                 self._keep(job, request.prompt + request.output - 1)
             self._stop(job)
             job.generated = request.output
@@ -515,10 +464,8 @@ class Replica:
             job.cached, job.ends, job.stamp, job.swapped, job.shared = 0, -1, 0, False, []
             job.ready = 0
         self.waiting.clear()
-        self._order.clear()
-        self._ends.clear()
-        self._phases = [0] * self.limits.block
-        self._decoding = self._total = self.running = self._reserved = self._unseen = 0
+        self._batch = Batch.of(self.limits.block)
+        self.running = self._reserved = self._unseen = 0
         self._partial, self.free = {}, self.room
         if self.prefixes is not None:
             self.prefixes.clear()
@@ -527,17 +474,12 @@ class Replica:
 
     def kept_tokens(self, now: int) -> int:
         """Tokens of the requests that are there."""
-        steps = self._steps_done(now) * self._decoding
+        steps = self._steps_done(now) * self._batch.decoding
         return steps + sum(job.generated for job in (*self._live(), *self.waiting))
 
     def _live(self) -> list[ServedRequest]:
         """The jobs that run, in order of admission, with what each has."""
-        running = [job for stamp, job in self._order if job.stamp == stamp]
-        for job in running:
-            if job.ends >= 0:
-                job.generated = job.request.output - (job.ends - self._steps)
-                job.cached = job.request.prompt + job.generated - 1
-        return running
+        return self._batch.live()
 
     def _steps_done(self, now: int) -> int:
         """Of the steps under way, which only decode, those that are done."""
@@ -551,4 +493,4 @@ class Replica:
     def _took(self, way: StepsUnderWay, steps: int) -> int:
         """The time of the first so many steps under way, which only decode."""
         line = way.line
-        return line.times(way.total, self._decoding, steps) if line is not None else 0
+        return line.times(way.total, self._batch.decoding, steps) if line is not None else 0

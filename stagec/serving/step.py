@@ -120,20 +120,42 @@ class Step:
         return step_of(replace(c, cached=-(-c.cached // bucket) * bucket) for c in self.classes)
 
     def together(self) -> Step:
-        """The step in which sequences that add and sample equally many tokens are one class, of
-        their mean of cached tokens, rounded up: an approximation of one kernel over all of them,
-        which reads as many rows together."""
-        classes: dict[tuple[int, int], list[SequenceClass]] = {}
+        """The step in which sequences that sample all of equally many tokens are one class, of
+        their mean of cached tokens, rounded up, and prompts are one class (`alike`): an
+        approximation of one kernel over all of them."""
+        classes: dict[int, list[SequenceClass]] = {}
         for each in self.classes:
-            classes.setdefault((each.new, each.sampled), []).append(each)
-        return step_of(
-            SequenceClass(new, -(-sum(c.count * c.cached for c in alike) // count), sampled, count)
-            for (new, sampled), alike in classes.items()
-            if (count := sum(c.count for c in alike))
-        )
+            classes.setdefault(each.new if each.new == each.sampled else 0, []).append(each)
+        prompts = classes.pop(0, [])
+        every = [
+            SequenceClass(new, -(-sum(c.count * c.cached for c in same) // count), new, count)
+            for new, same in classes.items()
+            if (count := sum(c.count for c in same))
+        ]
+        if prompts:
+            chunks = [(c.new, c.cached) for c in prompts for _ in range(c.count)]
+            every.append(alike(chunks, max(c.sampled for c in prompts)))
+        return step_of(every)
 
     def __str__(self) -> str:
         return ",".join(map(str, self.classes))
+
+
+def mean_chunk(chunks: Sequence[tuple[int, int]]) -> tuple[int, float, float]:
+    """How many chunks of prompts there are, new and cached tokens of each, and the sizes of as many
+    that are alike and have as many tokens, and pairs of a query and a key, together."""
+    number, tokens = len(chunks), sum(new for new, _ in chunks)
+    pairs = sum(new * past + new * (new + 1) / 2 for new, past in chunks)
+    size = tokens / number
+    return number, size, max(0.0, pairs / tokens - (size + 1) / 2)
+
+
+def alike(chunks: Sequence[tuple[int, int]], sampled: int = 1) -> SequenceClass:
+    """The class of `mean_chunk`: engines launch one kernel over chunks of all sizes, such as
+    `flash_attn_varlen_func`."""
+    number, mean, past = mean_chunk(chunks)
+    size = max(1, round(mean))
+    return SequenceClass(size, round(past), min(sampled, size), number)
 
 
 def step_of(classes: Iterable[SequenceClass]) -> Step:

@@ -16,7 +16,8 @@ BATCH, CONTEXT = 16, 1000
 def decode(**options: Any) -> list[dict[str, Any]]:
     """The stages of a step of decode of Llama 3 8B."""
     step = {"serve": "decode", "batch": BATCH, "context": CONTEXT, "pp": 2, "microbatches": 2}
-    return list(analyse("llama3-8b", **step, afd=True, **options)["classes"])
+    stages: list[dict[str, Any]] = analyse("llama3-8b", **step, afd=True, **options)["classes"]
+    return stages
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -46,16 +47,17 @@ def test_each_layer_hands_its_tokens_to_and_fro(tp: int, dp: int) -> None:
 
 
 def timed(*flags: str) -> dict[str, Any]:
-    words = ("mixtral-8x7b", "--serve", "decode", "--context", "4000", "--machine", "h100-sxm")
+    words = ("mixtral-8x7b", "--serve", "decode", "--machine", "h100-sxm")
     ran = stagec("time", *words, *flags, "--no-levers", "--json")
     assert ran.code == 0, ran.err
-    return dict(json.loads(ran.out))
+    actual: dict[str, Any] = json.loads(ran.out)
+    return actual
 
 
 def test_two_microbatches_take_turns() -> None:
     """With one in flight on each stage a layer lasts as long as the slower stage works on both; the
     faster one waits for what is left (MegaScale-Infer, section 4.1)."""
-    report = timed("--batch", "64", "--pp", "2", "--afd", "--microbatches", "2", "--tp", "2")
+    report = timed("--batch", "64", "--context", "4000", "--pp", "2", "--afd", "--tp", "2")
     busy = [
         sum(v for name, v in stage["breakdown"].items() if name not in ("bubble",))
         for stage in report["classes"]
@@ -82,3 +84,16 @@ def test_training_has_no_caches_to_keep_apart() -> None:
     ran = stagec("analyze", "llama3-8b", "--pp", "2", "--afd", "--set", "B=4,S=128")
     assert ran.code == 1
     assert "--afd needs a step of serving" in ran.err
+
+
+@pytest.mark.parametrize("pods", [(), ("--serve", "disaggregated", "--prefill", "tp=2")])
+def test_servers_decode_so(pods: tuple[str, ...]) -> None:
+    """Their step of decode is that of two microbatches, by itself and in a pod."""
+    words = ("mixtral-8x7b", "--prompt", "1000", "--output-tokens", "100", "--batches", "64")
+    apart = ("--decode", "pp=2,tp=2,afd") if pods else ("--pp", "2", "--tp", "2", "--afd")
+    ran = stagec("serve", *words, *pods, *apart, "--machine", "h100-sxm", "--json")
+    assert ran.code == 0, ran.err
+    (point,) = json.loads(ran.out)["points"]
+    step = timed("--batch", "64", "--context", "1050", "--pp", "2", "--afd", "--tp", "2")
+    assert point["tpot"] >= step["step_seconds"] * (1 - 1e-9)
+    assert not pods or point["tpot"] == pytest.approx(step["step_seconds"])

@@ -156,6 +156,7 @@ SCHEDULERS = st.builds(
     reserve=st.booleans(),
     poll=st.integers(1, 5),
     gather=st.integers(0, 5),
+    balance=st.integers(0, 5),
 )
 
 
@@ -174,14 +175,13 @@ def test_every_scheduler_serves_each_token_once(
     assert all(j.arrival < j.first <= j.last <= run.end for j in run.done)
 
 
-def first_tokens(second: int, **how: Any) -> tuple[int, int]:
-    """When two requests have their first token, in nanoseconds: the other one comes while the first
-    one decodes, in steps of 1,000 ns and more."""
-    requests = [Request(0, 8, 40), Request(second, 8, 4)]
-    rule = SchedulerRule(**how)
-    run = served(requests, ServerLimits(64, 8), Linear(1000, 0, 0), replica0={"scheduler": rule})
-    first, last = sorted(run.done, key=lambda j: j.number)
-    return first.first // NANOSECOND, last.first // NANOSECOND
+def first_tokens(*later: int, groups: int = 1, **how: Any) -> list[int]:
+    """When requests have their first token, in nanoseconds: others come while the first one
+    decodes, in steps of 1,000 ns and more."""
+    requests = [Request(0, 8, 80), *(Request(each, 8, 4) for each in later)]
+    rule, limits = SchedulerRule(**how), ServerLimits(64, 8, groups=groups)
+    run = served(requests, limits, Linear(1000, 0, 0), replica0={"scheduler": rule})
+    return [job.first // NANOSECOND for job in sorted(run.done, key=lambda j: j.number)]
 
 
 def test_when_new_requests_are_looked_for_and_prompts_wait_for_others() -> None:
@@ -192,6 +192,23 @@ def test_when_new_requests_are_looked_for_and_prompts_wait_for_others() -> None:
     assert at_once == 5, "it comes in step 4 and has step 5"
     assert polled == 12, "after the prompt and 10 steps"
     assert gathered == 11, "6 steps behind step 4"
+
+
+def test_prompts_wait_until_each_group_has_one() -> None:
+    """As under `enable_balance`: at most so many steps, and then for others if each has one."""
+
+    def ends(*later: int, **how: Any) -> list[int]:
+        return [each // 1000 for each in first_tokens(*later, groups=2, **how)[1:]]
+
+    assert ends(3500, balance=30) == [35], "no second one comes: 30 steps behind step 4"
+    assert ends(3500, 9500, balance=30) == [11, 11], "both in step 11, behind the second one"
+    assert ends(3500, 9500, balance=30, gather=6) == [17, 17], "and 6 steps later"
+    assert ends(3500, balance=30, gather=6) == [35], "who waits in vain does not gather"
+    assert ends(3500, 3600, balance=30) == [5, 5]
+    assert [each // 1000 for each in first_tokens(3500, balance=30)] == [1, 5], "of one group"
+
+
+def test_prompts_alone_have_steps_of_their_own() -> None:
     alone = served(
         [Request(0, 8, 40), Request(3500, 8, 4)],
         ServerLimits(64, 8),

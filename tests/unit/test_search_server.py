@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import stagec as library
-from stagec.analysis.steady_server import aggregated, chunks, matched
+from stagec.analysis.serving_rates import PodStep, beside
+from stagec.analysis.steady_server import chunks, matched
 from stagec.jobs.request.options import JobOptions
 from stagec.searches.server.answer import ServerSearchAnswer
 from stagec.searches.server.launch import ENGINES, LaunchedWorker, layout_of
@@ -51,11 +52,15 @@ def test_prompts_are_computed_as_fast_as_they_come(sequences: int, budget: int) 
     assert work is not None
     assert sequences + work.size * work.prompts <= budget
     assert 0 < work.share <= 1
-    steady = aggregated(1.0, 3.0, sequences, work, output, 0.25)
-    # Little's law, of sequences in decode; and prompts that are computed are those that come
-    assert steady.requests * (output - 1) * steady.tpot == pytest.approx(sequences)
-    computed = work.share * work.prompts / work.steps / steady.tpot
-    assert computed == pytest.approx(steady.requests)
+    pods = PodStep(sequences, 1.0, 1), PodStep(work.prompts, 3.0, 1, request=0.25)
+    steady = beside(*pods, work, output)
+    # Little's law, of sequences that decode or whose prompt makes others wait; and prompts that are
+    # computed are those that come
+    requests = steady.tokens_per_second / output
+    own = (output - 1) * work.share / sequences * 2.0
+    assert requests * ((output - 1) * steady.tpot + own) == pytest.approx(sequences)
+    computed = work.share * work.prompts / work.steps / (1 + 2 * work.share)
+    assert computed == pytest.approx(requests)
     assert steady.ttft == 0.25 + 3 * work.steps
 
 
@@ -106,6 +111,28 @@ def test_pools_are_those_of_all_numbers_of_workers() -> None:
 # -- a search --------------------------------------------------------------------------------------
 
 
+#: A product of the feed-forward of each layer, over the sequences of a batch of 16.
+PRODUCT = "kind,dtype,extents,microseconds\nmatmul,bf16,1x16x4096x14336,{}\n"
+
+
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_measured_kernels_are_those_of_the_command(mode: str, tmp_path: Path) -> None:
+    """A product of two layers is slower by 200 us; the step is that of the command."""
+    table, rows = tmp_path / "table.csv", list[Mapping[str, Any]]()
+    for microseconds in (200, 400):
+        table.write_text(PRODUCT.format(microseconds))
+        data = actual(tp=1, batch=(16,), measured=(table,), verify=1)
+        rows.append(data["modes"][mode])
+        assert data["found"]["matched"] > 0
+    fast, slow = rows
+    assert slow["decode"]["step_seconds"] - fast["decode"]["step_seconds"] == pytest.approx(400e-6)
+    assert f"--measured {table}" in slow["command"]
+    served = json.loads(stagec(*shlex.split(slow["command"])[1:], "--json").out)["points"][0]
+    assert served["tpot"] == pytest.approx(slow["tpot"], rel=1e-9)
+    with pytest.raises(library.DiagnosticError, match="table2"):
+        actual(measured=(tmp_path / "table2.csv",))
+
+
 @pytest.mark.long
 def test_the_best_is_the_best_of_the_front_and_its_command_times_it(tmp_path: Path) -> None:
     data = actual()
@@ -121,9 +148,7 @@ def test_the_best_is_the_best_of_the_front_and_its_command_times_it(tmp_path: Pa
     two = data["modes"]["disaggregated"]
     served = json.loads(stagec(*shlex.split(two["command"])[1:], "--json").out)
     assert served["points"][0]["tpot"] == pytest.approx(two["tpot"], rel=1e-9)
-    # the command prefills one prompt at a time
-    if two["prefill"]["batch"] == 1:
-        assert served["points"][0]["ttft"] == pytest.approx(two["ttft"], rel=1e-6)
+    assert served["points"][0]["ttft"] == pytest.approx(two["ttft"], rel=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
@@ -238,8 +263,9 @@ def test_page_table_and_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_closed_loop_is_near_the_steady_state() -> None:
-    data = actual(tp=1, batch=(16,), verify=2, output_tokens=200)
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_closed_loop_is_near_the_steady_state(pp: int) -> None:
+    data = actual(ranks=2 * pp, tp=1, pp=pp, batch=(16,), verify=2, output_tokens=200)
     assert {row["mode"] for row in data["best"][:2]} == {"aggregated", "disaggregated"}
     for row in data["best"][:2]:
         over = row["over_time"]
@@ -287,8 +313,9 @@ def test_a_limit_of_memory_holds_over_time() -> None:
 
 @LONG
 def test_why_a_server_does_not_run_over_time_is_said() -> None:
-    rows = actual(ranks=2, pp=2, tp=1, batch=(4,), verify=1)["best"]
-    assert rows[0]["over_time"]["refused"] == "requests over time do not support --pp yet"
+    rows = actual(ranks=1, batch=(4,), verify=1, context=256)["best"]
+    why = "a closed loop has no requests with a common prefix"
+    assert rows[0]["over_time"]["refused"] == why
 
 
 def test_a_server_on_stages_has_the_figures_of_its_command() -> None:
@@ -298,8 +325,41 @@ def test_a_server_on_stages_has_the_figures_of_its_command() -> None:
     reported = json.loads(stagec(*shlex.split(best["command"])[1:], "--json").out)["points"][0]
     assert reported["batch"] == best["decode"]["batch"] == 16
     assert reported["per_rank"] == pytest.approx(best["per_rank"], rel=1e-9)
-    assert reported["tpot"] == pytest.approx(best["tpot"], rel=0.03)  # not of its own prompt
-    assert reported["memory_peak"] <= best["decode"]["memory_peak"]  # which has chunks of prompts
+    assert reported["tpot"] == pytest.approx(best["tpot"], rel=1e-9)
+    assert reported["memory_peak"] == best["decode"]["memory_peak"]
+
+
+QUESTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "stages of both pods": ("llama3-8b", {"pp": 2, "tp": 1, "ranks": 4, "ttft": "1s"}),
+    "prompts behind cached tokens": ("llama3-8b", {"tp": 2, "context": 256, "stack": "vllm"}),
+    "groups with sequences of their own": (
+        "qwen3-30b-a3b",
+        {"tp": 2, "dp_attention": True, "context": 256},
+    ),
+    "chunks by turns": ("llama3-8b", {"prompt": 1500, "chunk": 512, "stack": "sglang"}),
+    "a budget and types": (
+        "mixtral-8x7b",
+        {"chunk": 512, "stack": "trtllm", "weight_dtype": "fp8", "kv_dtype": "fp8", "page": 16},
+    ),
+    "drafts": ("qwen3-30b-a3b", {"speculative": 2, "accepted": "2.5", "output_tokens": 200}),
+}
+
+
+@pytest.mark.parametrize("case", QUESTIONS)
+def test_the_command_of_a_server_gives_its_figures(case: str) -> None:
+    model, how = QUESTIONS[case]
+    data = library.search(model, serve="server", **{**SMALL, "dp_attention": None, **how}).as_json()
+    rows = [*data["best"][:1], *filter(None, data["modes"].values())]
+    for row in {row["command"]: row for row in rows}.values():
+        ran = stagec(*shlex.split(row["command"])[1:], "--json")
+        assert ran.code == 0, ran.err
+        (point,) = json.loads(ran.out)["points"]
+        used = row["ranks"] - row["idle_ranks"]
+        assert point["ttft"] == pytest.approx(row["ttft"], rel=1e-9)
+        assert point["tpot"] == pytest.approx(row["tpot"], rel=1e-9)
+        assert point["per_rank"] == pytest.approx(row["per_rank"] * row["ranks"] / used, rel=1e-9)
+        assert point["memory_peak"] == row["decode"]["memory_peak"]
+        assert point["batch"] == row["decode"]["batch"]
 
 
 # -- launch files ----------------------------------------------------------------------------------
@@ -464,6 +524,8 @@ def test_what_is_refused(words: tuple[str, ...], message: str) -> None:
         ("--emit-run", "vllm"),
         ("--accepted", "2"),
         ("--verify", "2"),
+        ("--measured", "table.csv"),
+        ("--kernels-from", "aiconfigurator"),
     ],
 )
 def test_options_of_servers_need_one(words: tuple[str, ...]) -> None:

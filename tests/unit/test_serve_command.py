@@ -29,35 +29,42 @@ def test_one_sequence_waits_for_nobody() -> None:
     rates = colocated(PodStep(1, 0.4, 2), PodStep(1, 0.02, 2), 500)
     assert rates.tpot == pytest.approx(0.02)
     assert rates.latency == pytest.approx(0.4 + 499 * 0.02)
-    assert rates.tokens_per_second == pytest.approx(500 / (0.4 + 500 * 0.02))
+    assert rates.tokens_per_second == pytest.approx(500 / rates.latency)
     assert rates.per_rank == pytest.approx(rates.tokens_per_second / 2)
 
 
 def test_a_cycle_has_all_prompts_and_all_steps() -> None:
-    """Counted out: 8 sequences of 10 tokens, prompts two at a time: 4 steps of prefill and 10 of
-    decode make 80 tokens."""
+    """Counted out: 8 sequences of 10 tokens, prompts two at a time: 4 steps of prefill, which
+    give 8 of them, and 9 of decode make 80 tokens."""
     rates = colocated(PodStep(2, 0.3, 4), PodStep(8, 0.05, 4), 10)
-    assert rates.tokens_per_second == pytest.approx(80 / (4 * 0.3 + 10 * 0.05))
-    assert rates.tpot == pytest.approx(0.05 + 3 * 0.3 / 10)
+    assert rates.tokens_per_second == pytest.approx(80 / (4 * 0.3 + 9 * 0.05))
+    assert rates.tpot == pytest.approx(0.05 + 3 * 0.3 / 9)
 
 
 def test_pods_keep_each_other_busy() -> None:
-    """A pod that decodes 32 sequences of 100 tokens in 0.01 s a step ends 32 a second; one that
-    takes 0.25 s for two prompts starts 8: four of them."""
-    rates = disaggregated(PodStep(2, 0.25, 4), PodStep(32, 0.01, 8), 100)
+    """A pod that decodes 32 sequences of 101 tokens in 0.01 s a step ends 32 a second; one that
+    takes 0.25 s for two prompts starts 8: four of them. Of whole pods the slower ones bound it."""
+    steps = PodStep(2, 0.25, 4), PodStep(32, 0.01, 8)
+    rates = disaggregated(*steps, 101)
     assert rates.prefill_pods == pytest.approx(4)
-    assert rates.tokens_per_second == pytest.approx(3200)
-    assert rates.per_rank == pytest.approx(3200 / (8 + 4 * 4))
+    assert rates.tokens_per_second == pytest.approx(3232)
+    assert rates.per_rank == pytest.approx(3232 / (8 + 4 * 4))
+    for pods, requests in (((4, 1), 32), ((6, 1), 32), ((3, 2), 24), ((9, 2), 64)):
+        whole = disaggregated(*steps, 101, pods)
+        assert whole.tokens_per_second == pytest.approx(101 * requests)
+        ranks = pods[0] * 4 + pods[1] * 8
+        assert whole.per_rank == pytest.approx(101 * requests / ranks)
+        assert (whole.tpot, whole.prefill_pods) == (rates.tpot, rates.prefill_pods)
 
 
 def test_a_pod_that_sends_for_longer_than_it_computes() -> None:
     """Caches of a prompt take 0.4 s of a link, the step 0.25 s: TTFT waits for what is left of
     them, and links say how many pods keep the other one busy."""
-    rates = disaggregated(PodStep(2, 0.25, 4, 0.4, 0.2), PodStep(32, 0.01, 8), 100)
+    rates = disaggregated(PodStep(2, 0.25, 4, 0.4, 0.2), PodStep(32, 0.01, 8), 101)
     assert rates.ttft == pytest.approx(0.45)
-    assert rates.latency == pytest.approx(0.45 + 99 * 0.01)
+    assert rates.latency == pytest.approx(0.45 + 100 * 0.01)
     assert rates.prefill_pods == pytest.approx(32 * 0.4 / 2)
-    assert rates.per_rank == pytest.approx(3200 / (8 + 6.4 * 4))
+    assert rates.per_rank == pytest.approx(3232 / (8 + 6.4 * 4))
 
 
 def test_the_slowest_of_the_stages_is_the_pace_of_all() -> None:
@@ -137,6 +144,17 @@ def test_batches_double_while_they_fit() -> None:
     more = [p["per_rank"] for p in actual["points"]]
     assert more == sorted(more)
     assert actual["best"] == actual["points"][-1]
+
+
+def test_sequences_that_wait_have_no_caches() -> None:
+    """Prompts of 64 sequences come faster than steps of 64 tokens take them: few decode, and those
+    that wait take no memory; a step with prompts takes more than one that decodes."""
+    words = ("--set", "L=2", "--prompt-steps", "beside", "--prompt", "512", "--output-tokens", "64")
+    few = served(*words, "--step-tokens", "65", "--batches", "4,64")["points"]
+    assert few[1]["memory_peak"] < few[0]["memory_peak"] + 60 * 512 * A_TOKEN // 32 * 2
+    alone = served(*words[:2], "--batches", "4", "--serve", "disaggregated", "--decode", "tp=1")
+    whole = served(*words, "--batches", "4")["points"][0]
+    assert whole["memory_peak"] > alone["points"][0]["memory_peak"]
 
 
 def test_limits_choose_among_batches() -> None:
@@ -270,7 +288,7 @@ def test_a_draft_model_has_ranks_of_its_own() -> None:
     step = ("--serve", "decode", "--batch", "8", "--context", str(512 + 128 // 2))
     ran = stagec("time", "llama3-8b", *pods, *step, *given, "--no-levers")
     decode = json.loads(ran.out)["serving"]["tpot_seconds"]
-    assert point["tpot"] == pytest.approx(decode + 7 * point["ttft"] / 128, rel=1e-12)
+    assert point["tpot"] == pytest.approx(decode + 7 * point["ttft"] / 127, rel=1e-12)
     assert point["per_rank"] == pytest.approx(point["tokens_per_second"] / 3, rel=1e-12)
     assert point["ttft"] == pytest.approx(_step("tp=2", "llama3-8b"), rel=1e-12)
     slow = (*pods[:-1], "llama3-8b[L=16]: dp=1")
@@ -378,3 +396,18 @@ def test_cached_tokens_come_from_where_they_are_kept(
     for name in ("ttft", "latency"):
         assert loaded[name] - plain[name] == pytest.approx(4000 * A_TOKEN / tp / speed)
     assert loaded["tpot"] == plain["tpot"]
+
+
+def test_engines_keep_to_their_share_of_the_memory() -> None:
+    """vLLM takes 9/10 of it. With room for all tokens of a request, caches of 1,024 + 8,192 - 1
+    tokens count, of which steps have 1,024 + 4,096 on average."""
+    job = ("serve", "llama3-8b", "--machine", "h100-sxm", "--batches", "8", "--json", "--prompt")
+    each = {
+        how: json.loads(stagec(*job, "1024", "--output-tokens", "8192", *how.split()).out)
+        for how in ("", "--server-memory 9/10", "--reserve-outputs")
+    }
+    plain, share, reserved = (answer["points"][0]["fit"] for answer in each.values())
+    assert share["room"] == int(plain["room"] * 9 // 10)
+    assert share["peak"] == plain["peak"]
+    assert reserved["room"] == plain["room"]
+    assert reserved["peak"] - plain["peak"] == 8 * 4095 * A_TOKEN

@@ -121,7 +121,6 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1", "--part", "encoder=e", *LENGTHS): "no encoder is modeled",
     ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "--draft needs --speculative",
     ("--rate", "1", "--accepted", "2", *LENGTHS): "needs drafts, which this step",
-    ("--rate", "1", "--pp", "2", *LENGTHS): "do not support --pp yet",
     ("--rate", "1", "--serve", "decode", "--context", "8", *LENGTHS): "--serve decode is one step",
     (
         "--rate",
@@ -160,6 +159,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         *LENGTHS,
     ): "cannot be used with --dp, here 2",
     ("--rate", "1", "--mtbf", "1us", "--start-time", "1us", *LENGTHS): "give a longer --mtbf",
+    ("--rate", "1", "--pp", "2", "--afd", *LENGTHS): "do not support --afd yet",
     ("--rate", "1", "--host-cache", "4GiB", *LENGTHS): "--host-cache keeps the beginnings",
     ("--rate", "1", "--disk-cache", "4GiB", *LENGTHS): "needs the speed of the disk",
     ("--rate", "1", "--disk-bandwidth", "6.8", *LENGTHS): "--disk-bandwidth needs a disk",
@@ -241,6 +241,24 @@ def test_groups_wait_for_the_one_with_the_longest_prompts() -> None:
     for chunks in ([(900, 0), (30, 0), (1, 0)], [(n, 0) for n in range(64, 128)]):
         assert surface.mixed(8, 800, chunks) == exact.mixed(8, 800, chunks), chunks
     assert exact.mixed(0, 0, [(900, 0), (30, 0)]) == exact.mixed(0, 0, [(900, 0)])
+
+
+def test_prompts_of_unequal_sizes_have_one_kernel() -> None:
+    """As many launches as prompts that are alike, for as many tokens and pairs."""
+    step = parse_step("decode=3x100,decode=1x201,chunk=1x20+0,prefill=2x50+0,prefill=1x96+8")
+    one = step.together()
+    assert str(one) == "decode=4x126,prefill=4x54+10"
+    assert (one.tokens, one.sampled - 1) == (step.tokens, step.sampled)
+    assert one.pairs == pytest.approx(step.pairs, rel=0.01)
+    modules = StepModules(job_options("llama3-8b", None, {"sizes": {"L": 2}}), Session())
+    machine = library.machine("h100-sxm")
+
+    def exact(step: Step) -> int:
+        return round(modules.compiled(step).time(machine).step_seconds * SECOND)
+
+    chunks = [(size, 0) for size in (32, 48, 80, 96)]
+    several, equal = (ExactSteps(exact).mixed(8, 800, c) for c in (chunks, [(64, 0)] * 4))
+    assert equal < several < 1.03 * equal
 
 
 @pytest.mark.long
@@ -507,11 +525,20 @@ def test_a_swap_is_of_positions_that_the_model_has() -> None:
     assert "position" not in ran.err
 
 
-def test_two_half_batches_need_steps_of_two_sequences() -> None:
-    job = ("mixtral-8x7b", "--ep", "2", "--dp", "2", "--two-batch-overlap")
-    ran = stagec("serve", *job, *H100, "--rate", "1", "--count", "2", *LENGTHS)
-    assert ran.code == 1
-    assert "requests over time do not support --two-batch-overlap yet" in ran.err
+def test_two_half_batches_share_prompts_and_sequences() -> None:
+    """Each half has a part of a prompt, and a sequence that is alone is in both; a rollout decodes
+    as a steady load of as many sequences."""
+    surface, exact = StepSurface(known, groups=4, halves=2), ExactSteps(known, groups=4, halves=2)
+    for chunks in ([(900, 0), (30, 0)], [(256, 64), (256, 64)]):
+        assert surface.mixed(8, 800, chunks) == exact.mixed(8, 800, chunks), chunks
+    parts = ExactSteps(known, groups=2).mixed(0, 0, [(50, 0), (50, 50)])
+    assert ExactSteps(known, groups=2, halves=2).mixed(0, 0, [(100, 0)]) == parts
+    job = ("serve", "mixtral-8x7b", "--set", "L=2", "--ep", "2", "--dp", "2", "--two-batch-overlap")
+    words = (*job, *H100, "--prompt", "32", "--output-tokens", "200", "--json")
+    steady = json.loads(stagec(*words, "--batches", "3,8").out)["points"]
+    over = json.loads(stagec(*words, "--batch-of", "8").out)
+    assert over["times"]["tpot"]["mean"] == pytest.approx(steady[1]["tpot"], rel=0.05)
+    assert "its step is that of 4" in steady[0]["cautions"][0]
 
 
 def test_tiers_are_of_the_pod_that_computes_prompts() -> None:

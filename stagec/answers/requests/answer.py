@@ -9,7 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.answers.time.table import costed_text, seconds_text
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import console, table
@@ -213,12 +213,12 @@ class RequestsAnswer(Report):
 
     def page(self) -> str:
         """What replicas do over time, the spreads of times, and all figures."""
-        from stagec.answers.requests.page import requests_page
+        from stagec.answers.requests.requests_page import requests_page
 
         return requests_page(self)
 
     def plot(self) -> SVGText:
-        from stagec.answers.requests.page import load_plot
+        from stagec.answers.requests.requests_page import load_plot
 
         return SVGText(load_plot(self).svg())
 

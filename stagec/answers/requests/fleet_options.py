@@ -109,7 +109,8 @@ FLEET_OPTIONS = (
     CommandOption(
         "prefill_replicas",
         Whole(1, _MOST_REPLICAS),
-        "With --serve disaggregated: pods that prefill (default: 1).",
+        "With --serve disaggregated: pods that prefill (default: 1 for requests over time, else as "
+        "many as keep the pods that decode busy).",
         rare=True,
     ),
     CommandOption(

@@ -23,6 +23,8 @@ from stagec.support.diagnostics import error
 _COUNT = 1000
 #: Options that say where requests come from, of which one is given.
 _SOURCES = ("requests", "rate", "concurrency", "batch_of")
+#: Those that say how many pods there are.
+_PODS = ("replicas", "prefill_replicas")
 #: Where keys and values of a prompt are kept.
 DEVICE = "device"
 TIERS = HOST, DISK = "host", "disk"
@@ -201,9 +203,9 @@ OVER_TIME = (
 )
 
 
-def is_over_time(given: Mapping[str, Any]) -> bool:
+def is_over_time(given: Mapping[str, Any], *, whole: bool = False) -> bool:
     """Whether requests over time are asked for. Raises `DiagnosticError` for options that need
-    them."""
+    them; `whole` numbers of pods do not."""
     sources = [name for name in _SOURCES if given[name] is not None]
     if len(sources) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in sources[:2])
@@ -212,6 +214,7 @@ def is_over_time(given: Mapping[str, Any]) -> bool:
             remedy="give one of them",
         )
     shared = {"disk_bandwidth"} if given["context_from"] != DEVICE else set[str]()
+    shared |= {*_PODS} if whole else set()
     for option in () if sources else (o for o in OVER_TIME if o.name not in shared):
         if given[option.name] != option.usual:
             words = option.words[0]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from stagec.analysis.serving_rates import step_pace
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
 from stagec.answers.requests.options import asked_requests, page_of, prefix_block
 from stagec.answers.requests.tiers import most_bytes, tiers_below, token_bytes
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.answers.serve_steps import of_a_stage
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
@@ -22,12 +24,13 @@ from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import options_of_draft, options_of_pod
 from stagec.jobs.request.acceptance import take_acceptance
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import DISAGGREGATED, check_draft
+from stagec.jobs.request.serving_flags import DISAGGREGATED, check_draft
 from stagec.jobs.served_models import ServedModels
 from stagec.jobs.session import Session
 from stagec.jobs.step_surface import DraftedSteps, ExactSteps, StepSurface
 from stagec.jobs.step_timer import StepTimer
 from stagec.serving.fleet import FleetPlan
+from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.policy import ServerLimits
 from stagec.serving.replica import Replica
 from stagec.serving.requests import Request, turns
@@ -39,23 +42,28 @@ from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
+    from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
 
 #: Seconds for which the link of a pod is busy with the caches of a prompt of so many tokens, and
 #: those that are left behind the step.
 Handover = Callable[[int], tuple[float, float]]
+#: Femtoseconds of steps.
+Costs: TypeAlias = StepSurface | ExactSteps | DraftedSteps
 
 
 @dataclass
 class Pool:
     """Replicas that are alike: what compiles and schedules their steps, how many seconds hosts
-    take for a request outside of these, how long they take, what each holds, how many ranks each
-    has, and how they come and go."""
+    take for a request outside of these, how long they take, and on pipeline stages the slowest one
+    for them, what each holds, how many ranks each has, and how they come and go."""
 
     models: ServedModels
     scheduler: SchedulerRule
     outside: float
-    costs: StepSurface | ExactSteps | DraftedSteps
+    costs: Costs
+    pace: Costs | None
+    stages: int
     limits: ServerLimits
     room: Room | None
     ranks: int
@@ -216,8 +224,11 @@ def _pools(
         computes = prefills or not two_pods
         kept = prefix_block(own, given, requests) if computes else 0
         tiers = tiers_below(pool.models, timer.machine, given, kept) if computes else None
+        made: Callable[..., Replica] = Replica
+        if pool.pace is not None:
+            made = partial(PipelinedReplica, pace=pool.pace, stages=pool.stages)
         pool.replicas += (
-            Replica(
+            made(
                 first + number,
                 pool.limits,
                 pool.costs,
@@ -244,20 +255,13 @@ def _pool(
     *,
     prefills: bool,
 ) -> Pool:
-    models = ServedModels.of(options, session)
-    if options.pp > 1:
+    if options.afd:
         raise error(
-            "requests over time do not support --pp yet",
-            remedy="leave --pp out; 'stagec compile --serve mixed --requests' compiles steps with "
-            "pipeline stages",
-        )
-    strategy = read_strategy(models.main.builder.module)
-    if strategy.one(MoeRule).two_batches:
-        raise error(
-            "requests over time do not support --two-batch-overlap yet: a step may have a single "
-            "sequence, which makes no two half batches",
+            "requests over time do not support --afd yet: steps of its microbatches take turns",
             remedy="leave it out; 'stagec serve --batches' computes steps with it",
         )
+    models = ServedModels.of(options, session)
+    strategy = read_strategy(models.main.builder.module)
     alone = models.replicas
     groups = models.main.groups // alone
     if alone > 1 and given["autoscale"]:
@@ -275,36 +279,66 @@ def _pool(
             f"{tokens} tokens",
             remedy=f"raise --max-tokens to {sequences} or more, or lower --max-batch",
         )
-    room, blocks = None, given["cache_blocks"]
+    room, blocks, halves = None, given["cache_blocks"], strategy.one(MoeRule).halves
     if blocks is None:
-        largest = largest_step(requests, tokens, sequences)
+        largest = largest_step(requests, -(-tokens // halves), -(-sequences // halves))
         room = models.room(timer.machine, largest, block, given.get("limit"))
         blocks = room.blocks
-    of_groups = tokens * groups, sequences * groups, blocks * groups or None
-    limits = ServerLimits(*of_groups, block, chunk=tokens)
+    of_ranks = groups // halves
+    of_groups = tokens * of_ranks, sequences * of_ranks, blocks * groups or None
+    limits = ServerLimits(*of_groups, block, chunk=tokens, groups=of_ranks)
 
-    def exact(step: Step) -> int:
-        seconds = models.together(lambda job: timer.time(job).step_seconds, step)
-        return max(1, round(seconds * SECOND))
-
-    def verified(step: Step) -> int:
-        (each,) = step.classes
-        how = {"batch": each.count * models.main.groups, "context": each.cached}
-        asked = options.changed(serve=DECODE, prompt=None, **how)
-        seconds = timer.time(job_costs(asked, session)).step_seconds
-        return max(1, round(seconds * SECOND / accepted))
-
-    def costs(of: Callable[[Step], int]) -> StepSurface | ExactSteps:
-        points = given["step_grid"]
-        return StepSurface(of, points, groups, given["seed"]) if points else ExactSteps(of, groups)
-
-    plain = costs(exact)
-    every = DraftedSteps(costs(verified), plain) if options.speculative else plain
+    about = options, timer, session, models, groups, halves, accepted
+    costs, pace = _costs(given, *about)
     start = partial(_start, models, timer.machine)
     plan = plan_of(given, limits.sequences, start, prefills=prefills)
     if alone > 1:  # all of them are there
         plan = replace(plan, first=None)
-    return Pool(models, scheduler, outside, every, limits, room, models.ranks // alone, [], plan)
+    ranks, stages = models.ranks // alone, max(1, options.pp)
+    return Pool(models, scheduler, outside, costs, pace, stages, limits, room, ranks, [], plan)
+
+
+def _costs(
+    given: Mapping[str, Any],
+    options: JobOptions,
+    timer: StepTimer,
+    session: Session,
+    models: ServedModels,
+    groups: int,
+    halves: int,
+    accepted: float,
+) -> tuple[Costs, Costs | None]:
+    """How long steps take, and on pipeline stages how long the slowest one takes for them."""
+
+    @cache
+    def plain(step: Step) -> list[TimeReport]:
+        return models.each(timer.time, step)
+
+    @cache
+    def drafted(step: Step) -> list[TimeReport]:
+        (each,) = step.classes
+        how = {"batch": each.count * models.main.groups, "context": each.cached}
+        asked = options.changed(serve=DECODE, prompt=None, **how)
+        return [timer.time(job_costs(of_a_stage(asked), session))]
+
+    def costs(
+        of: Callable[[TimeReport], float], step: Callable[[Step], list[TimeReport]], tokens: float
+    ) -> StepSurface | ExactSteps:
+        def exact(each: Step) -> int:
+            return max(1, round(models.joined(map(of, step(each))) * SECOND / tokens))
+
+        points = given["step_grid"]
+        if not points:
+            return ExactSteps(exact, groups, halves)
+        return StepSurface(exact, points, groups, halves, given["seed"])
+
+    def both(of: Callable[[TimeReport], float]) -> Costs:
+        every = costs(of, plain, 1.0)
+        return DraftedSteps(costs(of, drafted, accepted), every) if options.speculative else every
+
+    paced = partial(step_pace, stages=options.pp)
+    pace = both(lambda report: paced(report.breakdown)) if options.pp > 1 else None
+    return both(lambda report: report.step_seconds), pace
 
 
 def _start(models: ServedModels, machine: Machine) -> int:

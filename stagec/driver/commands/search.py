@@ -21,10 +21,11 @@ from stagec.searches.answer import search
 from stagec.searches.options import SEARCH, search_command
 from stagec.searches.question import questions, space_text
 from stagec.searches.server.answer import search_servers
-from stagec.searches.server.question import VERIFIED
-from stagec.searches.serving import SERVER
+from stagec.searches.serving_space import SERVER
 from stagec.support.diagnostics import DiagnosticError, error
 
+#: Options of whole servers.
+_OF_SERVERS = ("emit_run", "verify", "measured", "kernels_from")
 #: What other commands have of the same name is something else.
 _PLACES = {"batch": Section.DATA, "pareto": None, "as_csv": None}
 #: The remedy where an interrupt leaves nothing to tell.
@@ -40,9 +41,7 @@ _LESS = "let it run, or give a smaller space"
     CSV,
     FORM,
     CommandOption(
-        "html",
-        PAGE,
-        "Write a page: memory over time, all flags side by side, and each strategy.",
+        "html", PAGE, "Write a page: memory over time, all flags side by side, and each strategy."
     ),
     OUTPUT,
 )
@@ -59,10 +58,9 @@ def command(**given: Any) -> int:
     form_of(given)
     if given["serve"] == SERVER:
         return _servers(given)
-    if given["emit_run"] is not None:
-        raise error("--emit-run needs --serve server", remedy="add --serve server")
-    if given["verify"] != VERIFIED:
-        raise error("--verify needs --serve server", remedy="add --serve server")
+    for option in SEARCH:
+        if option.name in _OF_SERVERS and given[option.name] != option.usual:
+            raise error(f"{option.words[0]} needs --serve server", remedy="add --serve server")
     asked = questions(given, the_session())
     if given["print_space"]:
         write_output(space_text(asked[0].space), given["output"])

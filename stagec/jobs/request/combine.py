@@ -190,8 +190,7 @@ def _heads(request: FlagValues) -> Iterator[Diagnostic]:
     if heads and groups and tp > groups and tp % groups == 0 and heads % tp:
         valid = [n for n in divisors(heads) if n % groups == 0 or groups % n == 0]
         yield _error(
-            f"H = {heads} does not divide over tp = {tp}",
-            f"choose --tp {nearest(tp, valid)}",
+            f"H = {heads} does not divide over tp = {tp}", f"choose --tp {nearest(tp, valid)}"
         )
 
 

@@ -48,7 +48,7 @@ def measurements(
 
 def remark_unused(
     costed_by: Mapping[str, int],
-    measured: Measurements | None,
+    measured: object,
     session: Session,
     steps: str = "this step",
 ) -> None:
@@ -75,7 +75,7 @@ def _read(
     files: tuple[tuple[Path, tuple[int, int] | None], ...], package: str | None, machine: str
 ) -> Measurements:
     from stagec.time.costs.nodes import Measurements
-    from stagec.time.measured.files import read_measured
+    from stagec.time.measured.kernel_tables import read_measured
 
     others: list[Table] = []
     if package is not None:

@@ -284,7 +284,8 @@ class JobFlags(TypedDict, total=False):
     expanding_kernel: Literal["device", "marlin"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
-    #: expert_weights, alibi, sinks, softcap. Backward keeps the tensors that each operation saves.
+    #: expert_weights, scaled_rope, alibi, sinks, softcap; or none of a stack's (none). Backward
+    #: keeps the tensors that each operation saves.
     eager: str | Sequence[str] | None
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).
@@ -335,6 +336,9 @@ class JobFlags(TypedDict, total=False):
     #: With --serve: the most decode steps for which prompts wait for others, until they fill 9/10
     #: of the tokens of a step.
     scheduler_gather: int | None
+    #: With --serve: the most decode steps for which prompts wait until each group of ranks with
+    #: sequences of its own has one.
+    scheduler_balance: int | None
     #: The share of their speed that products and attention sustain in a step, such as 9/10
     #: (default: that of the machine).
     sustained: float | str | None

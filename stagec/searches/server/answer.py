@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
+from stagec.ir_spec.strategy.scheduler import ALONE, ANY, BESIDE
 from stagec.jobs.builder import model_name
+from stagec.jobs.request.measurements import MEASURED, remark_unused
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.searches.server.run import launched
 from stagec.searches.server.servers import ServerPlan, WorkerPool, behind
 from stagec.searches.server.table import launch_files, print_servers
-from stagec.searches.serving import SERVER
+from stagec.searches.serving_space import SERVER
 from stagec.support.files import write_file
 from stagec.support.processors import processors
 
@@ -113,12 +115,12 @@ class ServerSearchAnswer(Report):
         return [dict(row) for row in self.front]
 
     def plot(self) -> SVGText:
-        from stagec.searches.server.page import front_plot
+        from stagec.searches.server.server_page import front_plot
 
         return SVGText(front_plot(self.data, self.command).svg())
 
     def page(self) -> str:
-        from stagec.searches.server.page import server_page
+        from stagec.searches.server.server_page import server_page
 
         return server_page(self.title, self.data, self.command)
 
@@ -155,7 +157,11 @@ def search_servers(
 
     question = server_question(given, session)
     servers = find_servers(question, given["jobs"] or processors(), progress)
-    return ServerSearchAnswer(_data(servers))
+    data = _data(servers)
+    if any(question.measured.values()):
+        data["found"] = dict(servers.costed_by)
+        remark_unused(servers.costed_by, question.measured, session, "these steps")
+    return ServerSearchAnswer(data)
 
 
 # -- as plain data ---------------------------------------------------------------------------------
@@ -258,25 +264,41 @@ def _pool(pool: WorkerPool, peak: int) -> dict[str, Any]:
 
 def _command(servers: FoundServers, server: ServerPlan) -> str | None:
     """The command that times the workers of a server; None where they are on machines that are
-    unlike."""
-    from stagec.jobs.request.command_line import job_words
+    unlike, or cannot meet."""
+    from stagec.jobs.request.command_line import asked_words, job_words
     from stagec.searches.server.run import pods_of, strategy_words
 
     question, load = servers.question, servers.question.load
-    options = server.decode.kind.options
+    options, prefill, point = server.decode.kind.options, server.prefill, server.point
     words = ["stagec", "serve"]
-    if server.prefill is None:
+    if point is not None:
         plain = question.model.changed(stack=options.stack, serve=None)
+        rule = server.decode.kind.worker.scheduler
+        alone = rule.prompts == ALONE
+        if not alone and point.budget != rule.tokens:
+            options = options.changed(step_tokens=point.budget)
+        if rule.prompts == ANY:
+            options = options.changed(prompt_steps=BESIDE)
         words += [*job_words(plain), *shlex.split(strategy_words(options))]
         words += ["--prompt", str(load.prompt)]
         words += ["--context", str(load.cached)] if load.cached else []
-    elif len({pool.kind.machine.given for pool in server.pools}) == 1:
-        words += job_words(pods_of(question, server.prefill, server.decode))
+        words += ["--chunk", str(point.budget)] if alone and point.budget < load.prompt else []
+    elif (
+        prefill is not None
+        and (server.sent is not None and server.sent.exact)
+        and len({pool.kind.machine.given for pool in server.pools}) == 1
+    ):
+        words += job_words(pods_of(question, prefill, server.decode))
+        prompts = prefill.step.sequences // prefill.kind.worker.stages
+        words += ["--prefill-batch", str(prompts)]
+        words += ["--prefill-replicas", str(prefill.workers)]
+        words += ["--replicas", str(server.decode.workers)]
     else:
         return None
     batch = str(server.decode.step.sequences)
     more = ["--output-tokens", str(load.output), "--batches", batch]
     more += ["--accepted", str(load.accepted)] if load.drafts else []
+    more += asked_words(MEASURED, question.measured)
     return shlex.join([*words, *more, "--machine", server.decode.kind.machine.given])
 
 

@@ -16,11 +16,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from stagec.ir.serving import PREFILL
+from stagec.ir.serving_step import PREFILL
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.option import Kind
 from stagec.jobs.request.options import JobOptions
-from stagec.searches.serving import SERVER
+from stagec.searches.serving_space import SERVER
 
 _PORT, _BOOTSTRAP = 8000, 8998
 _HEAD = """#!/bin/sh

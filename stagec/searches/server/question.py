@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stagec.ir.module import BATCH
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.acceptance import take_acceptance
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.machine import machine_of, with_used
+from stagec.jobs.request.measurements import MEASURED, measurements
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import CACHES
+from stagec.jobs.request.serving_flags import CACHES
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.machines import Machine
@@ -26,7 +27,7 @@ from stagec.searches.job_file import with_job
 from stagec.searches.question import GOODPUT, layers_of, prices_of, said_values, space_of
 from stagec.searches.server.launch import EngineRun, engine_of, layout_of
 from stagec.searches.server.worker import ServerLoad, WorkerTask
-from stagec.searches.serving import BUDGETS, SERVER
+from stagec.searches.serving_space import BUDGETS, SERVER
 from stagec.searches.space import listed
 from stagec.searches.stack import with_stack
 from stagec.support.diagnostics import error
@@ -55,7 +56,7 @@ class ServerQuestion:
     """Servers of a model on each of `ranks`: workers are `tasks`, of which the rules left out those
     that are `refused`, by their message. `layers` are those of the model, which may have `experts`;
     `run` is the engine whose launch files are wanted. So many of the best are `verified` over
-    time."""
+    time. `measured` are the values of `MEASURED`."""
 
     model: JobOptions
     load: ServerLoad
@@ -69,6 +70,7 @@ class ServerQuestion:
     run: EngineRun | None = None
     refused: Counter[str] = field(default_factory=Counter[str])
     verified: int = VERIFIED
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestion:
@@ -80,6 +82,8 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
     machines = [
         machine_of(m, session, used) if isinstance(m, str) else with_used(m, used) for m in asked
     ]
+    for machine in machines:  # refuses files that cannot be read before workers do
+        measurements(given["measured"], given["kernels_from"], machine)
     caches = {n: given[n] for n in CACHES if given[n] is not None}
     plain = JobOptions(given["model"], sizes=dict(given["sizes"]), serve=MIXED, **caches)
     with session.once(session.aside()) as aside:
@@ -106,6 +110,7 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
         EXPERTS in known,
         given["emit_run"],
         verified=given["verify"],
+        measured={option.name: given[option.name] for option in MEASURED},
     )
     return _with_tasks(question, given, of_job, machines, known, layers, session)
 
@@ -179,7 +184,7 @@ def _with_tasks(
                 lacks = [_lacks(question, job) for job in single]
                 refused.update(filter(None, lacks))
                 jobs = [job for job, why in zip(single, lacks, strict=True) if not why]
-                about = limit, question.load, budgets, given["batch"], price
+                about = limit, question.load, budgets, given["batch"], price, question.measured
                 tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in jobs)
     return replace(question, tasks=tasks, refused=+refused, points=points)
 

@@ -7,17 +7,19 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from stagec.analysis.serving_rates import steady_seconds
 from stagec.answers.serve import at_least, sending
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.answers.serve_steps import of_a_stage
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.options import IDEAL, JobOptions
-from stagec.jobs.request.serving import DISAGGREGATED as TWO_PODS
+from stagec.jobs.request.serving_flags import DISAGGREGATED as TWO_PODS
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.jobs.step_timer import StepTimer
@@ -39,7 +41,7 @@ from stagec.searches.server.servers import (
 )
 from stagec.searches.server.verify import ServerOverTime, VerifyTask, over_time
 from stagec.searches.server.worker import ServerLoad, Worker, kind_of, timed_worker
-from stagec.searches.serving import BUDGETS, SERVER, without_step
+from stagec.searches.serving_space import BUDGETS, SERVER, without_step
 from stagec.searches.stack import as_written
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.network import message_seconds
@@ -58,9 +60,9 @@ _MESSAGE = 1 << 20
 @dataclass(frozen=True)
 class FoundServers:
     """The best servers, best first; the best of each mode, and of each number of ranks; those that
-    no other beats within the limit of the first token; what was left out, by reason; and what some
-    of the best give over time, by their `id`: those that miss a limit there are behind the others
-    of these."""
+    no other beats within the limit of the first token; what was left out, by reason; what some of
+    the best give over time, by their `id`: those that miss a limit there are behind the others of
+    these; and by where their times are from kernels and collectives of all steps."""
 
     question: ServerQuestion
     best: Sequence[ServerPlan]
@@ -73,6 +75,7 @@ class FoundServers:
     cautions: Sequence[str]
     seconds: float
     over_time: Mapping[int, ServerOverTime] = field(default_factory=dict[int, ServerOverTime])
+    costed_by: Mapping[str, int] = field(default_factory=Counter[str])
 
 
 def find_servers(question: ServerQuestion, processes: int, log: Log) -> FoundServers:
@@ -110,6 +113,7 @@ def find_servers(question: ServerQuestion, processes: int, log: Log) -> FoundSer
         list(dict.fromkeys(c for kind in kinds for c in kind.worker.cautions)),
         time.monotonic() - began,
         checked,
+        sum((Counter(kind.worker.costed_by) for kind in kinds), Counter()),
     )
 
 
@@ -163,7 +167,8 @@ def _verified(
     if not servers:
         return {}
     limit = question.tasks[0].limit  # one for all
-    tasks = [VerifyTask(s, _job_of(question, s), question.load, limit) for s in servers]
+    about = question.load, limit, question.measured
+    tasks = [VerifyTask(s, _job_of(question, s), *about) for s in servers]
     verified: dict[int, ServerOverTime] = {}
     with crew(over_time, min(processes, len(tasks))) as run:
         for number, each in run(tasks):
@@ -197,12 +202,12 @@ def _value(question: ServerQuestion, server: ServerPlan) -> tuple[float, ...]:
 
 def exactly(question: ServerQuestion, server: ServerPlan) -> ServerPlan:
     """A server with the caches that cross between its pools as both strategies have them, message
-    by message. Where the pods cannot meet the estimate stays."""
+    by message, and the step that sends them. Where the pods cannot meet the estimate stays."""
     if server.prefill is None:
         return server
     prefill, decode = server.prefill, server.decode
     try:
-        sent = _sent(question, prefill, decode)
+        prefill, sent = _sent(question, prefill, decode)
     except DiagnosticError:
         return server
     rate = prefill_rate(prefill.step, sent)
@@ -211,16 +216,23 @@ def exactly(question: ServerQuestion, server: ServerPlan) -> ServerPlan:
     return joined(server.ranks, question.load, prefill, decode, sent, requests)
 
 
-def _sent(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -> CacheTransfer:
+def _sent(
+    question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool
+) -> tuple[WorkerPool, CacheTransfer]:
     session = Session()
     prompts = prefill.step.sequences // prefill.kind.worker.stages
-    options = pods_of(question, prefill, decode).changed(batch=prompts)
+    options = of_a_stage(pods_of(question, prefill, decode)).changed(batch=prompts)
     machine = _joined(prefill.kind.machine, decode.kind.machine)
     target = at_least(
         options_of_pod(DECODE, options.changed(batch=None)), partial(one_group, session=session)
     )
-    _, sent = sending(on_machine(options, machine), StepTimer(machine), session, target)
-    return CacheTransfer(sent.alone_seconds / prompts, sent.exposed_seconds)
+    timer = StepTimer.of(machine, question.measured)
+    step, sent = sending(on_machine(options, machine), timer, session, target)
+    seconds = steady_seconds(step.breakdown, step.step_seconds, prefill.kind.worker.stages)
+    if machine is prefill.kind.machine:
+        sends = replace(prefill.step, seconds=seconds, passes=step.step_seconds)
+        prefill = replace(prefill, step=sends)
+    return prefill, CacheTransfer(sent.alone_seconds / prompts, sent.exposed_seconds, exact=True)
 
 
 def pods_of(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -> JobOptions:

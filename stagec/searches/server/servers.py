@@ -49,10 +49,11 @@ class WorkerPool:
 @dataclass(frozen=True, slots=True)
 class CacheTransfer:
     """The caches of a step of prefill on their way: seconds for which the links of a rank are busy,
-    and those that are left behind the step."""
+    and those that are left behind the step; `exact` where both pods were compiled."""
 
     busy: float
     exposed: float
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,9 @@ def aggregated_servers(
         copies = ranks // worker.ranks
         for point in worker.mixed if copies else ():
             steady = point.steady
-            rate = copies * steady.requests
-            tokens = load.output * rate
+            tokens = copies * steady.tokens_per_second
             share = point.work.share
-            scale = copies * worker.ranks / tokens / steady.tpot
+            scale = copies * worker.ranks / tokens / point.mean_seconds
             more = {
                 n: share * (point.mixed.parts.get(n, 0.0) - point.decode.parts.get(n, 0.0))
                 for n in {**point.mixed.parts, **point.decode.parts}
@@ -214,7 +214,7 @@ def joined(
     used = prefill.ranks + decode.ranks
     parts[_WAITS] = used / tokens - sum(parts.values())
     parts[_IDLE] = (ranks - used) / tokens
-    ttft = worker.request + first.seconds + sent.exposed
+    ttft = worker.request + first.passes + sent.exposed
     about = ttft, decode.step.seconds, tokens, parts
     return ServerPlan(ranks, decode, *about, prefill=prefill, sent=sent)
 
@@ -233,7 +233,7 @@ def _prefills(kind: WorkerKind, load: ServerLoad, layers: int) -> Iterator[_Pref
     worker, machine = kind.worker, kind.machine
     for step in worker.prefill:
         sent = estimated(machine, worker, step, layers)
-        ttft = worker.request + step.seconds + sent.exposed
+        ttft = worker.request + step.passes + sent.exposed
         if load.ttft is None or ttft <= load.ttft:
             yield _Prefills(kind, step, prefill_rate(step, sent), ttft, sent)
 

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 from rich.markup import escape
 
-from stagec.answers.time.table import seconds_text
+from stagec.answers.time.table import costed_text, seconds_text
 from stagec.output.tables import bytes_text, console, table
 from stagec.searches.server.servers import AGGREGATED
 from stagec.support.words import counted
@@ -38,6 +38,8 @@ def print_servers(answer: Mapping[str, Any], stream: TextIO) -> None:
         out.print("left out:", markup=False)
     for why, count in shown:
         out.print(f"  {count:,}: {why}", markup=False)
+    if costed := costed_text(answer.get("found", {})):
+        out.print(costed, markup=False)
     for name, text in launch_files(answer).items():
         out.print(f"--- {name}", markup=False)
         out.print(text, markup=False, highlight=False, soft_wrap=True)

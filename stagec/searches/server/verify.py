@@ -37,13 +37,14 @@ _TOLERANCE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    """A server that is to run over time, as `options` of a job, its load, and the `limit` of what
-    a rank may hold."""
+    """A server that is to run over time, as `options` of a job, its load, the `limit` of what a
+    rank may hold, and what was `measured`."""
 
     server: ServerPlan
     options: JobOptions
     load: ServerLoad
     limit: Limit
+    measured: Mapping[str, Any]
 
     @property
     def concurrency(self) -> int:
@@ -102,7 +103,7 @@ def over_time(task: VerifyTask) -> ServerOverTime:
     if task.load.cached:
         return ServerOverTime(refused="a closed loop has no requests with a common prefix")
     (machine,) = machines.values()
-    session, timer = Session(), StepTimer(machine)
+    session, timer = Session(), StepTimer.of(machine, task.measured)
     caches = partial(handover_between, timer, session)
     try:
         server = made_server(task.options, timer, _given(task), session, caches)
@@ -118,9 +119,10 @@ def _given(task: VerifyTask) -> Mapping[str, Any]:
     prefill, decode, point = server.prefill, server.decode, server.point
     sequences = decode.step.sequences // decode.kind.worker.groups
     if point is not None:
-        sequences += point.work.prompts
+        sequences += point.work.prompts * decode.kind.worker.stages
     if prefill is not None:
-        prompts = prefill.step.sequences // prefill.kind.worker.groups
+        worker = prefill.kind.worker
+        prompts = prefill.step.sequences // worker.groups // worker.stages
         tokens = prompts * ceil(load.prompt * (1 + _SPREAD))
     else:
         tokens = point.budget if point is not None else 0

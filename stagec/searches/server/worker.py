@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stagec.analysis.serving_rates import steady_parts, steady_seconds
-from stagec.analysis.steady_server import PromptChunks, SteadyRates, aggregated, chunks, per_token
-from stagec.ir.serving import DECODE, MIXED, PREFILL
+from stagec.analysis.serving_rates import (
+    PodStep,
+    ServingRates,
+    beside,
+    colocated,
+    steady_parts,
+    steady_seconds,
+)
+from stagec.analysis.steady_server import PromptChunks, chunks, per_token
+from stagec.ir.serving_step import DECODE, MIXED, PREFILL
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
 from stagec.searches.explore.reasons import grouped
 from stagec.serving.step import SequenceClass, step_of
@@ -61,12 +70,18 @@ class ServerLoad:
         """Tokens that are cached of a sequence that decodes, on average."""
         return self.cached + self.prompt + self.output // 2
 
+    @property
+    def last(self) -> int:
+        """Tokens that are cached of a sequence in its last step."""
+        return self.cached + self.prompt + self.output - 1
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
     """A worker to be timed. `options` are its job, of any step; `budgets` the most tokens of a step
     that are tried, `batches` the sequences in decode, those that double if None; `price` what a
-    rank of the machine costs an hour, if that is known."""
+    rank of the machine costs an hour, if that is known. `measured` are values of `MEASURED`, whose
+    tables each process reads once."""
 
     options: JobOptions
     machine: Machine
@@ -75,30 +90,43 @@ class WorkerTask:
     budgets: tuple[int, ...]
     batches: tuple[int, ...] | None = None
     price: float | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
     """A step of a worker that has so many `sequences` in flight, on all of its stages together: its
-    seconds, from the first stage to the last, where they go, and the bytes that a rank holds. Of
-    decode with drafts they are those of each token that it gives a sequence."""
+    seconds, where they go, and by stage the bytes that a rank holds, but for caches and of caches.
+    Of decode with drafts they are those of each token that it gives a sequence. It `passes` the
+    stages in so many seconds where no other step waits there."""
 
     sequences: int
     seconds: float
+    passes: float
     parts: Mapping[str, float]
-    peak: int
+    stages: Sequence[tuple[int, int]]
+
+    @property
+    def peak(self) -> int:
+        """The bytes that a rank holds."""
+        return max(map(sum, self.stages))
 
 
 @dataclass(frozen=True, slots=True)
 class MixedPoint:
-    """Steps that decode, some with chunks of prompts beside: those of `work`, of at most `budget`
-    tokens of each group of ranks."""
+    """Steps that decode, and a share with chunks of prompts beside them or by turns: those of
+    `work`, of at most `budget` tokens of each group of ranks."""
 
     decode: StepPoint
     mixed: StepPoint
     budget: int
     work: PromptChunks
-    steady: SteadyRates
+    steady: ServingRates
+
+    @property
+    def mean_seconds(self) -> float:
+        """The seconds of a step, of those with prompts and without."""
+        return self.decode.seconds + self.work.share * (self.mixed.seconds - self.decode.seconds)
 
     @property
     def peak(self) -> int:
@@ -111,7 +139,7 @@ class Worker:
     """A worker that was timed. `groups` of its ranks have sequences of their own; `room` are the
     bytes that a rank may hold, `request` the seconds of a request outside of its steps, `cached`
     the bytes that the rank with most of them caches of a prompt that it has. Without points it does
-    not fit; `refused` says why the compiler refuses it."""
+    not fit; `refused` says why the compiler refuses it. `costed_by` is what `StepTimer` counts."""
 
     ranks: int
     groups: int = 1
@@ -124,6 +152,8 @@ class Worker:
     prefill: Sequence[StepPoint] = ()
     cautions: Sequence[str] = ()
     refused: str = ""
+    costed_by: Mapping[str, int] = field(default_factory=dict[str, int])
+    scheduler: SchedulerRule = field(default_factory=SchedulerRule)
 
 
 def kind_of(task: WorkerTask) -> Hashable:
@@ -153,6 +183,7 @@ class _Timing:
     _decodes: dict[int, StepPoint | None] = field(default_factory=dict[int, "StepPoint | None"])
 
     def __post_init__(self) -> None:
+        self._timer = StepTimer.of(self.task.machine, self.task.measured)
         options = self.task.options.changed(serve=MIXED, step=_ONE, batch=None)
         if options.pp > 1 and not options.afd:
             options = options.changed(microbatches=1)
@@ -162,9 +193,9 @@ class _Timing:
         self._ranks = prod(mesh.values())
         self._stages = 1 if options.afd else mesh.get("pp", 1)  # with sequences of their own
         strategy = read_strategy(module)
-        self._groups = module.env[strategy.batch]
+        self._groups, self._halves = module.env[strategy.batch], strategy.one(MoeRule).halves
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
-        self._alone = scheduler.prompts == ALONE
+        self._scheduler, self._alone = scheduler, scheduler.prompts == ALONE
         room = limit.room(mesh, self.task.machine)
         self._room = scheduler.room(room) if limit.text == AT_HAND else room
 
@@ -179,7 +210,9 @@ class _Timing:
             mixed += _climbed(partial(self._mixed, budget), self._is_late, wanted)
         prefill = [*self._prefills()] if decode else []
         about = self._ranks, self._groups, self._stages, self._room, self._request, self._cached
-        return Worker(*about, decode, mixed, prefill, tuple(self._cautions))
+        steps = decode, mixed, prefill
+        made = Worker(*about, *steps, tuple(self._cautions), scheduler=self._scheduler)
+        return replace(made, costed_by=dict(self._timer.costed_by))
 
     def _each(self, batch: int) -> int:
         """The sequences of each group and stage, of a batch of the worker."""
@@ -201,26 +234,60 @@ class _Timing:
             batch, load = each * self._groups, self.task.load
             step = {"batch": batch, "context": load.context, "speculative": load.drafts or None}
             asked = self._options.changed(serve=DECODE, **step)
-            gives = load.accepted
-            self._decodes[each] = self._step(asked, batch * self._stages, gives=gives)
+            about: dict[str, Any] = {"reserved": self._reserved(asked, context=load.last)}
+            about["gives"] = load.accepted
+            self._decodes[each] = self._step(asked, batch * self._stages, **about)
         return self._decodes[each]
 
     def _mixed(self, budget: int, each: int) -> MixedPoint | None:
+        if self._alone:
+            return self._by_turns(budget, each)
         load = self.task.load
-        work = chunks(each, budget, load.prompt, load.output)
+        work = chunks(each, budget // self._halves, load.prompt, load.output)
         decode = self._decode(each) if work is not None and work.keeps_up else None
         if work is None or decode is None:
             return None
-        decodes = [] if self._alone else [SequenceClass(1, load.context, 1, each)]
         chunked = SequenceClass(work.size, load.cached + work.past, 1, work.prompts)
-        step = step_of([*decodes, chunked])
-        mixed = self._step(self._options.changed(step=str(step)), decode.sequences)
+        step, end = (
+            str(step_of([SequenceClass(1, context, 1, each), chunked]))
+            for context in (load.context, load.last)
+        )
+        asked = self._options.changed(step=step)
+        mixed = self._step(asked, decode.sequences, reserved=self._reserved(asked, step=end))
         if mixed is None:
             return None
-        if self._alone:
-            mixed = _together(decode, mixed)
-        about = decode.seconds, mixed.seconds, decode.sequences, work, load.output, self._request
-        return MixedPoint(decode, mixed, budget, work, aggregated(*about))
+        prompts = work.prompts * self._groups * self._stages
+        pods = self._pod(decode), self._pod(mixed, prompts)
+        return MixedPoint(decode, mixed, budget, work, beside(*pods, work, load.output))
+
+    def _by_turns(self, budget: int, each: int) -> MixedPoint | None:
+        """Steps that decode, and steps with a prompt of each group alone, in chunks, for which
+        sequences that decode wait."""
+        load, decode = self.task.load, self._decode(each)
+        step = {"serve": PREFILL, "batch": self._groups}
+        prompts: StepPoint | None = None
+        for start in range(0, load.prompt, budget) if decode is not None else ():
+            chunk = {"prompt": min(budget, load.prompt - start), "context": load.cached + start}
+            sequences = self._groups * self._stages
+            point = self._step(self._options.changed(**step, **chunk), sequences)
+            if point is None:
+                return None
+            prompts = point if prompts is None else _together(prompts, point)
+        if decode is None or prompts is None:
+            return None
+        mixed = _together(decode, prompts)
+        if mixed.peak > self._room:
+            return None
+        steady = colocated(self._pod(prompts), self._pod(decode), load.output)
+        steps = -(-load.prompt // budget)
+        share = decode.sequences / prompts.sequences / (load.output - 1)
+        work = PromptChunks(steps, -(-load.prompt // steps), 1, share)
+        return MixedPoint(decode, mixed, budget, work, steady)
+
+    def _pod(self, point: StepPoint, sequences: int = 0) -> PodStep:
+        """A step, for what `stagec serve` computes of steps."""
+        count = sequences or point.sequences
+        return PodStep(count, point.seconds, self._ranks, request=self._request)
 
     def _prefills(self) -> Iterator[StepPoint]:
         """Steps that prefill whole prompts: one of each group, and as many as a step takes."""
@@ -237,34 +304,53 @@ class _Timing:
             yield prefill_point
             each *= 2
 
+    def _reserved(self, asked: JobOptions, **last: Any) -> JobOptions | None:
+        """The step in which sequences have all their tokens, for which an engine may keep room."""
+        return asked.changed(**last) if self._scheduler.reserve else None
+
     def _step(
-        self, asked: JobOptions, sequences: int, *, sends: int = 0, gives: float = 1.0
+        self,
+        asked: JobOptions,
+        sequences: int,
+        *,
+        sends: int = 0,
+        gives: float = 1.0,
+        reserved: JobOptions | None = None,
     ) -> StepPoint | None:
-        """A step, for each of the tokens that it `gives` a sequence; None if it does not fit. Every
-        stage holds the caches of the sequences of all stages, of which the step has those of one.
+        """A step, for each of the tokens that it `gives` a sequence; None if it, or what is
+        `reserved` for, does not fit. Every stage holds the caches of the sequences of all stages,
+        of which the step has those of one.
         Of a prompt that `sends` its caches, their bytes are noted."""
         job = CompiledJob.of(asked, Session())
-        stages = job.figures().by_stage
-        more = self._stages - 1
-        peak = max(sum(each.values()) + more * each.get(CACHES, 0) for each in stages)
-        if peak > self._room:
+        last = job if reserved is None else CompiledJob.of(reserved, Session())
+        by_stage = last.figures().by_stage
+        caches = [each.get(CACHES, 0) for each in by_stage]
+        stages = [
+            (sum(each.values()) - kept, kept * self._stages)
+            for each, kept in zip(by_stage, caches, strict=True)
+        ]
+        if max(map(sum, stages)) > self._room:
             return None
-        report = job.time(self.task.machine)
+        report = self._timer.time(job)
         self._request = report.step.request / PICOSECONDS
         self._cautions |= dict.fromkeys(report.cautions)
         if sends:
-            self._cached = max(each.get(CACHES, 0) for each in stages) / sends
+            self._cached = max(caches) / sends
         step = grouped(report.breakdown, {}), report.step_seconds, self._stages
         parts, seconds = steady_parts(*step), steady_seconds(*step)
-        return StepPoint(sequences, seconds / gives, per_token(parts, 1 / gives), peak)
+        each = (seconds / gives, report.step_seconds / gives)
+        return StepPoint(sequences, *each, per_token(parts, 1 / gives), stages)
 
 
-def _together(decode: StepPoint, prompts: StepPoint) -> StepPoint:
-    """A step that decodes and one with prompts alone, for which its sequences wait."""
-    names = dict.fromkeys((*decode.parts, *prompts.parts))
-    parts = {n: decode.parts.get(n, 0.0) + prompts.parts.get(n, 0.0) for n in names}
-    seconds, peak = decode.seconds + prompts.seconds, max(decode.peak, prompts.peak)
-    return StepPoint(decode.sequences, seconds, parts, peak)
+def _together(first: StepPoint, then: StepPoint) -> StepPoint:
+    """Two steps, one behind the other, while the caches of both are there: of the first one's
+    sequences, which are those of the second one or more."""
+    names = dict.fromkeys((*first.parts, *then.parts))
+    parts = {n: first.parts.get(n, 0.0) + then.parts.get(n, 0.0) for n in names}
+    pairs = zip(first.stages, then.stages, strict=True)
+    stages = [(max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs]
+    seconds = first.seconds + then.seconds, first.passes + then.passes
+    return StepPoint(first.sequences, *seconds, parts, stages)
 
 
 def _climbed(

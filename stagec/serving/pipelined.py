@@ -1,0 +1,155 @@
+"""A replica on pipeline stages: as many batches under way as there are stages, in time.
+
+A batch has sequences of its own, and a step at a time. Its next step is planned when that is done,
+from its sequences and from requests that wait, which all batches share, as they share pages of the
+cache and prompts that have begun: chunks of one prompt follow each other through the stages. As
+many are under way in vLLM (`max_concurrent_batches`) and in SGLang (`event_loop_pp`), where a batch
+has its share of the sequences that may run (`pp_max_micro_batch_size`).
+
+Of each step two times are known: that from the first stage to the last, and its `pace`, in which
+the slowest stage is done with it. Step n begins when the first stage is free, and is done when it
+has passed all stages, the last of which is busy with the one before (a flow shop of proportionate
+stages, for which this is exact; Pinedo, Scheduling, section 6.1):
+
+    begin(n) = max(planned(n), begin(n - 1) + pace(n - 1))
+    end(n) = max(begin(n) + time(n), end(n - 1) + pace(n))
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from stagec.serving.batch import Batch
+from stagec.serving.replica import Replica
+from stagec.serving.served import ServedRequest, StepsUnderWay
+from stagec.serving.step_times import StepCosts
+
+
+class PipelinedReplica(Replica):
+    """A replica on so many `stages`, where `pace` has the time of the slowest stage of a step."""
+
+    def __init__(self, *about: Any, pace: StepCosts, stages: int, **more: Any) -> None:
+        super().__init__(*about, **more)
+        self.pace, self.stages = pace, stages
+        self._share = -(-self.limits.sequences // stages)
+        self._under: deque[tuple[int, StepsUnderWay]] = deque()
+        self._begin_batches()
+
+    def _begin_batches(self) -> None:
+        """No batch has anything."""
+        self._batches = [Batch.of(self.limits.block, number) for number in range(self.stages)]
+        self._batch = self._batches[0]
+        self._done = self._free_at = self._ended_at = 0
+        self._under.clear()
+
+    # -- the next steps ----------------------------------------------------------------------------
+
+    def plan(self, now: int) -> StepsUnderWay | None:
+        """Begin the next step of each batch of which none is under way, the one first whose last
+        step has just been done; the step that is done first."""
+        under, first = {batch for batch, _ in self._under}, self._done
+        for batch in (*range(first, self.stages), *range(first)):
+            if batch not in under:
+                self._batch = self._batches[batch]
+                way = super().plan(now)
+                if way is not None:
+                    self._under.append((batch, way))
+        self.way = self._under[0][1] if self._under else None
+        return self.way
+
+    def looks(self, now: int) -> bool:
+        """Plan again now, if a request has just come and a batch has nothing to do."""
+        soon = self.way is not None and not self.way.count
+        if soon or len(self._under) == self.stages or len(self.waiting) > 1:
+            return False
+        self.way = StepsUnderWay(now, now, 0, 0, None, [])
+        return True
+
+    def finish(self, now: int) -> tuple[list[ServedRequest], list[ServedRequest]]:
+        if self.way is not None and not self.way.count:
+            self.way = None
+            return [], []
+        self._done, self.way = self._under.popleft()
+        self._batch = self._batches[self._done]
+        return super().finish(now)
+
+    def _under_way(
+        self, now: int, delay: int, chunks: list[tuple[ServedRequest, int]], most: int
+    ) -> StepsUnderWay:
+        time, pace = (self._time(costs, chunks) for costs in (self.costs, self.pace))
+        begin = max(now + delay, self._free_at)
+        self._free_at = begin + pace
+        self._ended_at = max(begin + time, self._ended_at + pace)
+        return StepsUnderWay(now, self._ended_at, 1, self._batch.total, None, chunks)
+
+    def _time(self, costs: StepCosts, chunks: Sequence[tuple[ServedRequest, int]]) -> int:
+        if not chunks:
+            return costs.decode(self._batch.decoding, self._batch.total).time(self._batch.total)
+        beside = (0, 0) if self.alone else (self._batch.decoding, self._batch.total)
+        return costs.mixed(*beside, [(tokens, job.cached - tokens) for job, tokens in chunks])
+
+    # -- what batches share ------------------------------------------------------------------------
+
+    def _has_place(self) -> bool:
+        begun = sum(job.batch == self._batch.number for job in self._partial)
+        return super()._has_place() and self._batch.decoding + begun < self._share
+
+    def _rest(self) -> list[tuple[ServedRequest, int]]:
+        """Of prompts of other batches those chunks for which there are pages."""
+        rest, pages = list[tuple[ServedRequest, int]](), self._batch.coming
+        for job, tokens in super()._rest():
+            mine, grown = job.batch == self._batch.number, self._grown(job, tokens)
+            decodes = job.left == 1 and job.generated
+            if tokens and (mine or (pages + grown <= self.free and not decodes)):
+                rest.append((job, tokens))
+                pages += grown
+        return rest
+
+    def _begin(self, job: ServedRequest, matched: Sequence[int]) -> None:
+        super()._begin(job, matched)
+        job.batch = self._batch.number
+
+    def _take(
+        self, job: ServedRequest, tokens: int, chunks: list[tuple[ServedRequest, int]]
+    ) -> int:
+        """A job adds tokens, and goes on in the batch of its last chunk. Tokens on their way count
+        as cached, so that the next chunk can follow them."""
+        before = len(chunks)
+        taken = super()._take(job, tokens, chunks)
+        if len(chunks) > before:
+            job.cached += tokens
+            if job.batch != self._batch.number:
+                job.batch = self._batch.number
+                insort(self._batch.order, (job.stamp, job), key=lambda each: each[0])
+        return taken
+
+    def _last_admitted(self) -> ServedRequest:
+        while True:
+            job = super()._last_admitted()
+            if job.batch == self._batch.number:
+                return job
+
+    def _chunk(self, job: ServedRequest, tokens: int, now: int) -> bool:
+        if job.batch != self._batch.number or job.left:  # others are behind this one
+            self.tally.computed += tokens
+            return False
+        job.cached -= tokens
+        return super()._chunk(job, tokens, now)
+
+    def _live(self) -> list[ServedRequest]:
+        each: list[ServedRequest] = []
+        for batch in range(self.stages):
+            self._batch = self._batches[batch]
+            self._batch.order = [e for e in dict.fromkeys(self._batch.order) if e[1].batch == batch]
+            each += super()._live()
+        return sorted(each, key=lambda job: job.stamp)
+
+    def fail(self, now: int) -> list[ServedRequest]:
+        for job, tokens in (chunk for _, way in self._under for chunk in way.chunks):
+            job.cached -= tokens
+        jobs = super().fail(now)
+        self._begin_batches()
+        return jobs
