@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from stagec.analysis.serving_rates import (
     PodStep,
     ServingRates,
+    chunks_pass,
     colocated,
     disaggregated,
 )
@@ -332,14 +333,16 @@ def _prefill(
         sequences = options.batch or 1
         if target is None:
             more, ranks, request = _prompts(last, timer, session)
-            sequences *= steps_in_flight(options)
-            return PodStep(sequences, seconds + more, max(most, ranks), request=request), None
+            stages = steps_in_flight(options)
+            ways = {"request": request, "passes": chunks_pass(seconds, more, stages)}
+            ranks = max(most, ranks)
+            return PodStep(sequences * stages, seconds + more, ranks, **ways), None
         step, sent = sending(last, timer, session, target)
         pod = _prefills(last)
         stages = steps_in_flight(pod)
         links = stages * sent.alone_seconds, sent.exposed_seconds, request_seconds(step)
         ranks, paced = max(most, step.ranks), seconds + paced_seconds(step, pod)
-        passes = seconds + step.step_seconds
+        passes = chunks_pass(seconds, step.step_seconds, stages)
         return PodStep(sequences * stages, paced, ranks, *links, passes), sent
 
     return at_least(options, look)

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from stagec.analysis.serving_rates import PodStep, ServingRates, beside, steady_seconds
+from stagec.analysis.serving_rates import (
+    PodStep,
+    ServingRates,
+    beside,
+    chunks_pass,
+    steady_seconds,
+)
 from stagec.analysis.steady_server import chunks, decoding
 from stagec.ir.serving import MIXED
 from stagec.ir_spec.strategy.moe import MoeRule
@@ -177,8 +183,11 @@ class Mixing:
         report = timer.time(job)
         prompts = work.prompts * min(self.groups, batch)
         seconds = paced_seconds(report, asked)
-        mixed = PodStep(prompts, seconds, decode.ranks, request=request_seconds(report))
+        stages = steps_in_flight(asked)
+        passes = chunks_pass((work.steps - 1) * seconds, seconds, stages)
+        request = request_seconds(report)
+        mixed = PodStep(prompts, seconds, decode.ranks, request=request, passes=passes)
         waits = running < each or not work.keeps_up
-        most = peak_of(job.figures().by_stage, steps_in_flight(asked) - 1, 1)
+        most = peak_of(job.figures().by_stage, stages - 1, 1)
         peak = max(most, peak) if running == each else most
         return beside(decode, mixed, work, self.output, waits=waits), peak

@@ -257,3 +257,19 @@ def test_a_steady_load_is_that_of_batches(flags: tuple[str, ...]) -> None:
     over = json.loads(stagec(*words, *of, "--batch-of", "16", "--max-batch", "16").out)
     assert over["times"]["tpot"]["mean"] == pytest.approx(steady["points"][0]["tpot"], rel=0.01)
     assert over["steps"]["largest_error"] < 0.02
+
+
+def test_chunks_of_a_prompt_are_those_of_batches() -> None:
+    """Eight chunks pass four stages in eleven turns, whether requests come over time or not."""
+    words = ("serve", "llama3-8b", "--set", "L=8", "--pp", "4", "--machine", "h100-sxm", "--json")
+    words = (*words, "--prompt", "4096", "--output-tokens", "2")
+    whole, parts = (
+        json.loads(stagec(*words, "--batches", "1", "--chunk", size).out)["points"][0]["ttft"]
+        for size in ("512", "4096")
+    )
+    one = json.loads(stagec(*words, "--concurrency", "1", "--count", "1", "--max-batch", "4").out)
+    over = ("--concurrency", "1", "--count", "1", "--max-tokens", "512", "--max-batch", "4")
+    several = json.loads(stagec(*words, *over).out)
+    assert one["times"]["ttft"]["mean"] == pytest.approx(parts, rel=0.1)
+    assert several["times"]["ttft"]["mean"] == pytest.approx(whole, rel=0.1)
+    assert whole < 0.8 * parts
