@@ -446,14 +446,15 @@ def _rows(
         cautions = (*report.cautions, *_places_left(batch, whole))
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         engine = PodStep(batch, paced_seconds(report, job) / accepted, ranks)
+        rates, peak = None, fit.peak
         if fit.fits or wanted:
             rates, peak = rates_at(engine, job, fit.peak)
-            fit = replace(fit, peak=peak)
-        if not fit.fits and not wanted and not first:
-            return
+        fit = replace(fit, peak=peak)
         if not fit.fits and first:
             asked, mesh = job.changed(batch=whole), report.mesh
             cautions = (*cautions, misfit(asked, timer.machine, fit, mesh, asked=bool(wanted)))
+        if rates is None or not (fit.fits or wanted):
+            return
         command, steps = timer.command(job), (prefill, engine)
         yield ServedBatch(rates, steps, ranks, fit, cautions, command)
     if not fits_once and problems:

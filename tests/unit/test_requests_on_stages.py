@@ -261,8 +261,8 @@ def test_a_steady_load_is_that_of_batches(flags: tuple[str, ...]) -> None:
 
 def test_chunks_of_a_prompt_are_those_of_batches() -> None:
     """Eight chunks pass four stages in eleven turns, whether requests come over time or not."""
-    words = ("serve", "llama3-8b", "--set", "L=8", "--pp", "4", "--machine", "h100-sxm", "--json")
-    words = (*words, "--prompt", "4096", "--output-tokens", "2")
+    job = ("serve", "llama3-8b", "--set", "L=8", "--pp", "4", "--machine", "h100-sxm", "--json")
+    words = (*job, "--prompt", "4096", "--output-tokens", "2")
     whole, parts = (
         json.loads(stagec(*words, "--batches", "1", "--chunk", size).out)["points"][0]["ttft"]
         for size in ("512", "4096")
