@@ -445,7 +445,8 @@ def _rows(
             )
         cautions = (*report.cautions, *_places_left(batch, whole))
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
-        engine = PodStep(batch, paced_seconds(report, job) / accepted, ranks)
+        seconds = paced_seconds(report, job, -(-batch // groups))
+        engine = PodStep(batch, seconds / accepted, ranks)
         rates, peak = None, fit.peak
         if fit.fits or wanted:
             rates, peak = rates_at(engine, job, fit.peak)

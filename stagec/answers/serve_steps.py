@@ -70,9 +70,11 @@ def timed_step(options: JobOptions, timer: StepTimer, session: Session) -> TimeR
     return timer.time(job_costs(options, session))
 
 
-def paced_seconds(report: TimeReport, options: JobOptions) -> float:
-    """The seconds of a step, others of which are on the other pipeline stages."""
-    return steady_seconds(report.breakdown, report.step_seconds, steps_in_flight(options))
+def paced_seconds(report: TimeReport, options: JobOptions, most: int | None = None) -> float:
+    """The seconds of a step, others of which are on the other pipeline stages, `most` in all."""
+    stages = steps_in_flight(options)
+    under_way = stages if most is None else min(stages, most)
+    return steady_seconds(report.breakdown, report.step_seconds, under_way)
 
 
 def decoded(
@@ -182,8 +184,8 @@ class Mixing:
         job = job_costs(asked, session)
         report = timer.time(job)
         prompts = work.prompts * min(self.groups, batch)
-        seconds = paced_seconds(report, asked)
         stages = steps_in_flight(asked)
+        seconds = paced_seconds(report, asked, -(-batch * stages // self.groups))
         passes = chunks_pass((work.steps - 1) * seconds, seconds, stages)
         request = request_seconds(report)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request, passes=passes)

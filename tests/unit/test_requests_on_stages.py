@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.ir_spec.strategy.scheduler import ALONE, BESIDE, SchedulerRule
+from stagec.serving.arrivals import renewal
 from stagec.serving.fleet import Failure
 from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.policy import ServerLimits
@@ -221,6 +222,16 @@ def test_failures_and_pods_lose_no_requests(
     tallies = [r.tally for r in (*run.prefills, *run.replicas)]
     computed = sum(t.computed + t.decoded for t in tallies)
     assert computed == cached_tokens(run) + sum(t.lost for t in tallies)
+
+
+def test_more_load_waits_longer() -> None:
+    limits, lengths = ServerLimits(256, 16, 800, 16), "prompt=lognormal:100:1.0,output=~30"
+    runs = [
+        on_stages(renewal(rate, 1.0, 500, lengths, 1, None, 1), limits, 3)
+        for rate in (2e3, 1e4, 3e4, 9e4)
+    ]
+    latencies = [sum(j.last - j.arrival for j in run.done) for run in runs]
+    assert latencies == sorted(latencies)
 
 
 @pytest.mark.parametrize(("time", "pace"), [(4000, 1000), (4000, 1500), (3000, 1000)])
