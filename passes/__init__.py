@@ -43,7 +43,7 @@ from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGrad
 from stagec.passes.serving.absorb_latent import AbsorbLatent
 from stagec.passes.serving.copy_experts import CopyExperts
 from stagec.passes.serving.draft_ahead import DraftAhead
-from stagec.passes.serving.draft_words import DraftWords
+from stagec.passes.serving.draft_tokens import DraftTokens
 from stagec.passes.serving.gather_logits import GatherLogits
 from stagec.passes.serving.hand_over import HandOver
 from stagec.passes.serving.quantize_weights import QuantizeWeights
@@ -70,6 +70,8 @@ from stagec.passes.strategy.pad_dimensions import PadDimensions
 from stagec.passes.strategy.pad_vocabulary import PadVocabulary
 from stagec.passes.strategy.place_values import PlaceValues
 from stagec.passes.strategy.ring_attention import RingAttention
+from stagec.passes.strategy.separate_attention import SeparateAttention
+from stagec.passes.strategy.serve_lora import ServeLora
 from stagec.passes.strategy.set_element_types import SetElementTypes
 from stagec.passes.strategy.shard_parameters import ShardParameters
 from stagec.passes.strategy.size_experts import SizeExperts
@@ -83,7 +85,7 @@ PLUGIN = Plugin(
         CutPart,
         ToServing,
         AbsorbLatent,
-        DraftWords,
+        DraftTokens,
         VerifyDrafts,
         DraftAhead,
         SampleTokens,
@@ -92,6 +94,7 @@ PLUGIN = Plugin(
         PadDimensions,
         NormalizeStrategy,
         AddLora,
+        ServeLora,
         FreezeParameters,
         SetElementTypes,
         ExpandKernels,
@@ -103,6 +106,7 @@ PLUGIN = Plugin(
         QuantizeWeights,
         SizeExperts,
         OverlapBatches,
+        SeparateAttention,
         ChooseRecompute,
         SplitMicrobatches,
         PlaceValues,
@@ -152,8 +156,8 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
-        "freeze-parameters,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
-        "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,choose-recompute,split-microbatches,"
+        "serve-lora,freeze-parameters,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
+        "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,separate-attention,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,whole-gradients,insert-collectives,"

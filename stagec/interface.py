@@ -21,7 +21,7 @@ from stagec.answers.compiled import CompileAnswer
 from stagec.answers.memory.answer import FIT, MemoryPlan, PodsMemory, memory
 from stagec.answers.questions import QUESTIONS, question_of
 from stagec.answers.time.answer import StepAnswer, time
-from stagec.answers.time.pods import PodsTime
+from stagec.answers.time.pods_answer import PodsTime
 from stagec.answers.words import asked
 from stagec.jobs.builder import model_name
 from stagec.jobs.pods import Pods
@@ -329,7 +329,7 @@ def search(
     from stagec.searches.options import SEARCH, search_command
     from stagec.searches.question import questions
     from stagec.searches.server.answer import search_servers
-    from stagec.searches.serving import SERVER
+    from stagec.searches.serving_space import SERVER
 
     with asked() as session:
         given, _ = values_of(SEARCH, {**flags, "serve": serve})

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind
+from stagec.formats.chakra.record_files import read_trace
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from stagec.ir.drafts import CHOSEN, DRAFT
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
-from stagec.ir_spec.ops.pods import PodOp
+from stagec.ir_spec.ops.pod_crossings import PodOp
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.pod_options import options_of
 from stagec.jobs.request.draft import DraftText
@@ -128,7 +128,7 @@ def assert_drafts(
     pods, far = lowered_pods(job)
     given = {
         MAIN: judge.of_step(options_of(MAIN, job), "verify-drafts", prompt, drafts + 1),
-        DRAFT: drafter.of_step(options_of(DRAFT, job), "draft-words", prompt, drafts),
+        DRAFT: drafter.of_step(options_of(DRAFT, job), "draft-tokens", prompt, drafts),
     }
     if on_model:
         both = given[MAIN] | {f"{DRAFT}/{name}": value for name, value in given[DRAFT].items()}
@@ -148,7 +148,7 @@ def assert_drafts(
     if not on_model:
         (chosen,) = (v for name, v in actual[DRAFT].items() if name.startswith(CHOSEN))
         np.testing.assert_array_equal(chosen, expected.argmax(-1)[order])
-    stated = module_until(options_of(DRAFT, job), "draft-words")
+    stated = module_until(options_of(DRAFT, job), "draft-tokens")
     drafter.assert_keeps(stated, actual[DRAFT], words, drafts, order)
 
 

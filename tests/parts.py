@@ -23,7 +23,7 @@ from stagec.ir.module import Module
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED, TensorType
-from stagec.ir_spec.ops.pods import message_bytes
+from stagec.ir_spec.ops.pod_crossings import message_bytes
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.planned import Planned
 from stagec.jobs.pod_options import pod_names

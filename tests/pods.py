@@ -20,13 +20,13 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.module import Module
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir.types import CACHED, TensorType
 from stagec.jobs.planned import Planned
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import PODS
+from stagec.jobs.request.serving_flags import PODS
 from stagec.program.crossings import microbatches
 from stagec.program.nodes import Ints
 from stagec.support.source import Source

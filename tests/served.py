@@ -18,7 +18,7 @@ from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import sequence_of
+from stagec.jobs.request.serving_flags import sequence_of
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
 from tests.support import loaded, run_passes
@@ -109,7 +109,7 @@ class Server:
         fresh = random_inputs(args, stated.env, 7)
         given = {a.name: self._given(a, fresh[a.name], new) for a in args}
         actual = run_named(ready, ready.env, given)
-        results = [_result(actual, v) for v in stated.main.body.terminator.operands]
+        results = [result_of(actual, v) for v in stated.main.body.terminator.operands]
         kept = [a for a in args if a.tensor.role in CACHED]
         heads = len(results) - len(kept)
         self.caches = {a.name: after for a, after in zip(kept, results[heads:], strict=True)}
@@ -146,7 +146,7 @@ class Server:
         return np.moveaxis(rows, 0, along)
 
 
-def _result(actual: Mapping[str, Array], value: Value) -> Array:
+def result_of(actual: Mapping[str, Array], value: Value) -> Array:
     """What a value of the stated step became: the sum or join of microbatches has a new name."""
     return actual[value.name] if value.name in actual else actual[f"{value.name}_sum"]
 

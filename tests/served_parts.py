@@ -10,7 +10,7 @@ import numpy as np
 
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.request.options import JobOptions
 from tests.parts import batch_order, lowered_pods, part_text, run_pods

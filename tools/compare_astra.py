@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stagec.driver.commands.simulate import simulated
-from stagec.formats.astra_sim import files
+from stagec.formats.astra_sim import system_files
 from stagec.formats.astra_sim.topology import dimensions, network_text
 from stagec.machines import Machine, load_machine
 
@@ -131,11 +131,11 @@ def simulated_ns(binary: Path, folder: Path, ranks: int, machine: Machine) -> in
     peak, memory = machine.compute.matrix["bf16"].value, machine.memory.bandwidth.value
     waits = machine.efficiency.rendezvous is not None
     about: Mapping[str, object] = {"name": "job", "ranks": ranks, "groups": {}, "rendezvous": waits}
-    (folder / files.ABOUT).write_bytes(files.text(about))
-    system = files.system(dims, peak, memory, roofline=True, tensors=False)
-    (folder / files.SYSTEM).write_bytes(files.text(system))
-    (folder / files.NETWORK).write_text(network_text(dims))
-    (folder / files.MEMORY).write_bytes(files.text(files.memory(machine.host)))
+    (folder / system_files.ABOUT).write_bytes(system_files.text(about))
+    system = system_files.system(dims, peak, memory, roofline=True, tensors=False)
+    (folder / system_files.SYSTEM).write_bytes(system_files.text(system))
+    (folder / system_files.NETWORK).write_text(network_text(dims))
+    (folder / system_files.MEMORY).write_bytes(system_files.text(system_files.memory(machine.host)))
     return simulated(folder, binary, totals=True).slowest.end
 
 

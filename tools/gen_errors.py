@@ -23,7 +23,7 @@ from stagec.jobs.request.options import IDEAL
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.support.files import write_file
-from stagec.validation.serving import SMALL, measured_servers
+from stagec.validation.measured_servers import SMALL, measured_servers
 from stagec.validation.steps import chosen, predictions
 
 TABLE = Path(__file__).parents[1] / "stagec" / "models" / "stacks" / "errors.csv"

@@ -10,14 +10,14 @@ from stagec.ir.opdef import OpDef
 
 #: Modules of ops, in the order in which these are listed.
 _MODULES = """
-    structure functions quantized parts
+    structure functions quantized served_adapters parts
     contraction convolution extremes
     scan causal_conv sequence_parts state_space linear_attention rwkv rg_lru token_shift
-    selection merge serving
+    selection merge cache_rows
     activation gated norm softmax
     attention heads attention_parts ring ring_edge rope distance indexer
     moe vocabulary loss_forms losses recommend
-    layout comm optimizer adam8bit adafactor muon pipeline pods trace
+    layout comm optimizer adam8bit adafactor muon pipeline pod_crossings trace
 """
 
 

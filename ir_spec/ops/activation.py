@@ -16,7 +16,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Fusible, Wide
 from stagec.ir_spec.ops.base import (
     Elementwise,

@@ -9,6 +9,7 @@ import numpy as np
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
@@ -113,11 +114,8 @@ class AdafactorClip(OpDef):
         Param("lr", "ratio", "learning rate"),
     )
     flops_per_point = 2
+    index = IndexRule("...,->...")
     example = "%u2 = stg.adafactor_clip[count = D*F](%u, %s) : f32[D, F]"
-
-    def rule(self, op: Operation) -> Rule:
-        t = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{t},->{t}")
 
     def bytes_touched(self, op: Operation) -> Expr:
         return super().bytes_touched(op) * 2

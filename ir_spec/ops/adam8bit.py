@@ -72,14 +72,11 @@ class Adam8bit(Update):
         dim, block = op.integer("dim"), op.integer("block")
         coded, scales = states[:2], states[2:]
         tables = (dynamic_map(signed=True), dynamic_map(signed=False))
-        m, v = moments(
-            op,
-            grad,
-            *(
-                table[np.asarray(codes, int)] * np.repeat(scale, block, dim)
-                for table, codes, scale in zip(tables, coded, scales, strict=True)
-            ),
+        decoded = (
+            table[np.asarray(codes, int)] * np.repeat(scale, block, dim)
+            for table, codes, scale in zip(tables, coded, scales, strict=True)
         )
+        m, v = moments(op, grad, *decoded)
         new = adam_step(op, old, m, v)
         pairs = [quantized(x, dim, block, t) for x, t in zip((m, v), tables, strict=True)]
         return [new, *(codes for codes, _ in pairs), *(scale for _, scale in pairs)]

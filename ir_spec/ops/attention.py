@@ -11,7 +11,7 @@ from stagec.ir.expr import Expr, same
 from stagec.ir.opdef import EagerForm, Grads, LocalSize, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_base import AttentionOp
 from stagec.ir_spec.ops.attention_core import (

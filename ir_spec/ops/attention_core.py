@@ -24,6 +24,7 @@ from stagec.ir.opdef import Array, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.types import Dim, axis_size
+from stagec.ir_spec.ops.cache_rows import AHEAD, PAST, first_key, past_of
 from stagec.ir_spec.ops.masks import (
     ALIBI,
     CAUSAL,
@@ -37,7 +38,6 @@ from stagec.ir_spec.ops.masks import (
     seen,
     spans,
 )
-from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 
 #: The shapes of operands that flags name.
 _FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "selected": "bsn"}
@@ -93,11 +93,7 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
 
 
 def core_rule(
-    op: Operation,
-    text: str,
-    before: int,
-    factor: str,
-    sizes: Sizes | None = None,
+    op: Operation, text: str, before: int, factor: str, sizes: Sizes | None = None
 ) -> Rule:
     """The rule with keys and values in `{kv}`, split along the sequence as `factor`, the head size
     of the values in `{v}`, and further operands in `{more}`, their gradients in `{grads}`. Keys and
@@ -232,12 +228,7 @@ def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, 
 
 
 def scores_between(
-    op: Operation,
-    ctx: NumericContext,
-    at: Sequence[int],
-    of: Sequence[int],
-    heads: Dim,
-    x: Given,
+    op: Operation, ctx: NumericContext, at: Sequence[int], of: Sequence[int], heads: Dim, x: Given
 ) -> Scores:
     """The scores of queries at some positions and keys at others; `heads` is the dimension of the
     queries' heads."""

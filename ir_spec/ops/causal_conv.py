@@ -20,7 +20,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.types import Dim, TensorType
 from stagec.ir_spec.ops.base import STATE, gradients, no_gradient
 from stagec.ir_spec.ops.curves import sigmoid
@@ -48,11 +48,9 @@ class _Conv(OpDef):
         texts = [t.format(b=b, c=c) for t in before.split(",") if t]
         texts += [f"{b}s{c}", f"{c}k", *[c] * biased, *[f"{b}h{c}"] * halos]
         text = f"{','.join(texts)}->{results.format(b=b, c=c)}"
-        return (
-            make_rule(text, whole="ksh")
-            if halos
-            else make_rule(text, whole="k", special="s", summed="s")
-        )
+        if halos:
+            return make_rule(text, whole="ksh")
+        return make_rule(text, whole="k", special="s", summed="s")
 
     def bias(self, op: Operation, x: int, halos: int) -> Value | None:
         """The operand with one number for each channel."""

@@ -17,7 +17,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Fusible, Recasts, Terminates, Trait
 from stagec.ir.types import EIGHT_BITS, FLOATS, WITHOUT_SCALES
 from stagec.ir_spec.ops.base import (

@@ -78,10 +78,7 @@ def _erf_form_derivative(x: Array) -> Array:
 def swish(slope: float, cost: int, gradient_cost: int) -> PointFunction:
     """x times the sigmoid of slope * x."""
     return PointFunction(
-        lambda x: x * sigmoid(slope * x),
-        lambda x: silu_derivative(slope * x),
-        cost,
-        gradient_cost,
+        lambda x: x * sigmoid(slope * x), lambda x: silu_derivative(slope * x), cost, gradient_cost
     )
 
 

@@ -14,7 +14,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import PicksOne
 from stagec.ir.types import FLOATS, axis_size
 from stagec.ir_spec.ops.base import SPEC, gradients, present

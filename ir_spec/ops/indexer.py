@@ -16,10 +16,10 @@ from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir_spec.ops.base import gradients
+from stagec.ir_spec.ops.cache_rows import PAST, past_of
 from stagec.ir_spec.ops.masks import CAUSAL, pairs
-from stagec.ir_spec.ops.serving import PAST, past_of
 
 
 def _seen(op: Operation, q: int, n: Sizes) -> Expr:

@@ -18,7 +18,7 @@ from stagec.ir.opdef import Array, EagerForm, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.recompute_window import replays
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import (
     CopiesMemory,
     FinalGradient,
@@ -219,12 +219,8 @@ class PackOp(OpDef):
     def rule(self, op: Operation) -> Rule:
         d, text, count = op.integer("dim"), letters(op.operands[0].tensor.rank), len(op.operands)
         packed = text[:d] + "z" + text[d:]
-        return make_rule(
-            ",".join([text] * count) + f"->{packed}",
-            whole="z",
-            linear=range(count),
-            sizes={"z": const(count)},
-        )
+        spec = ",".join([text] * count) + f"->{packed}"
+        return make_rule(spec, whole="z", linear=range(count), sizes={"z": const(count)})
 
     def fold(self, op: Operation) -> Value | None:
         """All slices of an unbind along the same dimension."""

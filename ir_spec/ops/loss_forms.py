@@ -161,13 +161,8 @@ def with_head(b: Builder, op: Operation, head: Operation, form: LossForm) -> Val
     attrs: dict[str, RawAttr] = {"mean": op.expr("mean"), "chunks": chunks}
     flags = (("rows", right[0] == vocabulary), ("frozen", weight.tensor.role == "frozen"))
     attrs |= {name: True for name, there in flags if there}
-    return b.value(
-        "stg.linear_cross_entropy",
-        [x, weight, op.operands[1]],
-        attrs,
-        type=op.result.type,
-        hint=op.result.name,
-    )
+    operands, loss = [x, weight, op.operands[1]], op.result
+    return b.value("stg.linear_cross_entropy", operands, attrs, type=loss.type, hint=loss.name)
 
 
 def _linear_chunks(weight: Value, place: int) -> Expr:
@@ -246,11 +241,7 @@ class SavedCrossEntropyGrad(OpDef):
     name = "stg.saved_cross_entropy_grad"
     operands = ("logp", "labels", "dloss")
     results = ("result", "scratch")
-    params = (
-        MEAN,
-        _CHUNKS,
-        Param("to", "name", "the element type of the result", required=True),
-    )
+    params = (MEAN, _CHUNKS, Param("to", "name", "the element type of the result", required=True))
     flops_per_point = 4
     example = (
         "%dz, %s = stg.saved_cross_entropy_grad[mean = B*S, to = f32](%logp, %labels, %one) : "
@@ -266,11 +257,7 @@ class SavedCrossEntropyGrad(OpDef):
 
     def infer(self, op: Operation) -> list[Type]:
         result, scratch = super().infer(op)
-        if "chunks" not in op.attrs or not isinstance(scratch, TensorType):
-            return [result, scratch]
-        *lead, tokens, words = scratch.dims
-        part = replace(tokens, size=call("ceildiv", [tokens.size, op.expr("chunks")]))
-        return [result, replace(scratch, dims=(*lead, part, words))]
+        return [result, _of_a_chunk(op, scratch)]
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("to"), "f32"]
@@ -287,6 +274,15 @@ class SavedCrossEntropyGrad(OpDef):
         scale = dloss / ctx.size(op.expr("mean"))
         grad = (np.exp(logp) - onehot) * scale
         return [grad, np.zeros([ctx.size(d.local) for d in op.results[1].tensor.dims])]
+
+
+def _of_a_chunk(op: Operation, scratch: Type) -> Type:
+    """What is alive at a time of a scratch for logits, of as many chunks as the op states."""
+    if "chunks" not in op.attrs or not isinstance(scratch, TensorType):
+        return scratch
+    *lead, tokens, words = scratch.dims
+    part = replace(tokens, size=call("ceildiv", [tokens.size, op.expr("chunks")]))
+    return replace(scratch, dims=(*lead, part, words))
 
 
 class LinearCrossEntropy(OpDef):
@@ -321,11 +317,7 @@ class LinearCrossEntropy(OpDef):
 
     def infer(self, op: Operation) -> list[Type]:
         loss, dx, scratch, *dhead = super().infer(op)
-        if isinstance(scratch, TensorType):
-            *lead, tokens, words = scratch.dims
-            part = replace(tokens, size=call("ceildiv", [tokens.size, op.expr("chunks")]))
-            scratch = replace(scratch, dims=(*lead, part, words))
-        return [loss, dx, scratch, *dhead]
+        return [loss, dx, _of_a_chunk(op, scratch), *dhead]
 
     def verify(self, op: Operation) -> Iterator[str]:
         if "chunks" not in op.attrs:

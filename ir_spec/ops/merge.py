@@ -1,4 +1,4 @@
-"""Tokens of images among those of words: rows of one value in places of another."""
+"""Tokens of images among those of text: rows of one value in places of another."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir_spec.ops.base import gradients
 
 
 class MergeRows(OpDef):
     """x [B, S, D], but row `where[b, s]` of `rows` [B, X, D] at those places where there is one:
-    below X. Tokens of images stand so among those of words (`masked_scatter` of embeddings in
+    below X. Tokens of images stand so among those of text (`masked_scatter` of embeddings in
     transformers).
 
     Copies, no FLOPs. Over a split sequence each rank has all rows, and takes those of its places.

@@ -18,12 +18,12 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Chooses
 from stagec.ir.types import Load, Routed
 from stagec.ir_spec.ops.base import Elementwise, gradients, present
+from stagec.ir_spec.ops.cache_rows import PAST, past_of
 from stagec.ir_spec.ops.contraction import Einsum, cast_to
-from stagec.ir_spec.ops.serving import PAST, past_of
 from stagec.ir_spec.ops.softmax import softmax
 from stagec.ir_spec.ops.structure import ratio
 
@@ -35,6 +35,7 @@ _SCORES = (
 )
 _SHARED = tuple(p.name for p in _SCORES)
 _WIDE_LOGITS = Param("wide_logits", "flag", "model code makes the logits in fp32")
+_STEPS = Param("steps", "flag", "backward runs operation by operation, as that of eager PyTorch")
 _LOCAL = Param("local", "flag", "a rank has all tokens, and takes those of its own experts")
 
 
@@ -242,12 +243,12 @@ class Combine(OpDef):
 
     Without weights it is the plain sum, the gradient of `stg.dispatch`. FLOPs per element of the k
     copies: 2 with weights, 1 without. With `local` a rank adds up those of its own experts, and the
-    result is a partial sum.
+    result is a partial sum. With `steps` backward runs operation by operation.
     """
 
     name = "stg.combine"
     operands = ("y", "experts", "weights*")
-    params = (_LOCAL,)
+    params = (_LOCAL, _STEPS)
     example = "%o = stg.combine(%ys, %experts, %weights) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
@@ -259,20 +260,17 @@ class Combine(OpDef):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         dy, (y, experts, *weights) = present(grads[0]), op.operands
-        dys = b.value(
-            "stg.dispatch",
-            [dy, experts, *weights],
-            _capacity(y, experts) | _local(op),
-            hint=y.prefixed("d_"),
-        )
+        how = _capacity(y, experts) | _local(op)
+        dys = b.value("stg.dispatch", [dy, experts, *weights], how, hint=y.prefixed("d_"))
+        attrs = _local(op) | ({_STEPS.name: True} if op.flag(_STEPS.name) else {})
         dws = [
-            b.value("stg.combine_weights_grad", [dy, y, experts], _local(op), hint=w.prefixed("d_"))
+            b.op("stg.combine_weights_grad", [dy, y, experts], attrs, names=[w.prefixed("d_")])
             for w in weights
         ]
-        return [dys, None, *dws]
+        return [dys, None, *(each.results[0] for each in dws)]
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        return {"expert_bias": self._biased_in_f32, "expert_weights": self._weighted_in_f32}
+        return {"expert_bias": self._biased_in_steps, "expert_weights": self._weighted_in_f32}
 
     def _weighted_in_f32(
         self, b: Builder, op: Operation, on_rank: LocalSize
@@ -284,23 +282,21 @@ class Combine(OpDef):
         if len(others) == 1 or dtype == "f32":
             return None
         wide = b.value("stg.cast", [y], {"to": "f32"}, hint=f"{y.name}_f32")
-        total = b.value(self.name, [wide, *others], {**op.attrs}, hint=f"{name}_f32")
+        attrs: dict[str, RawAttr] = {**op.attrs, _STEPS.name: True}
+        total = b.value(self.name, [wide, *others], attrs, hint=f"{name}_f32")
         return [b.value("stg.cast", [total], {"to": dtype}, hint=name)]
 
-    def _biased_in_f32(
+    def _biased_in_steps(
         self, b: Builder, op: Operation, on_rank: LocalSize
     ) -> Sequence[Value] | None:
-        """The bias of what experts made is added in fp32 and the sum cast back: NVIDIA/Megatron-LM,
-        megatron/core/transformer/moe/experts.py, `_apply_bias`."""
+        """What experts made gets its bias operation by operation, in fp32."""
         y, *others = op.operands
         add = y.producer
         if add is None or add.name != "stg.add" or "spec" not in add.attrs:
             return None
-        dtype = y.tensor.dtype
-        wide = [b.value("stg.cast", [v], {"to": "f32"}, hint=f"{v.name}_f32") for v in add.operands]
-        total = b.value(add.name, wide, {"spec": add.attrs["spec"]}, hint=f"{y.name}_f32")
-        narrow = b.value("stg.cast", [total], {"to": dtype}, hint=f"{y.name}_{dtype}")
-        return [b.value(self.name, [narrow, *others], hint=op.result.name)]
+        names = [f"{y.name}_biased", f"{y.name}_sums"]
+        biased = b.op(ExpertBias.name, add.operands, names=names).results[0]
+        return [b.value(self.name, [biased, *others], hint=op.result.name)]
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.operands[0].tensor.shape[0] if operand == 1 else None
@@ -310,6 +306,67 @@ class Combine(OpDef):
         if len(args) == 3:
             copies = copies * args[2][..., None]
         return [copies.sum(2)]
+
+
+class ExpertBias(OpDef):
+    """What experts made, and their biases, as PyTorch adds them without a kernel for both
+    (NVIDIA/Megatron-LM, megatron/core/transformer/moe/experts.py, `TEGroupedMLP._apply_bias`): for
+    each expert its bias times the weights of its rows, in fp32; the sum with the rows; then sums of
+    all experts side by side, cast back. Its second result is the sums, a buffer while it runs.
+
+    2 FLOPs per element. In bytes an element of 16 bits writes 4 for the product, moves 10 for the
+    sum, 8 side by side and 6 in the cast. The weights count in `stg.combine`.
+    """
+
+    name = "stg.expert_bias"
+    operands = ("y", "bias")
+    results = ("biased", "sums")
+    element_types = ("y", "f32")
+    example = "%zs, %sums = stg.expert_bias(%ys, %b) : (bf16[E, B, S*T/E, D], f32[E, B, S*T/E, D])"
+    index = IndexRule("ebcd,ed->ebcd,ebcd")
+    flops_per_point = 2
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        own, wide = (v.tensor.local_bytes for v in op.results)
+        return wide * 6 + own * 2
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, grads[:1])[:2]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        y, bias = args
+        total = y + bias[:, None, None]
+        return [total, total]
+
+
+class ExpertBiasGrad(OpDef):
+    """Gradient of `stg.expert_bias`, operation by operation: dy in fp32; that of the rows cast
+    back, and those of all experts side by side; dy times the weights, and its sum, for the bias;
+    dy times the bias, and its sum, for the weights. 3 FLOPs per element. Its last result is a
+    buffer while it runs.
+
+    In bytes an element of 16 bits moves 6 in each of two casts, 4 side by side, and 12 for each of
+    two products with their sums.
+    """
+
+    name = "stg.expert_bias_grad"
+    operands = ("dy",)
+    results = ("drows", "dbias", "products")
+    element_types = ("dy", "dy", "f32")
+    example = (
+        "%drows, %db, %p = stg.expert_bias_grad(%dys) : "
+        "(bf16[E, B, S*T/E, D], bf16[E, D], f32[E, B, S*T/E, D])"
+    )
+    index = IndexRule("ebcd->ebcd,ed,ebcd", linear=(0,))
+    flops_per_point = 3
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        own, _, wide = (v.tensor.local_bytes for v in op.results)
+        return wide * 8 + own * 4
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        (dy,) = args
+        return [dy, dy.sum((1, 2)), dy]
 
 
 class SortRows(Elementwise):
@@ -335,17 +392,29 @@ class SortRows(Elementwise):
 
 class CombineWeightsGrad(OpDef):
     """Gradient of `stg.combine` with respect to the weights: <dy, y> for each copy, 2 FLOPs per
-    element, in fp32."""
+    element, in fp32.
+
+    With `steps` its last results are two buffers of the size of y that it needs while it runs: dy
+    of each row, and its product with y.
+    """
 
     name = "stg.combine_weights_grad"
     operands = ("dy", "y", "experts")
-    params = (_LOCAL,)
-    element_types = ("f32",)
+    results = ("dw", "buffers*")
+    params = (_LOCAL, _STEPS)
     example = "%dw = stg.combine_weights_grad(%do, %ys, %experts) : f32[B, S, T]"
 
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return ["f32"] * (1 + self._buffers(op))
+
+    def _buffers(self, op: Operation) -> int:
+        return 2 if op.flag(_STEPS.name) else 0
+
     def rule(self, op: Operation) -> Rule:
-        text = "bsd,eb(sc)d,bst->bst"
-        return make_rule(text, whole=_whole(op), linear=[1], numbered="s")
+        text = "bsd,eb(sc)d,bst->bst" + ",eb(sc)d" * self._buffers(op)
+        routed = op.operands[1].tensor.dims[2].routed
+        kept = {"c": routed} if routed is not None and self._buffers(op) else {}
+        return make_rule(text, whole=_whole(op), linear=[1], numbered="s", routed=kept)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(n[f] for f in "bstd") * 2
@@ -356,7 +425,8 @@ class CombineWeightsGrad(OpDef):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y, experts = args
         first = ctx.start(op.operands[1].tensor.dims[0])
-        return [(_copies(y, experts, first) * dy[:, :, None]).sum(-1)]
+        dw = (_copies(y, experts, first) * dy[:, :, None]).sum(-1)
+        return [dw, *[np.zeros_like(y)] * self._buffers(op)]
 
 
 def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:

@@ -19,7 +19,7 @@ _ENDS = (
     Param("source", "name", "the part that it comes from", required=True),
     Param("to", "name", "the part that it goes to", required=True),
     Param("trained", "flag", "a trained parameter has a part in it: its gradient goes back"),
-    Param("words", "size", "of words: those of the vocabulary, which both ends agree on"),
+    Param("vocabulary", "size", "of tokens: their vocabulary, which both ends agree on"),
 )
 
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, fraction, product
+from stagec.ir.builder import Builder, RawAttr
+from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.expr import Expr, const, fraction, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import TurnsRows, Wide
 from stagec.ir_spec.ops.base import Elementwise, gradients
-from stagec.ir_spec.ops.rope_frequencies import SCALING, frequencies, magnitude, wrong_lists
-from stagec.ir_spec.ops.serving import PAST, past_of
+from stagec.ir_spec.ops.cache_rows import PAST, past_of
+from stagec.ir_spec.ops.rope_frequencies import (
+    SCALING,
+    frequencies,
+    is_magnified,
+    magnitude,
+    wrong_lists,
+)
 
 
 class RotaryEmbedding(OpDef):
@@ -32,7 +38,8 @@ class RotaryEmbedding(OpDef):
 
     With an operand [B, axes, S] positions are data: `sections` gives the pairs of each axis, as
     M-RoPE (arXiv 2409.12191) and images have them. If `restart`, the frequencies start anew in each
-    section.
+    section. With `term` nothing turns: the elements are times the cosines or the sines of their
+    angles, 1 FLOP each, of which code without a kernel makes the sum.
     """
 
     name = "stg.rope"
@@ -47,6 +54,7 @@ class RotaryEmbedding(OpDef):
         Param("sections", "sizes", "the pairs that turn by each axis of the positions"),
         Param("restart", "flag", "the frequencies start anew in each section"),
         Param("inverse", "flag", "rotate by the negative angle"),
+        Param("term", "name", "one product alone", choices=("cosine", "sine")),
         PAST,
     )
     example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
@@ -70,6 +78,10 @@ class RotaryEmbedding(OpDef):
             axes = op.operands[1].tensor.shape[1].value
             if axes != len(op.exprs("sections")):
                 yield f"expects 'sections' for {axes} axes, as many as the positions have"
+        if "term" in op.attrs and (
+            others := {"first", "last", "interleaved", "inverse", "sections"} & op.attrs.keys()
+        ):
+            yield f"expects 'term' of whole heads in halves, found {', '.join(sorted(others))}"
         scaled = [p.name for p in SCALING[1:] if p.name in op.attrs]
         if scaled and "scaling" not in op.attrs:
             yield f"expects 'scaling' with {', '.join(scaled)}"
@@ -86,7 +98,8 @@ class RotaryEmbedding(OpDef):
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         row = letters(op.operands[0].tensor.rank)
-        return product(n[f] for f in row[:-1]) * self.rotated(op, n[row[-1]]) * 3
+        cost = 1 if "term" in op.attrs else 3
+        return product(n[f] for f in row[:-1]) * self.rotated(op, n[row[-1]]) * cost
 
     def rotated(self, op: Operation, whole: Expr) -> Expr:
         """How many elements of each head are rotated."""
@@ -94,8 +107,40 @@ class RotaryEmbedding(OpDef):
         return part if isinstance(part, Expr) else whole
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        attrs = {"inverse": not op.flag("inverse")}
+        attrs = {} if "term" in op.attrs else {"inverse": not op.flag("inverse")}
         return gradients(b, op, [*grads, *op.operands[1:]], attrs, by=op.name)
+
+    def eager_forms(self) -> Mapping[str, EagerForm]:
+        return {"scaled_rope": self._in_steps}
+
+    def _in_steps(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+        """Products with the cosines, and of the turned halves with the sines, and their sum:
+        NVIDIA/Megatron-LM, megatron/core/models/common/embeddings/rope_utils.py,
+        `apply_rotary_pos_emb`, since Transformer Engine's kernel multiplies by no factor
+        (`mscale`); its last concatenation is left out."""
+        others = {"first", "last", "interleaved", "sections"} & op.attrs.keys()
+        if len(op.operands) > 1 or others or not is_magnified(op):
+            return None
+        (x,) = op.operands
+        every, dim = letters(x.tensor.rank + 1), x.tensor.rank - 1
+        joined, name = f"{every[:dim]}({every[dim:]})", x.name
+        split: dict[str, RawAttr] = {
+            "spec": Quoted(f"{joined}->{every}"),
+            "factors": (every[dim],),
+            "sizes": (const(2),),
+        }
+        halves = b.value("stg.reshape", [x], split, hint=f"{name}_halves")
+        parts = {"dim": dim, "count": 2}
+        left, right = b.op("stg.unbind", [halves], parts, names=[f"{name}_a", f"{name}_b"]).results
+        right = b.value("stg.scale", [right], {"by": const(-1)}, hint=f"{name}_less")
+        turned = b.value("stg.pack", [right, left], {"dim": dim}, hint=f"{name}_turned")
+        again = {"spec": Quoted(f"{every}->{joined}")}
+        turned = b.value("stg.reshape", [turned], again, hint=turned.name)
+        terms = [
+            b.value(self.name, [v], {**op.attrs, "term": term}, hint=f"{name}_{term}")
+            for v, term in ((x, "cosine"), (turned, "sine"))
+        ]
+        return [b.value("stg.add", terms, hint=op.result.name)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         size = args[0].shape[-1]
@@ -106,6 +151,8 @@ class RotaryEmbedding(OpDef):
         angles = self.angles(op, ctx, half, args[1:])
         angles = angles.reshape(*angles.shape[:2], *([1] * (x.ndim - 3)), half)
         cos, sin = (f(angles) * magnitude(op, ctx) for f in (np.cos, np.sin))
+        if term := op.text("term", ""):
+            return [args[0] * np.concatenate([cos if term == "cosine" else sin] * 2, axis=-1)]
         sin = -sin if op.flag("inverse") else sin
         if op.flag("interleaved"):
             a, b = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]

@@ -11,7 +11,7 @@ from stagec.ir.expr import Expr, const, fraction
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
-from stagec.ir_spec.ops.serving import past_of
+from stagec.ir_spec.ops.cache_rows import past_of
 
 KINDS = ("linear", "llama3", "yarn", "longrope", "proportional")
 SCALING = (
@@ -75,6 +75,18 @@ def magnitude(op: Operation, ctx: NumericContext) -> float:
     if kind == "longrope" and "mscale" not in op.attrs:
         return float(np.sqrt(1 + np.log(max(factor, 1)) / np.log(_original(op, ctx))))
     return 1 + _ratio(op, "mscale", 1) / 10 * float(np.log(factor))
+
+
+def is_magnified(op: Operation) -> bool:
+    """Whether `magnitude` is another number than 1."""
+    kind = op.text("scaling")
+    if kind == "longrope" and "mscale" not in op.attrs:
+        return True
+    return (
+        kind in ("yarn", "longrope")
+        and _ratio(op, "mscale", 1) != 0
+        and _ratio(op, "factor", 1) != 1
+    )
 
 
 def wrong_lists(op: Operation) -> Iterator[str]:

@@ -42,11 +42,7 @@ class Wkv6(Scan):
         "bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[B, S, H, K], bf16[H, K]"
     )
     part_types = "f32[B, 4, H, K, K], f32[B, 4, H, K]"
-    notes = (
-        THREE_TIMES,
-        "; 3 FLOPs per token and element",
-        "; 3 FLOPs per token and element",
-    )
+    notes = (THREE_TIMES, "; 3 FLOPs per token and element", "; 3 FLOPs per token and element")
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return _work(n, 7)

@@ -35,7 +35,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule, parse_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.types import Dim, TensorType
 from stagec.ir_spec.ops.base import STATE, derive, gradients, no_gradient
 from stagec.ir_spec.ops.recurrence import (

@@ -9,17 +9,18 @@ import numpy as np
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr, evaluate, product
+from stagec.ir.expr import Expr, evaluate
+from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, Grads, OpDef, Sizes
+from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.rule import Rule, letters
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Fusible, Wide
 from stagec.ir_spec.ops.base import gradients
+from stagec.ir_spec.ops.cache_rows import AHEAD, PAST, first_key, past_of
 from stagec.ir_spec.ops.masks import ALIBI, alibi, seen, spans
 from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot
-from stagec.ir_spec.ops.serving import AHEAD, PAST, first_key, past_of
 
 _CAUSAL = Param("causal", "flag", "mask the future")
 _WINDOW = Param("window", "size", "a row sees so many columns, up to its own position")
@@ -39,14 +40,7 @@ class Softmax(RowOp):
     name = "stg.softmax"
     traits = (Fusible(rows=True), Wide())
     operands = ("x", "statistics*")
-    params = (
-        _CAUSAL,
-        _WINDOW,
-        _RSQRT,
-        ALIBI,
-        PAST,
-        AHEAD,
-    )
+    params = (_CAUSAL, _WINDOW, _RSQRT, ALIBI, PAST, AHEAD)
     sums = 2
     costs = (5, 3)
     example = "%p = stg.softmax[causal, rsqrt = K](%scores) : bf16[B, H, S, S]"
@@ -97,18 +91,9 @@ class SinkSoftmax(OpDef):
     traits = (Fusible(rows=True),)
     operands = ("x", "sinks")
     params = (_CAUSAL, _WINDOW, _RSQRT)
+    index = IndexRule("...hst,h->...hst", whole="t")
+    flops_per_point = 5
     example = "%p = stg.sink_softmax[causal, rsqrt = K](%scores, %sinks) : bf16[B, H, S, S]"
-
-    def rule(self, op: Operation) -> Rule:
-        row = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{row},{row[-3]}->{row}", whole=row[-1:])
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if op.operands[0].tensor.rank < 3:
-            yield "expects scores of heads: [..., H, S, T]"
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n[f] for f in letters(op.operands[0].tensor.rank)) * 5
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, [*grads, op.result])
@@ -129,14 +114,9 @@ class SinkSoftmaxGrad(OpDef):
     operands = ("dy", "y")
     results = ("dx", "dsinks")
     params = (_RSQRT,)
+    index = IndexRule("...hst,...hst->...hst,h", whole="t")
+    flops_per_point = 7
     example = "%dx, %ds = stg.sink_softmax_grad[rsqrt = K](%dp, %p) : (bf16[B, H, S, S], bf16[H])"
-
-    def rule(self, op: Operation) -> Rule:
-        row = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{row},{row}->{row},{row[-3]}", whole=row[-1:])
-
-    def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n[f] for f in letters(op.operands[0].tensor.rank)) * 7
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, y = args

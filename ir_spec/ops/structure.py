@@ -17,7 +17,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
-from stagec.ir.serving import MODES
+from stagec.ir.serving_step import MODES
 from stagec.ir.traits import (
     Accumulates,
     Declares,

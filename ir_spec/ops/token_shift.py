@@ -13,7 +13,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.types import Dim, TensorType
 from stagec.ir_spec.ops.base import STATE, gradients, no_gradient
 from stagec.ir_spec.ops.causal_conv import halo, inner_halo, parts_from_state

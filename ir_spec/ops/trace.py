@@ -29,7 +29,7 @@ from stagec.ir.traits import (
 )
 from stagec.ir.types import NODE, Type
 from stagec.ir_spec.ops.pipeline import ACTIONS, ActionOp
-from stagec.ir_spec.ops.pods import BY_LAYER
+from stagec.ir_spec.ops.pod_crossings import BY_LAYER
 from stagec.ir_spec.ops.structure import FIRST, ORDER, REPLAY, Declaration, Terminator
 
 

@@ -122,13 +122,9 @@ class CrossEntropy(OpDef):
                 chunked = form.name == "chunked"
                 chunks = {"chunks": const(form.chunks or DEFAULT_CHUNKS)} if chunked else {}
                 operands = [plain if chunked else logits, labels]
-                return b.value(
-                    "stg.saved_cross_entropy",
-                    operands,
-                    {**mean, **chunks},
-                    type=op.result.type,
-                    hint=op.result.name,
-                )
+                type_, hint = op.result.type, op.result.name
+                attrs = {**mean, **chunks}
+                return b.value("stg.saved_cross_entropy", operands, attrs, type=type_, hint=hint)
             case "in_place":
                 op.attrs["in_place"] = True
                 return op.result

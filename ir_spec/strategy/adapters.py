@@ -38,7 +38,7 @@ class AdaptersOp(Statement):
 
     name, record = "stg.adapters", AdaptersRule
     section = Section.PARTS
-    training = "a server that has one adapter adds it to the weights"
+    training = "adapters of a server have the type of the parameters beside them"
     example = "stg.adapters[dtype = f32]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:

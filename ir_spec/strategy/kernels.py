@@ -8,6 +8,7 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 
 DEVICE = "device"
 MARLIN = "marlin"
+CLEARED = "cleared"
 MATH, EAGER = "math", "eager"
 #: No kernel of fused attention, but the ops that it consists of.
 UNFUSED = (MATH, EAGER)
@@ -38,7 +39,8 @@ class KernelsRule(Record):
             "eager",
             "Run these operation by operation, as PyTorch without a compiler or fused kernels "
             "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, "
-            "expert_bias, expert_weights, alibi, sinks, softcap. "
+            "expert_bias, expert_weights, scaled_rope, alibi, sinks, softcap; or none of a stack's "
+            "(none). "
             "Backward keeps the tensors that each operation saves.",
             "names",
             "",
@@ -52,6 +54,12 @@ class KernelsRule(Record):
         "passed on.",
         choices=("fused", "gathered", "passed"),
         needs=("cp",),
+    )
+    shrink: str = parameter(
+        "name",
+        "products with the adapters of a server write their results (stored), or add parts of them "
+        "up in a buffer that a kernel clears before (cleared)",
+        choices=("stored", CLEARED),
     )
 
 
@@ -80,12 +88,13 @@ class KernelsOp(Statement):
     `Gemma3RMSNorm`. `attention`: keys and values that heads share are copied for each head before
     the kernel, which backward keeps, as `repeat_kv` of torchtitan's Llama models. `clamp`: the
     limits of a gated activation, gate and up by themselves, then concatenated for the kernel that
-    activates them, which backward keeps beside what was clamped. `expert_bias`: what experts made
-    is cast to fp32, its bias is added and the sum is cast back. `gelu`, `layernorm`, `route`: what
-    the code of some models does without a kernel, in fp32 or by a product of its own (ops say so:
-    `stepwise`, `code`, `wide_logits`). `part_of`: a view of a part of a product keeps all of it.
-    `alibi`, `sinks`, `softcap`: attention with a bias by distance, with sinks or with a bound of
-    its scores has no kernel (`expand-attention`).
+    activates them, which backward keeps beside what was clamped. `expert_bias`: the bias of what
+    experts made, times the weights of their rows, is added in fp32 (`stg.expert_bias`).
+    `scaled_rope`: rotations that multiply by a factor (YaRN), by products with cosines and sines.
+    `gelu`, `layernorm`, `route`: what the code of some models does without a kernel, in fp32 or by
+    a product of its own (ops say so: `stepwise`, `code`, `wide_logits`). `part_of`: a view of a
+    part of a product keeps all of it. `alibi`, `sinks`, `softcap`: attention with a bias by
+    distance, with sinks or with a bound of its scores has no kernel (`expand-attention`).
 
     `ring`: `context_parallel` of PyTorch merges parts of attention operation by operation. The
     result is in the order of heads, so it is copied for the product behind it, and backward keeps

@@ -10,7 +10,8 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 
 @dataclass(frozen=True)
 class LoraRule(Record):
-    """Which parameters get low-rank adapters; all others are frozen."""
+    """Which parameters get low-rank adapters; all others are frozen. A server has `slots` of
+    them."""
 
     targets: tuple[str, ...] = parameter(
         "values",
@@ -18,7 +19,8 @@ class LoraRule(Record):
         required=True,
         flag=Flag(
             "lora",
-            "Train low-rank adapters of these parameters, such as wq,wv; freeze all others.",
+            "Low-rank adapters of these parameters, such as wq,wv; training freezes all others, "
+            "serving has --max-loras of each.",
             "names",
             "",
             metavar="NAME,...",
@@ -27,7 +29,7 @@ class LoraRule(Record):
     )
     rank: int = flagged(
         "lora_rank",
-        "The rank of the adapters.",
+        "The rank of the adapters; in serving the largest, which all are filled up to.",
         "int",
         default=16,
         least=1,
@@ -35,6 +37,17 @@ class LoraRule(Record):
         numerics=True,
     )
     alpha: int = parameter("int", "the adapters' results are times alpha / rank (0: times 1)")
+    slots: int = flagged(
+        "max_loras",
+        "With --serve and --lora: adapters that ranks hold, of which each sequence uses one at "
+        "random.",
+        "int",
+        doc="adapters that a server holds, of which a sequence uses one",
+        default=1,
+        least=1,
+        needs=("lora",),
+        rare=True,
+    )
 
     def adapts(self, param: Value) -> bool:
         """Whether a parameter gets adapters."""
@@ -47,12 +60,11 @@ class LoraOp(Statement):
 
     A has the contracted dimensions of W and the rank, B the rank and the other dimensions:
     rank * (in + out) parameters for each matrix.
+
+    A server has `slots` adapters of each, filled up to `rank`, and multiplies each sequence by its
+    own; one adapter alone can be added to the weights.
     """
 
     name, record = "stg.lora", LoraRule
     section = Section.PARTS
-    training = (
-        "a server that has one adapter adds it to the weights, and steps in which sequences have "
-        "adapters of their own are not compiled yet"
-    )
     example = "stg.lora[targets = (wq, wv), rank = 16]"

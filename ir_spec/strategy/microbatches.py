@@ -32,7 +32,8 @@ class MicrobatchesOp(Statement):
     flags = (
         Flag(
             "microbatches",
-            "Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).",
+            "Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage; 2 "
+            "with --afd).",
             "int",
             0,
             least=0,
@@ -41,7 +42,9 @@ class MicrobatchesOp(Statement):
     example = "stg.microbatches[count = 4]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        count = microbatches(request["microbatches"], request.ranks("pp"))
+        stages = request.ranks("pp")
+        take_turns = 2 if request["afd"] and stages > 1 else 0
+        count = microbatches(request["microbatches"] or take_turns, stages)
         if count > 1:
             yield {"count": count}
 

@@ -17,8 +17,8 @@ from stagec.ir_spec.strategy.statement import (
     parameter,
 )
 
-#: Ranks of experts have all tokens.
-GATHER = "gather"
+#: Ranks of experts have all tokens; or tokens go to each node once, by kernels that write to it.
+GATHER, DEEPEP = "gather", "deepep"
 
 
 def same_tokens(flag: Callable[[str], Any]) -> bool:
@@ -35,7 +35,7 @@ class MoeRule(Record):
 
     dispatch: str = parameter(
         "name",
-        choices=("all_to_all", "deepep", GATHER),
+        choices=("all_to_all", DEEPEP, GATHER),
         flag=Flag(
             "moe_dispatch",
             "Tokens reach their experts by an all-to-all, with a copy for each expert, or once "
@@ -77,7 +77,10 @@ class MoeOp(Statement):
     node; results of a rank and of a node are added up before they go back (DeepEP, normal kernels,
     and HybridEP of Megatron-Core; arXiv 2412.19437, section 3.2.2). How many nodes that are follows
     from k and, where the router takes experts of few groups (`top_groups` of `stg.route`), from
-    their number. It changes seconds: traces have the bytes of an all-to-all either way.
+    their number. Steps that decode send a copy to each expert (DeepEP, low-latency kernels; SGLang,
+    `deepep_mode = auto`). These kernels write to other nodes with constants of their own
+    (`efficiency.network.LEVEL.direct`). It changes seconds: traces have the bytes of an all-to-all
+    either way.
 
     Tokens that products take in 8 or 4 bits are cast before they are sent, as in DeepSeek-V3; with
     `payload = tokens` behind, as by Megatron-Core, whose dispatcher knows nothing of 8 bits.
@@ -96,7 +99,8 @@ class MoeOp(Statement):
     With `two_batches` a step of serving has two half batches that take turns in each layer, so that
     collectives of one run beside the computation of the other (DeepSeek, open-infra-index, day 6;
     SGLang's two-batch overlap). Each reads the weights of a rank: it pays where collectives take
-    longer than that.
+    longer than that. In prefill products leave 20 processors of a device to kernels of DeepEP
+    (SGLang, srt/operations_strategy.py: `deep_gemm_num_sms`).
     """
 
     name, record = "stg.moe", MoeRule

@@ -47,11 +47,7 @@ class OptimizerRule(Record):
         software=True,
     )
     momentum: bool = flagged(
-        "sgd_momentum",
-        "SGD has a momentum.",
-        needs=("optimizer",),
-        numerics=True,
-        rare=True,
+        "sgd_momentum", "SGD has a momentum.", needs=("optimizer",), numerics=True, rare=True
     )
 
 
@@ -70,9 +66,9 @@ class OptimizerOp(Statement):
     | `sgd`       | none, with the flag `momentum` one                                |
 
     Beside it is the master copy of `stg.dtypes`. With `foreach` AdamW has the roots of all second
-    moments at once beside them, with `for_loop` two tensors of the size of one; Adafactor and Muon
-    go tensor by tensor. With `in_backward` each gradient is freed where it is made: there is no
-    norm of all gradients, and one microbatch.
+    moments at once beside them, with `for_loop` two tensors of the size of one, also for what Muon
+    leaves to it; Adafactor and Muon go tensor by tensor. With `in_backward` each gradient is freed
+    where it is made: there is no norm of all gradients, and one microbatch.
     """
 
     name, record = "stg.optimizer", OptimizerRule

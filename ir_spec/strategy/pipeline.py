@@ -60,6 +60,13 @@ class PipelineRule(Record):
             rare=True,
         ),
     )
+    afd: bool = flagged(
+        "afd",
+        "With --serve and --pp 2: attention and feed-forward apart, attention of all layers on one "
+        "stage, the rest of them on the other one; two microbatches take turns.",
+        needs=("pp",),
+        rare=True,
+    )
 
 
 class PipelineOp(Statement):
@@ -69,6 +76,9 @@ class PipelineOp(Statement):
     last; by default all have the same, or the first and the last have fewer, for they hold
     embedding and head. The schedule is a built-in one or that of a plug-in. Receivers put the parts
     of a message that is scattered together with an all_gather.
+
+    With `afd` (attention and feed-forward apart, in serving) one of two stages has attention of all
+    layers with its caches, and the other one the rest of them (`separate-attention`).
     """
 
     name, record = "stg.pipeline", PipelineRule

@@ -62,6 +62,13 @@ class SchedulerRule(Record):
         "int",
         least=0,
     )
+    balance: int = flagged(
+        "scheduler_balance",
+        "With --serve: the most decode steps for which prompts wait until each group of ranks with "
+        "sequences of its own has one.",
+        "int",
+        least=0,
+    )
 
     def room(self, bytes_: int) -> int:
         """What a server takes of so many bytes."""
@@ -82,7 +89,11 @@ class SchedulerOp(Statement):
     blocks run out. `poll` is SGLang's `scheduler_recv_interval`: new requests are looked for every
     so many steps that decode, and behind each step with prompts. `gather` is TensorRT-LLM's
     `batch_wait_timeout_iters`: while others decode, prompts wait for so many steps unless they and
-    these have 9/10 of `tokens` (`batch_wait_max_tokens_ratio`).
+    these have 9/10 of `tokens` (`batch_wait_max_tokens_ratio`). With attention data parallelism and
+    `enable_balance` a prompt of one rank makes all of them wait, so prompts wait first until each
+    rank has one, `balance` steps at most (`timeout_iters`, 50), and only if each has one, for
+    `gather` steps more (`batching_wait_iters`, 10; _torch/pyexecutor/py_executor.py,
+    `_balance_adp_requests`).
 
     It says when things happen, not what: the program of a step is the same.
     """

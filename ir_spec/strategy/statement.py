@@ -230,8 +230,9 @@ class _Field:
         """The value that an op gives it."""
         name = self.param.name
         match self.param.form:
-            case "names":
-                return op.names(name)
+            case "names":  # `none` overrides the names of a stack by nothing
+                names = op.names(name)
+                return () if names == ("none",) else names
             case "patterns":
                 return patterns(op, name)
             case "ints":

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from stagec.api import Builder, Module, Operation, Strategy, Value, made_by
+from stagec.api import Builder, Module, Operation, Strategy, Value, const, made_by
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import cast_to
+from stagec.ir_spec.ops.selection import Pad
 from stagec.ir_spec.strategy.dtypes import of_parameter, on_the_wire
 from stagec.sharding.zero import StatePlacement
 
@@ -53,6 +54,7 @@ class GradientReductions:
         if whole:
             to, made = self._wire(param), grad.producer
             grad = made.operands[0] if made is not None and made.has(Recasts) else grad
+            grad = _unfilled(grad)
             at = b if grad.tensor.dtype != to else where_made(b, [grad])
         attrs: dict[str, RawAttr] = {"to": to, **({"phase": "gradient"} if at is b else {})}
         return at.value("stg.accumulate_grad", [grad], attrs, hint=f"{grad.name}_sum")
@@ -106,6 +108,10 @@ class GradientReductions:
         dtypes = self._strategy.dtypes
         loc, phase = b.loc, b.phase
         b.loc, b.phase = made_by(PASS, param.loc), "gradient"
+        for d, size in enumerate(param.tensor.shape[-grad.tensor.rank :]):
+            if grad.tensor.shape[d] != size:
+                attrs: dict[str, RawAttr] = {"dim": const(d), "size": size}
+                grad = b.value("stg.pad", [grad], attrs, hint=grad.name)
         wire = cast_once(b, grad, self._wire(param))
         place = self._placement.gradient(param)
         place = replace(place.sliced() if sliced else place.inner, dtype=wire.tensor.dtype)
@@ -113,6 +119,14 @@ class GradientReductions:
         result = cast_once(b, final, of_parameter(dtypes.grad, param.tensor.dtype))
         b.loc, b.phase = loc, phase
         return result
+
+
+def _unfilled(grad: Value) -> Value:
+    """The gradient of a parameter before it was filled up for ranks that do not divide it: that
+    waits for the reduction (`FSDPParam.unsharded_accumulated_grad` of PyTorch is not padded)."""
+    made = grad.producer
+    filled = made is not None and isinstance(made.definition, Pad) and "start" not in made.attrs
+    return made.operands[0] if made is not None and filled else grad
 
 
 def where_made(b: Builder, values: Sequence[Value]) -> Builder:

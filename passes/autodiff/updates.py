@@ -25,7 +25,7 @@ from stagec.api import (
     product,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import uses_inside
+from stagec.ir.rewrite import uses_of_weight
 from stagec.ir.rule import parse_rule
 from stagec.ir_spec.ops.adam8bit import BLOCK, SMALLEST
 from stagec.ir_spec.ops.contraction import Einsum
@@ -56,7 +56,7 @@ class Matrix:
 def matrix_of(param: Value) -> Matrix:
     """The matrices of a parameter: contracted by kept dimensions of the product that uses it, else
     the first dimension by the others."""
-    uses = uses_inside(param)
+    uses = uses_of_weight(param)
     for op, index, depth in uses:
         if not isinstance(op.definition, Einsum) or op.phase != "forward":
             continue
@@ -119,7 +119,7 @@ class Optimizer:
     def update(self, b: Builder, tensor: TrainedTensor) -> Updated:
         """Build the update of a tensor."""
         kinds: Mapping[str, Callable[[Builder, TrainedTensor], Updated]] = {
-            "adamw": self._adamw if self.form in ("fused", "in_backward") else self._adam_kernels,
+            "adamw": self._adamw,
             "adam8bit": self._adam8bit,
             "adafactor": self._adafactor,
             "muon": self._muon,
@@ -184,6 +184,8 @@ class Optimizer:
     # -- updates of elements -----------------------------------------------------------------------
 
     def _adamw(self, b: Builder, t: TrainedTensor) -> Updated:
+        if self.form in ("foreach", "for_loop"):
+            return self._adam_kernels(b, t)
         return _single(b, "stg.adamw", t, ("m", "v"), t.flags)
 
     def _lion(self, b: Builder, t: TrainedTensor) -> Updated:

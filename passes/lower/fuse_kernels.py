@@ -28,6 +28,7 @@ from stagec.ir.traits import AddsToSum, AppendsRows, CopiesMemory, Free, Fusible
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllReduce
 from stagec.ir_spec.ops.moe import Combine, Dispatch
+from stagec.ir_spec.ops.served_adapters import AdapterProduct, LoraExpand
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.sharding.work import data_of, is_computation, viewed, work_of
@@ -44,14 +45,15 @@ class FuseKernels(Pass):
     same rows, but with `pointwise` contains none; with `epilogue` it may start with a matrix
     product, and then contains none. With `gradients` a matrix product adds its result to the sum
     over microbatches. With `products` products that follow each other and differ in one operand and
-    the columns that it has are one, and a bias is added in the kernel of its product. With `caches`
-    ops that make rows of caches are one kernel with the ops that append them, and rotations of
-    queries beside them. With `sums` the sum that a layer ends with is marked `continues` where the
-    next one starts with its norm, whose kernel adds it up (fused_add_rms_norm), with `experts` what
-    orders tokens by experts in 4 bits, the activation of these and the cast of its result. With
-    `stg.collectives[norms]` so is what adds to a sum over ranks and normalizes it, or normalizes by
-    one: the kernel of the all_reduce does it. With `own_casts` a cast to so many bits or less joins
-    nothing else. Without the statement nothing happens.
+    the columns that it has are one, as are those that add results of adapters, and a bias is added
+    in the kernel of its product. With `caches` ops that make rows of caches are one kernel with the
+    ops that append them, and rotations of queries beside them. With `sums` the sum that a layer
+    ends with is marked `continues` where the next one starts with its norm, whose kernel adds it up
+    (fused_add_rms_norm), with `experts` what orders tokens by experts in 4 bits, the activation of
+    these and the cast of its result. With `stg.collectives[norms]` so is what adds to a sum over
+    ranks and normalizes it, or normalizes by one: the kernel of the all_reduce does it. With
+    `own_casts` a cast to so many bits or less joins nothing else. Without the statement nothing
+    happens.
 
     FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
     a kernel uses has a buffer in the plan all the same.
@@ -281,7 +283,7 @@ class _Fuser:
             both = op in self._cached and first in self._cached
             return both and op.phase == first.phase and self._is_ready(op)
         if self._is_product(first) and self._is_product(op):
-            one = self._products and op.phase == first.phase and _is_wider(first, op)
+            one = self._products and op.phase == first.phase and _is_one_launch(first, op)
             return one and self._is_ready(op)
         if self._products and self._is_product(first) and self._is_bias(op):
             return op.phase == first.phase and self._is_ready(op)
@@ -388,9 +390,14 @@ def _biased(op: Operation) -> Operation | None:
     return None
 
 
-def _is_wider(first: Operation, op: Operation) -> bool:
-    """Whether a product reads the same rows as another one and adds columns to its result."""
-    if data_of(first.operands[0]) is not data_of(op.operands[0]):
+def _is_one_launch(first: Operation, op: Operation) -> bool:
+    """Whether a product reads the same rows as another one and adds columns to its result; those
+    that add adapters' results need not read the same."""
+    adapters = [isinstance(each.definition, AdapterProduct) for each in (first, op)]
+    if any(adapters) and first.definition is not op.definition:
+        return False
+    expand = isinstance(op.definition, LoraExpand)
+    if not expand and data_of(first.operands[0]) is not data_of(op.operands[0]):
         return False
     one, other = work_of(first).kernel, work_of(op).kernel
     if one is None or other is None or one.dtype != other.dtype:

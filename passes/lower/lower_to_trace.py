@@ -28,10 +28,11 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
-from stagec.ir.kernel import CONTINUES, EXPANDS, MARLIN
+from stagec.ir.kernel import CONTINUES, EXPANDS, EXPERTS, MARLIN
 from stagec.ir.layers import kind_of
 from stagec.ir.memo import MemoByType
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
+from stagec.ir.serving_step import DECODE
 from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats, Terminates
 from stagec.ir.types import CACHED, NODE
 from stagec.ir_spec.ops.comm import (
@@ -42,8 +43,8 @@ from stagec.ir_spec.ops.comm import (
     operand_dim,
 )
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.ir_spec.ops.pods import BY_LAYER, PodOp, end_type, message_bytes
-from stagec.ir_spec.strategy.moe import MoeRule
+from stagec.ir_spec.ops.pod_crossings import BY_LAYER, PodOp, end_type, message_bytes
+from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
 from stagec.passes.lower.beside_gathers import Attrs, KernelsBesideGathers, Parts, came_from
@@ -141,7 +142,8 @@ class _Lowering:
         self._blocking = frozenset(strategy.blocking)
         self._sums_in_steps = strategy.one(TpOutputsRule).policy == "in_steps"
         self._gathers_in_steps = strategy.one(TpInputsRule).gathers == "in_steps"
-        self._once = strategy.one(MoeRule).dispatch == "deepep"
+        self._direct = strategy.one(MoeRule).dispatch == DEEPEP
+        self._decodes = module.serving == DECODE
         self._begun: dict[Value, Value] = {}  # of a product in steps: the first one
         self._early = KernelsBesideGathers(parts, self._facts)
         self._nodes: dict[Value, Value] = {}
@@ -301,8 +303,8 @@ class _Lowering:
         if len(ops) == 1:
             return self._costs(ops[0])
         forms = [str(self._costs(op).get("form", "")) for op in ops]
-        expands = next((form for form in forms if form in (EXPANDS, MARLIN)), "")
-        form = expands or (forms[0] if forms[0].startswith(CONTINUES) else "")
+        product = next((form for form in forms if form in (EXPANDS, EXPERTS, MARLIN)), "")
+        form = product or (forms[0] if forms[0].startswith(CONTINUES) else "")
         return fused_attributes(ops, form)
 
     def _in_steps(
@@ -438,8 +440,8 @@ class _Lowering:
             attrs["ahead"] = ahead_of(op)
             if op.integer("kept", 0):
                 attrs["kept"] = op.expr("kept")
-        if self._once and isinstance(definition, AllToAll):
-            attrs |= dealt(op)
+        if self._direct and isinstance(definition, AllToAll):
+            attrs |= dealt(op, each=self._decodes)
         if op.phase in ACTIVATIONS and set(op.names("over")) <= self._blocking:
             attrs["blocking"] = True
         deps = self._deps(op.operands)

@@ -118,13 +118,15 @@ def common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
     return axes
 
 
-def dealt(op: Operation) -> dict[str, RawAttr]:
-    """Of how many experts, of at most how many groups of them, the tokens are that an op moves;
-    nothing if no router deals them."""
+def dealt(op: Operation, *, each: bool) -> dict[str, RawAttr]:
+    """Of how many experts, of at most how many groups of them, the tokens are that an op moves, or
+    of one if `each` expert is sent a copy; nothing if no router deals them."""
     dims = (d for v in (*op.operands, *op.results) for d in v.tensor.dims)
     routed = next((d.routed for d in dims if d.routed is not None), None)
     if routed is None:
         return {}
+    if each:
+        return {"copies": 1}
     root = op
     while root.parent_op is not None and root.parent_op.parent is not None:
         root = root.parent_op

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import stacked_outside
-from stagec.ir.traits import Recasts, Repeats
+from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats
 from stagec.ir_spec.ops.comm import AllReduce, AllSlice, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.layout import Reshard
 from stagec.ir_spec.ops.selection import Pad
@@ -20,9 +20,10 @@ from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 class CopyGradients(Pass):
     """Copy what one call of a unit reduces into its buffer, as `stg.shard_units[copies]` says.
     Casts for the reduction become part of the copy: gradients wait for it in their own type. What
-    replicas have reduced in another type than that of the gradients stays until backward ends
-    (FSDPParamGroup._all_reduce_state of PyTorch). What other ranks split or add up of a gradient
-    comes before its unit is dropped, and a part that a rank keeps is a copy.
+    replicas reduce stays until backward ends where it is not the gradient itself, but is cast to
+    its type, or added to that of the microbatches before (FSDPParamGroup._all_reduce_state of
+    PyTorch). What other ranks split or add up of a gradient comes before its unit is dropped, and a
+    part that a rank keeps is a copy.
 
     Before:
         stg.mesh @pod[dp]
@@ -75,7 +76,7 @@ class CopyGradients(Pass):
                     reduce_before_casts(op, made_in)
                     drop_behind(op)
                     copy_part(module, op)
-                elif isinstance(op.definition, AllReduce) and _is_cast(op):
+                elif isinstance(op.definition, AllReduce):
                     keep_reduced(module, op)
 
 
@@ -133,21 +134,34 @@ def copy_operands(module: Module, reduction: Operation, made_in: str) -> None:
         attrs |= {"dim": tuple(dims), "sizes": tuple(sizes)}
     copies = builder.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])
     reduction.set_operands(copies.results)
-    if reduction.parent_op is None or not reduction.parent_op.has(Repeats):
-        keep_last(module, reduction, made)
+    keep_last(module, reduction, made)
     for value in before:
         _erase_unused(value, made_in)
 
 
 def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> None:
-    """Keep the gradient of the last parameter of a unit beside the blocks until the unit is
-    reduced, in place: a local name of `foreach_reduce` has it. What forward uses last has the first
-    gradient; of blocks norms are the last parameters, which are small."""
+    """Keep until the unit is reduced, over replicas too, and cast, in place: what is reduced, which
+    one call casts, and of a unit beside the blocks the gradient of the last parameter, which a
+    local name of `foreach_reduce` has. What forward uses last has the first gradient; of blocks
+    norms are the last parameters, which are small."""
+    rest = [op for op in _reducing(reduction) if not op.has(FinalGradient)]
+    kept = list(reduction.results) if any(op.has(Recasts) for op in rest) else []
     first = [v for v in made if v.producer is not None and v.region is reduction.parent]
-    if first:
-        value = min(first, key=lambda v: v.producer.position() if v.producer is not None else 0)
-        after = Builder.after(module.registry, reduction, loc=value.loc, phase="gradient")
-        after.op("stg.discard", [value], types=())
+    if first and (reduction.parent_op is None or not reduction.parent_op.has(Repeats)):
+        made_at = {v: v.producer.position() for v in first if v.producer is not None}
+        kept.append(min(first, key=made_at.__getitem__))
+    if kept:
+        end = max(rest, key=Operation.position)
+        after = Builder.after(module.registry, end, loc=reduction.loc, phase="gradient")
+        after.op("stg.discard", kept, types=())
+
+
+def _reducing(op: Operation) -> Iterator[Operation]:
+    """A reduction, and what follows it in its call: that of replicas, and casts."""
+    yield op
+    for user in dict.fromkeys(user for value in op.results for user, _ in value.uses):
+        if user.phase == "gradient" and user.results and user.parent is op.parent:
+            yield from _reducing(user)
 
 
 def _erase_unused(value: Value, made_in: str) -> None:
@@ -185,9 +199,14 @@ def _is_cast(reduction: Operation) -> bool:
 
 
 def keep_reduced(module: Module, reduction: Operation) -> None:
-    """Keep what replicas have reduced until backward ends, in place: of a repeat as stacks."""
-    kept = stacked_outside(list(reduction.results))
-    region = kept[0].region
-    last = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
-    before = Builder.before(module.registry, last, loc=kept[0].loc, phase="backward")
-    before.op("stg.discard", kept, types=())
+    """Keep what replicas reduce until backward ends, in place, of a repeat as stacks: what they
+    have reduced if it is cast, its buffer if it is added to a sum."""
+    cast, outer = _is_cast(reduction), reduction
+    while outer.parent_op is not None and outer.parent_op.has(Repeats):
+        outer = outer.parent_op
+    region = outer.parent
+    if region is not None and (cast or region.owner.has(Accumulates)):
+        kept = stacked_outside(reduction.results if cast else reduction.operands)
+        last = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
+        before = Builder.before(module.registry, last, loc=reduction.loc, phase="backward")
+        before.op("stg.discard", kept, types=())

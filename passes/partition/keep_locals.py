@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
-from stagec.ir.rewrite import stacked_outside
+from stagec.ir.rewrite import replace_op, stacked_outside
 from stagec.ir.traits import Accumulates, Recasts, Repeats
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.ops.loss_forms import LogProbability, LogSoftmax
@@ -94,7 +94,10 @@ def _keep_logits(module: Module, op: Operation, *, inside: bool) -> None:
     else:
         behind = next((u for u, _ in op.result.uses if u.phase == "forward"), op)
     if (cast := logits.producer) is not None and cast.has(Recasts):
-        kept += cast.operands
+        if (source := cast.operands[0]).tensor.dtype == logits.tensor.dtype:
+            kept = []
+            replace_op(cast, [source])  # `Tensor.float` gives the tensor itself
+        kept.append(source)
     if inside:
         kept += _cast_for_head(kept[-1])
     if behind.parent is region:

@@ -16,7 +16,7 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.parts import Arrive
-from stagec.ir_spec.ops.pods import end_type, message_bytes
+from stagec.ir_spec.ops.pod_crossings import end_type, message_bytes
 from stagec.pipeline.peers import peer_module
 from stagec.program.parts import (
     PartCrossing,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from stagec.api import Dim, Expr, Operation, Region, TensorType, Value, call, const, evaluate
 from stagec.ir.expr import ONE, ZERO
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Repeats
 from stagec.passes.serving.latent import rows_of_latent
 

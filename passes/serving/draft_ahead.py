@@ -25,7 +25,7 @@ from stagec.ir.clone import Copier
 from stagec.ir.drafts import CHOSEN, DRAFTS, MOST_DRAFTS, most_likely, state
 from stagec.ir.expr import ONE
 from stagec.ir.infer import forget_types, infer_module
-from stagec.ir.serving import PAST
+from stagec.ir.serving_step import PAST
 
 _ROW = Quoted("(ao)b->aob")
 

@@ -20,9 +20,9 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.serving import PAST
-from stagec.ir_spec.ops.pods import message_bytes
-from stagec.ir_spec.ops.serving import rows_of
+from stagec.ir.serving_step import PAST
+from stagec.ir_spec.ops.cache_rows import rows_of
+from stagec.ir_spec.ops.pod_crossings import message_bytes
 from stagec.pipeline.peers import peer_module
 from stagec.program.crossings import (
     TOKEN,

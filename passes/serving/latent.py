@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from stagec.api import Operation, Quoted, Value, error
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE
-from stagec.ir.serving import ServingStep
+from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import View
 
 

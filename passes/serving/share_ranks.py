@@ -25,7 +25,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.clone import Copier, sized
 from stagec.ir.drafts import DRAFT
 from stagec.ir.module import BATCH
-from stagec.ir.serving import PAST
+from stagec.ir.serving_step import PAST
 from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.pipeline.peers import peer_module

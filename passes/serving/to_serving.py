@@ -31,7 +31,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
-from stagec.ir.serving import DECODE, MIXED, MODES, PAST
+from stagec.ir.serving_step import DECODE, MIXED, MODES, PAST
 from stagec.ir.traits import Terminates
 from stagec.passes.serving.caches import CachingStep
 from stagec.passes.serving.mixed import Mixed, parsed_classes

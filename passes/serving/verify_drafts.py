@@ -30,13 +30,13 @@ class VerifyDrafts(Pass):
         stg.symbols[B, S, D, V]
         stg.func @f[part = main] (%t: i32[B, 1], %w: bf16[V, D | frozen],
             %u: bf16[D, V | frozen]) -> bf16[B, S, V] {
-          %drafts = stg.arrive[drafts, words = V, source = draft, to = main, sizes = (B, S - 1),
-            dtype = i32] : i32[B, S - 1]
-          %words = stg.concat[dim = 1](%t, %drafts) : i32[B, S]
-          %x = stg.embedding(%w, %words) : bf16[B, S, D]
+          %drafts = stg.arrive[drafts, vocabulary = V, source = draft, to = main,
+                               sizes = (B, S - 1), dtype = i32] : i32[B, S - 1]
+          %tokens = stg.concat[dim = 1](%t, %drafts) : i32[B, S]
+          %x = stg.embedding(%w, %tokens) : bf16[B, S, D]
           %z = stg.einsum["bsd,dv->bsv"](%x, %u) : bf16[B, S, V]
           %chosen = stg.argmax(%z) : i32[B, S]
-          stg.depart[chosen, words = V, source = main, to = draft](%chosen)
+          stg.depart[chosen, vocabulary = V, source = main, to = draft](%chosen)
           stg.return(%z)
         }
     """
@@ -51,31 +51,31 @@ class VerifyDrafts(Pass):
 def verify_drafts(module: Module) -> None:
     """Let the main function verify drafts, in place. Raises `DiagnosticError` for a step without
     any."""
-    body, words, logits = module.main.body, words_taken(module), logits_chosen(module)
-    size = words.tensor.shape[1]
+    body, tokens, logits = module.main.body, words_taken(module), logits_chosen(module)
+    size = tokens.tensor.shape[1]
     if size == ONE or module.env.get(size.symbol_name or "") == 1:
         raise error(
             "the step has one token per sequence, so it cannot verify drafts",
-            words.loc,
+            tokens.loc,
             remedy="give --speculative 4",
         )
-    about: dict[str, RawAttr] = {"words": logits.tensor.shape[2]}
-    b = Builder(module.registry, body, 0, loc=made_by(VerifyDrafts.name, words.loc))
-    _take_drafts(b, words, about)
+    about: dict[str, RawAttr] = {"vocabulary": logits.tensor.shape[2]}
+    b = Builder(module.registry, body, 0, loc=made_by(VerifyDrafts.name, tokens.loc))
+    _take_drafts(b, tokens, about)
     b = Builder.before(module.registry, body.terminator, loc=made_by(VerifyDrafts.name, logits.loc))
     chosen = most_likely(b, logits, CHOSEN)
     depart(b, chosen, chosen.tensor, {"value": CHOSEN, "source": MAIN, "to": DRAFT, **about})
     module.main.attrs["part"] = MAIN
 
 
-def _take_drafts(b: Builder, words: Value, about: dict[str, RawAttr]) -> None:
+def _take_drafts(b: Builder, tokens: Value, about: dict[str, RawAttr]) -> None:
     """Let the step take the token that was chosen last, and behind it the drafts."""
-    users, (batch, rows) = list(words.uses), words.tensor.dims
+    users, (batch, rows) = list(tokens.uses), tokens.tensor.dims
     first, others = replace(rows, size=ONE), replace(rows, size=rows.size - 1)
-    type_ = replace(words.tensor, dims=(batch, others))
+    type_ = replace(tokens.tensor, dims=(batch, others))
     ends: dict[str, RawAttr] = {"value": DRAFTS, "source": DRAFT, "to": MAIN, **about}
-    words.type = replace(words.tensor, dims=(batch, first))
+    tokens.type = replace(tokens.tensor, dims=(batch, first))
     drafts = arrive(b, type_, ends, DRAFTS)
-    taken = b.value("stg.concat", [words, drafts], {"dim": const(1)}, hint="words")
+    taken = b.value("stg.concat", [tokens, drafts], {"dim": const(1)}, hint="tokens")
     for user, index in users:
         user.set_operand(index, taken)

@@ -6,32 +6,25 @@ from dataclasses import dataclass, field, replace
 
 from stagec.api import (
     Builder,
-    Dim,
     Module,
     Operation,
     Pass,
     Phase,
     Quoted,
     Strategy,
-    TensorType,
     Value,
     const,
-    error,
     made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import carried, slice_into, uses_inside
-from stagec.ir.rule import Shape, parse_rule, shape_text
+from stagec.ir.rewrite import carried, slice_into
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import Einsum, cast_to
 from stagec.ir_spec.strategy.adapters import AdaptersRule
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.lora import LoraRule
-from stagec.support.suggest import did_you_mean
-
-_PACKED = (2, 3)  # gate and up; query, key and value
-_LETTERS = "rabcdefghijklmnopqstuvwxyz"
+from stagec.passes.strategy.low_rank import LowRankCut, adapted_parameters, low_rank_types
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,9 @@ class AddLora(Pass):
     )
 
     def applies(self, module: Module) -> bool:
-        return bool(self.targets or read_strategy(module).one(LoraRule).targets)
+        return bool(self.targets or read_strategy(module).one(LoraRule).targets) and not (
+            module.serving
+        )
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
@@ -115,27 +110,11 @@ def add_lora(module: Module, rule: LoraRule, *, wide: bool = False) -> None:
 
     Raises `DiagnosticError` for a name that no parameter has, or one that is used in no product.
     """
-    params = module.parameters()
-    if rule.rank < 1:
-        raise error(f"an adapter has a rank of 1 or more, found {rule.rank}", rule.loc)
-    for name in rule.targets:
-        if not any(p.is_called(name) for p in params):
-            known = {p.name.rpartition("/")[2] for p in params if _products(p)}
-            raise error(
-                f"the model has no parameter '%{name}'",
-                rule.loc,
-                remedy=did_you_mean(name, known) or f"choose some of {', '.join(sorted(known))}",
-            )
-    for param in params:
+    adapted = adapted_parameters(module, rule)
+    for param in module.parameters():
         param.type = replace(param.tensor, role="frozen")
-    for param in params:
-        if rule.adapts(param):
-            _Adapter(module, rule, param, wide=wide).add()
-
-
-def _products(value: Value) -> list[tuple[Operation, int, int]]:
-    """The products in which a parameter is used, as `uses_inside` has them."""
-    return [use for use in uses_inside(value) if isinstance(use[0].definition, Einsum)]
+    for param in adapted:
+        _Adapter(module, rule, param, wide=wide).add()
 
 
 class _Adapter:
@@ -146,34 +125,17 @@ class _Adapter:
 
     def add(self) -> None:
         """Add the parameters A and B, and what is computed with them."""
-        products = _products(self._param)
-        if not products:
-            raise error(
-                f"parameter %{self._param.name} is not used in a product, expected a stg.einsum "
-                "for an adapter",
-                self._rule.loc,
-                remedy="choose a parameter that is multiplied",
-            )
-        op, index, depth = products[0]
-        into, out = self._types(op, index, depth)
-        body = self._module.main.body
+        dtype = WIDE if self._wide else self._param.tensor.dtype
+        types = low_rank_types(self._param, self._rule.rank)
         a, b = (
-            body.add_arg(f"{self._param.name}_lora_{name}", type_, self._param.loc)
-            for name, type_ in (("a", into), ("b", out))
+            self._module.main.body.add_arg(
+                f"{self._param.name}_lora_{name}",
+                replace(type_, dtype=dtype, role="param"),
+                self._param.loc,
+            )
+            for name, type_ in zip("ab", types, strict=True)
         )
         self._adapt(self._param, a, b)
-
-    def _types(self, op: Operation, index: int, depth: int) -> tuple[TensorType, TensorType]:
-        """The types of A and B, from the product and the repeats around."""
-        cut, type_ = _Cut(op, index), self._param.tensor
-        dtype = WIDE if self._wide else type_.dtype
-        dims = dict(zip(cut.weight, type_.dims[depth:], strict=True))
-        rank = Dim(const(self._rule.rank))
-        lead = (*type_.dims[:depth], *(dims[g] for g in cut.batch))
-        a = (*lead, *(dims[g] for g in (*cut.contracted, *cut.packed)), rank)
-        b = (*lead, rank, *(dims[g] for g in (*cut.packed, *cut.kept)))
-        into, out = (replace(type_, dtype=dtype, dims=dims, role="param") for dims in (a, b))
-        return into, out
 
     def _adapt(self, w: Value, a: Value, b: Value) -> None:
         """Add the adapter where w is used."""
@@ -186,7 +148,7 @@ class _Adapter:
 
     def _beside(self, op: Operation, index: int, a: Value, b: Value) -> None:
         """y = x w becomes x w + x a b."""
-        cut, y, x = _Cut(op, index), op.result, op.operands[1 - index]
+        cut, y, x = LowRankCut(op, index), op.result, op.operands[1 - index]
         users = list(y.uses)
         build = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
         to = {"to": op.text("to")} if "to" in op.attrs and not self._wide else {}
@@ -203,7 +165,7 @@ class _Adapter:
         for user, place in users:
             user.set_operand(place, adapted)
 
-    def _cast_input(self, build: Builder, cut: _Cut, x: Value) -> tuple[Value, Quoted]:
+    def _cast_input(self, build: Builder, cut: LowRankCut, x: Value) -> tuple[Value, Quoted]:
         """The input in fp32, once for each adapter that the parameter packs, and the rule of the
         first product."""
         x = cast_to(build, x, WIDE)
@@ -211,38 +173,3 @@ class _Adapter:
             return x, cut.down
         given: dict[str, RawAttr] = {"spec": cut.copied, "sizes": cut.packed_sizes}
         return build.value("stg.broadcast", [x], given, hint=f"{x.name}_each"), cut.down_of_each
-
-
-class _Cut:
-    """The rule of a product, cut in two at the rank r.
-
-    | product         | down           | up              |
-    |-----------------|----------------|-----------------|
-    | bsd,dhk->bshk   | bsd,dr->bsr    | bsr,rhk->bshk   |
-    | ebcd,edf->ebcf  | ebcd,edr->ebcr | ebcr,erf->ebcf  |
-    | bsd,dzf->bzsf   | bsd,dzr->zbsr  | zbsr,rzf->bzsf  |
-
-    The second one is of experts, the third one of a parameter that packs two or three matrices.
-    """
-
-    def __init__(self, op: Operation, index: int) -> None:
-        operands, (out,) = parse_rule(op.text("spec"))
-        self.weight, x = operands[index], operands[1 - index]
-        sizes = dict(zip(self.weight, op.operands[index].tensor.shape, strict=True))
-        packed = tuple(g for g in self.weight if g not in x and sizes[g].value in _PACKED)
-        self.batch = tuple(g for g in self.weight if g in x and g in out)
-        self.contracted = tuple(g for g in self.weight if g not in out)
-        self.kept = tuple(g for g in self.weight if g not in (*x, *packed) and g in out)
-        used = {f for shape in (*operands, out) for g in shape for f in g}
-        rank: Shape = ((next(f for f in _LETTERS if f not in used),),)
-        low = (*packed, *(g for g in x if g in out), *rank)
-        self.packed, each = packed, (*packed, *x)
-        self.packed_sizes = tuple(sizes[g].value or 0 for g in packed)
-        self.copied = Quoted(f"{shape_text(x)}->{shape_text(each)}")
-        into = (*self.batch, *self.contracted, *packed, *rank)
-        self.down, self.down_of_each = _spec(x, into, low), _spec(each, into, low)
-        self.up = _spec(low, (*self.batch, *rank, *packed, *self.kept), out)
-
-
-def _spec(left: Shape, right: Shape, out: Shape) -> Quoted:
-    return Quoted(f"{shape_text(left)},{shape_text(right)}->{shape_text(out)}")

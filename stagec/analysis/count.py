@@ -173,12 +173,7 @@ def weighted(
         yield from weighted(module, graph, op.region, inner)
 
 
-def _count_computation(
-    terms: _Terms,
-    op: Operation,
-    times: Expr,
-    size: Size,
-) -> None:
+def _count_computation(terms: _Terms, op: Operation, times: Expr, size: Size) -> None:
     phase = "backward" if op.phase == "gradient" else op.phase
     terms.setdefault(("computations", ""), []).append(times)
     terms.setdefault(("flops", phase), []).append(size(op, "flops") * times)
@@ -204,15 +199,8 @@ def _count(terms: _Terms, key: CollectiveKey | MessageKey, number: Expr, sent: E
 
 
 def _count_message(terms: _Terms, op: Operation, times: Expr, size: Size) -> None:
-    sends = op.name == "et.send"
-    by = op.expr("by")
-    key = MessageKey(
-        "send" if sends else "recv",
-        channel_of(op)[0],
-        by if sends else -by,
-        op.phase,
-        op.text("dtype"),
-    )
+    way, peer = ("send", op.expr("by")) if op.name == "et.send" else ("recv", -op.expr("by"))
+    key = MessageKey(way, channel_of(op)[0], peer, op.phase, op.text("dtype"))
     _count(terms, key, times, size(op, "bytes") * times)
 
 

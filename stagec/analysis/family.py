@@ -10,6 +10,7 @@ from stagec.analysis.figures import FigureFormulas, Figures
 from stagec.analysis.memory_moments import MemoryMoments
 from stagec.analysis.model_flops import ModelFlops, model_flops, step_flops, step_tokens
 from stagec.ir.bind import check_names
+from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, UnboundError
 from stagec.ir.module import Module
 from stagec.ir.opdef import Registry
@@ -29,8 +30,8 @@ from stagec.time.step import Issued
 
 
 class _Watch(Hooks):
-    """Watches what passes read, and looks at the FLOPs of the model and at the plan of memory
-    before they are lowered away."""
+    """Watches what passes read, and looks at the FLOPs of the model and at the plan of memory, if
+    one is made, before they are lowered away."""
 
     def __init__(self) -> None:
         self.decisions = Queries()
@@ -42,10 +43,10 @@ class _Watch(Hooks):
         module.decisions = self.decisions
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
-        module.decisions = None
         if pass_.name == PLAN:
-            self.plans = MemoryMoments(module, self.decisions)
-        elif pass_.name in STATED:
+            self.plans = MemoryMoments(module)
+        module.decisions = None
+        if pass_.name in STATED:
             self.flops, self.tokens = model_flops(module), step_tokens(module)
 
 
@@ -76,14 +77,20 @@ class Compiles:
     def __init__(self) -> None:
         self._made: list[Compiled] = []
 
-    def find(self, values: Mapping[str, int], compiled: Callable[[], Compiled]) -> Compiled:
-        """What was compiled for these values of all symbols and axes; `compiled` compiles the job
-        with them. Raises `DiagnosticError`."""
+    def find(
+        self,
+        values: Mapping[str, int],
+        compiled: Callable[[], Compiled],
+        *,
+        figures: bool = False,
+    ) -> Compiled:
+        """What was compiled for these values of all symbols and axes, with `figures` such that has
+        them; `compiled` compiles the job with them. Raises `DiagnosticError`."""
         match = next((c for c in self._made if c.decisions.same(values)), None)
-        if match is None:
-            match = compiled()
-        else:
+        if match is not None:
             self._made.remove(match)
+        if match is None or (figures and not match.has_figures(values)):
+            match = compiled()
         self._made.insert(0, match)  # the next job is likely to be like this one
         return match
 
@@ -138,38 +145,56 @@ class Family:
 
 
 def _forget_origins(module: Module) -> None:
-    """Let go of what a lowered module was made from: figures and times need its programs alone."""
+    """Let go of what a lowered module was made from: times need its programs alone, and so do
+    figures once memory is planned."""
     for graph in module.graphs:
-        for op in graph.body.walk():
-            op.origin = None
         if graph.origin is not None:
             graph.origin.decompose()
-            graph.origin = None
+            for op in [graph, *graph.body.walk()]:
+                op.origin = None
+
+
+def _decompose(root: Operation) -> None:
+    """Take a module apart, and what it was lowered from."""
+    for op in root.body.ops:
+        if op.origin is not None:
+            op.origin.decompose()
+    root.decompose()
 
 
 class Compiled:
     """One compile of a family, by a pipeline that ends with a lowered module: what it decided, and
     its figures as expressions; `model_flops` and `tokens` of a step of all ranks are None where
-    they are not known."""
+    they are not known. With `plans` as false the pass that plans memory is left out: the plan is
+    made when figures are asked for, and no module states it."""
 
     def __init__(
-        self, module: Module, pipeline: Pipeline, around: Sequence[Instrument] = ()
+        self,
+        module: Module,
+        pipeline: Pipeline,
+        around: Sequence[Instrument] = (),
+        *,
+        plans: bool = True,
     ) -> None:
         watch = _Watch()
         # of our own passes the text and the end are verified, of a plug-in's what each has made
         own = not any(plugin_of(type(p).__module__) for p in pipeline.passes)
         text = [_TextVerification()] if own else []
+        self._plans_late = own and not plans and not around
+        if self._plans_late:
+            pipeline = pipeline.without({PLAN})
         PassManager(pipeline, [watch, *text, *around], verify=not own).run(module)
         if own:
             verify_module(module)
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
         self._module, self._plans, self.tokens = module, watch.plans, watch.tokens
-        finalize(module, module.root.decompose)  # whoever holds programs holds the module
+        finalize(module, _decompose, module.root)  # whoever holds programs holds the module
         flops = None if watch.flops is None else step_flops(watch.flops, module.graphs)
         self.model_flops = flops
         self._issued: list[Issued] = []
-        _forget_origins(module)
+        if not self._plans_late:
+            _forget_origins(module)
 
     @cached_property
     def _formulas(self) -> FigureFormulas:
@@ -179,6 +204,25 @@ class Compiled:
                 remedy=f"put {PLAN} before lower-to-trace in the pipeline",
             )
         return FigureFormulas(self._module, self._plans)
+
+    def has_figures(self, values: Mapping[str, int]) -> bool:
+        """Whether there are figures for values that were decided alike: if memory is planned, plans
+        have to be alike too; else the text is needed, of which to plan it."""
+        if self._plans is None and self._plans_late:
+            return any(graph.origin is not None for graph in self._module.graphs)
+        return self.decisions.same(values)
+
+    def _plan(self, values: Mapping[str, int]) -> None:
+        """Plan memory for values that were decided alike."""
+        module = self._module
+        module.set_values(self.settled(values))
+        module.decisions = self.decisions
+        try:
+            functions = (graph.origin for graph in module.graphs)
+            self._plans = MemoryMoments(module, [f for f in functions if f is not None])
+        finally:
+            module.decisions = None
+        _forget_origins(module)
 
     def settled(self, values: Mapping[str, int]) -> Mapping[str, int]:
         """What symbols and axes stand for in the expressions, for values that were decided alike:
@@ -207,6 +251,7 @@ class Compiled:
         """Keep what evaluations need; what else is asked for is found again."""
         for each in self._issued:
             each.forget()
+        _forget_origins(self._module)
 
     def classes(self, values: Mapping[str, int]) -> list[RankClass]:
         """The rank classes for values that were decided alike. Raises `DiagnosticError`."""
@@ -214,7 +259,9 @@ class Compiled:
         return rank_classes(self._module)
 
     def at(self, values: Mapping[str, int]) -> Figures:
-        """The figures for values that were decided alike. Raises `DiagnosticError`."""
+        """The figures for values for which there are some. Raises `DiagnosticError`."""
+        if self._plans is None and self._plans_late:
+            self._plan(values)
         try:
             return self._formulas.at(self.settled(values))
         except UnboundError as e:

@@ -29,17 +29,17 @@ from stagec.analysis.count import (
     ring_bytes,
 )
 from stagec.analysis.mean_loads import MeanLoads
-from stagec.analysis.memory import turns_of, work_of
-from stagec.analysis.memory_moments import Ints, MemoryMoments, by_category, most, worst
+from stagec.analysis.memory import turns_of
+from stagec.analysis.memory_moments import Ints, MemoryMoments, by_category, most, sums_of, worst
 from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Env, evaluate, total
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
 from stagec.memory.buffers import CATEGORIES
-from stagec.memory.step import ActionInState, MicrobatchState, after_work, first_runs
+from stagec.memory.step import MicrobatchState
 from stagec.memory.timeline import BUCKETS, CACHES, STATIC
 from stagec.program.classes import index_axes
-from stagec.schedule.attached import idle_share, stages_of
+from stagec.schedule.attached import actions_of, idle_share, stages_of
 
 #: What is there for a time, as far as it is there at the peak.
 OTHERS = "others"
@@ -161,12 +161,8 @@ class _Graph:
         self._flops = total(self.counts.flops.get(p, ZERO) for p in FLOP_PHASES)
         stages = graph.attrs.get("stages")
         self._plan = plans.of[stages]
-        planned = (o for o in module.ops("stg.memory") if o.attrs.get("stages") == stages)
-        around = (o.expr("around") for o in planned if "around" in o.attrs)
-        self._around = next(around, None)
         self._stages = stages_of(graph)
         self._indices = [a for a in index_axes(module, graph) if a != graph.text("over")]
-        self._works = [o for o in module.ops("stg.working") if o.attrs.get("stages") == stages]
 
     # -- counts ------------------------------------------------------------------------------------
 
@@ -202,11 +198,11 @@ class _Graph:
 
     def memory(self, values: Values) -> list[_StageMemory]:
         """The memory of each of its stages."""
-        planned = self.counts.memory
+        planned = self._plan.parts
         static = {n: evaluate(planned[n], values) for n in (*STATIC, CACHES) if n in planned}
         sizes = self._plan.bytes_of(values)
         outside, row = worst(self._plan.outside, sizes)
-        host = evaluate(planned.get("host", ZERO), values)
+        host = evaluate(self._plan.host, values)
         buckets = {n: evaluate(planned[n], values) for n in (BUCKETS,) if n in planned}
 
         def stage(host: int, others: int, counts: Callable[[], Ints]) -> _StageMemory:
@@ -221,67 +217,51 @@ class _Graph:
             counts: Ints = self._plan.outside[row]
             return counts
 
-        if self._around is None:
+        if (fixed := self._plan.around) is None:
             return [stage(host, outside, alone)]
-        around = evaluate(self._around, values)
-        rises = [worst(self._plan.works[w], sizes) for w in self._columns]
-        live, hosted = (self._kept(what, values) for what in ("left", "host"))
+        around, kept = most(fixed[None], sizes), np.array([*self._plan.kept.values()])
+        rises = [worst(rows, sizes) for rows in self._plan.works.values()]
+        live = sums_of(kept, sizes).tolist()
+        hosted = [evaluate(size, values) for size in self._plan.hosted.values()]
         figures: list[_StageMemory] = []
         for turns, stashes in self._turns:
             more, turn = worst(turns, [*live, *(max(0, rise) for rise, _ in rises)])
-            counts = partial(self._at_turn, turns[turn], rises) if len(turns) else alone
+            counts = partial(self._at_turn, fixed, turns[turn], rises) if len(turns) else alone
             if around + more < outside:
                 counts = alone
             host_bytes = host + most(stashes, hosted)
             figures.append(stage(host_bytes, max(outside, around + more), counts))
         return figures
 
-    def _at_turn(self, turn: Ints, rises: Sequence[tuple[int, int]]) -> Ints:
-        """How many buffers of each kind live at the worst moment of a turn."""
-        states = np.array([self._plan.kept[s] for s in self._states], dtype=np.int64)
-        live: Ints = self._plan.around + turn[: len(states)] @ states
-        running = zip(turn[len(states) :], self._columns, rises, strict=True)
-        for number, work, (rise, row) in running:
+    def _at_turn(self, live: Ints, turn: Ints, rises: Sequence[tuple[int, int]]) -> Ints:
+        """How many buffers of each kind live at the worst moment of a turn, beside those of `live`
+        that are there anyway."""
+        states = np.array([*self._plan.kept.values()], dtype=np.int64)
+        live = live + turn[: len(states)] @ states
+        running = zip(turn[len(states) :], self._plan.works.values(), rises, strict=True)
+        for number, rows, (rise, row) in running:
             if number and rise > 0:
-                live = live + number * self._plan.works[work][row]
+                live = live + number * rows[row]
         return live
-
-    @cached_property
-    def _columns(self) -> list[ActionInState]:
-        return [work_of(op) for op in self._works]
-
-    @cached_property
-    def _states(self) -> list[MicrobatchState]:
-        after = (s for w in self._columns for s in (after_work(w), *first_runs(w)))
-        return list(dict.fromkeys([MicrobatchState(), *after]))
-
-    def _kept(self, what: str, values: Values) -> list[int]:
-        """What a microbatch holds in each state."""
-        live = dict.fromkeys(self._states, 0)
-        for op in sorted(self._works, key=lambda o: len(work_of(o)[1])):
-            _, before = work = work_of(op)
-            more = evaluate(op.expr(what), values) if what in op.attrs else 0
-            live[after_work(work)] = live.get(before, 0) + more
-            sums = (evaluate(e, values) if what == "left" else 0 for e in op.exprs("sums"))
-            live.update(zip(first_runs(work), sums, strict=True))
-        return [live[s] for s in self._states]
 
     @cached_property
     def _turns(self) -> list[tuple[Ints, Ints]]:
         """For each stage: by turn how many microbatches are in each state and which works run; and
         how many are in each state after it."""
         pairs: list[tuple[Ints, Ints]] = []
+        works, hosts = self._plan.works, any(size != ZERO for size in self._plan.hosted.values())
         for stage in self._stages:
+            order = actions_of(self._module, self._graph, stage)
             turns = [
-                [*self._counts(states), *(works.count(w) for w in self._columns)]
-                for states, works in turns_of(self._module, self._graph, stage)
+                [*self._counts(states), *(running.count(w) for w in works)]
+                for states, running in turns_of(works, self._plan.held(), order)
             ]
             after: list[list[int]] = []
-            if any("host" in op.attrs for op in self._works):
-                hosted = turns_of(self._module, self._graph, stage, "host")
+            if hosts:
+                hosted = turns_of(works, self._plan.held(hosted=True), order, hosted=True)
                 after = [self._counts(states) for states, _ in hosted]
             pairs.append((np.array(turns, dtype=np.int64), np.array(after, dtype=np.int64)))
         return pairs
 
     def _counts(self, states: Mapping[MicrobatchState, int]) -> list[int]:
-        return [states.get(s, 0) for s in self._states]
+        return [states.get(s, 0) for s in self._plan.kept]

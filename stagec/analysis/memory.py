@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Env, Expr, UnboundError, evaluate, maximum, total
+from stagec.ir.expr import ZERO, Env, Expr, UnboundError, const, evaluate, maximum, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir_spec.ops.pipeline import ACTIONS
@@ -61,15 +61,18 @@ def staged_memory(
     return {**expressions, "host": planned.get("host", ZERO) + maximum(host)}
 
 
-def turns_of(module: Module, graph: Operation, stage: int, what: str = "left") -> list[Turn]:
-    """The turns of the schedule of a stage that differ in what microbatches hold and what runs;
-    with `what` = "host" what they hold in host memory, after each turn."""
-    stages = graph.attrs.get("stages")
-    works = _Works.of(
-        [o for o in module.ops("stg.working") if o.attrs.get("stages") == stages], what
-    )
-    function = _turns if what == "left" else _stashes
-    return works.unique(function(works.doing(actions_of(module, graph, stage))))
+def turns_of(
+    works: Iterable[ActionInState],
+    held: Mapping[MicrobatchState, bool],
+    order: RankActions,
+    *,
+    hosted: bool = False,
+) -> list[Turn]:
+    """The turns of a schedule of these works that differ in what microbatches hold (`held` says
+    whether that is anything) and what runs; if it is `hosted`, in what they hold after each turn.
+    """
+    each = _Works(dict.fromkeys(works, ZERO), {s: const(int(any_)) for s, any_ in held.items()})
+    return each.unique((_stashes if hosted else _turns)(each.doing(order)))
 
 
 def _turns(doing: Iterable[Doing]) -> Iterator[Turn]:
@@ -149,14 +152,11 @@ class _Works:
             kept = {s: evaluate(e, env) for s, e in self.kept.items()}
         except UnboundError:
             return _uncovered(unique)
-        return [
-            max(
-                unique,
-                key=lambda t: (
-                    sum(kept[s] * n for s, n in t[0].items()) + sum(peak[w] for w in t[1])
-                ),
-            )
-        ]
+
+        def held(turn: Turn) -> int:
+            return sum(kept[s] * n for s, n in turn[0].items()) + sum(peak[w] for w in turn[1])
+
+        return [max(unique, key=held)]
 
 
 def _no_working(when: str, regions: Iterable[ActionRegion]) -> DiagnosticError:

@@ -9,63 +9,67 @@ import numpy as np
 import numpy.typing as npt
 
 from stagec.analysis.count import copied
-from stagec.analysis.memory import work_of
 from stagec.ir.core import Operation
-from stagec.ir.expr import Env, Expr, evaluate
+from stagec.ir.expr import ZERO, Env, Expr, evaluate
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
-from stagec.ir.queries import Queries, TrackedValues, plain
+from stagec.ir.queries import plain
 from stagec.memory.buffers import Buffer
-from stagec.memory.lifetimes import lifetimes
-from stagec.memory.step import (
-    ActionInState,
-    MemoryRun,
-    MicrobatchState,
-    Planner,
-    after_work,
-    first_runs,
-)
-from stagec.memory.worst import on_device
+from stagec.memory.plan import FunctionPlan
+from stagec.memory.step import MemoryRun, MicrobatchState, after_work, first_runs, is_first_run
+from stagec.memory.worst import on_device, on_host, total_of
 
 Ints = npt.NDArray[np.int64]
 
 
 class MemoryMoments:
-    """The moments of the memory plans of a module, taken when its memory is planned."""
+    """The moments of the memory plans of these functions, those of the module by default: of plans
+    that a pass has just made, or that are made here. Raises `DiagnosticError`."""
 
-    def __init__(self, module: Module, decisions: Queries | None = None) -> None:
+    def __init__(self, module: Module, functions: Sequence[Operation] = ()) -> None:
         values = plain(planned_env(module))
-        watched = TrackedValues(values, decisions or Queries())
-        works = module.ops("stg.working")
         self.loads = {n: v for n, v in values.items() if n not in module.env}
         self.of: dict[object, FunctionMoments] = {}
         self.copied: list[Expr] = []
-        for func in module.functions:
-            planner = module.notes.get(func.body)  # of the pass that has just planned
-            if not isinstance(planner, Planner):
-                planner = Planner(lifetimes(func.body, watched))
-            mine = [op for op in works if op.attrs["stages"] == func.attrs.get("stages")]
-            self.of[func.attrs.get("stages")] = FunctionMoments(planner, mine)
+        for func in functions or module.functions:
+            plan = module.notes.get(func.body)
+            if not isinstance(plan, FunctionPlan):
+                plan = FunctionPlan(module, func)
+            self.of[func.attrs.get("stages")] = FunctionMoments(plan)
             self.copied.append(copied(module, func))
 
 
 class FunctionMoments:
-    """The moments of a function. A row counts the live buffers of each kind: of a size, there for
-    one of `categories`."""
+    """The moments of a function, and as expressions what is there from start to end: `parts` on the
+    device, `host`. A row counts the live buffers of each kind: of a size, there for one of
+    `categories`. `works` has the rows of each work, `kept` that of a microbatch in each
+    state, `hosted` bytes that it has on the host; `around` is what is there while actions run, None
+    without actions."""
 
-    def __init__(self, planner: Planner, works: Sequence[Operation]) -> None:
+    def __init__(self, plan: FunctionPlan) -> None:
+        planner = plan.planner
         kinds = {b: (b.size, b.category) for b in planner.buffers if on_device(b)}
         numbers = {kind: i for i, kind in enumerate(dict.fromkeys(kinds.values()))}
         slots = {b: numbers[kind] for b, kind in kinds.items()}
         self._sizes = [size for size, _ in numbers]
         self.categories = [category for _, category in numbers]
         count = _Counts(slots, len(numbers))
+        self.parts, self.host = plan.parts(), plan.host()
         self.outside = count.moments(planner.run(None))
-        self.around = count.of(planner.around())
-        runs = {work: planner.run(work) for work in map(work_of, works)}
-        self.works: Mapping[ActionInState, Ints] = {w: count.moments(r) for w, r in runs.items()}
-        states = {MicrobatchState(), *(s for w in runs for s in (after_work(w), *first_runs(w)))}
+        self.around = count.of(planner.around()) if plan.staged else None
+        self.works = {work: count.moments(planner.run(work)) for work in plan.works()}
+        after = (s for w in self.works for s in (after_work(w), *first_runs(w)))
+        states = dict.fromkeys([MicrobatchState(), *after])
         self.kept = {state: count.of(planner.kept(state)) for state in states}
+        self.hosted = {state: total_of(planner.kept(state), on_host) for state in states}
+
+    def held(self, *, hosted: bool = False) -> Mapping[MicrobatchState, bool]:
+        """Whether a microbatch holds anything in each state, on the device or on the host; what is
+        there after first runs is held always."""
+        if hosted:
+            return {s: any(map(is_first_run, s)) or size != ZERO for s, size in self.hosted.items()}
+        some = np.array([size != ZERO for size in self._sizes], dtype=bool)
+        return {state: bool((counts * some).any()) for state, counts in self.kept.items()}
 
     def bytes_of(self, values: Env) -> list[int]:
         """The bytes of a buffer of each kind."""
@@ -103,14 +107,20 @@ class _Counts:
         return np.array([*rows], dtype=np.int64).reshape(-1, len(live))
 
 
+def sums_of(rows: Ints, sizes: Sequence[int]) -> Ints:
+    """The sum of each row's counts times the sizes, as Python's integers where they are large."""
+    bound = int(np.abs(rows).sum(axis=1).max()) * max(map(abs, sizes), default=0)
+    kind = np.int64 if bound < 1 << 62 else object
+    sums: Ints = rows.astype(kind) @ np.array(sizes, dtype=kind)
+    return sums
+
+
 def worst(rows: Ints, sizes: Sequence[int]) -> tuple[int, int]:
     """The largest sum of a row's counts times the sizes, and the first row that has it; 0
     without rows."""
     if not rows.size:
         return 0, 0
-    bound = int(np.abs(rows).sum(axis=1).max()) * max(map(abs, sizes), default=0)
-    kind = np.int64 if bound < 1 << 62 else object
-    sums = rows.astype(kind) @ np.array(sizes, dtype=kind)
+    sums = sums_of(rows, sizes)
     first = int(sums.argmax())
     return int(sums[first]), first
 

@@ -4,7 +4,7 @@ those of a step of decode."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagec.analysis.steady_server import PromptChunks
 from stagec.time.streams import BUBBLE, SCHEDULER
@@ -49,6 +49,11 @@ class ServingRates:
     def per_user(self) -> float:
         """Tokens per second of one sequence."""
         return 1 / self.tpot
+
+    def delayed(self, seconds: float) -> ServingRates:
+        """The same with requests that wait for so many seconds before their prompts are computed,
+        while the ranks compute others."""
+        return replace(self, ttft=self.ttft + seconds, latency=self.latency + seconds)
 
 
 def steady_parts(parts: Mapping[str, float], seconds: float, stages: int) -> Mapping[str, float]:

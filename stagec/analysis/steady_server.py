@@ -93,10 +93,7 @@ def matched(
         y = min(max(1, floor(scale * prefill) + more), (ranks - prefill_ranks) // decode_ranks)
         pairs += (
             (x, (ranks - x * prefill_ranks) // decode_ranks),
-            (
-                (ranks - y * decode_ranks) // prefill_ranks,
-                y,
-            ),
+            ((ranks - y * decode_ranks) // prefill_ranks, y),
         )
     best = max(min(x * prefill, y * decode) for x, y in pairs)
     # as few of each as end so many

@@ -111,19 +111,12 @@ class _Tables:
             self._nodes[key] = len(self.nodes)
             self._kept.append(node)  # so that no other one has its id
             mark = marker_of(node.name)
-            self.nodes.append(
-                [
-                    title_of(node.name),
-                    node.kind,
-                    ALL_KINDS.index(kind_of(node)),
-                    self.part(placed.part),
-                    node.size,
-                    node.flops,
-                    self.kernels.setdefault(_kernel(node), len(self.kernels)),
-                    MICROBATCH.index(mark) if mark else -1,
-                    *(self.streams.setdefault(s, len(self.streams)) for s in placed.streams),
-                ]
-            )
+            kind, part = ALL_KINDS.index(kind_of(node)), self.part(placed.part)
+            kernel = self.kernels.setdefault(_kernel(node), len(self.kernels))
+            slot = MICROBATCH.index(mark) if mark else -1
+            streams = (self.streams.setdefault(s, len(self.streams)) for s in placed.streams)
+            what = title_of(node.name), node.kind, kind, part, node.size, node.flops
+            self.nodes.append([*what, kernel, slot, *streams])
         return self._nodes[key]
 
     def entry(self, rows: Sequence[tuple[int, int, int]]) -> int:

@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.builder import JobBuilder, model_name
+from stagec.jobs.largest_batch import serving_figures
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.command_line import question_command
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.request.units import on_machine
-from stagec.jobs.serving import serving_figures
 from stagec.jobs.session import Session
 from stagec.jobs.verdict import verdict_on
 from stagec.output.report import Report

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from stagec.ir.module import Module
     from stagec.time.costs.durations import Durations
     from stagec.traces.emit import EmittedJob
-    from stagec.traces.pods import PodsJob
+    from stagec.traces.pod_programs import PodsJob
     from stagec.traces.writer import Written
 
 #: The options of a compile, beside those of its job.
@@ -190,7 +190,7 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
 
 def _check_formats(formats: Sequence[Format], pods: Pods) -> None:
     """Refuse formats of one mesh for several pods. Raises `DiagnosticError`."""
-    from stagec.traces.pods import of_one_mesh
+    from stagec.traces.pod_programs import of_one_mesh
 
     for each in formats:
         if pods.several and not each.pods:
@@ -314,7 +314,7 @@ def _as_format(
     jobs: Mapping[str, EmittedJob], pods: Pods
 ) -> Callable[[Format], EmittedJob | PodsJob]:
     """The job of all pods in a format."""
-    from stagec.traces.pods import Pod, PodsJob
+    from stagec.traces.pod_programs import Pod, PodsJob
 
     first = next(iter(jobs.values()))
     if not pods.several:

@@ -16,7 +16,7 @@ from stagec.answers.time.table import seconds_text
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.provenance import provenance
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import STEP
+from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.serve_steps import StepList, StepsAsked
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from stagec.ir.serving import PREFILL
+from stagec.ir.serving_step import PREFILL
 from stagec.jobs.request.options import IDEAL
 from stagec.models import library_text
 

@@ -20,8 +20,9 @@ from stagec.analysis.serving_rates import (
 from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
 from stagec.answers.requests.answer import RequestsAnswer
-from stagec.answers.requests.options import OVER_TIME, is_over_time
+from stagec.answers.requests.options import DEVICE, OVER_TIME, TIERS, is_over_time
 from stagec.answers.requests.run import Handover, serve_requests
+from stagec.answers.requests.tiers import context_bytes, loading_speed
 from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import (
@@ -36,7 +37,7 @@ from stagec.answers.serve_steps import (
     timed_step,
 )
 from stagec.answers.time.timed import time_job
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.builder import JobBuilder
@@ -54,10 +55,10 @@ from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptan
 from stagec.jobs.request.combine import divisors
 from stagec.jobs.request.command_line import question_command
 from stagec.jobs.request.measurements import MEASURED
-from stagec.jobs.request.option import CommandOption, Kind, Whole
+from stagec.jobs.request.option import CommandOption, Kind, OneOf, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
-from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
@@ -153,6 +154,14 @@ QUESTION = JobQuestion(
         *ACCEPTANCE,
         CommandOption("ttft", TimeType(), "Limit of the time to the first token: 500ms."),
         CommandOption("tpot", TimeType(), "Limit of the time for each further token: 30ms."),
+        CommandOption(
+            "context_from",
+            OneOf((DEVICE, *TIERS)),
+            "Where the --context tokens of a prompt are kept: TTFT includes loading them from the "
+            "host, or from a disk (--disk-bandwidth).",
+            DEVICE,
+            rare=True,
+        ),
         *MEASURED,
         *OVER_TIME,
     ),
@@ -178,6 +187,8 @@ def _served(
         rates = _rates_at(steps, timer, aside, prefill, output_tokens, pods)
         asking = output_tokens, given["batches"], accepted.tokens, rates
         rows = list(_rows(steps, timer, aside, prefill, *asking, two_pods=two_pods))
+        loads = _context_seconds(steps[PREFILL], timer, aside, given)
+        rows = [replace(row, rates=row.rates.delayed(loads)) for row in rows]
     return ServeAnswer(
         model=steps[PREFILL].model,
         machine=timer.machine.name,
@@ -348,6 +359,27 @@ def _prefill(
     return at_least(options, look)
 
 
+def _context_seconds(
+    options: JobOptions, timer: StepTimer, session: Session, given: Mapping[str, Any]
+) -> float:
+    """The seconds in which the cached tokens before a prompt come from where they are kept. Raises
+    `DiagnosticError`."""
+    where, context = given["context_from"], options.context or 0
+    if where == DEVICE:
+        return 0.0
+    if not context:
+        raise error(
+            f"--context-from {where} needs --context: the tokens of a prompt that are cached",
+            remedy="give --context 4096",
+        )
+
+    def look(job: JobOptions) -> float:
+        return context_bytes(job.changed(chunk=None), session)
+
+    speed = loading_speed(where, timer.machine, given["disk_bandwidth"])
+    return at_least(_prefills(options), look) / speed
+
+
 def _prefills(options: JobOptions) -> JobOptions:
     """The options of a step that hands nothing over."""
     if options.serve != DISAGGREGATED:
@@ -422,7 +454,8 @@ def _rows(
     of ranks on, while they fit, with its rates. Of each sequence a step gives the tokens that are
     `accepted`. Where groups do not divide a batch, the step is that of the fullest. A remark states
     what a wanted batch is left out for beside others."""
-    middle = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0) + output // 2
+    start = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0)
+    middle, end = start + output // 2, start + output - 1
     decode = options[DECODE].changed(context=middle)
     stages, groups = steps_in_flight(decode), groups_of(decode)
     problems: list[tuple[int, DiagnosticError]] = []
@@ -432,7 +465,7 @@ def _rows(
         whole = -(-batch // groups) * groups
         job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit = decoded(job, timer, session, whole)
+            report, fit, reserved = decoded(job, timer, session, whole, end)
         except DiagnosticError as raised:
             problems.append((batch, raised))
             continue
@@ -447,10 +480,10 @@ def _rows(
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         seconds = paced_seconds(report, job, -(-batch // groups))
         engine = PodStep(batch, seconds / accepted, ranks)
-        rates, peak = None, fit.peak
+        rates, peak = None, fit.peak - reserved
         if fit.fits or wanted:
-            rates, peak = rates_at(engine, job, fit.peak)
-        fit = replace(fit, peak=peak)
+            rates, peak = rates_at(engine, job, peak)
+        fit = replace(fit, peak=peak + reserved)
         if not fit.fits and first:
             asked, mesh = job.changed(batch=whole), report.mesh
             cautions = (*cautions, misfit(asked, timer.machine, fit, mesh, asked=bool(wanted)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stagec.analysis.serving_rates import PodStep, ServingRates
 from stagec.answers.intervals import TPOT, TTFT, StackErrors
 from stagec.answers.time.table import costed_text, seconds_text
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import bytes_text, console, fit_text, table

@@ -16,14 +16,14 @@ from stagec.analysis.serving_rates import (
     steady_seconds,
 )
 from stagec.analysis.steady_server import chunks, decoding
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import has_pods, options_of_pod
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import DISAGGREGATED, PODS
+from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 from stagec.jobs.session import Session
 from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
@@ -41,14 +41,14 @@ _ONE = "decode=1x1"
 
 
 def of_a_stage(options: JobOptions) -> JobOptions:
-    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them; of
-    two pods those of each. Raises `DiagnosticError`."""
+    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them or
+    they take turns, with attention apart; of two pods those of each. Raises `DiagnosticError`."""
     if options.serve == DISAGGREGATED and not options.part:
         asked = options.changed(chunk=None)
         several = [pod for pod in PODS if _has_microbatches(options_of_pod(pod, asked))]
         texts = {pod: f"{getattr(options, pod) or ''} microbatches=1".strip() for pod in several}
         return options.changed(**texts)
-    one = _has_microbatches(options) and not has_pods(options)
+    one = _has_microbatches(options) and not (options.afd or has_pods(options))
     return options.changed(microbatches=1) if one else options
 
 
@@ -78,19 +78,24 @@ def paced_seconds(report: TimeReport, options: JobOptions, most: int | None = No
 
 
 def decoded(
-    options: JobOptions, timer: StepTimer, session: Session, batch: int
-) -> tuple[TimeReport, MemoryFit | None]:
-    """A step of decode, and whether the caches of a whole batch fit, of which other sequences are
-    on other pipeline stages. Raises `DiagnosticError`."""
+    options: JobOptions, timer: StepTimer, session: Session, batch: int, end: int
+) -> tuple[TimeReport, MemoryFit | None, int]:
+    """A step of decode, whether the caches of a whole batch fit in what `stg.scheduler` takes of
+    the memory, of which other sequences are on other pipeline stages, and the bytes beside them
+    that it reserves: with `reserve` those up to `end` tokens. Raises `DiagnosticError`."""
     from stagec.jobs.lowered import job_costs
 
     job = job_costs(options, session)
     report = timer.time(job)
-    step = options.batch or batch
-    if report.fit is None or step == batch:
-        return report, report.fit
-    peak = peak_of(job.figures().by_stage, batch - step, step)
-    return report, replace(report.fit, peak=peak)
+    if report.fit is None:
+        return report, None, 0
+    rule = read_strategy(JobBuilder(options).module).one(SchedulerRule)
+    step, room = options.batch or batch, rule.room(report.fit.room)
+    peak = whole = peak_of(job.figures().by_stage, batch - step, step)
+    if rule.reserve:
+        last = job_costs(options.changed(context=end), session)
+        whole = peak_of(last.figures().by_stage, batch - step, step)
+    return report, replace(report.fit, peak=whole, room=room), whole - peak
 
 
 def peak_of(stages: Sequence[Mapping[str, int]], others: int, step: int) -> int:
@@ -144,7 +149,8 @@ class Mixing:
         """That of a server; None where prompts have steps of their own, as those of drafts, of
         parts and of steps of several microbatches have."""
         stages = steps_in_flight(decode)
-        if decode.pp > stages or decode.speculative or has_pods(decode) or has_pods(prefill):
+        several = decode.pp > stages and not decode.afd
+        if several or decode.speculative or has_pods(decode) or has_pods(prefill):
             return None
         module = JobBuilder(decode.changed(serve=MIXED, step=_ONE, context=None)).module
         strategy = read_strategy(module)

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from stagec.check.files import ALL_RANKS_ID, GroupsFile, group_id
 from stagec.check.findings import CheckReport
 from stagec.check.links import GroupUses, PeerLinks
 from stagec.check.members import GroupMembers
 from stagec.check.program import CollectiveCall, MessageEnd
 from stagec.check.ranks import RankTrace
 from stagec.check.table import RankTable, distinct, lookup, of_each, positions
+from stagec.check.trace_files import ALL_RANKS_ID, GroupsFile, group_id
 from stagec.formats.chakra.show import collective_label
 from stagec.program.nodes import Ints
 from stagec.support.words import counted

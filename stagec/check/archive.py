@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from stagec.check.agreement import CheckedJob
-from stagec.check.files import GroupsFile
 from stagec.check.findings import CheckReport
 from stagec.check.members import GroupMembers
 from stagec.check.ranks import RankReader
 from stagec.check.table import ProgramRanks, RankTable, distinct, joined
+from stagec.check.trace_files import GroupsFile
 from stagec.check.traces import check_traces
 from stagec.formats.chakra.encode import decimal_width
 from stagec.formats.chakra.format import CHAKRA
@@ -84,11 +84,7 @@ def _by_widths(program: StoredProgram, members: Ints) -> list[Ints]:
 
 
 def _read(
-    archive: Archive,
-    program: StoredProgram,
-    reader: RankReader,
-    ranks: Ints,
-    texts: dict[str, int],
+    archive: Archive, program: StoredProgram, reader: RankReader, ranks: Ints, texts: dict[str, int]
 ) -> ProgramRanks:
     """Ranks whose bytes differ in the digits of groups and peers only: the trace of the first one
     is read, the groups and peers of the others are derived from it."""

@@ -22,11 +22,11 @@ from typing import Literal, NamedTuple
 
 from stagec.check.agreement import CheckedJob
 from stagec.check.archive import read_archive
-from stagec.check.files import ALL_RANKS, group_id, job_of, read_groups
 from stagec.check.findings import CheckReport
 from stagec.check.program import Analysis, TraceProgram
 from stagec.check.ranks import LINKS, RankReader, RankTrace
 from stagec.check.table import RankTable
+from stagec.check.trace_files import ALL_RANKS, group_id, job_of, read_groups
 from stagec.check.traces import read_directory
 from stagec.formats.chakra.nodes import TraceError, TraceNode
 from stagec.formats.chakra.show import row_of

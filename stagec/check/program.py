@@ -7,13 +7,16 @@ occurrence ("slots"), so that ranks which differ in nothing else have the same p
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from typing import TypeVar
 
 from stagec.check.nodes import NodeProblem, Severity, node_problems
 from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,9 @@ def analyse(program: TraceProgram) -> Analysis:
         graph_problems.append(_cycle_problem(nodes, deps, order))
         order += sorted(set(range(len(nodes))) - set(order))
     sound = not any(p.code in _UNSOUND for p in graph_problems)
-    collectives = _collectives(program, order)
-    sends = _messages(program, order, NodeKind.SEND)
-    receives = _messages(program, order, NodeKind.RECV)
+    collectives = _by_slot(program, order, NodeKind.COLL, CollectiveCall)
+    sends = _by_slot(program, order, NodeKind.SEND, MessageEnd)
+    receives = _by_slot(program, order, NodeKind.RECV, MessageEnd)
     unordered: dict[int, tuple[int, int]] = {}
     if sound:
         for slot, messages in (*sends.items(), *receives.items()):
@@ -97,12 +100,8 @@ _UNSOUND = frozenset({"duplicate-id", "missing-dependency", "dependency-cycle"})
 #: children, costs of what ran, the waits of a host operation for the kernels that it launched.
 _GAPS = frozenset(
     {
-        "missing-dependency",
-        "missing-attribute",
-        "dependency-cycle",
-        "no-start",
-        "metadata-node",
-        "unsupported-collective",
+        *("missing-dependency", "missing-attribute", "dependency-cycle", "no-start"),
+        *("metadata-node", "unsupported-collective"),
     }
 )
 
@@ -188,30 +187,19 @@ def _cycle_problem(
     )
 
 
-def _collectives(
-    program: TraceProgram, order: Sequence[int]
-) -> Mapping[int, tuple[CollectiveCall, ...]]:
-    by_slot: dict[int, list[CollectiveCall]] = defaultdict(list)
+def _by_slot(
+    program: TraceProgram, order: Sequence[int], kind: NodeKind, made: Callable[[int, int, int], _T]
+) -> Mapping[int, tuple[_T, ...]]:
+    """The communication of a kind by the slot of its group or its peer, in order."""
+    calls = kind == NodeKind.COLL
+    slots, about = (program.group_slots, "comm_type") if calls else (program.peer_slots, "comm_tag")
+    by_slot: dict[int, list[_T]] = defaultdict(list)
     for index in order:
-        if program.nodes[index].kind == NodeKind.COLL and index in program.group_slots:
-            attrs = program.nodes[index].attrs
-            collective = CollectiveCall(
-                index, _integer(attrs, "comm_type"), _integer(attrs, "comm_size")
-            )
-            by_slot[program.group_slots[index]].append(collective)
-    return {slot: tuple(calls) for slot, calls in by_slot.items()}
-
-
-def _messages(
-    program: TraceProgram, order: Sequence[int], kind: NodeKind
-) -> Mapping[int, tuple[MessageEnd, ...]]:
-    by_slot: dict[int, list[MessageEnd]] = defaultdict(list)
-    for index in order:
-        if program.nodes[index].kind == kind and index in program.peer_slots:
-            attrs = program.nodes[index].attrs
-            message = MessageEnd(index, _integer(attrs, "comm_tag"), _integer(attrs, "comm_size"))
-            by_slot[program.peer_slots[index]].append(message)
-    return {slot: tuple(ends) for slot, ends in by_slot.items()}
+        node = program.nodes[index]
+        if node.kind == kind and index in slots:
+            facts = (_integer(node.attrs, name) for name in (about, "comm_size"))
+            by_slot[slots[index]].append(made(index, *facts))
+    return {slot: tuple(each) for slot, each in by_slot.items()}
 
 
 def _integer(attrs: Mapping[str, AttrValue], name: str) -> int:

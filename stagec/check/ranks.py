@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagec.check.files import ALL_RANKS
 from stagec.check.program import Analysis, TraceProgram, analyse
-from stagec.formats.chakra.files import read_records, split_records
+from stagec.check.trace_files import ALL_RANKS
 from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode, decode_node, varint
+from stagec.formats.chakra.record_files import read_records, split_records
 
 _CACHED_RECORDS = 1 << 17
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from stagec.check.files import ALL_RANKS, ALL_RANKS_ID, group_id
 from stagec.check.program import Analysis
 from stagec.check.ranks import RankTrace
+from stagec.check.trace_files import ALL_RANKS, ALL_RANKS_ID, group_id
 from stagec.program.nodes import Ints
 
 _LARGEST = (1 << 63) - 1

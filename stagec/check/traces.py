@@ -11,10 +11,10 @@ from pathlib import Path
 
 from stagec.check.agreement import CheckedJob, check_job, check_rank
 from stagec.check.deadlock import check_deadlock
-from stagec.check.files import GroupsFile, check_manifest, discover, job_of, read_groups
 from stagec.check.findings import CheckReport, Finding
 from stagec.check.ranks import RankReader, RankTrace
 from stagec.check.table import RankTable
+from stagec.check.trace_files import GroupsFile, check_manifest, discover, job_of, read_groups
 from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import TraceError
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from stagec.formats.base import JobFile, JobFormat, Layout, TraceJob, all_ranks, check_choice
 from stagec.formats.messages import ALGORITHMS, expansion, other_end, part_bytes, shape_of
-from stagec.program.nodes import Ints, Node, Program, marker_of
+from stagec.program.nodes import Ints, Node, Program, numbered
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
@@ -139,8 +139,7 @@ def _collectives(program: Program) -> Iterator[tuple[str, Node]]:
     rows: list[list[int]] = np.unique(pairs, axis=0).tolist()
     for prototype, microbatch in rows:
         node = program.prototypes[prototype]
-        mark = marker_of(node.name)
-        yield (node.name.replace(mark, str(microbatch)) if mark else node.name), node
+        yield numbered(node.name, microbatch), node
 
 
 HPCC = HpccFormat()

@@ -181,9 +181,7 @@ class _Class:
     def _own(self, axes: GroupAxes, rank: int) -> tuple[int, list[int]]:
         """The number and the ranks of a rank's group."""
         groups = self._layout.groups
-        number = groups.of_rank(axes, rank)
-        ranks: list[int] = groups.members[axes][number - groups.first[axes]].tolist()
-        return number, ranks
+        return groups.of_rank(axes, rank), groups.row(axes, rank).tolist()
 
     def _lines(self, program: Program) -> Iterator[str]:
         """What the class does, a line for each call and each wait."""
@@ -203,8 +201,7 @@ class _Class:
     def _group(self, node: Node) -> _Group:
         """The group of a collective; of a message all ranks, and the place of the peer."""
         if node.is_message:
-            towards = node.by if node.kind == "send" else -node.by
-            at = self._ways.setdefault((node.over, towards), len(self._ways))
+            at = self._ways.setdefault(node.way, len(self._ways))
             return _Group(*_EVERY, self._layout.groups.ranks, 0, 1, f"%(peer{at})d")
         at = self._axes.setdefault(node.group, len(self._axes))
         holes = (f"%({what}{at})d" for what in ("start", "stride", "place"))
@@ -228,6 +225,7 @@ class _Class:
         values = [request, [group.name, group.text], group.place, kind, split, split]
         inputs = _joined(tensors[0], _constants([*values, group.start, group.stride, group.size]))
         attributes = _attributes(
+            group,
             collective_name=kind,
             dtype=dtype,
             in_msg_nelems=into,
@@ -236,9 +234,6 @@ class _Class:
             out_split_size=str(split),
             global_rank_start=group.start,
             global_rank_stride=group.stride,
-            pg_name=group.name,
-            pg_desc=group.text,
-            pg_size=group.size,
         )
         return {"inputs": inputs, "outputs": tensors[1], "attrs": attributes}
 
@@ -246,10 +241,7 @@ class _Class:
 #: A hole for a number, which a text in quotes stands for.
 _HOLE = re.compile(r'"(%\(\w+\)d)"')
 _NAME = "record_param_comms"
-_ROOTS = (
-    "[pytorch|profiler|execution_trace|process]",
-    "[pytorch|profiler|execution_trace|thread]",
-)
+_ROOTS = ("[pytorch|profiler|execution_trace|process]", "[pytorch|profiler|execution_trace|thread]")
 _NONE: dict[str, list[Any]] = {"values": [], "shapes": [], "types": []}
 
 
@@ -261,15 +253,13 @@ def _root(number: int, name: str) -> dict[str, Any]:
 def _wait(group: _Group, request: list[Any]) -> dict[str, Any]:
     values = [request, [group.name, group.text], group.place, "wait", [], [], -1, -1]
     attributes = _attributes(
+        group,
         collective_name="wait",
         dtype="Byte",
         in_msg_nelems=0,
         out_msg_nelems=0,
         in_split_size="[]",
         out_split_size="[]",
-        pg_name=group.name,
-        pg_desc=group.text,
-        pg_size=group.size,
     )
     return {"inputs": _constants([*values, 1]), "outputs": _NONE, "attrs": attributes}
 
@@ -292,11 +282,13 @@ def _joined(*parts: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {name: [v for part in parts for v in part[name]] for name in parts[0]}
 
 
-def _attributes(**more: int | str) -> list[dict[str, Any]]:
-    """The attributes of every node, and those of communication."""
+def _attributes(group: _Group | None = None, **more: int | str) -> list[dict[str, Any]]:
+    """The attributes of every node, and those of communication in a group."""
     usual = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 1, "fw_tid": 0}
     types = {"seq_id": "int64"}
     given: dict[str, int | str] = {**usual, "op_schema": "", **more}
+    if group is not None:
+        given |= {"pg_name": group.name, "pg_desc": group.text, "pg_size": group.size}
     return [
         {"name": name, "type": _type(value, types.get(name, "uint64")), "value": value}
         for name, value in given.items()

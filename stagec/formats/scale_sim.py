@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 from stagec.formats.base import JobFile, JobFormat, Layout, Need, TraceJob, all_ranks, check_choice
 from stagec.ir.kernel import MEMORY
 from stagec.program.kernels import Kernel
-from stagec.program.nodes import MICROBATCH, Ints, Program
+from stagec.program.nodes import Ints, Program, numbered
 from stagec.support.diagnostics import error
 
 DATAFLOWS = ("ws", "os", "is")
@@ -158,12 +158,10 @@ def products_in(kernel: Kernel) -> list[tuple[Product, int]]:
 
 def _named(name: str, taken: Iterable[str]) -> str:
     """A name that no other row has, without commas and folders."""
-    for mark in MICROBATCH:
-        name = name.replace(mark, "0")
-    plain = name.replace("/", "_").replace(",", "_") or "product"
+    plain = numbered(name, 0).replace("/", "_").replace(",", "_") or "product"
     others = set(taken)
-    numbered = (f"{plain}_{i}" for i in range(1, len(others) + 2))
-    return plain if plain not in others else next(n for n in numbered if n not in others)
+    names = (plain, *(f"{plain}_{i}" for i in range(1, len(others) + 1)))
+    return next(each for each in names if each not in others)
 
 
 SCALE_SIM = ScaleSimFormat()

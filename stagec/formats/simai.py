@@ -29,7 +29,7 @@ import numpy as np
 
 from stagec.formats.base import JobFile, JobFormat, Layout, Need, TraceJob, all_ranks, nanoseconds
 from stagec.program.classes import RankClass
-from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
+from stagec.program.nodes import Ints, Node, Program, marker_of, numbered
 from stagec.schedule.attached import accumulation_of
 from stagec.support.diagnostics import error
 
@@ -223,8 +223,7 @@ class Workload:
             if key not in shown:
                 pairs = zip_longest(forward, backward)
                 shown[key] = [line for pair in pairs for line in _rows(*pair)]
-            number = str(microbatch)
-            lines.append([_numbered(line, number) for line in shown[key]])
+            lines.append([numbered(line, microbatch) for line in shown[key]])
         return lines
 
     def _blocks(self) -> Iterator[tuple[list[SimaiRecord], list[SimaiRecord], int]]:
@@ -335,12 +334,6 @@ def _rows(forward: SimaiRecord | None, backward: SimaiRecord | None) -> list[str
     shown = [parts.get(column, ColumnWork()) for column in ("fwd", "ig", "wg")]
     fields = [str(value) for part in shown for value in part]
     return ["\t".join([given[0].name.replace(" ", "_") or "layer", "-1", *fields, "0\n"])]
-
-
-def _numbered(line: str, number: str) -> str:
-    for mark in MICROBATCH:
-        line = line.replace(mark, number)
-    return line
 
 
 SIMAI = SimAiFormat()

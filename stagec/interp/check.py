@@ -17,7 +17,7 @@ from stagec.ir.opdef import Array
 from stagec.ir.traits import PicksOne, Repeats
 from stagec.ir.types import CACHED, TensorType
 from stagec.ir_spec.ops.parts import Arrive, Depart
-from stagec.ir_spec.ops.pods import TakeOver
+from stagec.ir_spec.ops.pod_crossings import TakeOver
 from stagec.support.diagnostics import error
 from stagec.support.source import Source
 from stagec.text.build import parse_module

@@ -22,7 +22,7 @@ from stagec.ir.opdef import Array
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective, Movement
-from stagec.ir_spec.ops.pods import PodOp
+from stagec.ir_spec.ops.pod_crossings import PodOp
 from stagec.ir_spec.ops.structure import joined_dim
 from stagec.support.diagnostics import error
 
@@ -290,10 +290,7 @@ def together(op: Operation, value: Value, parts: Sequence[Locals]) -> Locals:
 
 
 def run_module(
-    module: Module,
-    env: Mapping[str, int],
-    inputs: Mapping[str, Array],
-    meet: Meet | None = None,
+    module: Module, env: Mapping[str, int], inputs: Mapping[str, Array], meet: Meet | None = None
 ) -> list[Array]:
     """Run the main function. Raises `DiagnosticError` if a size is open."""
     missing = {

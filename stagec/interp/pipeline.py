@@ -37,10 +37,7 @@ def is_staged(module: Module) -> bool:
 
 
 def run_named(
-    module: Module,
-    env: Mapping[str, int],
-    inputs: Mapping[str, Array],
-    meet: Meet | None = None,
+    module: Module, env: Mapping[str, int], inputs: Mapping[str, Array], meet: Meet | None = None
 ) -> dict[str, Array]:
     """The results of a module by name, the loss first; `meet` is the other pod. Of pipeline stages
     parts of stacked values are put together, and the losses of several added. Raises

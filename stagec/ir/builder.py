@@ -63,13 +63,8 @@ class Builder:
     ) -> Operation:
         """Insert an operation; without `types` its definition infers them."""
         definition = self.registry[name]
-        op = Operation(
-            definition,
-            operands,
-            {k: _attr(v) for k, v in (attrs or {}).items()},
-            symbol=symbol,
-            loc=self.loc,
-        )
+        given = {k: _attr(v) for k, v in (attrs or {}).items()}
+        op = Operation(definition, operands, given, symbol=symbol, loc=self.loc)
         self.insert(op)
         for i, type_ in enumerate(definition.infer(op) if types is None else types):
             op.add_result(names[i] if i < len(names) else f"t{i}" if i else "t", type_)

@@ -150,11 +150,7 @@ def _agree(
 
 
 def _solve(
-    op: Operation,
-    sizes: dict[str, Expr],
-    group: tuple[str, ...],
-    size: Expr,
-    value: Value,
+    op: Operation, sizes: dict[str, Expr], group: tuple[str, ...], size: Expr, value: Value
 ) -> None:
     unknown = [f for f in group if f not in sizes]
     for factor in group:
@@ -176,6 +172,5 @@ def _solve(
         sizes[unknown[0]] = size / known
     elif size != known and not same(size, known):
         raise error(
-            f"'{op.name}' expects a dimension of %{value.name} to be {known}, found {size}",
-            op.loc,
+            f"'{op.name}' expects a dimension of %{value.name} to be {known}, found {size}", op.loc
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product as combinations
+from operator import eq, ge, le
 from typing import Literal
 
 from stagec.ir.expr import (
@@ -59,13 +60,7 @@ class Relation:
         left, right = evaluate(self.left, env), evaluate(self.right, env)
         if self.modulus is not None:
             left %= evaluate(self.modulus, env)
-        return (
-            left == right
-            if self.op == "=="
-            else left >= right
-            if self.op == ">="
-            else left <= right
-        )
+        return bool({"==": eq, ">=": ge, "<=": le}[self.op](left, right))
 
     def substitute(self, env: Mapping[str, Expr]) -> Relation:
         """The relation with symbols replaced."""

@@ -26,7 +26,7 @@ from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from stagec.ir.builder import Builder
-    from stagec.ir.serving import ServingStep
+    from stagec.ir.serving_step import ServingStep
 
 #: What the numeric reference of an op works on: numpy arrays (kept untyped, they are test oracles).
 Array = Any

@@ -120,9 +120,7 @@ def compact(layers: Sequence[str]) -> LayerOrder:
     return LayerOrder(tuple(_folded([(k, len(list(same))) for k, same in groupby(layers)])))
 
 
-def _folded(
-    runs: Sequence[tuple[str | LayerOrder, int]],
-) -> Iterator[tuple[str | LayerOrder, int]]:
+def _folded(runs: Sequence[tuple[str | LayerOrder, int]]) -> Iterator[tuple[str | LayerOrder, int]]:
     """Lists of runs that follow themselves become one list, that which saves most."""
     at = 0
     while at < len(runs):

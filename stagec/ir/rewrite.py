@@ -6,6 +6,7 @@ Pure functions on a module; the passes of the same names are handles over them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.layers import stack_of
@@ -16,6 +17,7 @@ from stagec.ir.traits import (
     EndsLifetime,
     Fusible,
     Lowered,
+    Recasts,
     Repeats,
     Stays,
     View,
@@ -143,6 +145,19 @@ def uses_inside(value: Value) -> list[tuple[Operation, int, int]]:
     return uses
 
 
+def uses_of_weight(param: Value) -> list[tuple[Operation, int, int]]:
+    """What uses a parameter, a cast of it, or what is left of it without its padding, as
+    `uses_inside`."""
+    uses: list[tuple[Operation, int, int]] = []
+    for op, index, depth in uses_inside(param):
+        same = (op.has(Recasts) or op.flag("again")) and len(op.operands) == 1
+        if same and op.result.tensor.rank == op.operands[0].tensor.rank:
+            uses += [(o, i, d + depth) for o, i, d in uses_of_weight(op.result)]
+        else:
+            uses.append((op, index, depth))
+    return uses
+
+
 def slice_into(repeat: Operation, value: Value) -> Value:
     """A slice in a repeat of a value that is stacked over its layers."""
     repeat.add_operand(value)
@@ -249,12 +264,7 @@ def same_type(left: Value, right: Value) -> bool:
     a, b = left.type, right.type
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return a == b
-    return (a.dtype, a.dims, a.partial, a.placed, a.memory, a.share, a.stage) == (
-        b.dtype,
-        b.dims,
-        b.partial,
-        b.placed,
-        b.memory,
-        b.share,
-        b.stage,
-    )
+    return bool(_BUT_ROLE(a) == _BUT_ROLE(b))
+
+
+_BUT_ROLE = attrgetter("dtype", "dims", "partial", "placed", "memory", "share", "stage")

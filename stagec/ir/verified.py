@@ -158,10 +158,5 @@ class VerifiedCache:
 def _declarations(module: Module) -> _Key:
     """What the checks of an operation ask its module for."""
     mesh = module.mesh
-    return (
-        module.phase == "lowered",
-        module.symbols,
-        mesh.sizes if mesh else None,
-        list(module.loads),
-        module.zigzag,
-    )
+    sizes, loads = mesh.sizes if mesh else None, list(module.loads)
+    return module.phase == "lowered", module.symbols, sizes, loads, module.zigzag

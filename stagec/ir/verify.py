@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from stagec.ir.core import Attr, NamedAttr, NotATensorError, Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate
@@ -243,23 +243,17 @@ class _Checker:
             )
 
     def _dimension(self, name: str, loc: Loc) -> None:
-        symbols = self._module.symbols
-        if name not in symbols:
-            known = ", ".join(symbols) or "none"
-            self._problems.error(
-                f"the model has no dimension '{name}'",
-                loc,
-                remedy=did_you_mean(name, symbols) or f"its symbols are: {known}",
-            )
+        self._expect("the model has no dimension", name, self._module.symbols, "symbols", loc)
 
     def _axis(self, name: str, loc: Loc) -> None:
-        if name not in self._axes:
-            known = ", ".join(sorted(self._axes)) or "none"
-            self._problems.error(
-                f"the mesh has no axis '{name}'",
-                loc,
-                remedy=did_you_mean(name, self._axes) or f"its axes are: {known}",
-            )
+        self._expect("the mesh has no axis", name, sorted(self._axes), "axes", loc)
+
+    def _expect(self, lacks: str, name: str, known: Collection[str], what: str, loc: Loc) -> None:
+        """An error for a name that is not among these."""
+        if name not in known:
+            names = f"its {what} are: {', '.join(known) or 'none'}"
+            remedy = did_you_mean(name, known) or names
+            self._problems.error(f"{lacks} '{name}'", loc, remedy=remedy)
 
     # -- assumptions ---------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from stagec.jobs.request.experts import check_experts, mesh_axes
 from stagec.jobs.request.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.jobs.request.options import IDEAL, JobOptions, request
 from stagec.jobs.request.preset import find_preset, with_step
-from stagec.jobs.request.serving import Serving, over_limit, read_serving, refuse_training
+from stagec.jobs.request.serving_flags import Serving, over_limit, read_serving, refuse_training
 from stagec.jobs.request.units import remark_of, settled
 from stagec.jobs.session import Session
 from stagec.jobs.stack import apply_stack, read_stack
@@ -249,10 +249,10 @@ class JobBuilder:
             if REPLICAS in self._tensor_parts:
                 parts = [a for a in (EXPERT_PART, "tp") if (self._tensor_parts.get(a) or 1) > 1]
                 heads = "*".join(parts) or "1"
-                self._assumed = [self._parse(f"stg.assume[G == {heads}]", ASSUMED)]
-            given += self._assumed
+                given.append(self._parse(f"stg.assume[G == {heads}]", ASSUMED))
             text = strategy_text(self._request(module))
             given.append(self._parse(text, SHORTHAND))
+        self._assumed = [op for op in given if op.name == "stg.assume"]
         body = module.root.body
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
         for number, op in enumerate(given):
@@ -300,11 +300,7 @@ class JobBuilder:
         ops = [op] if op.name == "stg.strategy" else list(op.region.ops) if op.region else []
         wanted = [o for o in ops if o.name in ("stg.strategy", "stg.mesh", "stg.assume")]
         if not any(o.name == "stg.strategy" for o in wanted):
-            raise error(
-                f"{source.name} has no 'stg.strategy'",
-                op.loc,
-                remedy=_FORM,
-            )
+            raise error(f"{source.name} has no 'stg.strategy'", op.loc, remedy=_FORM)
         for o in wanted:
             if o.parent:
                 o.parent.ops.remove(o)
@@ -372,11 +368,7 @@ class JobBuilder:
             pipeline = replace(pipeline, passes=pipeline.passes[:end], locs=pipeline.locs[:end])
         shown = instruments(self.options, pipeline, self.loaded, self.session)
         if without and not shown and self.options.pipeline is None:
-            kept = [i for i, p in enumerate(pipeline.passes) if p.name not in without]
-            passes, locs = pipeline.passes, pipeline.locs
-            pipeline = replace(
-                pipeline, passes=tuple(passes[i] for i in kept), locs=tuple(locs[i] for i in kept)
-            )
+            pipeline = pipeline.without(without)
         known = self.loaded.passes.values()
         own = [] if self._symbolic else [self.repeated]
         manager = PassManager(pipeline, [*shown, *watching, *own], known=known, verify=verify)
@@ -396,8 +388,7 @@ class JobBuilder:
         if not trains:
             self.session.report(
                 Diagnostic(
-                    "the model has no 'param': only the forward pass is compiled",
-                    severity="remark",
+                    "the model has no 'param': only the forward pass is compiled", severity="remark"
                 )
             )
         return TRAIN if trains else FORWARD

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stagec.analysis.family import Compiled, Compiles
@@ -30,23 +31,29 @@ _MOST_KEPT, _MOST_NODES = 52, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CompiledJob:
-    """A job, whose structure is compiled once in a process: its figures and its time."""
+    """A job, whose structure is compiled once in a process: its figures and its time. `again` is
+    the job with figures, where what was compiled has them no more."""
 
     name: str
     compiled: Compiled
     values: Mapping[str, int]
+    again: Callable[[], CompiledJob]
 
     @classmethod
-    def of(cls, options: JobOptions, session: Session | None = None) -> CompiledJob:
-        """The job of some options; without a session it says nothing. Raises
-        `DiagnosticError`."""
+    def of(
+        cls, options: JobOptions, session: Session | None = None, *, figures: bool = False
+    ) -> CompiledJob:
+        """The job of some options, with `figures` such that there are some; without a session it
+        says nothing. Raises `DiagnosticError`."""
         builder = JobBuilder(options, session)
         values = dict(builder.module.env)
         if builder.serving is not None:
             values |= builder.serving.values
-        compiled = _compiles_of(builder).find(values, lambda: compiled_of(builder))
+        compiles = _compiles_of(builder)
+        compiled = compiles.find(values, lambda: compiled_of(builder), figures=figures)
         builder.session.report(*compiled.diagnostics)
-        return cls(builder.model_name, compiled, values)
+        again = partial(cls.of, options, figures=True)
+        return cls(builder.model_name, compiled, values, again)
 
     @property
     def by_step(self) -> Mapping[str, CompiledJob]:
@@ -55,7 +62,9 @@ class CompiledJob:
 
     def figures(self) -> Figures:
         """What it costs. Raises `DiagnosticError`."""
-        return self.compiled.at(self.values)
+        if self.compiled.has_figures(self.values):
+            return self.compiled.at(self.values)
+        return self.again().figures()
 
     def time(
         self,
@@ -124,4 +133,5 @@ def compiled_of(builder: JobBuilder) -> Compiled:
         builder.module,
         passes,
         instruments(builder.options, passes, builder.loaded, builder.session),
+        plans=builder.options.pipeline is not None,
     )

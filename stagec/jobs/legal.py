@@ -147,4 +147,6 @@ def size_of(options: JobOptions, axis: str) -> int:
 
 def count_of(options: JobOptions) -> int:
     """How many microbatches a job of flags has."""
-    return microbatches(options.microbatches, size_of(options, "pp"))
+    stages = size_of(options, "pp")
+    take_turns = 2 if options.afd and stages > 1 else 0
+    return microbatches(options.microbatches or take_turns, stages)

@@ -113,7 +113,7 @@ class LoweredJob:
         `DiagnosticError`."""
         from stagec.analysis.model_flops import step_flops
         from stagec.analysis.time_report import time_report
-        from stagec.time.pods import IssuedPods
+        from stagec.time.pods_step import IssuedPods
 
         steps: dict[str, TimedStep] = {}
         for group in self.groups:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from stagec.ir.drafts import DRAFT
-from stagec.ir.serving import DECODE, MIXED, PREFILL
+from stagec.ir.serving_step import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.statement import Flag
@@ -17,7 +17,7 @@ from stagec.jobs.request.draft import DraftText
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions, job_options
-from stagec.jobs.request.serving import DISAGGREGATED, PODS
+from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.suggest import did_you_mean
 
@@ -83,11 +83,7 @@ def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
             "the last chunk of a prompt",
             remedy="give the tokens of the last chunk in --prompt, those before it in --context",
         )
-    if options.pipeline is not None or options.strategy is not None or options.preset:
-        raise error(
-            "--serve disaggregated takes no strategy text: each pod has a strategy of its own",
-            remedy="give flags: --prefill 'tp=4' --decode 'dp=8,tp=2'",
-        )
+    _refuse_text(options, "--serve disaggregated", "pod", "--prefill 'tp=4' --decode 'dp=8,tp=2'")
     past = options.context or 0
     steps: Mapping[str, Mapping[str, Any]] = {
         PREFILL: {"serve": PREFILL, "speculative": None, "context": past},
@@ -102,11 +98,7 @@ def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
 def options_of_part(name: str, options: JobOptions) -> JobOptions:
     """The options of a part, or of the rest of the model: of the mesh what the part's own flags
     give, of all else what the job says where they say nothing. Raises `DiagnosticError`."""
-    if options.pipeline is not None or options.strategy is not None or options.preset:
-        raise error(
-            "--part takes no strategy text: each part has a strategy of its own",
-            remedy="give flags: --tp 8 --part 'encoder=e: tp=2,dp=4'",
-        )
+    _refuse_text(options, "--part", "part", "--tp 8 --part 'encoder=e: tp=2,dp=4'")
     if options.serve == MIXED:
         raise error(
             "--part cannot be used with --serve mixed, whose steps have no encoder",
@@ -129,20 +121,23 @@ def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOpti
             f"--draft and {other} cannot be used together: both add pods",
             remedy="leave one of them out",
         )
-    if options.pipeline is not None or options.strategy is not None or options.preset:
-        raise error(
-            "--draft takes no strategy text: each model has a strategy of its own",
-            remedy="give flags: --tp 8 --draft 'llama3-8b: tp=2'",
-        )
+    _refuse_text(options, "--draft", "model", "--tp 8 --draft 'llama3-8b: tp=2'")
     of_draft = options.changed(keep=pod, dump_dir=options.dump_dir and options.dump_dir / pod)
     if pod == MAIN:
         return of_draft
     of_draft = of_draft.changed(model=draft.model, sizes=draft.sizes)
-    return (
-        _on_its_ranks(of_draft, draft)
-        if draft.on_model
-        else _with_flags(of_draft, "--draft", draft.flags)
-    )
+    if draft.on_model:
+        return _on_its_ranks(of_draft, draft)
+    return _with_flags(of_draft, "--draft", draft.flags)
+
+
+def _refuse_text(options: JobOptions, option: str, owner: str, flags: str) -> None:
+    """Refuse passes and strategies of a job whose owners of a strategy are several."""
+    if options.pipeline is not None or options.strategy is not None or options.preset:
+        raise error(
+            f"{option} takes no strategy text: each {owner} has a strategy of its own",
+            remedy=f"give flags: {flags}",
+        )
 
 
 def _on_its_ranks(completed: JobOptions, draft: DraftText) -> JobOptions:

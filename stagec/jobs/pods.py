@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stagec.ir.clone import Copier
 from stagec.ir.expr import UnboundError, const
 from stagec.ir.module import BATCH, Module
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir.traits import Accumulates
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import guests, has_pods, options_of, pod_names
@@ -151,12 +151,8 @@ class Pods:
                         pass
             for builder in self.guests.values():
                 self.session.report(*builder.module.diagnostics.items)
-        return replace(
-            self,
-            peers_in_other_pod=_peers_in_other_pod(
-                {p: m for p, m in met.items() if p not in self.guests}
-            ),
-        )
+        hosts = {p: m for p, m in met.items() if p not in self.guests}
+        return replace(self, peers_in_other_pod=_peers_in_other_pod(hosts))
 
     def passes(self, pod: str) -> str:
         """The passes of a pod."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import BUDGET
 from stagec.jobs.admission import Room, largest_step
 from stagec.jobs.request.steps import BLOCK, MAX_STEPS, SEQUENCES, TICK
@@ -239,9 +239,8 @@ class StepsAsked:
     def _repeated(self) -> StepList:
         """So many steps from the first one on; contexts grow. On pipeline stages a batch that
         decodes is cut into as many parts, which follow each other."""
-        for name in ("cache_blocks",):
-            if self.given[name] is not None:
-                raise error("--cache-blocks needs --requests", remedy="leave it out")
+        if self.given["cache_blocks"] is not None:
+            raise error("--cache-blocks needs --requests", remedy="leave it out")
         first, count = self._first(), self.given["steps"]
         parts = [first]
         if self.depth > 1 and all(c.kind in ("decode", "verify") for c in first.classes):
@@ -255,7 +254,7 @@ class StepsAsked:
         return StepList([StepRun(steps, after)], {"first": str(first)}, tokens, sampled)
 
     def _first(self) -> Step:
-        from stagec.jobs.request.serving import mixed_step
+        from stagec.jobs.request.serving_flags import mixed_step
 
         options = self.options
         if options.serve == MIXED:

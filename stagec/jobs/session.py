@@ -98,9 +98,7 @@ class Session:
         source = self.read(path)
         if not source.text.strip():
             raise error(
-                f"the text is empty, expected a '{what}'",
-                FileLoc(source.name, 1, 1),
-                remedy=remedy,
+                f"the text is empty, expected a '{what}'", FileLoc(source.name, 1, 1), remedy=remedy
             )
         return source
 

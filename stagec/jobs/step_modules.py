@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 from stagec.analysis.family import Compiled, Compiles
 from stagec.ir.expr import evaluate
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir.types import axis_size
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob, compiled_of
@@ -84,14 +84,16 @@ class StepModules:
         coords = product(*(range(env[a]) for a in own))
         return [dict(zip(own, each, strict=True)) for each in coords]
 
-    def compiled(self, step: Step) -> CompiledJob:
-        """A step, compiled once for all that are decided alike. Raises `DiagnosticError`."""
+    def compiled(self, step: Step, *, figures: bool = False) -> CompiledJob:
+        """A step, compiled once for all that are decided alike, with `figures` such that there are
+        some. Raises `DiagnosticError`."""
         serving = self.builder.serving
         sequence = serving.sequence if serving is not None else "S"
         values = {**self.builder.module.env, **step.values(sequence)}
         alike = self._made.setdefault(step.structure, Compiles())
-        compiled = alike.find(values, lambda: self._compile(step))
-        return CompiledJob(self.builder.model_name, compiled, values)
+        compiled = alike.find(values, lambda: self._compile(step), figures=figures)
+        again = partial(self.compiled, step, figures=True)
+        return CompiledJob(self.builder.model_name, compiled, values, again)
 
     def classes(self, step: Step) -> Sequence[RankClass]:
         """The rank classes of a step. Raises `DiagnosticError`."""

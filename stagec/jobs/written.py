@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stagec.ir.opdef import Registry
     from stagec.jobs.request.emission import Source
     from stagec.traces.emit import EmittedJob
-    from stagec.traces.pods import PodsJob
+    from stagec.traces.pod_programs import PodsJob
     from stagec.traces.writer import Written
 
 

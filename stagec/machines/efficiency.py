@@ -18,7 +18,7 @@ from stagec.machines.kernel_efficiency import (
 )
 
 #: Kernels of all_reduces that read the memory of other ranks.
-Direct = Literal["one_shot", "two_shot"]
+Direct = Literal["one_shot", "two_shot", "messages"]
 Algorithm = Literal["ring", "tree", "multicast", "hierarchical"]
 
 
@@ -49,9 +49,10 @@ class NetworkEfficiency(Text):
     `check`: seconds that a collective holds up the hosts of its group for each rank that it reaches
     over the level, where ranks compare what they call before they call it (PyTorch,
     `TORCH_DISTRIBUTED_DEBUG=DETAIL`: a barrier in which rank 0 asks one rank after the other).
-    `direct` are those of kernels of engines that read the memory of other ranks, `one_shot` and
-    `two_shot` (`stg.collectives`); a level without them has the communication library only.
-    `direct_fitted` says on what they were fitted.
+    `direct` are those of kernels of engines that reach the memory of other ranks: all_reduces in
+    `one_shot` and `two_shot` (`stg.collectives`), and `messages` of tokens to experts (DeepEP, see
+    `stg.moe`); a level without them has the communication library only. `direct_fitted` says on
+    what they were fitted.
     """
 
     protocols: dict[str, Protocol] = Field(min_length=1)
@@ -163,7 +164,12 @@ _PAIRS = {
     "ll": {"start": "8 us", "hops": 0.3, "share": 0.05},
     "simple": {"start": "15 us", "hops": 0.3, "share": 0.7},
 }
+#: A card of the network is as fast for an all_to_all as for a ring: 46 to 49 of 50 GB/s.
+_PAIRS_OUTSIDE = {**_PAIRS, "simple": {**_PAIRS["simple"], "share": 0.92}}
 _NVLS = {"start": "48 us", "share": 0.6}
+#: DeepEP writes tokens by RDMA from a kernel, so a peer costs nothing: its README, low latency, 128
+#: tokens on H800 with 400 Gb/s; fitted on 16, 64 and 256 ranks, 32 and 128 within 1 to 8%.
+_MESSAGES = {"start": "28.8 us", "hops": 0.0, "share": 0.9}
 
 
 def collective_defaults(kind: str) -> tuple[str, ...]:
@@ -177,7 +183,15 @@ def network_defaults(kind: str) -> dict[str, object]:
 
     Source: github.com/NVIDIA/nccl, src/graph/tuning.cc: baseLat, hwLat over the hop of protocol LL,
     bandwidth factors of the protocols. `pairs` and the share of `multicast` are near those of
-    the devices for which they are fitted.
+    the devices for which they are fitted; between nodes the share of `pairs` is that of a ring
+    (github.com/NVIDIA/nccl-tests, issues 267 and 290).
     """
-    protocols = _NCCL_OUTSIDE if kind == "fat-tree" else _NCCL_INSIDE
-    return {"protocols": protocols, "pairs": _PAIRS, "multicast": _NVLS}
+    if kind != "fat-tree":
+        return {"protocols": _NCCL_INSIDE, "pairs": _PAIRS, "multicast": _NVLS}
+    direct = {"messages": _MESSAGES}
+    return {
+        "protocols": _NCCL_OUTSIDE,
+        "pairs": _PAIRS_OUTSIDE,
+        "multicast": _NVLS,
+        "direct": direct,
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import UnionType
@@ -16,11 +15,12 @@ from stagec.machines.figures import is_table, listed
 from stagec.machines.schema import Machine
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 from stagec.support.limits import MAX_BYTES
-from stagec.support.source import UNKNOWN, FileLoc, Loc
+from stagec.support.source import FileLoc, Loc, Source
 from stagec.support.suggest import did_you_mean
+from stagec.support.texts import decoded
+from stagec.support.toml_text import toml_tables
 
 Tables: TypeAlias = dict[str, Any]
-_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
 _HEAD = re.compile(r"\s*(\[\[|\[)([^\[\]]+)\]\]?\s*(?:#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+)\s*=")
 _REMEDY = "docs/machines.md has the schema"
@@ -37,25 +37,12 @@ def file_text(path: Path) -> str:
         raise error(f"{path}: {e.strerror}", remedy="give a file that can be read") from None
     if len(data) > MAX_BYTES:
         raise error(f"{path}: longer than {MAX_BYTES:,} bytes", remedy=_REMEDY)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise error(f"{path}: byte {e.start} is not UTF-8", remedy=_REMEDY) from None
+    return decoded(str(path), data).text
 
 
 def parsed(text: str, file: str) -> Tables:
     """The tables of a text. Raises `DiagnosticError` for what is no TOML."""
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise error(f"{file}: not TOML: nested too deep", remedy=_REMEDY) from None
-    except ValueError as e:
-        place = _PLACE.search(str(e))
-        loc = FileLoc(file, int(place[1]), int(place[2])) if place else UNKNOWN
-        reason = _PLACE.sub("", str(e)).strip()
-        raise error(
-            f"{'' if place else f'{file}: '}not TOML: {reason}", loc, remedy="write KEY = VALUE"
-        ) from None
+    return toml_tables(Source(file, text), "write KEY = VALUE")
 
 
 def bases(tables: Tables, file: str, text: str, read: Callable[[str], tuple[str, str]]) -> Tables:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate
@@ -132,6 +133,13 @@ def most_ahead(ops: Iterable[Operation]) -> int:
     """How many iterations early the first of the gathers among these is there."""
     gathers = [op for op in ops if is_ahead(op)]
     return max((0 if op.flag("copied_out") else ahead_of(op) for op in gathers), default=1)
+
+
+def gathers_behind(steps: Iterable[Operation | LayerStack]) -> Sequence[Operation]:
+    """The gathers that are issued early among the steps before the next layers."""
+    alone = takewhile(lambda step: isinstance(step, Operation), steps)
+    ops = (op for op in alone if isinstance(op, Operation))
+    return [op for op in ops if is_ahead(op) and ahead_of(op) > 0]
 
 
 def saved_first(op: Operation, refs: Sequence[Ref]) -> list[Ref]:

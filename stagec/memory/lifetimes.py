@@ -45,6 +45,7 @@ from stagec.memory.buffers import (
 from stagec.memory.iterations import (
     IterationRun,
     SharedIteration,
+    gathers_behind,
     is_ahead,
     is_backward,
     is_beside_loss,
@@ -131,6 +132,7 @@ class _Runner:
         self._begun: dict[
             Operation, list[dict[Value, Ref]]
         ] = {}  # of stacks, for their first layer
+        self._behind: Sequence[Operation] = ()  # gathers behind a stack, early in its last layer
         self._received: Sequence[Buffer] = ()  # what the unit that came last was copied out of
         self._last_read = 0  # the last step that reads what is gathered
         self._staying: Sequence[Value] = ()  # what stays until the next op makes such
@@ -156,12 +158,14 @@ class _Runner:
     def _whole_region(self, order: Sequence[Operation | LayerStack]) -> None:
         """All of a function, or of an accumulation. What the last unit was copied out of is there
         until forward ends. Where that is with the loss, the first gather of backward is there when
-        backward begins, else where backward first reads what is gathered, if units are copied."""
+        backward begins, else where backward first reads what is gathered, if units are copied. What
+        is gathered behind layers of backward is there when the last of them begins."""
         begins = next((i for i, step in enumerate(order) if is_backward(step)), len(order))
         beside, copied = any(map(is_beside_loss, order)), False
         back = next(
             (s for s in order[begins:] if isinstance(s, LayerStack) and is_backward(s)), None
         )
+        early: Sequence[Operation] = ()
         for place, step in enumerate(order):
             if place == begins:
                 copied = bool(self._received)
@@ -172,7 +176,9 @@ class _Runner:
                 back = None
             if isinstance(step, Operation) and isinstance(step.definition, ActionOp):
                 self._action(step)
-            else:
+            elif step not in early:
+                if isinstance(step, LayerStack) and is_backward(step):
+                    early = self._behind = gathers_behind(order[place + 1 :])
                 self._run(step)
         self._end_staying()
 
@@ -358,6 +364,7 @@ class _Runner:
         turns: Sequence[tuple[int, int]],
     ) -> None:
         carry, members = stack.carried, stack.members
+        behind, self._behind = self._behind, ()
         carried = [self._refs[v] for v in stack.inputs]
         inputs = [[self._refs[v] for v in op.operands[carry:]] for op in members]
         gathers = [[o for o in op.body.ops if is_ahead(o)] for op in members]
@@ -379,6 +386,7 @@ class _Runner:
                 ready.append(self._gather(gathers[later], len(ready), begun[later]))
                 begun[later] += 1
             self._refs.update(ready[turn])
+            self._issue(behind, at_once=turn + 1 == len(turns))
             self._replays = replays(op, order[position].index)
             self._region(op.body, gathers[m])
             self._keep(gathers[m], len(turns) - turn)
@@ -420,6 +428,11 @@ class _Runner:
             else:
                 self._computation(op)
         return {r: self._refs[r] for op in gathers for r in op.results}
+
+    def _issue(self, gathers: Sequence[Operation], *, at_once: bool) -> None:
+        """Gather what layers behind these take, if that is now."""
+        for op in gathers if at_once else ():
+            self._computation(op)
 
     def _keep(self, gathers: Sequence[Operation], left: int) -> None:
         for op in gathers:

@@ -24,6 +24,11 @@ def on_device(buffer: Buffer) -> bool:
     return buffer.space == "device"
 
 
+def on_host(buffer: Buffer) -> bool:
+    """Whether a buffer is in host memory."""
+    return not on_device(buffer)
+
+
 def total_of(buffers: Iterable[Buffer], wanted: Wanted = on_device) -> Expr:
     """Bytes of those buffers that are wanted."""
     return total(b.size for b in buffers if wanted(b))

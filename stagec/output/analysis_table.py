@@ -64,14 +64,10 @@ def _overview(classes: list[dict[str, Any]]) -> Table:
     for entry in classes:
         sent = [r["wire_bytes"] for r in entry["collectives"]]
         sent += [r["bytes"] for r in entry["p2p"] if r["dir"] == "send"]
-        made.add_row(
-            entry["name"],
-            str(entry["count"]),
-            _sum_text([*entry["flops"].values()], lambda v: count_text(v, "FLOP")),
-            _sum_text(sent, bytes_text),
-            bytes_text(entry["memory"]["stash"]),
-            bytes_text(entry["memory"]["peak"]),
-        )
+        flops = _sum_text([*entry["flops"].values()], lambda v: count_text(v, "FLOP"))
+        memory = (bytes_text(entry["memory"][name]) for name in ("stash", "peak"))
+        sums = flops, _sum_text(sent, bytes_text)
+        made.add_row(entry["name"], str(entry["count"]), *sums, *memory)
     return made
 
 
@@ -101,33 +97,19 @@ def _print_class(group: list[dict[str, Any]], out: Console) -> None:
     flops = table(title, "FLOPs", "executed", "in matmuls (unmasked)")
     for phase, value in entry["flops"].items():
         if value not in (0, "0"):
-            flops.add_row(
-                phase,
-                count_text(value, "FLOP"),
-                count_text(entry["matmul_flops"].get(phase, 0), "FLOP"),
-            )
+            both = value, entry["matmul_flops"].get(phase, 0)
+            flops.add_row(phase, *(count_text(each, "FLOP") for each in both))
     out.print(flops)
     if entry["collectives"]:
-        comm = table(
-            "Communication",
-            "collective",
-            "over",
-            "phase",
-            "dtype",
-            "calls",
-            "bytes",
-            "sent on a ring",
-            text_columns=4,
-        )
+        heads = ("collective", "over", "phase", "dtype", "calls", "bytes", "sent on a ring")
+        comm = table("Communication", *heads, text_columns=4)
         for row in entry["collectives"]:
             comm.add_row(
                 row["op"],
                 " x ".join(row["over"]) + f" ({row['group_size']})",
                 row["phase"],
                 row["dtype"],
-                count_text(row["count"])
-                if not isinstance(row["count"], int)
-                else f"{row['count']:,}",
+                f"{calls:,}" if isinstance(calls := row["count"], int) else count_text(calls),
                 bytes_text(row["bytes"]),
                 bytes_text(row["wire_bytes"]),
             )
@@ -162,20 +144,16 @@ def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
     """Whether it fits, a row for each rank class, and the largest buffers of the worst one."""
     out, classes = console(stream), result["classes"]
     _print_fit(result, out)
-    used = [c for c in classes[0]["categories"] if any(e["categories"][c] for e in classes)]
+    known = dict.fromkeys(c for e in classes for c in e["categories"])
+    used = [c for c in known if any(e["categories"].get(c) for e in classes)]
     host = any(e["host"] for e in classes)
     for entry in _without_repeats(classes):
         models = entry.get("models", {})  # of a draft model and its model on the same ranks
-        made = table(
-            f"Memory per rank of {entry['names']} ({counted(entry['ranks'], 'rank')})",
-            "category",
-            "bytes",
-            "",
-            *models,
-        )
+        title = f"Memory per rank of {entry['names']} ({counted(entry['ranks'], 'rank')})"
+        made = table(title, "category", "bytes", "", *models)
         for name in used:
             each = (bytes_text(models[m].get(name, 0)) for m in models)
-            size = entry["categories"][name]
+            size = entry["categories"].get(name, 0)
             made.add_row(name, bytes_text(size), f"{size:,}", *each)
         made.add_row("peak", bytes_text(entry["peak"]), f"{entry['peak']:,}")
         if host:
@@ -205,24 +183,11 @@ def _print_worst(classes: list[tuple[str, dict[str, Any]]], out: Console) -> Non
     if not classes:
         return
     name, worst = max(classes, key=lambda c: c[1]["peak"])
-    made = table(
-        f"Largest buffers of {name} at its peak",
-        "value",
-        "category",
-        "made at",
-        "each",
-        "count",
-        "bytes",
-        text_columns=4,
-    )
+    heads = ("value", "category", "made at", "each", "count", "bytes")
+    made = table(f"Largest buffers of {name} at its peak", *heads, text_columns=4)
     for buffer in worst["largest"]:
-        made.add_row(
-            "%" + buffer["name"],
-            buffer["category"],
-            buffer["line"],
-            buffer["type"],
-            f"x {buffer['count']:,}" if buffer["count"] > 1 else "",
-            bytes_text(buffer["bytes"]),
-        )
+        what = (buffer[name] for name in ("category", "line", "type"))
+        count = f"x {buffer['count']:,}" if buffer["count"] > 1 else ""
+        made.add_row(f"%{buffer['name']}", *what, count, bytes_text(buffer["bytes"]))
     out.print(made)
     out.print(f"{name} in symbols: {worst['expression']} bytes")

@@ -68,11 +68,9 @@ def verdict_text(fit: MemoryFit) -> str:
 
 def count_text(value: Any, unit: str = "") -> str:
     """`8.03 G`; expressions as they are."""
-    return (
-        (_scaled(value, 1000, _COUNT_UNITS) + unit).strip()
-        if isinstance(value, int)
-        else str(value)
-    )
+    if isinstance(value, int):
+        return (_scaled(value, 1000, _COUNT_UNITS) + unit).strip()
+    return str(value)
 
 
 def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:

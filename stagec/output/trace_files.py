@@ -10,8 +10,8 @@ from stagec.support.diagnostics import error
 def check_is_trace(path: Path) -> None:
     """Raise `DiagnosticError` with a remedy for what is not the file of a trace: a folder, an
     archive, or nothing. What is in the file is not looked at."""
-    from stagec.check.files import discover
     from stagec.check.findings import CheckReport
+    from stagec.check.trace_files import discover
     from stagec.traces.archive import is_archive
 
     if path.is_dir():

@@ -27,7 +27,7 @@ PLAN = "plan-memory"
 BUFFERS = "offload-to-host"
 #: The last of these that runs leaves the step as its text states it, without a strategy: with
 #: types, and of a server what a step computes.
-STATED = ("infer-shapes", "to-serving", "absorb-latent", "draft-words", "draft-ahead")
+STATED = ("infer-shapes", "to-serving", "absorb-latent", "draft-tokens", "draft-ahead")
 
 
 class Instrument(Protocol):

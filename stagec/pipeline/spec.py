@@ -8,7 +8,7 @@ Named pipelines stand like a pass, also in each other, and are replaced by what 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stagec.pipeline.passes import Pass
@@ -60,6 +60,12 @@ class Pipeline:
 
     def __str__(self) -> str:
         return print_pipeline(self.passes)
+
+    def without(self, names: Collection[str]) -> Pipeline:
+        """The pipeline without the passes of these names."""
+        kept = [i for i, p in enumerate(self.passes) if p.name not in names]
+        locs = tuple(self.locs[i] for i in kept) if self.locs else ()
+        return replace(self, passes=tuple(self.passes[i] for i in kept), locs=locs)
 
 
 # -- text to specs ---------------------------------------------------------------------------------

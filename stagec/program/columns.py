@@ -205,9 +205,7 @@ def _issued(order: Sequence[Node | StepInstance]) -> Ints:
     return each
 
 
-def cut_buckets(
-    bucketed: Sequence[Bucketed | StepInstance],
-) -> Iterator[tuple[int, int | None]]:
+def cut_buckets(bucketed: Sequence[Bucketed | StepInstance]) -> Iterator[tuple[int, int | None]]:
     """Handles of buckets, and of what completes them."""
     for cut in bucketed:
         if isinstance(cut, StepInstance):

@@ -19,10 +19,11 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.rewrite import uses_inside
-from stagec.ir.serving import PAST
+from stagec.ir.serving_step import PAST
 from stagec.ir.traits import Accumulates, Terminates
 from stagec.ir.types import CACHED
-from stagec.program.pod_messages import Handover, Ints, Layouts, NoHandoverError, handover, ratio
+from stagec.program.groups import Ints
+from stagec.program.pod_messages import Handover, Layouts, NoHandoverError, handover, ratio
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
 
@@ -222,8 +223,7 @@ def _check_alike(
 def caches_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
     """The arguments that are caches: the function of each, the name of the whole cache, and the
     chunk that holds this part of it."""
-    staged = [func for func in module.functions if "stages" in func.attrs]
-    for func in staged or [module.main]:
+    for func in _computed(module):
         for arg in func.body.args:
             if arg.tensor.role in CACHED:
                 name, chunk = arg.tensor.part or (arg.name, 0)
@@ -234,8 +234,7 @@ def token_of(module: Module) -> Iterator[tuple[Operation, Value, int]]:
     """The token that a step of prefill samples of each sequence, where it does, or the argument
     that a step of decode takes it by; the function of it, and its chunk. Nothing for a step without
     one, or with several such arguments."""
-    staged = [func for func in module.functions if "stages" in func.attrs]
-    funcs = staged or [module.main]
+    funcs = _computed(module)
     made = [(f, _inside(v)) for f in funcs for v in f.body.terminator.operands if _is_token(v)]
     taken = [(f, a) for f in funcs for a in f.body.args if _is_token(a) and a.uses]
     # a chunk of a prompt has tokens behind it too, and says that it prefills
@@ -244,6 +243,11 @@ def token_of(module: Module) -> Iterator[tuple[Operation, Value, int]]:
         yield from ((f, v, chunk_of(v.producer)) for f, v in made if v.producer is not None)
     elif len({arg.name for _, arg in taken}) == 1:
         yield from ((f, arg, chunk_of(used(arg)[0])) for f, arg in taken)
+
+
+def _computed(module: Module) -> Sequence[Operation]:
+    """The functions of the stages of a step, or the one of a step without stages."""
+    return [func for func in module.functions if "stages" in func.attrs] or [module.main]
 
 
 def _is_token(value: Value) -> bool:
@@ -270,16 +274,13 @@ def chunk_of(op: Operation) -> int:
 def caches_by_name(module: Module) -> dict[str, HeldCache]:
     """The caches of a placed module by name. Raises `DiagnosticError` for open sizes."""
     layouts = pod_mesh(module).inner
+    ends = [(f, v, name, chunk, _layers(module, v)) for f, v, name, chunk in caches_of(module)]
+    ends += [(func, value, TOKEN, chunk, 1) for func, value, chunk in token_of(module)]
     parts: dict[str, dict[int, tuple[LayerShare, int, Value]]] = {}
-    for func, arg, name, chunk in caches_of(module):
-        count = _layers(module, arg)
+    for func, value, name, chunk, count in ends:
         for stage in stages_of(func) or (0,):
             place = _depth(module, func, stage, chunk)
-            parts.setdefault(name, {})[place] = LayerShare(0, place, stage, chunk), count, arg
-    for func, value, chunk in token_of(module):
-        for stage in stages_of(func) or (0,):
-            place = _depth(module, func, stage, chunk)
-            parts.setdefault(TOKEN, {})[place] = LayerShare(0, place, stage, chunk), 1, value
+            parts.setdefault(name, {})[place] = LayerShare(0, place, stage, chunk), count, value
     caches: dict[str, HeldCache] = {}
     for name, by_depth in parts.items():
         shares: list[LayerShare] = []

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
 
+Ints = npt.NDArray[np.int64]
 #: mesh axis or pod, coordinate of the receiver minus that of the sender, which stream of several
 Channel = tuple[str, Expr, int]
 _MIRROR = ":mirror"
@@ -84,12 +85,17 @@ class Groups:
 
     ranks: int
     first: Mapping[GroupAxes, int]
-    members: Mapping[GroupAxes, npt.NDArray[np.int64]]
-    number: Mapping[GroupAxes, npt.NDArray[np.int64]]
+    members: Mapping[GroupAxes, Ints]
+    number: Mapping[GroupAxes, Ints]
 
     def of_rank(self, axes: GroupAxes, rank: int) -> int:
         """The identifier of the rank's group over these axes."""
         return int(self.number[axes][rank])
+
+    def row(self, axes: GroupAxes, rank: int) -> Ints:
+        """The ranks of the rank's group over these axes."""
+        row: Ints = self.members[axes][self.number[axes][rank] - self.first[axes]]
+        return row
 
     def moved(self, start: int, first: int, ranks: int) -> Groups:
         """The same groups in a job of so many `ranks`, where theirs begin with `start` and their
@@ -119,16 +125,12 @@ class Groups:
         }
 
 
-def coordinate(
-    mesh: Mapping[str, int], axis: str, ranks: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def coordinate(mesh: Mapping[str, int], axis: str, ranks: Ints) -> Ints:
     """The coordinate of each rank along an axis."""
     return ranks // _stride(mesh, axis) % mesh[axis]
 
 
-def neighbours(
-    mesh: Mapping[str, int], axis: str, by: int, ranks: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def neighbours(mesh: Mapping[str, int], axis: str, by: int, ranks: Ints) -> Ints:
     """The rank whose coordinate along `axis` is by more, modulo the axis, for each rank."""
     here = coordinate(mesh, axis, ranks)
     return ranks + ((here + by) % mesh[axis] - here) * _stride(mesh, axis)
@@ -141,14 +143,14 @@ def _stride(mesh: Mapping[str, int], axis: str) -> int:
 
 
 def number_groups(
-    mesh: Mapping[str, int], used: Iterable[tuple[Iterable[GroupAxes], npt.NDArray[np.int64]]]
+    mesh: Mapping[str, int], used: Iterable[tuple[Iterable[GroupAxes], Ints]]
 ) -> Groups:
     """Number the groups over axes, from 1, in order of their first rank: those that ranks use.
 
     `used` holds, for each class, the axes in order of use and the ranks. Ranks number the mesh
     row-major, last axis fastest; within a group the axes count major first.
     """
-    users: dict[GroupAxes, list[npt.NDArray[np.int64]]] = {}
+    users: dict[GroupAxes, list[Ints]] = {}
     for each, ranks in used:
         for axes in each:
             users.setdefault(axes, []).append(ranks)
@@ -156,8 +158,8 @@ def number_groups(
     grid = np.arange(int(np.prod([mesh[n] for n in names], dtype=np.int64)), dtype=np.int64)
     shaped = grid.reshape([mesh[n] for n in names])
     first: dict[GroupAxes, int] = {}
-    members: dict[GroupAxes, npt.NDArray[np.int64]] = {}
-    number: dict[GroupAxes, npt.NDArray[np.int64]] = {}
+    members: dict[GroupAxes, Ints] = {}
+    number: dict[GroupAxes, Ints] = {}
     start = 1
     for axes, parts in users.items():
         inside = np.zeros(grid.size, dtype=bool)
@@ -172,9 +174,7 @@ def number_groups(
     return Groups(grid.size, first, members, number)
 
 
-def _rows(
-    names: list[str], shaped: npt.NDArray[np.int64], axes: GroupAxes
-) -> npt.NDArray[np.int64]:
+def _rows(names: list[str], shaped: Ints, axes: GroupAxes) -> Ints:
     """One row of ranks for each group over the axes."""
     rest = [i for i, n in enumerate(names) if n not in axes.axes]
     rows = shaped.transpose([*rest, *(names.index(a) for a in axes.axes)])

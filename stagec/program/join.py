@@ -20,7 +20,7 @@ import numpy as np
 
 from stagec.program.columns import sorted_edges, stream_edges
 from stagec.program.groups import Channel
-from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
+from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of, numbered
 from stagec.program.sizes import Resizable
 from stagec.support.diagnostics import error
 
@@ -163,8 +163,7 @@ def _prototypes(program: Program, given: slice) -> tuple[list[Node], Ints]:
     rows: list[tuple[int, int]] = used.tolist()
     for number, microbatch in rows:
         node = program.prototypes[number]
-        mark = marker_of(node.name)
-        names = (n.replace(mark, str(microbatch)) if mark else n for n in (node.name, node.scope))
+        names = (numbered(n, microbatch) for n in (node.name, node.scope))
         full, scope = (f"s{MICROBATCH[0]}/{n}" for n in names)
         prototypes.append(replace(node, name=full, scope=scope))
     return prototypes, np.asarray(inverse, dtype=np.int64).reshape(-1)

@@ -96,6 +96,11 @@ class Node:
         return bool(self.over)
 
     @property
+    def way(self) -> tuple[str, int]:
+        """Of an end of a message: the axis, and the coordinate of the other end minus its own."""
+        return self.over, self.by if self.kind == "send" else -self.by
+
+    @property
     def is_copy(self) -> bool:
         """Whether it moves a value between host and device."""
         return bool(self.to)
@@ -131,6 +136,12 @@ MICROBATCH = ("\0", "\1")
 def marker_of(name: str) -> str:
     """The marker in a prototype's name, or ''."""
     return next((mark for mark in MICROBATCH if mark in name), "")
+
+
+def numbered(name: str, microbatch: int) -> str:
+    """The name of a node of a microbatch: that of its prototype with the number of it."""
+    mark = marker_of(name)
+    return name.replace(mark, str(microbatch)) if mark else name
 
 
 @dataclass(frozen=True)
@@ -221,8 +232,7 @@ class Program:
 
     def _node(self, i: int) -> Node:
         node = self.prototypes[int(self.prototype[i])]
-        mark = marker_of(node.name)
-        name = node.name.replace(mark, str(self.microbatch[i])) if mark else node.name
+        name = numbered(node.name, int(self.microbatch[i]))
         copied = replace(node, name=name, tag=int(self.tag[i]), id=i + 1)
         if self.events is not None:
             copied.alloc, copied.free = int(self.events.alloc[i]), int(self.events.free[i])

@@ -25,7 +25,8 @@ from stagec.program.crossings import (
     microbatches,
     pod_mesh,
 )
-from stagec.program.pod_messages import Handover, Ints, Layouts, NoHandoverError, handover
+from stagec.program.groups import Ints
+from stagec.program.pod_messages import Handover, Layouts, NoHandoverError, handover
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
 
@@ -135,10 +136,7 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
             way.source: numbers[way.source].end(sent, got, met.to, 1).first,
             way.to: numbers[way.to].end(got, sent, met.of, 1).first,
         }
-        count = {
-            way.source: len(met.to) * len(got.shares),
-            way.to: len(met.of) * len(sent.shares),
-        }
+        count = {way.source: len(met.to) * len(got.shares), way.to: len(met.of) * len(sent.shares)}
         crossings[way] = PartCrossing(met, first, count, stream, whole=way not in tensors)
     return PartCrossings(crossings, {pod: each.peers for pod, each in numbers.items()})
 
@@ -214,7 +212,7 @@ def _check_alike(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
         )
     _check_waits(a, pods)
     _check_waits(b, pods)
-    _check_words(ends, pods)
+    _check_vocabularies(ends, pods)
     for pod, module in pods.items():
         for end in (end for each in ends[pod].values() for end in each):
             _check_order(module, pod, end)
@@ -237,14 +235,14 @@ def _check_waits(pod: str, pods: Mapping[str, Module]) -> None:
             )
 
 
-def _check_words(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
-    """Raises `DiagnosticError` for words of a vocabulary that has another size in the other pod."""
+def _check_vocabularies(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
+    """Raises `DiagnosticError` for a vocabulary that has another size in the other pod."""
     (a, mine), (b, theirs) = ends.items()
     for way, ((end, *_), (other, *_)) in ((w, (mine[w], theirs[w])) for w in mine):
-        if "words" not in end.op.attrs:
+        if "vocabulary" not in end.op.attrs:
             continue
-        count = evaluate(end.op.expr("words"), pods[a].env)
-        size = evaluate(other.op.expr("words"), pods[b].env)
+        count = evaluate(end.op.expr("vocabulary"), pods[a].env)
+        size = evaluate(other.op.expr("vocabulary"), pods[b].env)
         if size != count:
             raise error(
                 f"{way} are tokens of a vocabulary of {size:,} in '{b}', expected the {count:,} "

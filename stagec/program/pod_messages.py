@@ -13,11 +13,9 @@ from itertools import product
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
-from stagec.program.groups import coordinate
+from stagec.program.groups import Ints, coordinate
 
-Ints = npt.NDArray[np.int64]
 Mesh = Mapping[str, int]
 
 

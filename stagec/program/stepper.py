@@ -232,10 +232,7 @@ class Stepper(Unroller):
         return None, Frontier.of(nodes)
 
     def _unrolled(
-        self,
-        parts: Sequence[TemplatePart],
-        shapes: Sequence[Shape],
-        fronts: Sequence[bool],
+        self, parts: Sequence[TemplatePart], shapes: Sequence[Shape], fronts: Sequence[bool]
     ) -> Template:
         """Unroll a step with placeholders for what comes from outside."""
         kept = self._refs, self._order, self._bucketed, self._sent, self._prefix

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import evaluate
@@ -227,9 +228,6 @@ class Unroller:
     def _deps(self, op: Operation) -> tuple[Node, ...]:
         return tuple([n for v in op.operands if (n := last_node(self._ref(v))) is not None])
 
-    def _name(self, op: Operation) -> str:
-        return self._scope(op) + op.result.name
-
     def _scope(self, op: Operation) -> str:
         return f"{op.phase}/{self._prefix}"
 
@@ -245,18 +243,14 @@ class Unroller:
         to = op.text("to")
         kind = "store" if to == "host" else "load"
         last = self._last_computation()
-        node = Node(
-            kind,
-            f"{self._name(op)}.{kind}",
-            op.phase,
-            self._number(op, "bytes"),
-            scope=self._scope(op),
-            to=to,
-            op=op,
-            deps=self._deps(op),
-            after=() if last is None else (last,),
-            index=self._layer,
-        )
+        after = () if last is None else (last,)
+        return self._made(op, kind, f"{op.result.name}.{kind}", to=to, after=after)
+
+    def _made(self, op: Operation, kind: str, name: str, **about: Any) -> Node:
+        """A node that moves bytes, which is issued behind those that make its operands."""
+        scope, size = self._scope(op), self._number(op, "bytes")
+        about |= {"scope": scope, "op": op, "deps": self._deps(op), "index": self._layer}
+        node = Node(kind, scope + name, op.phase, size, **about)
         self._issue(node)
         return node
 
@@ -287,23 +281,9 @@ class Unroller:
     def _message(self, op: Operation) -> Node:
         kind = op.name.removeprefix("et.")
         by, tag = self._crossing(op) if crosses_pods(op) else self._numbered(op, kind)
-        node = Node(
-            kind,
-            f"{self._name(op)}.{kind}" if kind == "send" else self._name(op),
-            op.phase,
-            self._number(op, "bytes"),
-            scope=self._scope(op),
-            over=channel_of(op)[0],
-            by=by,
-            tag=tag,
-            op=op,
-            deps=self._deps(op),
-            index=self._layer,
-        )
-        if op.flag("overlapped"):
-            node.after = (*node.after, *self._before_last_product())
-        self._issue(node)
-        return node
+        name = f"{op.result.name}.{kind}" if kind == "send" else op.result.name
+        after = tuple(self._before_last_product() if op.flag("overlapped") else ())
+        return self._made(op, kind, name, over=channel_of(op)[0], by=by, tag=tag, after=after)
 
     def _numbered(self, op: Operation, kind: str) -> tuple[int, int]:
         """How far a message goes along its axis, and its tag: its number in its stream."""
@@ -334,22 +314,13 @@ class Unroller:
     def _collective(self, op: Operation) -> Ref:
         if "bucket" in op.attrs:
             return self._buckets(op)
-        node = Node(
-            op.text("kind"),
-            self._name(op),
-            op.phase,
-            self._number(op, "bytes"),
-            scope=self._scope(op),
+        return self._made(
+            *(op, op.text("kind"), op.result.name),
             group=self._group(op),
             blocking=op.flag("blocking"),
-            op=op,
-            deps=self._deps(op),
             after=self._behind_schedule(op),
-            index=self._layer,
             dealt=(self._count(op, "copies"), self._count(op, "groups")),
         )
-        self._issue(node)
-        return node
 
     def _group(self, op: Operation) -> GroupAxes:
         if op not in self._groups:

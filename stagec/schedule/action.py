@@ -6,7 +6,7 @@ it. Virtual stages are counted over all copies of the model: those of copy c are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -38,6 +38,8 @@ class Action:
         return f"{self.kind}(chunk {self.chunk}, microbatch {self.microbatch})"
 
 
+#: The actions of a rank in order.
+RankOrder: TypeAlias = Iterable[Action]
 RankActions: TypeAlias = tuple[Action, ...]
 Actions: TypeAlias = tuple[RankActions, ...]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import ClassVar, TypeAlias
 
-from stagec.schedule.action import Action
+from stagec.schedule.action import Action, RankOrder
 from stagec.schedule.base import ClosedForm, Formulas, Schedule
 from stagec.schedule.costs import UNIT, Costs
 
@@ -22,9 +22,7 @@ class GPipe(Schedule):
     source = "arXiv 1811.06965"
     formulas = Formulas("(p-1)(F+B)", "m")
 
-    def rank_actions(
-        self, rank: int, stages: int, microbatches: int, chunks: int
-    ) -> Iterator[Action]:
+    def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
         return one_f_one_b(microbatches, microbatches, chunk_0, chunk_0)
 
     def closed_form(
@@ -43,9 +41,7 @@ class OneFOneB(Schedule):
     source = "arXiv 2006.09503, 2104.04473"
     formulas = Formulas("(p-1)(F+B)", "min(m, p-r)")
 
-    def rank_actions(
-        self, rank: int, stages: int, microbatches: int, chunks: int
-    ) -> Iterator[Action]:
+    def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
         return one_f_one_b(stages - 1 - rank, microbatches, chunk_0, chunk_0)
 
     def closed_form(
@@ -100,9 +96,7 @@ class Interleaved(Looped):
                 f"give {valid} microbatches",
             )
 
-    def rank_actions(
-        self, rank: int, stages: int, microbatches: int, chunks: int
-    ) -> Iterator[Action]:
+    def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
         warmup = 2 * (stages - 1 - rank) + (chunks - 1) * stages
         return one_f_one_b(warmup, microbatches * chunks, *in_groups(stages, chunks))
 
@@ -131,9 +125,7 @@ class LoopedBreadthFirst(Looped):
     formulas = Formulas("(p-1 + (v-1)max(0, p-m))(F+B)/v", "m", "v >= 2")
     of_one_chunk = "gpipe"
 
-    def rank_actions(
-        self, rank: int, stages: int, microbatches: int, chunks: int
-    ) -> Iterator[Action]:
+    def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
         count = microbatches * chunks
         return one_f_one_b(count, count, *in_groups(microbatches, chunks))
 
@@ -166,12 +158,7 @@ def chunk_0(k: int) -> tuple[int, int]:
     return 0, k
 
 
-def one_f_one_b(
-    warmup: int,
-    count: int,
-    forward: Nth,
-    backward: Nth,
-) -> Iterator[Action]:
+def one_f_one_b(warmup: int, count: int, forward: Nth, backward: Nth) -> RankOrder:
     """`warmup` forwards, a forward and a backward in turn, the backwards that are left.
 
     `forward` and `backward` give the chunk and the microbatch of the k-th of `count` actions.

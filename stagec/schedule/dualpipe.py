@@ -8,10 +8,9 @@ forward of one chunk with the backward of the other.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
 from fractions import Fraction
 
-from stagec.schedule.action import Action, Kind, Placement, two_copies, v_shape
+from stagec.schedule.action import Action, Kind, Placement, RankOrder, two_copies, v_shape
 from stagec.schedule.base import ClosedForm, Formulas, Schedule
 from stagec.schedule.costs import UNIT, Costs
 from stagec.support.words import counted
@@ -51,9 +50,7 @@ class DualPipe(Schedule):
                 f"give {least} microbatches",
             )
 
-    def rank_actions(
-        self, rank: int, stages: int, microbatches: int, chunks: int
-    ) -> Iterator[Action]:
+    def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
         half = microbatches // 2
         first, upper = (0, half), (half, 0)
         if rank < stages // 2:
@@ -102,9 +99,7 @@ class DualPipeV(Schedule):
                 else f"give {2 * stages} microbatches",
             )
 
-    def rank_actions(
-        self, rank: int, stages: int, microbatches: int, chunks: int
-    ) -> Iterator[Action]:
+    def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
         return _Rank(stages, rank, microbatches, (0, 1), (0, 0)).actions()
 
     def closed_form(
@@ -140,12 +135,12 @@ class _Rank:
         self.late: deque[tuple[int, int]] = deque()
         self.pairs = 0
 
-    def actions(self) -> Iterator[Action]:
+    def actions(self) -> RankOrder:
         yield from self._fill()
         yield from self._overlap()
         yield from self._drain()
 
-    def _fill(self) -> Iterator[Action]:
+    def _fill(self) -> RankOrder:
         """Forwards of the near chunk, of both, and of the far one with its first backwards."""
         inner = self.half - self.depth - 1
         for _ in range(2 * inner):
@@ -158,7 +153,7 @@ class _Rank:
             yield self._weight()
             yield self._next("F", 1)
 
-    def _overlap(self) -> Iterator[Action]:
+    def _overlap(self) -> RankOrder:
         """Pairs of a forward of one chunk and a backward of the other.
 
         The first two of the middle ranks stay apart, as published: the forward can then be sent
@@ -172,7 +167,7 @@ class _Rank:
             yield self._next("B", 1)
             yield from self._both(1, 0)
 
-    def _drain(self) -> Iterator[Action]:
+    def _drain(self) -> RankOrder:
         """The last backwards of both chunks; the weight gradients of the later half come late."""
         turns = self.depth + 1
         for k in range(2 * turns):
@@ -183,7 +178,7 @@ class _Rank:
         for _ in range(turns):
             yield self._weight()
 
-    def _both(self, forward: int, backward: int, overlapped: bool = True) -> Iterator[Action]:
+    def _both(self, forward: int, backward: int, overlapped: bool = True) -> RankOrder:
         pair = self.pairs if overlapped else None
         self.pairs += overlapped
         yield self._next("F", forward, pair=pair)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from stagec.schedule.action import KINDS, Action, Kind, Placement, v_shape
+from stagec.schedule.action import KINDS, Action, Kind, Placement, RankOrder, v_shape
 from stagec.schedule.base import ClosedForm, Formulas, Schedule
 from stagec.schedule.classic import Looped, Nth, chunk_0, in_groups, one_f_one_b
 from stagec.schedule.costs import UNIT, Costs
@@ -30,9 +30,7 @@ class ZBH1(Schedule):
     formulas = Formulas("(p-1)(F+B-W) - (min(m,p)-1)W", "min(m, p)", "W <= F, W <= B-W")
     splits_weight_gradient = True
 
-    def rank_actions(
-        self, rank: int, stages: int, microbatches: int, chunks: int
-    ) -> Iterator[Action]:
+    def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
         return late_weights(rank, stages - 1 - rank, microbatches, chunk_0, chunk_0)
 
     def closed_form(
@@ -80,9 +78,7 @@ class InterleavedZeroBubble(Looped):
                 f"give {below} microbatches",
             )
 
-    def rank_actions(
-        self, rank: int, stages: int, microbatches: int, chunks: int
-    ) -> Iterator[Action]:
+    def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
         group = microbatches // max(1, microbatches // stages)
         warmup, count = (chunks - 1) * group + stages - 1 - rank, microbatches * chunks
         return late_weights(rank, warmup, count, *in_groups(group, chunks))
@@ -99,13 +95,7 @@ class InterleavedZeroBubble(Looped):
         return ClosedForm(Fraction(idle) / chunks if holds else None, (flight,) * stages)
 
 
-def late_weights(
-    late: int,
-    warmup: int,
-    count: int,
-    forward: Nth,
-    backward: Nth,
-) -> Iterator[Action]:
+def late_weights(late: int, warmup: int, count: int, forward: Nth, backward: Nth) -> RankOrder:
     """1F1B with split backwards; the W of each comes `late` backwards after it.
 
     `forward` and `backward` give the chunk and the microbatch of the k-th of `count` actions.
@@ -144,9 +134,7 @@ class ZBV(Schedule):
         """Down with chunk 0, up with chunk 1."""
         return v_shape(stages)
 
-    def rank_actions(
-        self, rank: int, stages: int, microbatches: int, chunks: int
-    ) -> Iterator[Action]:
+    def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
         script = _v_script(rank, stages, max(microbatches, 2 * stages - 1))
         count: Counter[tuple[Kind, int]] = Counter()
         for kind, chunk in script:

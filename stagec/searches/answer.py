@@ -71,7 +71,7 @@ class SearchAnswer(Report):
 
     def page(self) -> str:
         """What was evaluated, drawn; where nothing fits, a table."""
-        from stagec.searches.page import search_page
+        from stagec.searches.search_page import search_page
 
         return search_page(self.data, self.command) or super().page()
 

@@ -13,7 +13,7 @@ from stagec.jobs.request.combine import complete
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.job_file import is_job_file, read_job_file
 from stagec.jobs.request.options import IDEAL, JobOptions
-from stagec.jobs.request.serving import CACHES, STEP
+from stagec.jobs.request.serving_flags import CACHES, STEP
 from stagec.jobs.session import Session
 from stagec.searches.space import KNOBS
 from stagec.support.diagnostics import error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from stagec.ir_spec.strategy.axes import AXES
@@ -34,13 +34,15 @@ _NUMBERS = {"sizes", "ranks", "explicit", *AXES} - {"pp"}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job to be evaluated. What holds more than `limit` is not timed."""
+    """A job to be evaluated. What holds more than `limit` is not timed. Of a step that takes
+    `most` seconds or more nothing else is asked."""
 
     options: JobOptions
     machine: Machine
     limit: Limit | None
     overlap: bool = True
     measured: Measurements | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,10 @@ class Evaluated:
         return sum(self.memory.values())
 
 
+#: Of a job of which nothing was asked.
+NOTHING = Evaluated({}, {}, None)
+
+
 def evaluate(task: Task) -> Evaluated | str:
     """What a job is, or why it is not one."""
     from stagec.jobs.lowered import job_costs
@@ -82,6 +88,10 @@ def evaluate(task: Task) -> Evaluated | str:
     gc.set_threshold(_RARELY, 20, 100)
     try:
         job = job_costs(with_batch_option(task.options))
+        about = partial(job.time, overlap=task.overlap, measured=task.measured)
+        time = cache(partial(about, task.machine))
+        if task.most is not None and time().step_seconds >= task.most:
+            return NOTHING
         figures = job.figures()
         fullest = max(figures.each, key=lambda each: each.peak)
         room = partial(task.limit.room, machine=task.machine) if task.limit else None
@@ -90,7 +100,7 @@ def evaluate(task: Task) -> Evaluated | str:
         evaluated = Evaluated(fullest.mesh, fullest.categories, most, pods=pods)
         if room is not None and figures.missing(room) > 0:
             return evaluated
-        report = job.time(task.machine, overlap=task.overlap, measured=task.measured)
+        report = time()
         mesh = pods.get(report.slowest.partition("/")[0], fullest.mesh)
         return _timed(replace(evaluated, mesh=mesh), report)
     except DiagnosticError as problem:

@@ -9,7 +9,7 @@ from math import prod
 from stagec.ir.drafts import DRAFT
 from stagec.ir.expr import evaluate
 from stagec.ir.module import BATCH
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import guests, has_pods, options_of, pod_names

@@ -19,7 +19,7 @@ from stagec.jobs.request.options import SIZES, STACK
 from stagec.searches.question import Machines, Pareto, Prices
 from stagec.searches.server.launch import EngineRunType
 from stagec.searches.server.question import VERIFIED
-from stagec.searches.serving import SERVING
+from stagec.searches.serving_space import SERVING
 from stagec.searches.space import BATCHES, KNOBS, RANKS, Values, knob_option
 
 #: What a search is asked, beside its model.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from stagec.analysis.figures import OTHERS
@@ -291,14 +292,11 @@ def _slope(values: list[float]) -> float:
 
 def _jobs(options: JobOptions, batch: int) -> list[CompiledJob]:
     """The job with few layers, and with more."""
-    job = _job(options, FEW[0], batch)
-    more = {**job.values, LAYERS: FEW[1]}
+    few, many = (options.changed(sizes={**options.sizes, LAYERS: n, BATCH: batch}) for n in FEW)
+    job = CompiledJob.of(few)
+    more, again = {**job.values, LAYERS: FEW[1]}, partial(CompiledJob.of, many, figures=True)
     like = job.compiled.decisions.same(more)
-    return [job, replace(job, values=more) if like else _job(options, FEW[1], batch)]
-
-
-def _job(options: JobOptions, layers: int, batch: int) -> CompiledJob:
-    return CompiledJob.of(options.changed(sizes={**options.sizes, LAYERS: layers, BATCH: batch}))
+    return [job, replace(job, values=more, again=again) if like else CompiledJob.of(many)]
 
 
 def _static(memory: Mapping[str, int]) -> float:

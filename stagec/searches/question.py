@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, cast
 
 from stagec.ir.module import BATCH, Module
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.limit import AT_HAND, Limit
@@ -28,7 +28,7 @@ from stagec.searches.job_file import with_job
 from stagec.searches.main_pod import layers_of_part, main_pod, ranks_of_others
 from stagec.searches.probes import LAYERS
 from stagec.searches.run import Question
-from stagec.searches.serving import (
+from stagec.searches.serving_space import (
     most_seconds,
     of_preset,
     serving_space,

@@ -20,7 +20,7 @@ from stagec.searches.explore.bounds import Floats
 from stagec.searches.explore.branch import Front, Ranked, Search
 from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.space import Space
-from stagec.searches.jobs import Evaluated, Probes, Run, Task
+from stagec.searches.jobs import NOTHING, Evaluated, Probes, Run, Task
 from stagec.searches.neighbours import neighbours_of
 from stagec.searches.space import Listed, listed
 from stagec.serving.step import Step as ServingStep
@@ -271,7 +271,7 @@ class _Searching:
         none = [n for n in numbers if self._is_none(n)]
         answer.cut.update(f"refused by the compiler: {self._why(n)[:_LONG]}" for n in none)
         self._skipped += len(none)
-        yield from ((n, None, _NOTHING) for n in none)
+        yield from ((n, None, NOTHING) for n in none)
         jobs = [n for n in numbers if n not in none]
         for i, evaluated in self._run([Task(self._jobs[n], *about) for n in jobs]):
             number = jobs[i]
@@ -279,7 +279,7 @@ class _Searching:
             if isinstance(evaluated, str):
                 self._refused.add(evaluated)
                 answer.cut[f"refused by the compiler: {evaluated[:_LONG]}"] += 1
-                yield number, None, _NOTHING
+                yield number, None, NOTHING
             elif evaluated.seconds is None:
                 category = max(evaluated.memory, key=lambda c: evaluated.memory[c])
                 answer.cut[f"too much memory, most of it {category}"] += 1
@@ -305,9 +305,6 @@ class _Searching:
         value = f"{best[0].value:.4g}" if best else "none yet"
         rest = f"none of the others below {proven:.4g}"
         self._log(f"{tried:,} evaluated ({rate:.1f}/s), best {value}, {rest}")
-
-
-_NOTHING = Evaluated({}, {}, None)
 
 
 def _slower(objective: str) -> str:

@@ -22,7 +22,7 @@ from stagec.searches.explore.branch import Ranked, beats
 from stagec.searches.explore.reasons import limits, reason
 from stagec.searches.main_pod import with_batch_option
 from stagec.searches.merge_messages import merge_messages
-from stagec.searches.serving import without_step
+from stagec.searches.serving_space import without_step
 from stagec.searches.stack import as_written
 from stagec.time.cautions import cautions
 

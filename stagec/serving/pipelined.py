@@ -27,7 +27,17 @@ from stagec.serving.served import ServedRequest, StepsUnderWay
 from stagec.serving.step_times import StepCosts
 
 #: What each batch has of its own.
-_OWN = ("_steps", "_decoding", "_total", "_ends", "_order", "_phases", "_polled", "_gathers")
+_OWN = (
+    "_steps",
+    "_decoding",
+    "_total",
+    "_ends",
+    "_order",
+    "_phases",
+    "_polled",
+    "_waits",
+    "_delays",
+)
 
 
 class PipelinedReplica(Replica):
@@ -48,7 +58,7 @@ class PipelinedReplica(Replica):
 
     def _nothing(self) -> dict[str, Any]:
         lists = {"_ends": [], "_order": [], "_phases": [0] * self.limits.block}
-        return {**dict.fromkeys(_OWN, 0), **lists, "_gathers": None}
+        return {**dict.fromkeys(_OWN, 0), **lists, "_waits": (0, False), "_delays": False}
 
     def _turn_to(self, batch: int) -> None:
         """Let what a batch has of its own be that of this one."""

@@ -18,7 +18,7 @@ from stagec.support.named import by_name, find
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """What a step, and the cache, can hold: new tokens of a step, sequences that run at once, and
-    blocks of the cache of `block` tokens each (None: as many as are needed). Where several groups
+    blocks of the cache of `block` tokens each (None: as many as are needed). Where several `groups`
     of ranks share a step, `chunk` are the tokens of one of them: the most of one prompt."""
 
     tokens: int
@@ -26,6 +26,7 @@ class ServerLimits:
     blocks: int | None = None
     block: int = 16
     chunk: int | None = None
+    groups: int = 1
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that so many tokens of one sequence take."""

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from stagec.serving.tiers import CacheTiers
+
 
 class PrefixCache:
-    """The blocks that a replica of a server keeps, each of `pages` pages of its cache."""
+    """The blocks that a replica of a server keeps, each of `pages` pages of its cache; those that
+    give up their room go to the tiers `below`."""
 
-    def __init__(self, pages: int) -> None:
-        self.pages = pages
+    def __init__(self, pages: int, below: CacheTiers | None = None) -> None:
+        self.pages, self.below = pages, below
         self._users: dict[int, int] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()
 
@@ -61,8 +64,12 @@ class PrefixCache:
         while self.pages * len(self._unused) > pages:
             block, _ = self._unused.popitem(last=False)
             del self._users[block]
+            if self.below is not None:
+                self.below.store(block)
 
     def clear(self) -> None:
-        """Lose all blocks."""
+        """Lose all blocks, and those of tiers that do not outlive their replica."""
+        if self.below is not None:
+            self.below.fail()
         self._users.clear()
         self._unused.clear()

@@ -8,9 +8,9 @@ each ends are kept, and of their pages how many sequences have how many tokens i
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
@@ -18,6 +18,7 @@ from stagec.serving.policy import ServerLimits
 from stagec.serving.prefixes import PrefixCache
 from stagec.serving.served import ServedRequest, StepsUnderWay
 from stagec.serving.step_times import StepCosts
+from stagec.serving.tiers import CacheTier, CacheTiers
 
 #: More than all steps, and all pages.
 _ENDLESS = 1 << 62
@@ -28,8 +29,9 @@ _STAMPS = 1 << 20
 @dataclass(slots=True)
 class Tally:
     """What a replica did: steps, the time that they took, tokens `computed` in chunks, `decoded`
-    one by one, those of prompts that a prefix cache had (`hits`), and cached ones that were `lost`
-    to preemptions and failures, which are computed again."""
+    one by one, those of prompts that a prefix cache had (`hits`), of which tiers below the device
+    `loaded` some by their names, and cached ones that were `lost` to preemptions and failures,
+    which are computed again."""
 
     steps: int = 0
     busy: int = 0
@@ -39,12 +41,14 @@ class Tally:
     lost: int = 0
     preempted: int = 0
     swapped: int = 0
+    loaded: Counter[str] = field(default_factory=Counter[str])
 
 
 class Replica:
     """One replica. `swap` is the time to move a token's keys and values to or from the host; 0: a
     sequence that is preempted is computed again. A replica that only `prefills` hands each request
-    over when its prompt is there. `scheduler` says whether prompts have steps of their own, and
+    over when its prompt is there. `tiers` hold blocks of prompts that the device has no room for.
+    `scheduler` says whether prompts have steps of their own, and
     when requests are let in; tokens of a step are those of `limits`."""
 
     def __init__(
@@ -54,6 +58,7 @@ class Replica:
         costs: StepCosts,
         *,
         prefix_block: int = 0,
+        tiers: CacheTiers | None = None,
         swap: int = 0,
         prefills: bool = False,
         scheduler: SchedulerRule | None = None,
@@ -66,8 +71,10 @@ class Replica:
         self.room = self.free
         self.waiting: deque[ServedRequest] = deque()
         self.running = 0
-        self.prefixes = PrefixCache(prefix_block // limits.block) if prefix_block else None
-        self.prefix_block = prefix_block
+        pages = prefix_block // limits.block
+        self.prefixes = PrefixCache(pages, tiers) if prefix_block else None
+        self.prefix_block, self.tiers = prefix_block, tiers
+        self._link = self._now = 0  # until when blocks are loaded; the time of a plan
         self.tally = Tally()
         self.version = 0  # of its steps under way, for whoever waits for their end
         self.stamp = 0  # how often it failed
@@ -84,7 +91,8 @@ class Replica:
         self._reserved = 0  # pages that those that run take at their ends
         self._polled = 0  # the decode step at which new requests were looked for
         self._unseen = 0  # requests that came since, the last ones that wait
-        self._gathers: int | None = None  # the decode step since which prompts wait for others
+        self._waits = 0, False  # the decode step since which prompts wait, for those of all groups
+        self._delays = False  # whether they do
 
     @property
     def load(self) -> int:
@@ -99,7 +107,8 @@ class Replica:
     # -- the next steps ----------------------------------------------------------------------------
 
     def plan(self, now: int) -> StepsUnderWay | None:
-        """The steps that come next; None if there is nothing to do."""
+        """The steps that come next; None if there is nothing to do before `wakes`."""
+        self._now = now
         if not self._decoding:
             self._polled, self._unseen = self._steps, 0
         chunks: list[tuple[ServedRequest, int]] = []
@@ -116,7 +125,16 @@ class Replica:
             return None
         most = 1 if gave_up or delay else min(delayed or _ENDLESS, self._until_poll())
         self.way = self._under_way(now, delay, chunks, most)
+        if (loaded := self.wakes) is not None:
+            self.cut(loaded)
         return self.way
+
+    @property
+    def wakes(self) -> int | None:
+        """When the next blocks are there that a request waits for; None if none does."""
+        if self.tiers is None or self.tiers.blocking:
+            return None
+        return min((job.ready for job in self._partial if job.ready > self._now), default=None)
 
     @property
     def _budget(self) -> int:
@@ -127,6 +145,8 @@ class Replica:
         """The chunks that come next of prompts that have begun, in the order of admission."""
         budget, rest = self._budget, list[tuple[ServedRequest, int]]()
         for job in self._partial:
+            if job.ready > self._now:
+                continue
             rest.append((job, min(job.left, budget, self._chunk_tokens)))
             budget -= rest[-1][1]
         return rest
@@ -141,7 +161,7 @@ class Replica:
         be let in; whether they end sooner than before."""
         if not self._has_place():
             return False
-        if len(self.waiting) > 1 and not self.scheduler.gather:
+        if len(self.waiting) > 1 and not (self.scheduler.gather or self.scheduler.balance):
             return False  # the first one that waits has cut them
         return self.cut(now)
 
@@ -151,16 +171,19 @@ class Replica:
 
     def _delayed_steps(self) -> int:
         """The decode steps for which prompts wait for others, 0 where they do not."""
-        most, waiting = self.scheduler.gather, self.waiting
-        full = 9 * self.limits.tokens
-        if not (most and waiting and self._decoding) or self._partial:
-            self._gathers = None
+        rule, waiting = self.scheduler, self.waiting
+        if not (waiting and self._decoding) or self._partial:
+            self._delays = False
             return 0
+        lacks = len(waiting) < self.limits.groups and rule.balance > 0  # they are dealt in turn
+        since, lacked = self._waits
+        if not self._delays or lacks != lacked:
+            since = self._steps
+        left = since + (rule.balance if lacks else rule.gather) - self._steps
         tokens = self._decoding + sum(job.left for job in waiting)
-        since = self._steps if self._gathers is None else self._gathers
-        left = since + most - self._steps
-        self._gathers = since if left > 0 and 10 * tokens < full else None
-        return 0 if self._gathers is None else left
+        self._waits = since, lacks
+        self._delays = left > 0 and (lacks or 10 * tokens < 9 * self.limits.tokens)
+        return left if self._delays else 0
 
     def _until_poll(self) -> int:
         """Decode steps until new requests are looked for, where some have come."""
@@ -218,7 +241,7 @@ class Replica:
             self._total -= job.cached
             self._phases[(job.cached - self._steps) % self.limits.block] -= 1
             job.ends = -1
-        job.stamp = 0
+        job.stamp = job.ready = 0
         self.running -= 1
         self._release(job)
 
@@ -240,7 +263,8 @@ class Replica:
             if self.scheduler.reserve and self._reserved + self._at_end(job) > self.room:
                 break
             matched = self._matched(job)
-            cached = job.cached or len(matched) * self.prefix_block
+            below = self._below(job, len(matched))
+            cached = job.cached or (len(matched) + len(below)) * self.prefix_block
             left = job.request.prompt + job.generated - cached
             tokens = min(left, budget, self._chunk_tokens)
             needed = limits.blocks_for(cached + tokens)
@@ -252,8 +276,36 @@ class Replica:
             took += self.swap * job.cached if job.swapped else 0
             job.swapped = False
             self._begin(job, matched)
-            budget -= self._take(job, tokens, chunks)
+            took += self._load(job, below)
+            if job.ready <= self._now:
+                budget -= self._take(job, tokens, chunks)
         return took
+
+    def _below(self, job: ServedRequest, matched: int) -> Sequence[CacheTier]:
+        """The tiers that have the blocks behind those that are matched, of a job that begins."""
+        if self.tiers is None or job.cached or not job.request.prefix:
+            return ()
+        most = (job.request.prompt - 1) // self.prefix_block
+        return self.tiers.match(job.request.prefix[matched:most])
+
+    def _load(self, job: ServedRequest, below: Sequence[CacheTier]) -> int:
+        """A job that has begun loads blocks; the time for which the step waits."""
+        if not below or self.tiers is None or self.prefixes is None:
+            return 0
+        before, tokens = len(job.shared), len(below) * self.prefix_block
+        blocks = job.request.prefix[before : before + len(below)]
+        took = self.tiers.use(blocks, below)
+        self._give(self._grown(job, tokens))
+        job.cached += tokens
+        self._keep(job, job.cached)
+        self.tally.hits += tokens
+        for tier in below:
+            self.tally.loaded[tier.name] += self.prefix_block
+        job.hit += 0 if job.preempted else tokens
+        if self.tiers.blocking:
+            return took
+        job.ready = self._link = max(self._link, self._now) + took
+        return 0
 
     def _at_end(self, job: ServedRequest) -> int:
         """The pages of a job when it ends."""
@@ -469,6 +521,7 @@ class Replica:
         for job in jobs:
             self.tally.lost += job.cached
             job.cached, job.ends, job.stamp, job.swapped, job.shared = 0, -1, 0, False, []
+            job.ready = 0
         self.waiting.clear()
         self._order.clear()
         self._ends.clear()

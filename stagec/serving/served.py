@@ -27,6 +27,7 @@ class ServedRequest:
     hit: int = 0
     replica: int = -1
     swapped: bool = False
+    ready: int = 0  # when what it loads from a tier below the prefix cache is there
     batch: int = 0  # that has it, of those under way at a time
     shared: list[int] = field(default_factory=list[int])
 

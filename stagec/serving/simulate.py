@@ -184,7 +184,7 @@ class Simulation:
             self._push(replica.way.end, _END, replica)
 
     def _wake(self, replica: Replica, now: int) -> None:
-        """A replica that is idle plans when all that comes now is there."""
+        """A replica that is idle plans when all that comes then is there."""
         replica.version += 1
         self._push(now, _PLAN, replica)
 
@@ -195,6 +195,8 @@ class Simulation:
         if way is not None:
             what.version += 1
             self._push(way.end, _END, what)
+        elif what.wakes is not None:
+            self._wake(what, what.wakes)
         elif not what.load:
             self._fleet_of(what.prefills).idle(what, now)
 

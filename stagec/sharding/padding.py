@@ -11,7 +11,7 @@ from stagec.ir.core import Operation, Quoted, Region, Value
 from stagec.ir.expr import Expr, call, evaluate, product
 from stagec.ir.module import Module
 from stagec.ir.queries import Divides, ask
-from stagec.ir.rewrite import carried, enclosing, uses_inside
+from stagec.ir.rewrite import carried, enclosing, uses_of_weight
 from stagec.ir.rule import letters, parse_rule
 from stagec.ir.traits import Accumulates, Recasts, Repeats
 from stagec.ir.types import AxisUse, Dim, TensorType
@@ -40,7 +40,7 @@ def padded_shard(
     are without, along one of its dimensions, or for open sizes, or where the rows that are filled
     up are split already. Of a parameter that is split, `flat` has the longest run of other
     dimensions in the place of all."""
-    uses = [(op, i, d) for op, i, d in _uses(param)]
+    uses = uses_of_weight(param)
     depth = min((d for *_, d in uses), default=0)
     by_rows = uses and rule == "dim0"  # of what nothing uses, layers and rows look alike
     dims = _rows(param, uses) if by_rows else _whole_dimensions(param.tensor, depth, env)
@@ -69,17 +69,6 @@ def _whole_dimensions(type_: TensorType, depth: int, env: Mapping[str, int]) -> 
         return runs[0]
     known = type_.elements.symbols <= env.keys()
     return max(runs, key=elements) if known else ()
-
-
-def _uses(param: Value) -> list[tuple[Operation, int, int]]:
-    """What uses a parameter or a cast of it."""
-    uses: list[tuple[Operation, int, int]] = []
-    for op, index, depth in uses_inside(param):
-        if op.has(Recasts):
-            uses += [(o, i, d + depth) for o, i, d in uses_inside(op.result)]
-        else:
-            uses.append((op, index, depth))
-    return uses
 
 
 def _rows(param: Value, uses: list[tuple[Operation, int, int]]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import Expr, alternatives, symbol
 from stagec.ir.factor_sizes import factor_sizes
-from stagec.ir.serving import PAST
+from stagec.ir.serving_step import PAST
 
 
 def special_ops(

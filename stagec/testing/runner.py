@@ -193,14 +193,11 @@ class LitTest:
         stdout = io.BytesIO()
         stderr = stdout if stage.merge else io.BytesIO()
         code = self._call(words, stdin, stdout, stderr)
+        code = negate(code) if stage.negated else code
         self._redirect(stage, stdout, stderr)
         shown = " ".join(["not"] * stage.negated + [shlex.quote(text) for text in words])
-        return Outcome(
-            shown,
-            negate(code) if stage.negated else code,
-            stdout.getvalue(),
-            b"" if stage.merge else stderr.getvalue(),
-        )
+        errors = b"" if stage.merge else stderr.getvalue()
+        return Outcome(shown, code, stdout.getvalue(), errors)
 
     def _call(
         self, words: Sequence[str], stdin: bytes, stdout: io.BytesIO, stderr: io.BytesIO

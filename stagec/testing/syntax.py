@@ -31,12 +31,8 @@ _RUN = re.compile(r"^\s*(?://|#)\s*RUN:\s?(.*)$")
 def is_excluded(folder: Path) -> bool:
     """Folders that hold inputs or expected outputs, not tests; hidden ones and environments."""
     name = folder.name
-    return (
-        name in ("Inputs", "Output")
-        or name.endswith(".golden")
-        or name.startswith(".")
-        or (folder / "pyvenv.cfg").is_file()
-    )
+    named = name in ("Inputs", "Output") or name.endswith(".golden") or name.startswith(".")
+    return named or (folder / "pyvenv.cfg").is_file()
 
 
 def find_tests(root: Path) -> Iterator[Path]:

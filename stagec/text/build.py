@@ -77,12 +77,9 @@ class _Resolver:
             # `stg.func @f (%x) {`: arguments without types read like operands
             loose = [ArgSyntax(name, None, None) for name in syntax.operands]
             syntax.operands, syntax.region.args = [], [*loose, *syntax.region.args]
-        op = Operation(
-            definition,
-            self._operands(syntax, scope),
-            loc=syntax.loc,
-            symbol=syntax.symbol.text if syntax.symbol else None,
-        )
+        symbol = syntax.symbol.text if syntax.symbol else None
+        operands = self._operands(syntax, scope)
+        op = Operation(definition, operands, loc=syntax.loc, symbol=symbol)
         places = self._params(op, syntax)
         if syntax.region is not None or definition.has(HasRegion):
             op.make_region()
@@ -126,12 +123,9 @@ class _Resolver:
     def _define(self, value: Value, loc: FileLoc, scope: _Scope) -> None:
         earlier = scope.find(value.name)
         if earlier is not None:
-            self.problems.error(
-                f"redefinition of '%{value.name}'",
-                loc,
-                remedy="give it another name",
-                notes=[note("it is defined here first", earlier.loc)],
-            )
+            first, remedy = note("it is defined here first", earlier.loc), "give it another name"
+            message = f"redefinition of '%{value.name}'"
+            self.problems.error(message, loc, remedy=remedy, notes=[first])
         scope.values[value.name] = value
 
     # -- parameters --------------------------------------------------------------------------------

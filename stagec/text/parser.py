@@ -261,11 +261,9 @@ class _Builder(Transformer):
         left, right = _expr(left), _expr(right)
         comparison: Comparison = "==" if op == "==" else ">=" if op == ">=" else "<="
         parts = ex.modulo_parts(left)
-        return (
-            Relation(parts[0], comparison, right, parts[1])
-            if parts
-            else Relation(left, comparison, right)
-        )
+        if parts:
+            return Relation(parts[0], comparison, right, parts[1])
+        return Relation(left, comparison, right)
 
     def region(self, args, returns, *ops):
         return RegionSyntax(args or [], returns or (), list(ops))

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir.serving import DECODE
+from stagec.ir.serving_step import DECODE
 from stagec.machines import Level, Machine
 from stagec.program.groups import crosses_pods
 from stagec.program.nodes import Program

@@ -31,9 +31,9 @@ from stagec.formats.base import (
     not_patched,
 )
 from stagec.formats.chakra.encode import decimal_width
-from stagec.formats.chakra.files import split_records
 from stagec.formats.chakra.format import ChakraFormat
 from stagec.formats.chakra.nodes import TraceNode, decode_node
+from stagec.formats.chakra.record_files import split_records
 from stagec.formats.registry import find_format
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Program
@@ -42,7 +42,7 @@ from stagec.support.files import new_file
 from stagec.support.words import counted
 from stagec.traces.archive_index import Index, StoredClass, StoredVariant, parse_index
 from stagec.traces.emit import EmittedJob
-from stagec.traces.pods import PodsJob, groups_of, of_one_mesh, one_behind_the_other
+from stagec.traces.pod_programs import PodsJob, groups_of, of_one_mesh, one_behind_the_other
 from stagec.traces.stored import stored_program, stored_seconds
 from stagec.traces.writer import DROPPED
 

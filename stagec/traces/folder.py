@@ -93,8 +93,7 @@ def _check_place(directory: Path) -> None:
     '.' has no name to put a lock beside."""
     if directory.exists() and not directory.is_dir():
         raise error(
-            f"'{directory}' is a file, expected a directory to write to",
-            remedy="choose another -o",
+            f"'{directory}' is a file, expected a directory to write to", remedy="choose another -o"
         )
     if directory.resolve() in (Path.cwd(), *Path.cwd().parents):
         raise error(

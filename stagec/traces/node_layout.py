@@ -99,11 +99,9 @@ class NodeLayout:
         """What a node waits as."""
         i = identifier - 1
         role = int(self.role[i])
-        return (
-            (self.contexts[int(self.context[i])], role)
-            if role >= 0
-            else (None, -1 - int(self.fixed[i]))
-        )
+        if role >= 0:
+            return (self.contexts[int(self.context[i])], role)
+        return (None, -1 - int(self.fixed[i]))
 
     def targets(self, rule: Rule, sources: Ints) -> Ints:
         """What nodes wait for by a rule; 0 where there is none."""
@@ -143,11 +141,5 @@ def lay_out(decomposed: Decomposition, turns: Sequence[Turn]) -> NodeLayout:
     last = {int(r): i + 1 for i, r in enumerate(role.tolist())}
     places = [0 if a is None else last.get(a, len(role)) for a in decomposed.after]
     fixed = np.insert(np.full(len(role), -1), places, np.arange(len(places)))
-    return NodeLayout(
-        decomposed,
-        np.insert(role, places, -1),
-        np.insert(number, places, -1),
-        fixed,
-        np.insert(within, places, 0),
-        [*contexts],
-    )
+    role, number = (np.insert(column, places, -1) for column in (role, number))
+    return NodeLayout(decomposed, role, number, fixed, np.insert(within, places, 0), [*contexts])

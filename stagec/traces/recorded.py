@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceError, TraceNode
+from stagec.formats.chakra.record_files import read_trace
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import NODE_KINDS, Ints, Program
 from stagec.support.diagnostics import error

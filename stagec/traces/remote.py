@@ -21,7 +21,7 @@ from stagec.support.diagnostics import error
 from stagec.traces.archive import Archive, write_archive
 from stagec.traces.cluster import Run
 from stagec.traces.emit import EmittedJob
-from stagec.traces.pods import PodsJob
+from stagec.traces.pod_programs import PodsJob
 from stagec.traces.writer import Done, Elsewhere, Files, RankWriter, Unit
 
 _SHARED = "driver and workers must share a file system, with the same paths"

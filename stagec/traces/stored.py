@@ -14,7 +14,6 @@ from typing import cast
 import numpy as np
 
 from stagec.formats.base import Variant
-from stagec.formats.chakra.files import split_records
 from stagec.formats.chakra.nodes import (
     CollKind,
     NodeKind,
@@ -23,6 +22,7 @@ from stagec.formats.chakra.nodes import (
     decode_node,
     prefixed,
 )
+from stagec.formats.chakra.record_files import split_records
 from stagec.program.groups import NO_GROUP, GroupAxes
 from stagec.program.nodes import Events, Ints, Node, Program
 from stagec.support.diagnostics import error

@@ -13,7 +13,12 @@ from stagec.output.tables import console, table
 from stagec.validation.bytes import BytesError, memory_errors, worst_errors
 from stagec.validation.errors import StepError, Summary, summaries
 from stagec.validation.figures import PublishedRow, published_rows
-from stagec.validation.serving import ServerError, ServerSummary, measured_servers, server_summaries
+from stagec.validation.measured_servers import (
+    ServerError,
+    ServerSummary,
+    measured_servers,
+    server_summaries,
+)
 from stagec.validation.steps import chosen, predictions, sample
 
 _WIDTH = 160

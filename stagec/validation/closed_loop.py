@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_fit import room_of
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
@@ -119,9 +119,8 @@ class ClosedLoop:
             _points(single, (size, alone), (size * fits, all_alone)),
             _points(0.0, (size, first - most), (size * fits, full - most)),
         )
-        limits = ServerLimits(
-            rule.tokens * groups, self.batch, self._blocks(jobs[1:], groups, each, rule), BLOCK
-        )
+        blocks = self._blocks(jobs[1:], groups, each, rule)
+        limits = ServerLimits(rule.tokens * groups, self.batch, blocks, BLOCK, groups=groups)
         replica = Replica(0, limits, costs, scheduler=rule)
         run = Simulation(
             self._requests(), [replica], ROUTERS["least-loaded"], concurrency=self.batch

@@ -9,7 +9,6 @@ installation there.
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc
 from stagec.support.suggest import did_you_mean
 from stagec.support.texts import read_text
+from stagec.support.toml_text import toml_tables
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -218,10 +218,8 @@ def _source_names(path: Path) -> list[str]:
 
 
 def _table(path: Path) -> SourceRow:
-    try:
-        return SourceRow(FileLoc(str(path), 1, 1), tomllib.loads(read_text(str(path)).text))
-    except tomllib.TOMLDecodeError as problem:
-        raise error(f"{path}: not TOML: {problem}", remedy="correct the file") from None
+    tables = toml_tables(read_text(str(path)), "correct the file")
+    return SourceRow(FileLoc(str(path), 1, 1), tables)
 
 
 def _cells(path: str) -> list[dict[Any, Any]]:

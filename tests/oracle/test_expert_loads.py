@@ -253,7 +253,8 @@ def refused(loads: str, folder: Path, *options: str, model: str = MIXTRAL) -> st
 @pytest.mark.parametrize(
     ("loads", "said"),
     [
-        ("", "not JSON"),
+        ("", "loads.json:1:1: error: expected whole numbers"),
+        ("[1,\n 1", "loads.json:2:3: error: expected whole numbers"),
         ("{}", "no list of numbers"),
         ("[]", "no list of numbers"),
         ("[1, -1, 1, 1, 1, 1, 1, 1]", "-1 among the loads"),

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.memory_events import EventPlans
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import TraceNode, encode_node
+from stagec.formats.chakra.record_files import read_trace
 from stagec.program.classes import rank_classes
 from stagec.program.nodes import Events
 from stagec.support.diagnostics import DiagnosticError

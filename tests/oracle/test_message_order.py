@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from stagec.check.traces import check_directory
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
+from stagec.formats.chakra.record_files import read_trace
 from stagec.jobs.builder import JobBuilder
 from stagec.schedule.registry import SCHEDULES
 from stagec.support.diagnostics import DiagnosticError

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from stagec.analysis.footprint import footprint
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind
+from stagec.formats.chakra.record_files import read_trace
 from stagec.ir.opdef import Array
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions

@@ -83,6 +83,15 @@ def test_stages_serve() -> None:
     assert_serves(job_of(LLAMA, pp=2, microbatches=4), CHUNKED)
 
 
+@pytest.mark.parametrize("options", first({}, {"tp": 2}, {"dp": 2, "ep": 2, "tp": 2}), ids=named)
+@pytest.mark.parametrize("model", first(MIXTRAL, LLAMA, GPT, DEEPSEEK))
+def test_attention_and_feed_forward_apart_serve(model: str, options: dict[str, Any]) -> None:
+    """Half layers on two stages, and what they hand on to and fro."""
+    given = {n: v for n, v in options.items() if n != "ep" or model in (MIXTRAL, DEEPSEEK)}
+    given |= {"capacity_factor": Fraction(4)} if model == DEEPSEEK else {}
+    assert_serves(job_of(model, pp=2, microbatches=2, afd=True, **given), ONE_BY_ONE)
+
+
 @pytest.mark.parametrize(
     "options",
     first(

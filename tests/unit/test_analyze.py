@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode
+from stagec.formats.chakra.record_files import read_trace
 from stagec.importers.library import model_source
 from stagec.ir.expr import const, evaluate, fraction, substitute
 from stagec.jobs.builder import JobBuilder

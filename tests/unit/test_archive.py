@@ -17,8 +17,8 @@ import zstandard
 from stagec.check.archive import check_archive
 from stagec.check.traces import CheckReport, check_directory
 from stagec.formats.base import Layout
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import TraceError
+from stagec.formats.chakra.record_files import read_trace
 from stagec.program.nodes import Ints
 from stagec.support.diagnostics import DiagnosticError
 from stagec.traces.archive import MAGIC, Archive

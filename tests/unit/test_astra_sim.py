@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from stagec.formats.astra_sim.log import breakdown, rank_ends, spans_of
 from stagec.formats.astra_sim.topology import GIB, dimensions, pod_dimensions
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
+from stagec.formats.chakra.record_files import read_trace
 from stagec.formats.chakra.tensors import tensors_of
 from stagec.machines import Machine, load_machine
 from stagec.machines.placement import crossed

@@ -14,7 +14,6 @@ from chakra.schema.protobuf import et_def_pb2 as public_untyped
 from google.protobuf import descriptor_pb2
 
 from stagec.formats.chakra import et_def_pb2 as ours
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import (
     ATTR_TYPES,
@@ -28,6 +27,7 @@ from stagec.formats.chakra.nodes import (
     encode_metadata,
     encode_node,
 )
+from stagec.formats.chakra.record_files import read_trace
 from stagec.formats.chakra.show import Row, describe, totals
 
 public: Any = public_untyped

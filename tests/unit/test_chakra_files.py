@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from chakra.src.jsonizer import jsonizer
 
-from stagec.formats.chakra import files
-from stagec.formats.chakra.files import read_all_records, read_trace
+from stagec.formats.chakra import record_files
 from stagec.formats.chakra.nodes import TraceError, json_of_record
+from stagec.formats.chakra.record_files import read_all_records, read_trace
 from tests.support import LONG, stagec
 
 JOB = ("compile", "llama3-8b", "--tp", "2", "--pp", "2", "--set", "L=2", "--quiet")
@@ -146,7 +146,7 @@ def test_memory_is_bounded_by_what_a_trace_may_hold(
     tracemalloc.stop()
     assert (ran.code, "error: " in ran.err) == (1, True)
     assert peak < 250 << 20
-    monkeypatch.setattr(files, "MAX_NODES", 10)
+    monkeypatch.setattr(record_files, "MAX_NODES", 10)
     trace = job / "llama3-8b.0.et"
     for words in (("show", trace), ("diff", trace, trace)):
         ran = stagec(*words)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stagec.formats.chakra.files import read_records
 from stagec.formats.chakra.nodes import CollKind, NodeKind, NodeOperands, TraceNode, decode_node
+from stagec.formats.chakra.record_files import read_records
 from tests.support import stagec
 
 _SIZES = ("--set", "L=2,D=64,H=4,G=2,K=16,F=128,V=256,S=32,B=8")

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.check import table
-from stagec.check.files import group_id
 from stagec.check.links import GroupUses, PeerLinks
 from stagec.check.members import GroupMembers
 from stagec.check.program import TraceProgram, analyse
 from stagec.check.ranks import RankTrace
 from stagec.check.table import RankTable, distinct
+from stagec.check.trace_files import group_id
 from tests.support import examples
 
 NOTHING = analyse(TraceProgram((), {}, {}))

@@ -388,6 +388,36 @@ def test_a_folder_that_is_not_there_is_reported_before_any_work(
     assert expected.err.startswith(f"error: {tmp_path}/none/x.html: No such file or directory")
 
 
+@pytest.mark.parametrize(
+    ("command", "first", "second"),
+    [
+        ("time", "--html", "--perfetto"),
+        ("analyze", "--html", "--output"),
+        ("memory", "--html", "--snapshot"),
+        ("opt", "--html", "--output"),
+        ("machines", "--html", "--output"),
+    ],
+)
+def test_two_results_have_two_files(
+    command: str, first: str, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = stagec(command, "no-model", second, tmp_path / "x.html", first, "x.html")
+    assert ran.code == 1
+    assert f"{second} and {first} write the same file 'x.html'\n  help: " in ran.err
+    ran = stagec(command, "no-model", first, "/dev/null", second, "/dev/null")
+    assert "the same file" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("analyze", "--html"), ("time", "--perfetto"), ("memory", "--snapshot")]
+)
+def test_only_a_text_goes_to_stdout_by_its_name(command: str, option: str) -> None:
+    ran = stagec(command, "no-model", option, "-")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"Invalid value for '{option}': '-' is not the name of a file" in ran.err
+
+
 @pytest.mark.parametrize("command", ["analyze", "memory", "time"])
 def test_a_plot_takes_several_configurations(command: str, tmp_path: Path) -> None:
     words = ["--machine", "h100-sxm"] if command == "time" else []

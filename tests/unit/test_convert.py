@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as public_untyped
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import (
     AttrValue,
     NodeKind,
@@ -21,6 +20,7 @@ from stagec.formats.chakra.nodes import (
     encode_metadata,
     encode_node,
 )
+from stagec.formats.chakra.record_files import read_trace
 from tests.support import stagec
 
 public: Any = public_untyped

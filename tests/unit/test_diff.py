@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode, encode_metadata, encode_node
+from stagec.formats.chakra.record_files import read_trace
 from tests.support import LONG, stagec
 
 WORDS = ("llama3-8b", "--tp", "2", "--pp", "2", "--dp", "2", "--set", "L=2", "--microbatches", "2")

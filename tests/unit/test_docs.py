@@ -410,7 +410,7 @@ TYPES: Mapping[str, str] = {
     "bf16[B]": "dy y",
     "i32[B, S, T]": "experts i places",
     "f32[B, S, T]": "weights",
-    "bf16[E, B, S*T/E, D]": "ys",
+    "bf16[E, B, S*T/E, D]": "ys dys",
     "u8[B]": "mask",
     "i32[B, S, 4*T]": "candidates",
 }
@@ -471,6 +471,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.route": {"logits": "f32[B, S, E]"},
     "stg.route_grad": {"dw": "f32[B, S, T]", "logits": "f32[B, S, E]"},
     "stg.combine_weights_grad": {"do": "bf16[B, S, D]"},
+    "stg.expert_bias": {"b": "bf16[E, D]"},
     "stg.sum": {"dy": "bf16[B, S, F]"},
     "stg.broadcast": {"x": "bf16[F]", "y": "bf16[B, S, F]"},
     "stg.mul": {"x": "bf16[B]"},

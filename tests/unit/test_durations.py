@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stagec.answers.time.timed import time_job
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
+from stagec.formats.chakra.record_files import read_trace
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from stagec.check.traces import check_directory
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode, encode_node
+from stagec.formats.chakra.record_files import read_trace
 from stagec.ir.param import attr_text
 from stagec.jobs.builder import JobBuilder
 from stagec.program.groups import GroupAxes

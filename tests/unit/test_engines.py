@@ -23,7 +23,7 @@ from stagec.time.costs.durations import Durations
 from stagec.time.costs.kernels import matmul_seconds
 from stagec.time.costs.software import Software
 from stagec.validation.closed_loop import ClosedLoop
-from stagec.validation.serving import (
+from stagec.validation.measured_servers import (
     MeasuredServer,
     ServerError,
     measured_servers,

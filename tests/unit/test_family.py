@@ -13,6 +13,8 @@ import pytest
 from stagec.analysis.report import analysis
 from stagec.api import Family, Figures, Module, Pass, Phase, Source, load_plugins, parse_module
 from stagec.jobs.builder import JobBuilder
+from stagec.jobs.figures import CompiledJob
+from stagec.jobs.lowered import LoweredJob
 from stagec.jobs.request.options import JobOptions
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.spec import Pipeline
@@ -236,3 +238,15 @@ def test_values_that_are_none_are_reported(values: dict[str, int], expected: str
     with pytest.raises(DiagnosticError, match=expected) as actual:
         family.at(values)
     assert actual.value.diagnostics[0].remedy
+
+
+def test_figures_asked_for_late_are_those_of_the_plan_in_the_module() -> None:
+    given: dict[str, Any] = {"pp": 2, "schedule": "interleaved", "chunks": 2, "microbatches": 4}
+    sizes = {"B": 8, "S": 1024}
+    options = JobOptions("llama3-8b", **given, zero=2, offload="activations", sizes=sizes)
+    planned = LoweredJob.of(options, figures=True).figures()
+    assert CompiledJob.of(options).figures() == planned
+    late = CompiledJob.of(options.changed(recompute="full"))
+    CompiledJob.of(options)  # lets go of the text of the job before it
+    assert not late.compiled.has_figures(late.values)
+    assert late.figures().flops > planned.flops

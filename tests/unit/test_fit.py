@@ -19,7 +19,7 @@ from stagec.machines.writing import kernel_section, quoted, with_sections
 from stagec.time.fit.constants import EACH, Fit, FitPart, fit_tables
 from stagec.time.fit.network import Constants
 from stagec.time.fit.search import Floats, least_squares, simplex
-from stagec.time.measured.files import Key, table_text
+from stagec.time.measured.kernel_tables import Key, table_text
 from stagec.time.measured.tables import Table
 from tests.support import EXHAUSTIVE, assert_schema, stagec
 from tests.unit.fit_tables import (
@@ -336,7 +336,7 @@ def test_the_text_is_the_machine_that_was_fitted(
 
 
 def _read(path: Path) -> list[Table]:
-    from stagec.time.measured.files import read_measured
+    from stagec.time.measured.kernel_tables import read_measured
 
     return read_measured(path)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
+from stagec.formats.chakra.record_files import read_trace
 from tests.support import LLAMA, crossed, stagec
 
 SIZES = "L=4,B=16,S=8,D=8,H=4,G=4,K=2,F=8,V=16"

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
+from stagec.formats.chakra.record_files import read_trace
 from stagec.program.pod_messages import Layouts, NoHandoverError, handover
 from stagec.traces.archive_index import parse_index
 from tests.support import examples, stagec

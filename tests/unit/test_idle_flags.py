@@ -39,7 +39,7 @@ BY_SIZE = {
 SECONDS = {
     *("host_graphs", "all_reduce", "saved_tensors", "first_saved", "prompt_steps"),
     *("step_tokens", "reserve_outputs", "scheduler_poll", "scheduler_gather", "host_scheduler"),
-    *("host_prompts", "host_product_bits", "host_waits", "expanding_kernel"),
+    *("scheduler_balance", "host_prompts", "host_product_bits", "host_waits", "expanding_kernel"),
 }
 
 

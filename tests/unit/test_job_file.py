@@ -108,8 +108,9 @@ def test_python_takes_and_gives_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model = ", "job.toml is not valid TOML"),
-        ("[[[[", "job.toml is not valid TOML"),
+        ("model = ", "job.toml:1:9: error: not TOML: Invalid value"),
+        ("[[[[", "job.toml:1:3: error: not TOML"),
+        ('model = """\n\n', "job.toml:3:1: error: not TOML: Unterminated string"),
         ('model = "llama3-8b"\n[strategy]\ntpp = 2\n', "job.toml:3:1: error: unknown key 'tpp'"),
         ('model = "llama3-8b"\n[strategy]\ntpp = 2\n', "did you mean 'tp'"),
         (

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stagec.check.traces import check_directory, check_trace
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode, encode_metadata, encode_node
+from stagec.formats.chakra.record_files import read_trace
 from tests.support import stagec
 
 RANKS = 4

@@ -50,3 +50,22 @@ def test_backward_leaves_out_the_gradients_of_frozen_matrices() -> None:
     matrices = actual["parameters"] - actual["trainable_parameters"] - embedding - 65 * 4096
     adapters = 2 * 2 * actual["trainable_parameters"] * tokens
     assert whole["backward"] - (mine["backward"] - adapters) == 2 * matrices * tokens
+
+
+@pytest.mark.parametrize(("batch", "slots"), [(1, 1), (2, 8), (64, 8)])
+def test_a_server_reads_the_adapters_that_its_sequences_use(batch: int, slots: int) -> None:
+    """Ranks hold all adapters; of n sequences a step reads N (1 - (1 - 1/N)^n) of N on average,
+    and multiplies each token by one."""
+    step = {"serve": "decode", "batch": batch, "context": 1000}
+    rank, wide, out, layers = 16, 4096, 4096, 32  # of wq, the width and all heads
+    plain = analyse("llama3-8b", **step)["classes"][0]
+    served = analyse("llama3-8b", **step, lora="wq", max_loras=slots, lora_rank=rank)["classes"][0]
+    one = layers * rank * (wide + out)
+    held = served["memory"]["parameters"] - plain["memory"]["parameters"]
+    assert held == 2 * slots * one
+    more = served["matmul_flops"]["forward"] - plain["matmul_flops"]["forward"]
+    assert more == 2 * batch * one
+    used = slots * (1 - (1 - 1 / slots) ** batch)
+    moved = layers * batch * (2 * wide + 2 * 4 * rank + 2 * 2 * out + 2 * 4)
+    touched = sum(served["bytes_touched"].values()) - sum(plain["bytes_touched"].values())
+    assert touched - moved == pytest.approx(2 * used * one, abs=layers)

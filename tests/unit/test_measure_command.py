@@ -14,7 +14,7 @@ import pytest
 from stagec.support import json_stream
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.json_stream import JsonStream
-from stagec.time.measured.files import read_measured
+from stagec.time.measured.kernel_tables import read_measured
 from stagec.time.measured.kineto import read_trace
 from stagec.time.measured.observed import rows
 from tests.support import assert_schema, stagec

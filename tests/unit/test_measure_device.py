@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stagec.time.measured.files import read_measured
+from stagec.time.measured.kernel_tables import read_measured
 from tests.support import stagec
 from tools.device_steps import Step, Trainer, parameters, steps
 

@@ -12,7 +12,7 @@ import pytest
 from stagec.program.kernels import Kernel
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import file_loc
-from stagec.time.measured.files import ROWS, Key, read_measured, table_text
+from stagec.time.measured.kernel_tables import ROWS, Key, read_measured, table_text
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND, Measured
 
 HEAD = "kind,dtype,extents,causal,op,microseconds,count\n"

@@ -18,7 +18,7 @@ from stagec.program.kernels import Kernel
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import FileLoc
 from stagec.time.measured import aiconfigurator
-from stagec.time.measured.files import read_measured
+from stagec.time.measured.kernel_tables import read_measured
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND, Measured, Table, consensus
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stagec.analysis.picture import MOST_OPERATIONS
-from stagec.answers.memory.page import ALL_COLUMNS, FEWEST, MOST, columns_for
+from stagec.answers.memory.memory_page import ALL_COLUMNS, FEWEST, MOST, columns_for
 from tests.support import LLAMA, LONG, stagec
 
 SIZES = "L=2,D=64,F=64,V=64,H=4,G=4,K=16,S=64,B=8,theta=100"

@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from stagec.check.traces import check_directory
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
+from stagec.formats.chakra.record_files import read_trace
 from stagec.ir.module import Module
 from stagec.program.classes import rank_classes
 from stagec.traces.emit import make_job

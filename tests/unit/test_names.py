@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.record_files import read_trace
 from tests.support import LLAMA, LONG, stagec
 
 SIZES = "L=4,B=8,S=4,D=8,H=4,G=4,K=2,F=8,V=16"

@@ -341,6 +341,17 @@ def test_messages_over_efa_as_measured(ranks: int) -> None:
     assert bus == pytest.approx(EFA[ranks], rel=0.08)
 
 
+@pytest.mark.parametrize("name", ["h100-sxm", "b200"])
+def test_tokens_for_other_nodes_go_at_the_rate_of_a_card(name: str) -> None:
+    """46 GB/s of a card of 400 Gb/s and more (github.com/NVIDIA/nccl-tests, issues 267 and 290),
+    also where all ranks send to all; a message between nodes as well."""
+    machine = machines()[name]
+    sent = 56 / 64 * SIZE
+    assert sent / seconds(machine, "all_to_all", SIZE, *range(64)) == pytest.approx(46e9, rel=0.01)
+    alone = message_seconds(machine, SIZE, machine.network[1])
+    assert SIZE / alone == pytest.approx(46e9, rel=0.01)
+
+
 def test_small_collectives_as_measured() -> None:
     """256 B to 1 MiB on 8 H100, microseconds."""
     machine = machines()["h100-sxm"]

@@ -14,7 +14,7 @@ SIZES = {"B": 2, "S": 6, "D": 5, "F": 7, "V": 11, "N": 3, "P": 4}
 
 
 def counted(args: str, line: str, kind: str = "flops") -> int:
-    """The FLOPs (or those of matrix products) of the op of that line."""
+    """The FLOPs (or those of matrix products, or bytes) of the op of that line."""
     sizes = ", ".join(f"{name} = {value}" for name, value in SIZES.items())
     text = (
         f"stg.module @m {{\n  stg.symbols[{sizes}]\n  stg.func @f({args}) {{\n    {line}\n"
@@ -23,6 +23,8 @@ def counted(args: str, line: str, kind: str = "flops") -> int:
     op = compiled(text, "infer-shapes").main.body.ops[0]
     rule = op.definition.rule(op)
     assert rule is not None
+    if kind == "bytes_touched":
+        return evaluate(op.definition.bytes_touched(op), SIZES)
     cost = getattr(op.definition, kind)(op, factor_sizes(op, rule))
     return evaluate(cost, SIZES)
 
@@ -85,6 +87,34 @@ STEPS = {
 def test_an_activation_costs_its_steps(line: str) -> None:
     elements = SIZES["B"] * SIZES["S"]
     assert counted("%x: f32[B, S]", line) == elements * len(STEPS[line])
+
+
+#: The bytes that each operation of PyTorch moves for an element in bf16, of what is not small.
+MOVES = {
+    "%y, %s = stg.expert_bias(%x, %b)": {
+        "b * p": 4,
+        "t + b * p": 2 + 4 + 4,
+        "cat": 4 + 4,
+        "to": 4 + 2,
+    },
+    "%y, %d, %s = stg.expert_bias_grad(%x)": {
+        "to": 2 + 4,
+        "of t": 4 + 2,
+        "split": 2 + 2,
+        "times p": 4 + 4,
+        "its sum": 4,
+        "times b": 4 + 4,
+        "that sum": 4,
+    },
+    "%y = stg.rope[scaling = yarn, factor = 4, term = cosine](%x)": {"t * cos": 2 + 2},
+}
+
+
+@pytest.mark.parametrize("line", MOVES)
+def test_operations_of_pytorch_move_their_bytes(line: str) -> None:
+    args = "%x: bf16[N, B, S, D], %b: bf16[N, D]"
+    elements = SIZES["N"] * SIZES["B"] * SIZES["S"] * SIZES["D"]
+    assert counted(args, line, "bytes_touched") == elements * sum(MOVES[line].values())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stagec.formats.chakra.files import read_trace
+from stagec.formats.chakra.record_files import read_trace
 from tests.oracle.test_parts import ENDS, path
 from tests.support import EXHAUSTIVE, LONG, stagec
 from tests.unit.test_perfetto import read as read_perfetto

@@ -22,6 +22,7 @@ from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import Step
 from stagec.serving.step_times import StepLine
+from stagec.serving.tiers import CacheTier, CacheTiers
 from tests.support import examples
 
 NANOSECOND = 10**6
@@ -155,6 +156,7 @@ SCHEDULERS = st.builds(
     reserve=st.booleans(),
     poll=st.integers(1, 5),
     gather=st.integers(0, 5),
+    balance=st.integers(0, 5),
 )
 
 
@@ -173,14 +175,13 @@ def test_every_scheduler_serves_each_token_once(
     assert all(j.arrival < j.first <= j.last <= run.end for j in run.done)
 
 
-def first_tokens(second: int, **how: Any) -> tuple[int, int]:
-    """When two requests have their first token, in nanoseconds: the other one comes while the first
-    one decodes, in steps of 1,000 ns and more."""
-    requests = [Request(0, 8, 40), Request(second, 8, 4)]
-    rule = SchedulerRule(**how)
-    run = served(requests, ServerLimits(64, 8), Linear(1000, 0, 0), replica0={"scheduler": rule})
-    first, last = sorted(run.done, key=lambda j: j.number)
-    return first.first // NANOSECOND, last.first // NANOSECOND
+def first_tokens(*later: int, groups: int = 1, **how: Any) -> list[int]:
+    """When requests have their first token, in nanoseconds: others come while the first one
+    decodes, in steps of 1,000 ns and more."""
+    requests = [Request(0, 8, 80), *(Request(each, 8, 4) for each in later)]
+    rule, limits = SchedulerRule(**how), ServerLimits(64, 8, groups=groups)
+    run = served(requests, limits, Linear(1000, 0, 0), replica0={"scheduler": rule})
+    return [job.first // NANOSECOND for job in sorted(run.done, key=lambda j: j.number)]
 
 
 def test_when_new_requests_are_looked_for_and_prompts_wait_for_others() -> None:
@@ -191,6 +192,23 @@ def test_when_new_requests_are_looked_for_and_prompts_wait_for_others() -> None:
     assert at_once == 5, "it comes in step 4 and has step 5"
     assert polled == 12, "after the prompt and 10 steps"
     assert gathered == 11, "6 steps behind step 4"
+
+
+def test_prompts_wait_until_each_group_has_one() -> None:
+    """As under `enable_balance`: at most so many steps, and then for others if each has one."""
+
+    def ends(*later: int, **how: Any) -> list[int]:
+        return [each // 1000 for each in first_tokens(*later, groups=2, **how)[1:]]
+
+    assert ends(3500, balance=30) == [35], "no second one comes: 30 steps behind step 4"
+    assert ends(3500, 9500, balance=30) == [11, 11], "both in step 11, behind the second one"
+    assert ends(3500, 9500, balance=30, gather=6) == [17, 17], "and 6 steps later"
+    assert ends(3500, balance=30, gather=6) == [35], "who waits in vain does not gather"
+    assert ends(3500, 3600, balance=30) == [5, 5]
+    assert [each // 1000 for each in first_tokens(3500, balance=30)] == [1, 5], "of one group"
+
+
+def test_prompts_alone_have_steps_of_their_own() -> None:
     alone = served(
         [Request(0, 8, 40), Request(3500, 8, 4)],
         ServerLimits(64, 8),
@@ -412,3 +430,93 @@ def test_a_rollout_stops_with_what_is_done() -> None:
     assert part.end == max(j.last for j in part.done) < whole.end
     assert part.kept_tokens() == 10
     assert not whole.kept_tokens()
+
+
+# -- tiers below the prefix cache ------------------------------------------------------------------
+
+LOAD = 3 * 10**11  # of a block: 300 us
+
+
+def with_tiers(*blocks: int, blocking: bool = False) -> dict[str, Any]:
+    """A replica with a host, and a disk at half its speed, of so many blocks."""
+    named = zip(("host", "disk"), blocks, strict=False)
+    tiers = [CacheTier(name, count, LOAD * n) for n, (name, count) in enumerate(named, 1)]
+    return {"prefix_block": HASH_BLOCK, "tiers": CacheTiers(tiers, blocking)}
+
+
+def pushed_out() -> tuple[list[Request], ServerLimits]:
+    """A request, one that takes its room, and the first one again."""
+    one, other = alike(1, 0, 3, 2)[0], Request(10**9, 5 * HASH_BLOCK, 4)
+    pages = (5 * HASH_BLOCK + 16) // 16
+    return [one, other, replace(one, arrival=2 * 10**9)], ServerLimits(8192, 8, pages, 16)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize(("blocks", "times"), [((5,), 5), ((0, 5), 10), ((3, 2), 7)])
+def test_blocks_come_back_at_the_speed_of_their_tier(
+    blocks: tuple[int, ...], times: int, blocking: bool
+) -> None:
+    """TTFT is the loads of the five blocks, and a step of the ten tokens that are left."""
+    requests, limits = pushed_out()
+    run = served(requests, limits, replica0=with_tiers(*blocks, blocking=blocking))
+    tally, (*_, again) = run.replicas[0].tally, run.done
+    assert tally.loaded.total() == tally.hits == again.hit == 5 * HASH_BLOCK
+    assert again.first - again.arrival == times * LOAD + Linear().mixed(0, 0, [(10, tally.hits)])
+    assert tally.computed == sum(r.prompt for r in requests) - tally.hits
+
+
+def test_what_no_tier_has_is_computed() -> None:
+    """A host with room for two blocks has those of the prefix that gave up their room last."""
+    requests, limits = pushed_out()
+    run = served(requests, limits, replica0=with_tiers(2))
+    assert run.replicas[0].tally.loaded == {"host": 2 * HASH_BLOCK}
+    assert not served(requests, limits, replica0=with_tiers(0)).replicas[0].tally.hits
+
+
+def test_others_decode_while_a_request_waits_for_its_blocks() -> None:
+    requests, limits = pushed_out()
+    limits = replace(limits, blocks=(limits.blocks or 0) + 4)  # one page more than one needs
+    beside = Request(requests[2].arrival - 1000, 8, 32)
+    every = [*requests[:2], beside, requests[2]]
+    apart = served(every[:3], limits, replica0=with_tiers(5)).done[-1]
+    for blocking, waits in ((False, 0), (True, 5 * LOAD)):
+        run = served(every, limits, replica0=with_tiers(5, blocking=blocking))
+        (other,) = (job for job in run.done if job.request is beside)
+        again = run.done[-1] if run.done[-1] is not other else run.done[-2]
+        step = Linear().mixed(0, 0, [(10, 5 * HASH_BLOCK)])
+        if blocking:
+            assert other.last - apart.last > waits
+        else:
+            assert other.last == apart.last
+        assert again.first - again.arrival >= 5 * LOAD + step
+
+
+@examples(50)
+@given(
+    st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 4), st.integers(1, 3)), min_size=1),
+    st.integers(0, 12),
+    st.integers(0, 12),
+    st.booleans(),
+)
+def test_tiers_lose_no_token(
+    each: list[tuple[int, int, int]], host: int, disk: int, blocking: bool
+) -> None:
+    """Tokens are computed or loaded once, pages come back, and no tier has more than its room."""
+    at, requests = 0, list[Request]()
+    for number, (gap, shared, own) in enumerate(each):
+        at += gap
+        blocks = (*range(shared), *(100 * (number % 3 + 1) + n for n in range(own)))
+        requests.append(replace(alike(1, 0, shared, own)[0], arrival=at, prefix=blocks))
+    how = with_tiers(host, disk, blocking=blocking)
+    failures = [Failure(0, at * NANOSECOND // 2, 0)]
+    for run in (
+        served(requests, ServerLimits(700, 4, 300, 16), replica0=how),
+        served(requests, ServerLimits(700, 4, 300, 16), replica0=how, failures=failures),
+    ):
+        (replica,) = run.replicas
+        tally = replica.tally
+        assert len(run.done) == len(requests)
+        assert replica.free == replica.room
+        assert tally.computed + tally.decoded + tally.hits == cached_tokens(run) + tally.lost
+        assert tally.loaded.total() <= tally.hits
+        assert all(len(t.held) <= t.blocks for t in how["tiers"].tiers)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import TraceNode, encode_metadata, encode_node
+from stagec.formats.chakra.record_files import read_trace
 from tests.support import EXHAUSTIVE, LONG, TINY, stagec
 
 QUICK = ("llama3-8b",)

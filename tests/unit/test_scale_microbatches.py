@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind, TraceNode, encode_metadata, encode_node
+from stagec.formats.chakra.record_files import read_trace
 from stagec.schedule.registry import SCHEDULES
 from tests.support import EXHAUSTIVE, LONG, TINY, stagec
 

@@ -17,7 +17,7 @@ from stagec.validation.answer import FiguresAnswer, MemoryAnswer, ServersAnswer,
 from stagec.validation.bytes import BytesError
 from stagec.validation.errors import StepError, summaries
 from stagec.validation.figures import PublishedRow
-from stagec.validation.serving import MeasuredServer, ServerError, server_summaries
+from stagec.validation.measured_servers import MeasuredServer, ServerError, server_summaries
 from stagec.validation.steps import MeasuredStep
 from tests.support import assert_schema, schema_of, stagec
 
@@ -82,6 +82,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("--transfer", "1/7"),
     ),
     "passes": ("passes",),
+    "passes, a pipeline": ("passes", "place"),
+    "ops": ("ops",),
+    "ops, one of them": ("ops", "einsum"),
     "doctor": ("doctor",),
 }
 #: Schemas of what a command prints for other questions.

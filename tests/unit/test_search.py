@@ -27,7 +27,7 @@ from stagec.jobs.request.combine import complete
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.machine import machine_of
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import CACHES, STEP
+from stagec.jobs.request.serving_flags import CACHES, STEP
 from stagec.jobs.session import Session
 from stagec.schedule.costs import Costs
 from stagec.schedule.registry import SCHEDULES

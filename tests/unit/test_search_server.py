@@ -469,6 +469,20 @@ def test_launch_files_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("vllm", ["--enable-lora", "--max-loras 4", "--max-lora-rank 8"]),
+        ("sglang", ["--enable-lora", "--max-loras-per-batch 4", "--max-lora-rank 8"]),
+        ("trtllm", ["max_loras: 4", "max_lora_rank: 8", '["attn_q", "mlp_h_to_4h", "mlp_gate"]']),
+    ],
+)
+def test_launch_files_have_adapters(engine: str, flags: list[str]) -> None:
+    lora = ["--lora", "wq,w_gate_up", "--lora-rank", "8", "--max-loras", "4"]
+    done = stagec(*ASKED, "--machine", "h100-sxm", *lora, "--emit-run", engine)
+    assert all(flag in done.out for flag in flags)
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ((), "no machine is given"),

@@ -383,3 +383,34 @@ def test_what_is_wrong_is_reported(words: tuple[str, ...], says: str) -> None:
     assert says in ran.err
     assert "Traceback" not in ran.err
     assert "bug" not in ran.err
+
+
+@pytest.mark.parametrize(("flags", "speed"), [(("host",), 64e9), (("disk", 6.8), 6.8e9)])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_cached_tokens_come_from_where_they_are_kept(
+    tp: int, flags: tuple[Any, ...], speed: float
+) -> None:
+    """Over the link of the host, PCIe 5.0, or as fast as the disk reads; TPOT stays."""
+    words = ("llama3-8b", "--prompt", "500", "--context", "4000", "--batches", "2")
+    asked = ("serve", *words, "--tp", str(tp), "--machine", "h100-sxm", "--json")
+    where, *disk = flags
+    given = ("--context-from", where, *(("--disk-bandwidth", str(*disk)) if disk else ()))
+    (plain,), (loaded,) = (json.loads(stagec(*asked, *f).out)["points"] for f in ((), given))
+    for name in ("ttft", "latency"):
+        assert loaded[name] - plain[name] == pytest.approx(4000 * A_TOKEN / tp / speed)
+    assert loaded["tpot"] == plain["tpot"]
+
+
+def test_engines_keep_to_their_share_of_the_memory() -> None:
+    """vLLM takes 9/10 of it. With room for all tokens of a request, caches of 1,024 + 8,192 - 1
+    tokens count, of which steps have 1,024 + 4,096 on average."""
+    job = ("serve", "llama3-8b", "--machine", "h100-sxm", "--batches", "8", "--json", "--prompt")
+    each = {
+        how: json.loads(stagec(*job, "1024", "--output-tokens", "8192", *how.split()).out)
+        for how in ("", "--server-memory 9/10", "--reserve-outputs")
+    }
+    plain, share, reserved = (answer["points"][0]["fit"] for answer in each.values())
+    assert share["room"] == int(plain["room"] * 9 // 10)
+    assert share["peak"] == plain["peak"]
+    assert reserved["room"] == plain["room"]
+    assert reserved["peak"] - plain["peak"] == 8 * 4095 * A_TOKEN

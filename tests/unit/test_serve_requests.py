@@ -159,6 +159,15 @@ REFUSED: dict[tuple[str, ...], str] = {
         *LENGTHS,
     ): "cannot be used with --dp, here 2",
     ("--rate", "1", "--mtbf", "1us", "--start-time", "1us", *LENGTHS): "give a longer --mtbf",
+    ("--rate", "1", "--host-cache", "4GiB", *LENGTHS): "--host-cache keeps the beginnings",
+    ("--rate", "1", "--disk-cache", "4GiB", *LENGTHS): "needs the speed of the disk",
+    ("--rate", "1", "--disk-bandwidth", "6.8", *LENGTHS): "--disk-bandwidth needs a disk",
+    ("--host-cache", "4GiB", "--prompt", "64"): "--host-cache needs requests over time",
+    ("--context-from", "host", "--prompt", "64"): "--context-from host needs --context",
+    (
+        *("--context-from", "disk", "--context", "64", "--prompt", "64"),
+    ): "the speed of the disk is missing",
+    ("--rate", "1", "--context-from", "host", *LENGTHS): "cannot be used with requests over time",
     ("--rate", "1", "--cache-blocks", "3", *LENGTHS): "but the cache of a replica has 3",
 }
 
@@ -529,3 +538,21 @@ def test_two_half_batches_share_prompts_and_sequences() -> None:
     over = json.loads(stagec(*words, "--batch-of", "8").out)
     assert over["times"]["tpot"]["mean"] == pytest.approx(steady[1]["tpot"], rel=0.05)
     assert "its step is that of 4" in steady[0]["cautions"][0]
+
+
+def test_tiers_are_of_the_pod_that_computes_prompts() -> None:
+    """What a device has no room for comes back from the host, and from a disk what that has no room
+    for; prompts are computed or loaded once."""
+    pods = ("--serve", "disaggregated", "--prefill", "tp=1", "--decode", "tp=1", "--prompt", "200")
+    load = ("--rate", "20", "--turns", "5", "--pause", "1s", "--count", "20")
+    sizes = ("--lengths", "prompt=200,output=20", "--cache-blocks", "80")
+    tiers = ("--host-cache", "8MiB", "--disk-cache", "1GiB", "--disk-bandwidth", "6.8")
+    pools = answer(*pods, *load, *sizes, *tiers)["pools"]
+    prefill, decode = pools["prefill"], pools["decode"]
+    assert set(prefill["loaded"]) == {"host", "disk"}
+    assert prefill["hits"] >= sum(prefill["loaded"].values())
+    assert (decode["loaded"], decode["hits"]) == ({}, 0)
+    without = answer(*pods, *load, *sizes)["pools"]["prefill"]
+    computed = {p["computed"] + p["hits"] - p["lost"] for p in (prefill, without)}
+    assert len(computed) == 1
+    assert prefill["computed"] < without["computed"]

@@ -12,9 +12,9 @@ import pytest
 
 from stagec.analysis.report import analysis
 from stagec.jobs.builder import JobBuilder
+from stagec.jobs.largest_batch import serving_figures
 from stagec.jobs.planned import Planned
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.serving import serving_figures
 
 DATA = Path(__file__).parents[1] / "data"
 FIGURES: dict[str, Any] = json.loads((DATA / "models.json").read_text())

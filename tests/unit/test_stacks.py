@@ -104,6 +104,18 @@ def test_freed_gradients_are_not_there_in_forward() -> None:
     assert before["peak"]["total"] - after["peak"]["total"] == gradients
 
 
+@pytest.mark.parametrize("stack", ["ideal", "torchtitan-compiled"])
+def test_a_compiled_layer_keeps_what_aotautograd_keeps(stack: str) -> None:
+    """1,141,964,824 bytes of a layer of Llama 3 8B at 8,192 tokens, of which 65,560 are statistics
+    of norms and attention that the fused kernels of a stack compute again."""
+    job = ("--dp", "2", "--zero", "3", "--recompute", "none", "--stack", stack)
+    kept = [
+        moments(*job, "--set", f"B=2,S=8192,L={layers}")["after_forward"]["by"]["activations"]
+        for layers in (3, 4)
+    ]
+    assert kept[1] - kept[0] == 1_141_964_824 - 65_560
+
+
 def test_gradients_of_several_microbatches_are_sums() -> None:
     flags = ("--set", "B=2", "--microbatches", "2")
     assert moments(*flags) == moments(*flags, "--grads", "freed")

@@ -83,6 +83,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "all_reduce_norms": {"all_reduce": "two-shot"},
     "memory_nodes": {"offload": "optimizer"},
     "lora_rank": {"lora": "wq"},
+    "max_loras": {"lora": "wq"},
     "lora_dtype": {"lora": "wq"},
     "loss_chunks": {"loss": "chunked"},
     "recompute_selective": {"recompute": "selective"},
@@ -333,6 +334,15 @@ def test_a_flag_without_what_it_needs_is_reported(name: str) -> None:
     assert ran.code == 0
     plain = stagec("analyze", LLAMA, "--print-strategy")
     assert ran.out == plain.out, "and writes nothing"
+
+
+def test_a_printed_strategy_says_what_it_assumes(tmp_path: Path) -> None:
+    """Read and printed again, too: where heads are replicated, their number is assumed."""
+    file, sizes = tmp_path / "s.stg", ("--set", "B=1")
+    text = stagec("analyze", LLAMA, "--tp", "16", *sizes, "--print-strategy").out
+    file.write_text(text)
+    assert "stg.assume[G == tp]" in text
+    assert stagec("analyze", LLAMA, file, *sizes, "--print-strategy").out == text
 
 
 def words_of(name: str) -> list[str]:

@@ -341,7 +341,8 @@ def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("[a]\nsp = 1.5", ":2:1: error: '1.5' is not a valid boolean"),
         ("tp = 1", ":1:1: error: expected a table of flags, found 1"),
         ("", " has no configurations"),
-        ("[a", " is not valid TOML: "),
+        ("[a", ":1:3: error: not TOML: "),
+        ("[a]\nx = " + "[" * 3000, ":1:1: error: not TOML: nested too deep"),
     ],
 )
 def test_what_is_no_configuration(text: str, message: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from stagec.analysis import time_picture as pictures
 from stagec.analysis.time_picture import time_picture
-from stagec.answers.time.page import distinct_names
+from stagec.answers.time.time_page import distinct_names
 from stagec.answers.time.timed import Timed, time_job
 from stagec.jobs.session import Session
 from stagec.machines import load_machine

@@ -25,7 +25,7 @@ from stagec.support.diagnostics import DiagnosticError
 from stagec.time.clock.definition import RankWork, clock
 from stagec.time.clock.times import ClockedStep
 from stagec.time.path import critical_path
-from stagec.time.pods import IssuedPods
+from stagec.time.pods_step import IssuedPods
 from stagec.time.step import Issued, step_time
 from tests.drafts import step_of
 from tests.oracle.test_parts import ENDS, path

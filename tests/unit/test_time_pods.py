@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from stagec.answers.time.timed import time_job
-from stagec.ir.serving import PREFILL
+from stagec.ir.serving_step import PREFILL
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import PODS
+from stagec.jobs.request.serving_flags import PODS
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
 from stagec.pipeline.passes import Pass

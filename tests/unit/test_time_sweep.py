@@ -17,7 +17,7 @@ from stagec.answers.sweep.order import unbeaten
 from stagec.answers.sweep.rows import time_row
 from stagec.api import time_step
 from stagec.machines import load_machine
-from stagec.time.measured.files import read_measured
+from stagec.time.measured.kernel_tables import read_measured
 from stagec.time.measured.tables import Table
 from tests.support import LLAMA, examples, stagec
 
@@ -60,7 +60,7 @@ def test_measured_files_are_read_once_and_again_when_they_change(
         read.append(path)
         return read_measured(path)
 
-    monkeypatch.setattr("stagec.time.measured.files.read_measured", spy)
+    monkeypatch.setattr("stagec.time.measured.kernel_tables.read_measured", spy)
     table = tmp_path / "table.csv"
 
     def steps(microseconds: int) -> list[float]:

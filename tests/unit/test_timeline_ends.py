@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import NodeKind
+from stagec.formats.chakra.record_files import read_trace
 from tests.exported import tiny
 from tests.oracle.test_parts import path
 from tests.support import TINY, stagec

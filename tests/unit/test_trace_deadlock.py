@@ -15,10 +15,10 @@ import pytest
 
 from stagec.check.agreement import CheckedJob
 from stagec.check.deadlock import check_deadlock
-from stagec.check.files import read_groups
 from stagec.check.program import TraceProgram, analyse
 from stagec.check.ranks import RankReader
 from stagec.check.table import RankTable
+from stagec.check.trace_files import read_groups
 from stagec.check.traces import CheckReport, check_directory
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
 from tests.small_traces import (

@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stagec.check.traces import check_directory
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import (
     ATTR_TYPES,
     AttrValue,
@@ -20,6 +19,7 @@ from stagec.formats.chakra.nodes import (
     encode_metadata,
     encode_node,
 )
+from stagec.formats.chakra.record_files import read_trace
 from stagec.formats.chakra.show import describe, totals
 from tests.support import examples
 

@@ -19,8 +19,8 @@ import zstandard
 from stagec.check.archive import check_archive
 from stagec.check.compare import compare
 from stagec.check.traces import check_directory
-from stagec.formats.chakra.files import read_all_records, read_trace
 from stagec.formats.chakra.nodes import TraceError, encode_metadata, encode_node, json_of_record
+from stagec.formats.chakra.record_files import read_all_records, read_trace
 from stagec.formats.chakra.show import totals
 from stagec.traces.archive import MAGIC, VERSION, Archive
 from stagec.traces.checksum import CHECKSUM, with_checksum

@@ -14,7 +14,6 @@ from zlib import crc32
 
 from stagec.check.compare import compare
 from stagec.check.traces import check_directory, check_trace
-from stagec.formats.chakra.files import read_all_records, read_trace
 from stagec.formats.chakra.nodes import (
     AttrValue,
     NodeKind,
@@ -25,6 +24,7 @@ from stagec.formats.chakra.nodes import (
     json_of_record,
     prefixed,
 )
+from stagec.formats.chakra.record_files import read_all_records, read_trace
 from stagec.formats.chakra.show import totals
 from stagec.formats.perfetto.encode import perfetto_trace
 from stagec.formats.timeline.chrome import chrome_trace

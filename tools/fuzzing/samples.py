@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import encode_metadata, encode_node
+from stagec.formats.chakra.record_files import read_trace
 from stagec.importers.registry import BUILT_IN
 from tests.configurations import small
 from tools.fuzzing.base import MODEL, FaultError, in_process, job

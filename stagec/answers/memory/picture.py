@@ -155,7 +155,7 @@ def draw(
     others = [_planned(changes, options, session) for changes in given["compare"]]
     if given["snapshot"] is not None:
         from stagec.analysis.footprint import timelines
-        from stagec.answers.memory.files import snapshot
+        from stagec.answers.memory.torch_snapshot import snapshot
 
         module = builders[worst.pod].module
         timeline = next(t for stage, _, t in timelines(module) if stage == worst.number)
@@ -178,7 +178,7 @@ def _planned(changes: Changes, options: JobOptions, session: Session) -> DrawnJo
 def memory_page(job: DrawnJob, drawing: Drawing, limit: Limit | None, room: int | None) -> str:
     """The page of a planned job; `room` is what its limit leaves, in bytes."""
     from stagec.analysis.picture import pictures
-    from stagec.answers.memory.page import Drawn, columns_for, page
+    from stagec.answers.memory.memory_page import Drawn, columns_for, page
 
     rates = drawing.rates or roofline_of(*H100)
     jobs = [job, *drawing.others]

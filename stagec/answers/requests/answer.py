@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.answers.time.table import costed_text, seconds_text
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import console, table
@@ -48,7 +49,8 @@ class SecondsSpread:
 class PoolFigures:
     """Replicas that are alike, and what they did: shares of the time in which they had a step
     (`busy`), of the cache that was used on average (`cache`, None where it has no bound) and the
-    most, sequences on average, and counts of `stagec.serving.replica.Tally`. `blocks` and
+    most, sequences on average, and counts of `stagec.serving.replica.Tally`; of the `hits` tiers
+    below the device `loaded` some. `blocks` and
     `max_batch` are those of a replica. `held` replicas have their ranks on average over time, for
     `replica_seconds` in all, and `up` of them take requests; `start_seconds` is the time of a
     start."""
@@ -67,6 +69,7 @@ class PoolFigures:
     computed: int
     decoded: int
     hits: int
+    loaded: Mapping[str, int]
     lost: int
     preempted: int
     swapped: int
@@ -210,12 +213,12 @@ class RequestsAnswer(Report):
 
     def page(self) -> str:
         """What replicas do over time, the spreads of times, and all figures."""
-        from stagec.answers.requests.page import requests_page
+        from stagec.answers.requests.requests_page import requests_page
 
         return requests_page(self)
 
     def plot(self) -> SVGText:
-        from stagec.answers.requests.page import load_plot
+        from stagec.answers.requests.requests_page import load_plot
 
         return SVGText(load_plot(self).svg())
 
@@ -257,6 +260,7 @@ class RequestsAnswer(Report):
                 f"{self.good / self.seconds / self.held_ranks:,.4g} per rank"
             )
         lines += filter(None, (self._changes(name) for name in self.pools))
+        lines += filter(None, map(_loaded_text, self.pools.values()))
         if self.hourly is not None and self.cost is not None:
             lines.append(
                 f"{self.rank_seconds / 3600:,.4g} rank-hours at {self.hourly:g}: "
@@ -311,6 +315,16 @@ class RequestsAnswer(Report):
                 *(f"{p.steps:,}", f"{p.preempted:,}", f"{p.hits:,}"),
             )
         return shown
+
+
+def _loaded_text(pool: PoolFigures) -> str:
+    """Which tiers had prefixes of prompts, if there are some below the device."""
+    if not pool.loaded:
+        return ""
+    below = "; ".join(f"{name} {tokens:,}" for name, tokens in pool.loaded.items())
+    device = pool.hits - sum(pool.loaded.values())
+    share = pool.hits / (pool.hits + pool.computed)
+    return f"Prefix hits, tokens: device {device:,}; {below}; {share:.1%} of what prompts need"
 
 
 def answer_of(
@@ -408,6 +422,7 @@ def _figures(pool: Pool, run: Simulation) -> PoolFigures:
         replica_seconds=fleet.series.totals[0] / SECOND,
         start_seconds=pool.plan.start / SECOND,
         **asdict(fleet.tally),
+        loaded=dict(sum((t.loaded for t in tallies), Counter[str]())),
         **{name: sum(getattr(t, name) for t in tallies) for name in counts},
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from stagec.answers.requests.fleet_options import FLEET_OPTIONS
 from stagec.ir_spec.strategy.scheduler import BUDGET
+from stagec.jobs.request.limit import SizeType
 from stagec.jobs.request.option import AnyText, CommandOption, File, Kind, Number, OneOf, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK, SEQUENCES, Blocks
@@ -24,12 +25,20 @@ _COUNT = 1000
 _SOURCES = ("requests", "rate", "concurrency", "batch_of")
 #: Those that say how many pods there are.
 _PODS = ("replicas", "prefill_replicas")
+#: Where keys and values of a prompt are kept.
+DEVICE = "device"
+TIERS = HOST, DISK = "host", "disk"
+#: Who waits for blocks from tiers below the prefix cache.
+BLOCKING = "block"
+LOADS = ("overlap", BLOCKING)
 #: Options that have no effect without another one: which, what that is about, and a remedy.
 _ABOUT = {
     "until": ("batch_of", "a rollout", "--batch-of N"),
     "burst": ("rate", "arrivals at random", "--rate R"),
     "pause": ("turns", "the turns of a conversation", "--turns 4"),
     "repair": ("mtbf", "failures at random", "--mtbf 24h"),
+    "disk_cache": ("disk_bandwidth", "the speed of the disk", "--disk-bandwidth 6.8"),
+    "disk_bandwidth": ("disk_cache", "a disk", "--disk-cache 1TiB"),
     "scale_window": ("autoscale", "--autoscale", "--autoscale 1..4"),
     "scale_delay": ("autoscale", "--autoscale", "--autoscale 1..4"),
 }
@@ -153,6 +162,34 @@ OVER_TIME = (
         "recompute",
         rare=True,
     ),
+    CommandOption(
+        "host_cache",
+        SizeType(),
+        "Memory of the host for each rank, to which the prefix cache of a device moves blocks that "
+        "it has no room for.",
+        rare=True,
+    ),
+    CommandOption(
+        "disk_cache",
+        SizeType(),
+        "Room on a disk for each rank, for blocks that --host-cache has no room for.",
+        rare=True,
+    ),
+    CommandOption(
+        "disk_bandwidth",
+        Number(0, above=True),
+        "With --disk-cache: GB/s at which a rank reads it, such as 6.8 of an NVMe drive.",
+        metavar="GB/S",
+        rare=True,
+    ),
+    CommandOption(
+        "cache_loads",
+        OneOf(LOADS),
+        "A request waits for blocks from the host or a disk while others go on (overlap), or the "
+        "step that begins it waits (block).",
+        LOADS[0],
+        rare=True,
+    ),
     *FLEET_OPTIONS,
     CommandOption(
         "step_grid",
@@ -176,21 +213,28 @@ def is_over_time(given: Mapping[str, Any], *, whole: bool = False) -> bool:
             f"{first} and {second} cannot be used together: both say when requests arrive",
             remedy="give one of them",
         )
-    for option in () if sources else OVER_TIME:
-        if given[option.name] != option.usual and not (whole and option.name in _PODS):
+    shared = {"disk_bandwidth"} if given["context_from"] != DEVICE else set[str]()
+    shared |= {*_PODS} if whole else set()
+    for option in () if sources else (o for o in OVER_TIME if o.name not in shared):
+        if given[option.name] != option.usual:
             words = option.words[0]
             raise error(
                 f"{words} needs requests over time",
                 remedy="say when requests arrive: --rate 4, --concurrency 64, --batch-of 512 or "
                 "--requests FILE",
             )
+    if sources and given["context_from"] != DEVICE:
+        raise error(
+            "--context-from cannot be used with requests over time",
+            remedy="give --host-cache 64GiB, to which prefixes move that a device has no room for",
+        )
     if sources and given["batches"] is not None:
         raise error(
             "--batches cannot be used with requests over time, whose batches follow from the "
             "arrivals",
             remedy="leave it out; --max-batch limits the sequences of a step",
         )
-    for option in OVER_TIME:
+    for option in OVER_TIME if sources else ():
         of = _ABOUT.get(option.name)
         if of is not None and given[option.name] != option.usual and not given[of[0]]:
             raise error(f"{option.words[0]} needs {of[1]}", remedy=f"give {of[2]}")

@@ -12,19 +12,19 @@ from stagec.analysis.serving_rates import step_pace
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
 from stagec.answers.requests.options import asked_requests, page_of, prefix_block
+from stagec.answers.requests.tiers import most_bytes, tiers_below, token_bytes
 from stagec.answers.serve_steps import of_a_stage
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, largest_step
-from stagec.jobs.figures import CompiledJob
 from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import options_of_draft, options_of_pod
 from stagec.jobs.request.acceptance import take_acceptance
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import DISAGGREGATED, check_draft
+from stagec.jobs.request.serving_flags import DISAGGREGATED, check_draft
 from stagec.jobs.served_models import ServedModels
 from stagec.jobs.session import Session
 from stagec.jobs.step_surface import DraftedSteps, ExactSteps, StepSurface
@@ -221,7 +221,9 @@ def _pools(
         pool = _pool(own, timer, given, requests, session, accepted, prefills=prefills)
         alone = pool.models.replicas
         swap = _swap(pool, timer.machine) if given["preempt"] == "swap" else 0
-        kept = prefix_block(own, given, requests) if prefills or not two_pods else 0
+        computes = prefills or not two_pods
+        kept = prefix_block(own, given, requests) if computes else 0
+        tiers = tiers_below(pool.models, timer.machine, given, kept) if computes else None
         made: Callable[..., Replica] = Replica
         if pool.pace is not None:
             made = partial(PipelinedReplica, pace=pool.pace, stages=pool.stages)
@@ -231,6 +233,7 @@ def _pools(
                 pool.limits,
                 pool.costs,
                 prefix_block=kept,
+                tiers=tiers() if tiers is not None else None,
                 swap=swap,
                 prefills=prefills,
                 scheduler=pool.scheduler,
@@ -278,7 +281,7 @@ def _pool(
         blocks = room.blocks
     of_ranks = groups // halves
     of_groups = tokens * of_ranks, sequences * of_ranks, blocks * groups or None
-    limits = ServerLimits(*of_groups, block, chunk=tokens)
+    limits = ServerLimits(*of_groups, block, chunk=tokens, groups=of_ranks)
 
     about = options, timer, session, models, groups, halves, accepted
     costs, pace = _costs(given, *about)
@@ -335,25 +338,13 @@ def _costs(
 
 def _start(models: ServedModels, machine: Machine) -> int:
     """Femtoseconds in which the weights of a rank come from its host."""
-    bytes_ = models.together(_most("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
+    bytes_ = models.together(most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
     return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
 
 
 def _swap(pool: Pool, machine: Machine) -> int:
-    """Femtoseconds in which a token's keys and values of a rank go to its host. Raises
-    `DiagnosticError` where they have none."""
-    from stagec.memory.timeline import CACHES
-
-    serving = pool.models.main.builder.serving
-    many = min(1 << 16, (serving and serving.positions) or 1 << 16)
-    one = step_of([SequenceClass(1, many - 1, 1, 1)])
-    bytes_ = pool.models.together(_most(CACHES), one) / many
-    return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
-
-
-def _most(name: str) -> Callable[[CompiledJob], float]:
-    """The bytes of this name that a rank holds, at most."""
-    return lambda job: max(each.get(name, 0) for each in job.figures().by_stage)
+    """Femtoseconds in which a token's keys and values of a rank go to its host."""
+    return max(1, round(token_bytes(pool.models) / machine.host.bandwidth.value * SECOND))
 
 
 def _check(requests: Sequence[Request], pools: Sequence[Pool], session: Session) -> None:

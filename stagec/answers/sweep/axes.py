@@ -4,7 +4,6 @@ named in a file."""
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -22,6 +21,7 @@ from stagec.support.limits import MAX_BYTES
 from stagec.support.source import Source
 from stagec.support.suggest import did_you_mean
 from stagec.support.texts import read_text
+from stagec.support.toml_text import toml_tables
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -203,10 +203,7 @@ def _read(path: str, *, timed: bool) -> Axis:
 
 
 def _tables(source: Source) -> _Tables:
-    try:
-        tables = tomllib.loads(source.text)
-    except tomllib.TOMLDecodeError as e:
-        raise error(f"{source.name} is not valid TOML: {e}", remedy=_EXAMPLE) from None
+    tables = toml_tables(source, _EXAMPLE)
     if not tables:
         raise error(f"{source.name} has no configurations", remedy=_EXAMPLE)
     for name, table in tables.items():

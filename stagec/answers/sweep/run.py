@@ -141,18 +141,18 @@ class SweepAnswer(Report):
     @property
     def axes(self) -> tuple[str, str]:
         """The two columns that the plot draws."""
-        from stagec.answers.sweep.page import default_axes
+        from stagec.answers.sweep.sweep_page import default_axes
 
         return self.plotted or default_axes(self.columns)
 
     def page(self) -> str:
         """A plot, and all rows."""
-        from stagec.answers.sweep.page import sweep_page
+        from stagec.answers.sweep.sweep_page import sweep_page
 
         return sweep_page(self)
 
     def plot(self) -> SVGText:
-        from stagec.answers.sweep.page import sweep_plot
+        from stagec.answers.sweep.sweep_page import sweep_plot
 
         return SVGText(sweep_plot(self).svg())
 
@@ -215,7 +215,7 @@ def selection_of(
     """A selection by names of columns, as the command line has them. Raises `DiagnosticError` for
     a name that is not a column."""
     from stagec.answers.sweep.order import front, key_of
-    from stagec.answers.sweep.page import plotted
+    from stagec.answers.sweep.sweep_page import plotted
 
     swept = [axis.name for axis in axes]
     return RowSelection(

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
 from stagec.answers.intervals import StackErrors, kind_of, stack_errors
-from stagec.answers.time.pods import PodsTime, alone_seconds, transfer_of, turn_seconds
+from stagec.answers.time.pods_answer import PodsTime, alone_seconds, transfer_of, turn_seconds
 from stagec.answers.time.table import accepted_text, interval_text, print_time, seconds_text
 from stagec.answers.time.timed import Timed, time_job
-from stagec.ir.serving import PREFILL
+from stagec.ir.serving_step import PREFILL
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.acceptance import Acceptance
 from stagec.jobs.request.measurements import remark_unused
 from stagec.jobs.request.options import JobOptions, stated_stack
-from stagec.jobs.request.serving import DISAGGREGATED
+from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.output.report import Report
@@ -94,7 +94,7 @@ class StepAnswer(TimeReport, Report):
     def page(self) -> str:
         """What every rank does and holds over the step, which is compiled again if its memory was
         not planned. Raises `DiagnosticError`."""
-        from stagec.answers.time.page import step_page
+        from stagec.answers.time.time_page import step_page
 
         return step_page(self.drawn(), self)
 

@@ -69,7 +69,7 @@ def replays_of(timed: Timed, machine: Machine, **how: Any) -> Sequence[Replay]:
 def _layouts(timed: Timed) -> Mapping[str, Layout]:
     """The layout of each pod among the ranks of all."""
     from stagec.formats.base import Layout
-    from stagec.traces.pods import one_behind_the_other
+    from stagec.traces.pod_programs import one_behind_the_other
 
     ranks = (each.groups.ranks for each in timed.each.values())
     starts = dict(zip(timed.each, accumulate(ranks, initial=0), strict=False))

@@ -83,8 +83,8 @@ class _Traces:
 
 def _traces(source: Path) -> _Traces:
     """What is to be converted. Raises `DiagnosticError`."""
-    from stagec.check.files import discover, job_of, read_groups
     from stagec.check.findings import CheckReport
+    from stagec.check.trace_files import discover, job_of, read_groups
 
     report = CheckReport()
     if source.is_dir():
@@ -126,8 +126,8 @@ def _files(traces: _Traces, to: str, *, packs: bool) -> Iterator[tuple[str, Iter
 
 def _records(path: Path, to: str) -> Iterator[bytes]:
     """A trace with the same records, as protobuf or as JSON. Raises `DiagnosticError`."""
-    from stagec.formats.chakra.files import read_all_records
     from stagec.formats.chakra.nodes import TraceError, json_of_record, prefixed
+    from stagec.formats.chakra.record_files import read_all_records
 
     first = True
     try:

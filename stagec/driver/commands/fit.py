@@ -57,7 +57,7 @@ def command(
     """
     from stagec.machines import is_file, read_machine
     from stagec.time.fit.constants import fit_tables
-    from stagec.time.measured.files import read_measured
+    from stagec.time.measured.kernel_tables import read_measured
 
     machine = machine_of(base, the_session())
     name = machine.name
@@ -109,10 +109,7 @@ def _text(base: str, fit: Fit) -> str:
 
 
 def _print_json(fit: Fit, machine: Machine, stream: TextIO) -> None:
-    result: dict[str, Any] = {
-        "base": machine.name,
-        "parts": [_object(part) for part in fit.parts],
-    }
+    result: dict[str, Any] = {"base": machine.name, "parts": [_object(part) for part in fit.parts]}
     stream.write(json.dumps(result, indent=1) + "\n")
     stream.flush()
 

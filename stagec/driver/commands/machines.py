@@ -93,14 +93,10 @@ class MachinesAnswer(Report):
         """Bars of each figure, and a table of all."""
         from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 
+        opens = "stagec machines {0} --html {0}.html"
         rows = [
-            TableRow(
-                [m.name, m.title, *_values(m), _network(m)],
-                _texts(m),
-                m.name,
-                f"stagec machines {m.name} --html {m.name}.html",
-            )
-            for m in self.machines
+            TableRow(list(row.values()), _texts(m), m.name, opens.format(m.name))
+            for m, row in zip(self.machines, self.rows(), strict=True)
         ]
         said = "Choose a bar or a row for the command that writes its figures with their sources."
         body = [command("stagec machines"), *paragraphs([said], "quiet"), figures(self._charts())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +55,8 @@ def command(archive: Path, output: Path, **given: Any) -> int:
     asked = given["format"]
     formats = [source.format] if asked is None else formats_asked(asked, registry, given)
     began = time.perf_counter()
-    written = write_formats(
-        lambda each: _source(source, each, given),
-        formats,
-        output,
-        source.about,
-        given,
-        the_session(),
-    )
+    made = partial(_source, source, given=given)
+    written = write_formats(made, formats, output, source.about, given, the_session())
     if not given["quiet"]:
         log_written(written, output, f"in {time.perf_counter() - began:.2f} s", the_session())
     return 0

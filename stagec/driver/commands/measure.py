@@ -34,7 +34,7 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
     A summary of what was read, and of GPU time that is not in the table, goes to stderr.
     """
     from stagec.support.diagnostics import error
-    from stagec.time.measured.files import table_text
+    from stagec.time.measured.kernel_tables import table_text
     from stagec.time.measured.observed import rows
 
     named = (output or "").lower().endswith(".json")

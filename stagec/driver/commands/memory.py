@@ -30,9 +30,7 @@ from stagec.support.diagnostics import error
     LIMIT,
     switch("advise", "With --limit: search for flags with which it fits, which may take a minute."),
     CommandOption(
-        "fit",
-        FIT,
-        "Place all buffers: in one arena, or as PyTorch's caching allocator does.",
+        "fit", FIT, "Place all buffers: in one arena, or as PyTorch's caching allocator does."
     ),
     JSON,
     FORM,

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any, TextIO
 
 import click
 
-from stagec.driver.shell.show import write_output
-from stagec.ir.opdef import OpDef, Registry
+from stagec.driver.shell.listing import LISTING, Listing, show_list
+from stagec.driver.shell.options import takes
+from stagec.ir.opdef import OpDef
 from stagec.ir.param import Arity, Param
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import error
 
+_HINT = "'stagec ops NAME' describes one, with its parameters and an example."
+
 
 @click.command("ops")
 @click.argument("name", required=False)
+@takes(*LISTING)
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
-def command(name: str | None, plugin: tuple[Path, ...]) -> None:
+def command(name: str | None, plugin: tuple[Path, ...], **given: Any) -> None:
     """List the ops, or describe the op NAME."""
     registry = load_plugins(plugin).registry
-    write_output(_description(registry, name) if name else _listing(registry), None)
-
-
-def _listing(registry: Registry) -> str:
-    ops = sorted(registry, key=lambda op: op.name)
-    width = max(len(op.name) for op in ops)
-    return "".join(f"{op.name:<{width}}  {summary(op)}\n" for op in ops)
+    if name is None:
+        rows = [_row(op) for op in sorted(registry, key=lambda op: op.name)]
+        show_list(Listing(rows, partial(_print_table, rows)), given, _HINT)
+        return
+    op = registry.get(name) or registry.get(f"stg.{name}")
+    if op is None:
+        raise error(f"unknown op '{name}'", remedy=registry.suggest(name))
+    show_list(Listing([_row(op)], partial(_print_description, op)), given)
 
 
 def summary(op: OpDef) -> str:
@@ -35,20 +43,43 @@ def summary(op: OpDef) -> str:
     return _doc(op).partition("\n\n")[0].replace("\n", " ")
 
 
-def _description(registry: Registry, name: str) -> str:
-    op = registry.get(name) or registry.get(f"stg.{name}")
-    if op is None:
-        raise error(f"unknown op '{name}'", remedy=registry.suggest(name))
+def _row(op: OpDef) -> dict[str, Any]:
+    """An op: what it does, the names of what it takes and gives, and its parameters."""
+    return {
+        "name": op.name,
+        "summary": summary(op),
+        "operands": _names(op.takes),
+        "results": _names(op.gives),
+        "parameters": [
+            {"name": p.name, "type": p.kind, "required": p.required, "help": p.doc}
+            for p in op.params
+        ],
+        "flags": _flags(op),
+    }
+
+
+def _print_table(rows: Iterable[Mapping[str, Any]], stream: TextIO) -> None:
+    from rich.markup import escape
+
+    from stagec.output.tables import console, table
+
+    shown = table("Ops", "name", "what it does", text_columns=2)
+    for row in rows:
+        shown.add_row(row["name"], escape(row["summary"]))
+    console(stream, 160).print(shown)
+
+
+def _print_description(op: OpDef, stream: TextIO) -> None:
     lines = [op.name, "", _doc(op), ""]
-    lines += [f"operands: {_names(op.takes)}"]
-    lines += [f"results: {_names(op.gives)}"]
+    lines += [f"operands: {', '.join(_names(op.takes)) or 'none'}"]
+    lines += [f"results: {', '.join(_names(op.gives)) or 'none'}"]
     lines += ["parameters:" if op.params else "parameters: none"]
     lines += [_param(p) for p in op.params]
-    if isinstance(op, Statement) and op.flags:
-        lines += [f"flags: {', '.join(flag.option for flag in op.flags)}"]
+    if flags := _flags(op):
+        lines += [f"flags: {', '.join(flags)}"]
     if op.example:
         lines += ["", "example:", *(f"  {line}" for line in op.example.splitlines())]
-    return "\n".join(lines) + "\n"
+    stream.write("\n".join(lines) + "\n")
 
 
 def _param(param: Param) -> str:
@@ -59,8 +90,14 @@ def _param(param: Param) -> str:
     return f"  {param.name} ({', '.join(traits)}): {param.doc}"
 
 
-def _names(arity: Arity) -> str:
-    return (", ".join(arity.names) or "none") + (", ..." if arity.most is None else "")
+def _names(arity: Arity) -> list[str]:
+    """Names of operands or results; `...` stands for any number of further ones."""
+    return [*arity.names, *(["..."] if arity.most is None else [])]
+
+
+def _flags(op: OpDef) -> list[str]:
+    """The flags that write a statement."""
+    return [flag.option for flag in op.flags] if isinstance(op, Statement) else []
 
 
 def _doc(op: OpDef) -> str:

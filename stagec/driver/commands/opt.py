@@ -16,7 +16,7 @@ from stagec.driver.shell.show import write_output
 from stagec.ir.module import Module
 from stagec.jobs.instruments import instruments
 from stagec.jobs.request.option import CommandOption
-from stagec.jobs.request.result import PAGE
+from stagec.jobs.request.result import OUTPUT, PAGE
 from stagec.pipeline.instrument import reproducer_pipeline
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
@@ -50,7 +50,7 @@ class Options:
     check_numerics: bool
     allow_unregistered: bool
     html: Path | None
-    output: str | None
+    output: Path | None
 
 
 @click.command("opt")
@@ -82,7 +82,7 @@ class Options:
 @click.option("--check-numerics", is_flag=True, help="Compare numbers before and after each pass.")
 @click.option("--allow-unregistered", is_flag=True, help="Accept ops without a definition.")
 @click_option(CommandOption("html", PAGE, "Write a page of the module: search, folded regions."))
-@click.option("-o", "--output", metavar="FILE", help="Write the result here instead of stdout.")
+@click_option(OUTPUT)
 def command(**given: object) -> int:
     """Read a module from FILE (default: stdin), run passes, print the module."""
     return _Opt(Options(**given)).run()  # type: ignore[arg-type]

@@ -13,8 +13,7 @@ from stagec.driver.shell.listing import LISTING, Listing, show_list
 from stagec.driver.shell.options import takes
 from stagec.driver.shell.show import write_output
 from stagec.models import Preset, presets
-from stagec.support.diagnostics import error
-from stagec.support.suggest import did_you_mean
+from stagec.support.named import find
 
 _HINT = (
     "'stagec compile --preset NAME -o DIR' compiles one; 'stagec presets NAME' prints its "
@@ -30,12 +29,7 @@ def command(name: str | None, **given: Any) -> None:
     and given as STRATEGY."""
     known = presets()
     if name is not None:
-        if name not in known:
-            raise error(
-                f"no preset '{name}'",
-                remedy=did_you_mean(name, known) or f"choose among {', '.join(known)}",
-            )
-        write_output(known[name].text, None)
+        write_output(find("preset", name, known).text, None)
         return
     rows = [
         {

@@ -21,9 +21,10 @@ from stagec.jobs.written import formats_asked, log_written, write_formats
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
+    from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
     from stagec.sharding.strategy import PipelineRule
-    from stagec.traces.recorded import Microbatches, Recording
+    from stagec.traces.recorded import Microbatches, RecordedJob, Recording
 
 
 @click.command("scale")
@@ -93,14 +94,12 @@ def command(traces: Path, output: Path, **given: Any) -> int:
     more = _microbatches(given["microbatches"], given["schedule"], recording, manifest, registry)
     job = scaled(recording, given["new"] or recording.mesh, more)
     about = {"scaled_from": {"traces": str(traces), "mesh": dict(job.recording.mesh)}}
-    written = write_formats(
-        lambda each: replace(job, format=each, machine=given["machine"]),
-        formats,
-        output,
-        about,
-        given,
-        the_session(),
-    )
+    job = replace(job, machine=given["machine"])
+
+    def made(each: Format) -> RecordedJob:
+        return replace(job, format=each)
+
+    written = write_formats(made, formats, output, about, given, the_session())
     if not given["quiet"]:
         log_written(written, output, f"in {time.perf_counter() - began:.2f} s", the_session())
     return 0
@@ -108,8 +107,8 @@ def command(traces: Path, output: Path, **given: Any) -> int:
 
 def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording, Mapping[str, Any]]:
     """The traces of a folder, and its manifest, if it has one. Raises `DiagnosticError`."""
-    from stagec.check.files import discover, read_groups
     from stagec.check.findings import CheckReport
+    from stagec.check.trace_files import discover, read_groups
     from stagec.traces.recorded import Recording
 
     report = CheckReport()

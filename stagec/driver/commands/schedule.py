@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from typing import Any, TextIO
 
 import click
 
-from stagec.driver.shell.options import type_of
-from stagec.driver.shell.session import log
-from stagec.driver.shell.show import write_json, write_output
+from stagec.driver.shell.listing import LISTING, Listing, show_list
+from stagec.driver.shell.options import takes, type_of
+from stagec.driver.shell.show import write_output
 from stagec.jobs.request.option import Kind
+from stagec.output.report import Report
 from stagec.schedule.attached import schedules_of
 from stagec.schedule.base import Schedule
 from stagec.schedule.costs import Costs
@@ -30,6 +33,10 @@ _COLOURS: dict[CellKind, tuple[str, str]] = {
     "": ("dim", "dim"),
 }
 _NAMES = {"F": "forward", "B": "backward", "W": "weight", "FB": "overlapped"}
+_HINT = (
+    "p stages, m microbatches, v chunks per rank; F forward, B whole backward, W gradient of the "
+    "weights,\nF&B an overlapped pair, each for the share of the model of one rank."
+)
 _TIME = re.compile(r"\d{1,9}(\.\d{1,6}|/[1-9]\d{0,8})?")
 
 
@@ -82,7 +89,7 @@ class Time(Kind[Fraction]):
 @click.option(
     "--svg", metavar="FILE", help="Also write a picture; '-' writes only the picture, to stdout."
 )
-@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
+@takes(*LISTING)
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(
     name: str | None,
@@ -92,14 +99,14 @@ def command(
     costs: Costs,
     transfer: Fraction,
     svg: str | None,
-    json_wanted: bool,
     plugin: tuple[Path, ...],
+    **given: Any,
 ) -> None:
     """Draw a pipeline schedule; without a name, list them with their closed forms."""
     plugin_schedules = _from_plugins(plugin) if plugin else []
     if name is None:
-        list_schedules = _list_json if json_wanted else _list
-        list_schedules(known_schedules(plugin_schedules).values())
+        known = [*known_schedules(plugin_schedules).values()]
+        show_list(Listing([*map(_row, known)], partial(_print_table, known)), given, _HINT)
         return
     schedule = find_schedule(name, plugin_schedules)
     if stages is None or microbatches is None:
@@ -109,12 +116,8 @@ def command(
     run = run_schedule(schedule, stages, microbatches, chunks, costs, transfer)
     if svg is not None:
         write_output(timeline_svg(run.timeline, run.title, facts(run)), svg)
-    if svg == "-":
-        return
-    if json_wanted:
-        write_json(as_json(run))
-    else:
-        _draw(run)
+    if svg != "-":
+        show_list(ScheduleAnswer(run), given)
 
 
 def _from_plugins(files: tuple[Path, ...]) -> list[Schedule]:
@@ -123,10 +126,21 @@ def _from_plugins(files: tuple[Path, ...]) -> list[Schedule]:
     return schedules_of(load_plugins(files).registry)
 
 
-# -- text ------------------------------------------------------------------------------------------
+def _row(s: Schedule) -> dict[str, Any]:
+    return {
+        "name": s.name,
+        "summary": s.summary,
+        "chunks": s.default_chunks,
+        "splits_weight_gradient": s.splits_weight_gradient,
+        "bubble": s.formulas.bubble,
+        "bubble_scope": s.scope,
+        "in_flight": s.formulas.in_flight,
+        "condition": s.formulas.condition,
+        "source": s.source,
+    }
 
 
-def _list(schedules: Iterable[Schedule]) -> None:
+def _print_table(schedules: Sequence[Schedule], stream: TextIO) -> None:
     from rich.markup import escape
 
     from stagec.output.tables import console, table
@@ -137,19 +151,33 @@ def _list(schedules: Iterable[Schedule]) -> None:
         f = s.formulas
         row = s.name, s.summary, f.bubble, f.in_flight, f.condition, s.source
         rows.add_row(*map(escape, row))
-    console(sys.stdout, 160).print(rows)
-    log(
-        "p stages, m microbatches, v chunks per rank; F forward, B whole backward, W gradient of "
-        "the weights,\nF&B an overlapped pair, each for the share of the model of one rank."
-    )
+    console(stream, 160).print(rows)
 
 
-def _draw(run: ScheduleRun) -> None:
+@dataclass(frozen=True)
+class ScheduleAnswer(Report):
+    """A schedule of given sizes: drawn, with its figures beside their closed forms."""
+
+    run: ScheduleRun
+
+    def as_json(self) -> dict[str, Any]:
+        return as_json(self.run)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each action, with its rank, start and end."""
+        ranks = enumerate(self.as_json()["ranks"])
+        return [{"rank": rank, **action} for rank, actions in ranks for action in actions]
+
+    def print(self, stream: TextIO) -> None:
+        _draw(self.run, stream)
+
+
+def _draw(run: ScheduleRun, stream: TextIO) -> None:
     from rich.text import Text
 
     from stagec.output.tables import console
 
-    out = console(sys.stdout)
+    out = console(stream)
     coloured = out.color_system is not None
     digits = len(str(run.stages - 1))
     columns = columns_for(run.timeline, max(20, out.width - len("rank ") - digits - 1))
@@ -164,24 +192,3 @@ def _draw(run: ScheduleRun) -> None:
         out.print(line)
     for fact in facts(run):
         out.print(Text(fact))
-
-
-# -- JSON ------------------------------------------------------------------------------------------
-
-
-def _list_json(schedules: Iterable[Schedule]) -> None:
-    rows = [
-        {
-            "name": s.name,
-            "summary": s.summary,
-            "chunks": s.default_chunks,
-            "splits_weight_gradient": s.splits_weight_gradient,
-            "bubble": s.formulas.bubble,
-            "bubble_scope": s.scope,
-            "in_flight": s.formulas.in_flight,
-            "condition": s.formulas.condition,
-            "source": s.source,
-        }
-        for s in schedules
-    ]
-    write_json(rows)

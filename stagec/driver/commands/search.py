@@ -21,7 +21,7 @@ from stagec.searches.answer import search
 from stagec.searches.options import SEARCH, search_command
 from stagec.searches.question import questions, space_text
 from stagec.searches.server.answer import search_servers
-from stagec.searches.serving import SERVER
+from stagec.searches.serving_space import SERVER
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: Options of whole servers.
@@ -41,9 +41,7 @@ _LESS = "let it run, or give a smaller space"
     CSV,
     FORM,
     CommandOption(
-        "html",
-        PAGE,
-        "Write a page: memory over time, all flags side by side, and each strategy.",
+        "html", PAGE, "Write a page: memory over time, all flags side by side, and each strategy."
     ),
     OUTPUT,
 )

@@ -134,8 +134,8 @@ def command(folder: Path, binary: Path, *, as_json: bool, totals: bool) -> int:
 def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
     """Run ASTRA-sim on a folder. Raises `DiagnosticError` for a folder that is not one of a job,
     and for ranks that do not end."""
-    from stagec.formats.astra_sim.files import RENDEZVOUS
     from stagec.formats.astra_sim.log import peaks, rank_ends
+    from stagec.formats.astra_sim.system_files import RENDEZVOUS
 
     about = _about(folder)
     name, ranks = str(about["name"]), int(about["ranks"])
@@ -172,7 +172,7 @@ _MOST_RANKS = 1 << 24
 
 def _about(folder: Path) -> dict[str, Any]:
     """What `stagec.json` says. Raises `DiagnosticError` for a folder without it."""
-    from stagec.formats.astra_sim.files import ABOUT
+    from stagec.formats.astra_sim.system_files import ABOUT
 
     given = _read_object(folder / ABOUT)
     ranks, groups = given.get("ranks"), given.get("groups")
@@ -305,8 +305,8 @@ def _stuck(text: str, ranks: int, ended: int, code: int) -> DiagnosticError:
 
 def _parts(folder: Path, where: Path, about: Mapping[str, Any], slowest: RankEnd) -> Breakdown:
     from stagec.formats.astra_sim.log import breakdown, spans_of
-    from stagec.formats.chakra.files import read_trace
     from stagec.formats.chakra.nodes import TraceError
+    from stagec.formats.chakra.record_files import read_trace
 
     over = {
         number: axes

@@ -9,7 +9,7 @@ import click
 from stagec.answers.sweep.rows import Case
 from stagec.answers.sweep.run import check_alone, sweep, sweep_options
 from stagec.answers.time.answer import time
-from stagec.answers.time.files import TIME_FILES, draws, write_perfetto
+from stagec.answers.time.perfetto_trace import TIME_FILES, draws, write_perfetto
 from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import the_session
@@ -85,24 +85,14 @@ def command(**given: Any) -> int:
         )
         return 0
     pictures = draws(given)
-    asked = {name: given[name] for name in ("machine", "overlap", "graphs", "levers")}
-    measured = measurements(given["measured"], given["kernels_from"], given["machine"])
+    how = {name: given[name] for name in ("machine", "overlap", "graphs")}
+    how["measured"] = measurements(given["measured"], given["kernels_from"], given["machine"])
+    more = {"levers": given["levers"], "accepted": accepted, "memory": pictures}
     with the_session().live() as progress:
-        answer = time(
-            options,
-            session=the_session(),
-            **asked,
-            measured=measured,
-            accepted=accepted,
-            memory=pictures,
-            progress=progress,
-        )
+        answer = time(options, session=the_session(), progress=progress, **how, **more)
     if given["perfetto"] is not None:
-        how = {"overlap": given["overlap"], "graphs": given["graphs"], "measured": measured}
         ranks = given["perfetto_ranks"]
-        write_perfetto(
-            answer.drawn(), given["perfetto"], ranks, the_session(), machine=given["machine"], **how
-        )
+        write_perfetto(answer.drawn(), given["perfetto"], ranks, the_session(), **how)
     show(answer, given)
     return 0
 

@@ -30,8 +30,8 @@ class Listing(Report):
         self.table(stream)
 
 
-def show_list(listing: Listing, given: Mapping[str, Any], hint: str) -> None:
+def show_list(listing: Report, given: Mapping[str, Any], hint: str = "") -> None:
     """Print a list as `LISTING` asks for; for people with a hint on stderr."""
     show(listing, {**given, "output": None})
-    if form_of(given) is None:
+    if hint and form_of(given) is None:
         log(hint)

@@ -28,6 +28,7 @@ from stagec.jobs.request.option import (
 )
 from stagec.jobs.request.options import JOB, JobOptions
 from stagec.jobs.request.preset import with_step
+from stagec.jobs.request.result import ResultFile
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -130,9 +131,12 @@ class _OfKind(click.ParamType[Any]):
         if not isinstance(value, str):
             return value
         try:
-            return self._kind.read(value)
+            read = self._kind.read(value)
         except ValueError as problem:
             self.fail(str(problem), param, ctx)
+        if isinstance(self._kind, ResultFile) and param and ctx:
+            _check_written_once(read, param.opts[-1], ctx.meta.setdefault(__name__, {}))
+        return read
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -140,6 +144,15 @@ class _OfKind(click.ParamType[Any]):
         """What the kind completes."""
         complete = completion.COMPLETERS.get(self._kind.completes)
         return complete(ctx, param, incomplete) if complete is not None else []
+
+
+def _check_written_once(path: Path, option: str, files: dict[Path, str]) -> None:
+    """Note the file that an option writes. Raises `DiagnosticError` if another option does."""
+    if str(path) == "-" or (path.exists() and not path.is_file()):
+        return
+    other = files.setdefault(path.resolve(), option)
+    if other != option:
+        raise error(f"{other} and {option} write the same file '{path}'", remedy="give two names")
 
 
 def take_options(given: dict[str, Any]) -> JobOptions:

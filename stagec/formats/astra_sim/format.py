@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from stagec.formats.astra_sim import files
+from stagec.formats.astra_sim import system_files
 from stagec.formats.astra_sim.topology import Dimension, dimensions, network_text, pod_dimensions
 from stagec.formats.base import Durations, Layout, Need, TraceJob
 from stagec.formats.chakra.encode import Encoder
@@ -116,16 +116,18 @@ class AstraSimFormat(ChakraFormat):
         waits = machine.efficiency.rendezvous is not None
         about |= {"rendezvous": True} if waits else {}
         bandwidth = machine.memory.bandwidth.value
-        system = files.system(
+        system = system_files.system(
             dims, peak, bandwidth, roofline=not self.durations, tensors=self.tensor_names
         )
         return {
-            files.SYSTEM: files.text(system),
-            files.NETWORK: network_text(dims).encode(),
-            files.MEMORY: files.text(files.memory(machine.host if _copies(job) else None)),
-            "logical_topology.json": files.text(files.logical_topology(dims)),
-            "run.sh": files.script(job.name, ranks, rendezvous=waits).encode(),
-            files.ABOUT: files.text(about),
+            system_files.SYSTEM: system_files.text(system),
+            system_files.NETWORK: network_text(dims).encode(),
+            system_files.MEMORY: system_files.text(
+                system_files.memory(machine.host if _copies(job) else None)
+            ),
+            "logical_topology.json": system_files.text(system_files.logical_topology(dims)),
+            "run.sh": system_files.script(job.name, ranks, rendezvous=waits).encode(),
+            system_files.ABOUT: system_files.text(about),
         }
 
 

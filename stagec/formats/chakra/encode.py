@@ -29,7 +29,7 @@ from stagec.formats.chakra.nodes import (
 )
 from stagec.formats.chakra.tensors import TensorLists
 from stagec.program.groups import GroupAxes
-from stagec.program.nodes import Ints, Node, Program, marker_of
+from stagec.program.nodes import Ints, Node, Program, marker_of, numbered
 from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN
 
@@ -71,35 +71,24 @@ class TraceWriter:
         attrs |= {name: size for name, size in memory.items() if size}
         if self.tensors is not None:
             attrs |= self.tensors.attributes(node.id)
-        data = tuple(d.id for d in node.deps)
-        control = tuple(d.id for d in node.after)
+        kind, size, duration = NodeKind.COMP, max(1, node.size), 0
         if node.is_message:
             sends = node.kind == "send"
-            attrs |= {
-                "comm_size": max(1, node.size),
-                "comm_tag": node.tag,
-                "comm_dst" if sends else "comm_src": self._largest_peer,
-            }
-            end = NodeKind.SEND if sends else NodeKind.RECV
-            return TraceNode(node.id, node.name, end, data, control, attrs)
-        if node.is_copy:
-            attrs["tensor_size"] = max(1, node.size)
-            way = NodeKind.MEM_STORE if node.to == "host" else NodeKind.MEM_LOAD
-            return TraceNode(node.id, node.name, way, data, control, attrs)
-        if not node.is_collective:
+            kind = NodeKind.SEND if sends else NodeKind.RECV
+            peer = "comm_dst" if sends else "comm_src"
+            attrs |= {"comm_size": size, "comm_tag": node.tag, peer: self._largest_peer}
+        elif node.is_copy:
+            kind = NodeKind.MEM_STORE if node.to == "host" else NodeKind.MEM_LOAD
+            attrs["tensor_size"] = size
+        elif node.is_collective:
+            kind = NodeKind.COLL
+            attrs["comm_type"] = int(_collective(node))
+            attrs |= {"comm_size": max(1, self.comm_size(node)), "pg_name": group}
+        else:
             duration = micros(self.durations(node)) if self.durations else 0
-            attrs |= {
-                "num_ops": max(1, node.flops),
-                "tensor_size": max(1, node.size),
-            }
-            return TraceNode(node.id, node.name, NodeKind.COMP, data, control, attrs, duration)
-        kind = _collective(node)
-        attrs |= {
-            "comm_type": int(kind),
-            "comm_size": max(1, self.comm_size(node)),
-            "pg_name": group,
-        }
-        return TraceNode(node.id, node.name, NodeKind.COLL, data, control, attrs)
+            attrs |= {"num_ops": max(1, node.flops), "tensor_size": size}
+        data, control = (tuple(d.id for d in edges) for edges in (node.deps, node.after))
+        return TraceNode(node.id, node.name, kind, data, control, attrs, duration)
 
     @property
     def _largest_peer(self) -> int:
@@ -166,8 +155,7 @@ def _serialise(program: Program, writer: TraceWriter, widths: Mapping[GroupAxes,
         if node.is_collective:
             ends[node.group].append(after[members] - 1)
         elif node.is_message:
-            towards = node.by if node.kind == "send" else -node.by
-            peers.setdefault((node.over, towards), []).append(after[members] - 1)
+            peers.setdefault(node.way, []).append(after[members] - 1)
     return Variant(data, _positions(ends), _positions(peers))
 
 
@@ -258,18 +246,11 @@ def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group:
     one = int(members[0])
     begin, middle, end = program.starts[one], program.control[one], program.starts[one + 1]
     edges = [Node("", "", "", 0, id=e) for e in program.edges[begin:end].tolist()]
-    mark = marker_of(prototype.name)
-    number = str(program.microbatch[one])
-    name = prototype.name.replace(mark, number) if mark else prototype.name
+    mark, microbatch = marker_of(prototype.name), int(program.microbatch[one])
+    name = numbered(prototype.name, microbatch)
     data = int(middle - begin)
-    node = replace(
-        prototype,
-        id=one + 1,
-        name=name,
-        tag=int(program.tag[one]),
-        deps=edges[:data],
-        after=edges[data:],
-    )
+    node = replace(prototype, id=one + 1, name=name, tag=int(program.tag[one]))
+    node.deps, node.after = edges[:data], edges[data:]
     if program.events is not None:
         node.alloc, node.free = int(program.events.alloc[one]), int(program.events.free[one])
     record = _encoded(writer.trace_node(node, group, prototype))
@@ -284,13 +265,12 @@ def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group:
         used, which = np.unique(program.prototype[members], return_inverse=True)
         like: list[int] = used.tolist()
         if len(like) > 1:
-            names = (program.prototypes[i].name for i in like)
-            text = "".join(n.replace(marker_of(n), number) if mark else n for n in names)
+            text = "".join(numbered(program.prototypes[i].name, microbatch) for i in like)
             table = np.frombuffer(text.encode(), dtype=np.uint8).reshape(-1, length)
             block[:, at : at + length] = table[which]
         if mark:
             digits = at + len(prototype.name.partition(mark)[0].encode())
-            _put_decimal(block, digits, len(number), program.microbatch[members])
+            _put_decimal(block, digits, len(str(microbatch)), program.microbatch[members])
         at += length
     at += 2  # the kind
     for starts, targets in ((program.control, node.after), (program.starts, node.deps)):

@@ -1,7 +1,7 @@
 """The records of Chakra: nodes to bytes and back, and to the JSON of Chakra's own tools and back.
 
 This is the one module that knows protobuf; everything malformed comes out as a `TraceError`.
-`stagec.formats.chakra.files` says what files are made of them.
+`stagec.formats.chakra.record_files` says what files are made of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,14 @@ _LAST_NODE_FIELD = 10
 _LAST_ATTR_FIELD = 32
 
 
-class NodeKind(IntEnum):
+class _Labelled(IntEnum):
+    @property
+    def label(self) -> str:
+        """The kind in lower case: `mem_load`, `all_reduce`."""
+        return self.name.lower()
+
+
+class NodeKind(_Labelled):
     """What a node asks of the simulator."""
 
     INVALID = 0
@@ -60,13 +67,8 @@ class NodeKind(IntEnum):
     RECV = 6
     COLL = 7
 
-    @property
-    def label(self) -> str:
-        """The kind in lower case: `comp`, `send`, `mem_load`."""
-        return self.name.lower()
 
-
-class CollKind(IntEnum):
+class CollKind(_Labelled):
     """The values of the attribute `comm_type`."""
 
     ALL_REDUCE = 0
@@ -79,11 +81,6 @@ class CollKind(IntEnum):
     REDUCE_SCATTER = 7
     REDUCE_SCATTER_BLOCK = 8
     BARRIER = 9
-
-    @property
-    def label(self) -> str:
-        """The collective in lower case: `all_reduce`."""
-        return self.name.lower()
 
 
 class TraceError(Exception):
@@ -271,20 +268,14 @@ def varint(number: int) -> bytes:
     return bytes(digits)
 
 
+#: Types of attributes that have no other; a bool is an int, too.
+_TYPES = {bool: "bool", int: "int64", float: "double", str: "string", bytes: "bytes"}
+
+
 def _default_type(value: AttrValue) -> str:
-    match value:
-        case bool():
-            return "bool"
-        case int():
-            return "int64"
-        case float():
-            return "double"
-        case str():
-            return "string"
-        case bytes():
-            return "bytes"
-        case _:
-            return f"{_default_type(value[0]) if value else 'int64'}_list"
+    if isinstance(value, tuple):
+        return f"{_default_type(value[0]) if value else 'int64'}_list"
+    return next(name for kind, name in _TYPES.items() if isinstance(value, kind))
 
 
 def _set_value(attr: AttributeProto, type_name: str, value: AttrValue) -> None:

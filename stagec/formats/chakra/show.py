@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import AttrValue, CollKind, NodeKind, TraceNode
+from stagec.formats.chakra.record_files import read_trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,7 @@ class Place:
     def row(self, axes: GroupAxes) -> tuple[Ints, int]:
         """The ranks of its group, and its position among them."""
         if axes not in self._rows:
-            groups = self.layout.groups
-            row = groups.members[axes][groups.of_rank(axes, self.rank) - groups.first[axes]]
+            row = self.layout.groups.row(axes, self.rank)
             self._rows[axes] = row, int(np.flatnonzero(row == self.rank)[0])
         return self._rows[axes]
 
@@ -178,10 +177,8 @@ class Expander:
         if node.is_collective:
             return self._collective(node)
         if node.is_message:
-            sends = node.kind == "send"
-            peer = self._key((node.over, node.by if sends else -node.by))
-            type_, cpu = (SEND, SENDS) if sends else (RECV, RECEIVES)
-            return NodeOps([(type_, max(1, node.size), cpu, -1, peer, -1)], [])
+            type_, cpu = (SEND, SENDS) if node.kind == "send" else (RECV, RECEIVES)
+            return NodeOps([(type_, max(1, node.size), cpu, -1, self._key(node.way), -1)], [])
         copies = {"host": STORES, "device": LOADS}
         cpu = copies.get(node.to, COMPUTE)
         return NodeOps([(CALC, self.nanoseconds(node), cpu, 0, -1, -1)], [])

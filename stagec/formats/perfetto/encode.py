@@ -84,24 +84,13 @@ class _Writer:
         streams = streams_in(times)
         process = self._track()
         tracks = {stream: self._track() for stream in streams}
-        yield _described(
-            TrackDescriptor(
-                uuid=process,
-                process=ProcessDescriptor(
-                    pid=each.rank + 1, process_name=f"rank {each.rank} ({each.name})"
-                ),
-                child_ordering=TrackDescriptor.EXPLICIT,
-            )
-        )
+        name = f"rank {each.rank} ({each.name})"
+        about = ProcessDescriptor(pid=each.rank + 1, process_name=name)
+        order = TrackDescriptor.EXPLICIT
+        yield _described(TrackDescriptor(uuid=process, process=about, child_ordering=order))
+        mesh = self._timeline.mesh(self._timeline.chosen[each.rank])
         for place, (stream, track) in enumerate(tracks.items()):
-            yield _described(
-                TrackDescriptor(
-                    uuid=track,
-                    parent_uuid=process,
-                    name=stream_name(stream, self._timeline.mesh(self._timeline.chosen[each.rank])),
-                    sibling_order_rank=place,
-                )
-            )
+            yield _described(_inside(process, track, stream_name(stream, mesh), place))
         slices = b"".join(self._slices(each, tracks))
         interned = InternedData(
             event_categories=self._categories.taken(),
@@ -165,14 +154,11 @@ class _Writer:
 
     def _flow(self, rank: int, step: OnStreams, tag: int) -> bytes:
         """The flow of a message, if its other end is there too."""
-        node = step.node
-        sends = node.kind == "send"
-        other = self._timeline.peer(node, rank)
-        if other not in self._timeline.chosen:
+        message = self._timeline.message(step.node, rank, tag)
+        if message is None:
             return b""
-        ends = (rank, other) if sends else (other, rank)
-        key = *ends, self._timeline.way(node, rank), tag
-        flow = [self._flows.setdefault(key, len(self._flows) + 1)]
+        flow = [self._flows.setdefault(message, len(self._flows) + 1)]
+        sends = step.node.kind == "send"
         event = TrackEvent(flow_ids=flow) if sends else TrackEvent(terminating_flow_ids=flow)
         return event.SerializeToString()
 
@@ -180,15 +166,8 @@ class _Writer:
 
     def _memory(self, memory: ResidentBytes, process: int, place: int) -> Iterator[bytes]:
         track = self._track()
-        yield _described(
-            TrackDescriptor(
-                uuid=track,
-                parent_uuid=process,
-                name="memory",
-                sibling_order_rank=place,
-                counter=CounterDescriptor(unit=CounterDescriptor.UNIT_SIZE_BYTES),
-            )
-        )
+        unit = CounterDescriptor(unit=CounterDescriptor.UNIT_SIZE_BYTES)
+        yield _described(_inside(process, track, "memory", place, unit))
         for time, size in zip(
             (memory.time // _PICOSECONDS).tolist(), memory.bytes.tolist(), strict=True
         ):
@@ -210,6 +189,15 @@ def _ends(track: int) -> bytes:
 def _event(time: int, event: bytes) -> bytes:
     body = _delimited(TracePacket.TRACK_EVENT_FIELD_NUMBER, event)
     return _delimited(Trace.PACKET_FIELD_NUMBER, _TIMESTAMP + varint(time) + body + _SEQUENCE)
+
+
+def _inside(
+    process: int, track: int, name: str, place: int, counter: CounterDescriptor | None = None
+) -> TrackDescriptor:
+    """A track of a process, in this place among those of it."""
+    return TrackDescriptor(
+        uuid=track, parent_uuid=process, name=name, sibling_order_rank=place, counter=counter
+    )
 
 
 def _described(track: TrackDescriptor) -> bytes:

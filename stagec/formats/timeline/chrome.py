@@ -111,15 +111,12 @@ class _Writer:
         self, rank: int, node: Node, tag: int, place: str, when: tuple[int, int]
     ) -> Iterator[str]:
         """The end of an arrow, if its other end is there too."""
-        sends, other = node.kind == "send", self._timeline.peer(node, rank)
-        if other not in self._timeline.chosen:
+        message = self._timeline.message(node, rank, tag)
+        if message is None:
             return
-        ends = (rank, other) if sends else (other, rank)
-        number = self._flows.setdefault(
-            (*ends, self._timeline.way(node, rank), tag), len(self._flows)
-        )
+        number = self._flows.setdefault(message, len(self._flows))
         what = f'"id": {number}, "name": "message", "cat": "message", {place}'
-        if sends:
+        if node.kind == "send":
             yield f'{{"ph": "s", {what}, "ts": {microseconds(when[0])}}}'
         else:
             yield f'{{"ph": "f", "bp": "e", {what}, "ts": {microseconds(when[1])}}}'

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from stagec.formats.base import Estimate, JobFormat, Layout, Need, TraceJob
-from stagec.ir.serving import DECODE
+from stagec.ir.serving_step import DECODE
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, crosses_pods
 from stagec.program.nodes import Events, Ints, Node
@@ -22,7 +22,7 @@ from stagec.time.clock.intervals import NodeTimes, node_times
 from stagec.time.clock.residency import ResidentBytes, residency
 from stagec.time.clock.times import ClassTimes
 from stagec.time.costs.network import level_between_pods
-from stagec.time.pods import IssuedPods
+from stagec.time.pods_step import IssuedPods
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
 
@@ -65,6 +65,12 @@ class Timeline:
     def traces(self) -> Iterator[ShownRank]:
         """The ranks, one by one: those of a class share its times."""
         return map(self.trace, self.chosen)
+
+    def message(self, node: Node, rank: int, tag: int) -> Hashable | None:
+        """What both ends of a message have in common; None if the other end is not shown."""
+        other = self.peer(node, rank)
+        ends = (rank, other) if node.kind == "send" else (other, rank)
+        return (*ends, self.way(node, rank), tag) if other in self.chosen else None
 
     def trace(self, rank: int) -> ShownRank:
         """One of the ranks."""
@@ -131,8 +137,7 @@ def replayed_timeline(
         return None if changes is None else residency(changes, times(number))
 
     def peer(node: Node, rank: int) -> int:
-        layout = of(chosen[rank]).layout
-        return layout.peer(rank, node.over, node.by if node.kind == "send" else -node.by)
+        return of(chosen[rank]).layout.peer(rank, *node.way)
 
     def way(node: Node, rank: int) -> Hashable:
         if crosses_pods(node.op):  # their tags tell them apart
@@ -158,9 +163,8 @@ def replayed_timeline(
 
 
 def _group(layout: Layout, axes: GroupAxes, rank: int) -> tuple[str, Sequence[int]]:
-    number, groups = layout.groups.of_rank(axes, rank), layout.groups
-    members: list[int] = groups.members[axes][number - groups.first[axes]].tolist()
-    return str(number), members
+    groups = layout.groups
+    return str(groups.of_rank(axes, rank)), groups.row(axes, rank).tolist()
 
 
 def count_nodes(classes: Sequence[ClassTimes]) -> list[int]:

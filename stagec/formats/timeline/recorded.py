@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stagec.formats.chakra.files import read_trace
 from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceError, TraceNode
+from stagec.formats.chakra.record_files import read_trace
 from stagec.formats.timeline.ranks import HOST, Timeline
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Node

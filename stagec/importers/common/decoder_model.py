@@ -13,7 +13,7 @@ from typing import Literal
 
 from stagec.importers.common.heads import read_head
 from stagec.importers.common.positions import declare_part, read_rope
-from stagec.importers.common.sizes import begin, read_heads, read_size
+from stagec.importers.common.sizes import begin, read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
     ACTIVATIONS,
@@ -28,6 +28,12 @@ from stagec.importers.writing.blocks import (
 from stagec.importers.writing.stack import ONE, Decoder, Layer, Positions, Sublayer
 from stagec.importers.writing.text import ModelText
 
+_WIDTH = ("hidden_size", "n_embd", "d_model", "n_embed")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_GROUPS = (
+    *("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "kv_n_heads",
+)
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP = ("num_experts_per_tok", "moe_topk", "num_experts_per_token")
 _INNER = ("moe_intermediate_size",)
@@ -73,16 +79,7 @@ class DecoderModel:
         self.count = config.layers(
             "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=sizes.layers
         )
-        read_heads(
-            config,
-            self.text,
-            width=sizes.width,
-            heads=sizes.heads,
-            groups=sizes.groups,
-            dim=sizes.dim,
-            grouped=sizes.grouped,
-            dim_keys=dim_keys,
-        )
+        self._read_heads(sizes, dim_keys)
         self.width = self.text.value("D")
         self.dim = self.text.value("K")
         self.heads = self.text.value("H")
@@ -98,6 +95,25 @@ class DecoderModel:
             self.inner = read_size(config, self.text, "F", *inner, default=times)
         read_size(config, self.text, "V", "vocab_size", "padded_vocab_size", default=sizes.vocab)
         self._base = sizes.base
+
+    def _read_heads(self, sizes: Sizes, dim_keys: Sequence[str]) -> None:
+        """Declare D, H, G and K. Heads whose size is null share the width."""
+        config, text = self.config, self.text
+        d = self.size("D", *_WIDTH, default=sizes.width)
+        h = self.size("H", *_HEADS, default=sizes.heads)
+        if sizes.grouped:
+            g = self.size("G", *_GROUPS, default=sizes.groups or h)
+            if h % g:
+                raise config.refuse(_GROUPS[0], f"is {g}, which does not divide {h} heads")
+        else:
+            text.symbol("G", sizes.groups or h, "heads of keys and values")
+        text.assume("H % G == 0")
+        if config.has(*dim_keys) or (sizes.dim and not config.names(*dim_keys)):
+            self.size("K", *dim_keys, default=sizes.dim)
+            return
+        if d % h:
+            raise config.refuse(_HEADS[0], f"is {h}, which does not divide {d}")
+        text.symbol("K", d // h, "hidden_size / num_attention_heads")
 
     # -- keys --------------------------------------------------------------------------------------
 

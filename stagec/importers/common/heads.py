@@ -1,4 +1,4 @@
-"""What stands behind the layers of a decoder, by the key `architectures`: words, or classes."""
+"""What stands behind the layers of a decoder, by the key `architectures`: tokens, or classes."""
 
 from __future__ import annotations
 

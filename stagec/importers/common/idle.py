@@ -72,6 +72,20 @@ def tower_of(config: Config) -> Config:
     return vision
 
 
+def words_of(config: Config) -> Config:
+    """The configuration of the language model, with what stands in that of the whole. Raises
+    `DiagnosticError` where there is none."""
+    words = config.section("text_config")
+    if words is None:
+        raise config.refuse(
+            "text_config", "is missing: expected the configuration of the language model"
+        )
+    words.inherit(config, "tie_word_embeddings")
+    if not words.has("model_type"):
+        words.inherit(config, "model_type")
+    return words
+
+
 def read_idle(
     config: Config, text: ModelText, *, width: int, inner: int, layers: int, patch: int
 ) -> None:
@@ -232,14 +246,8 @@ def _gemma4_sounds(sound: Config, idle: Idle) -> None:
     text.symbol("C_b", second, "subsampling_conv_channels")
     text.symbol("U_a", first // 4 * second, "channels of a quarter of them, together")
     sound.skip("hidden_act", "residual_weight", "use_clipped_linears", "gradient_clipping")
-    for name in (
-        "chunk_size",
-        "context_left",
-        "context_right",
-        "logit_cap",
-        "invalid_logits_value",
-    ):
-        sound.skip(f"attention_{name}")
+    names = ("chunk_size", "context_left", "context_right", "logit_cap", "invalid_logits_value")
+    sound.skip(*(f"attention_{name}" for name in names))
     idle.matrix("conv_a", "3, 3, C_a")
     idle.param("conv_a_norm", "C_a")
     idle.matrix("conv_b", "C_a, 3, 3, C_b")

@@ -12,16 +12,8 @@ from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Rope
 from stagec.importers.writing.text import ModelText
 
-_KINDS: tuple[str, ...] = (
-    "default",
-    "linear",
-    "dynamic",
-    "llama3",
-    "yarn",
-    "longrope",
-    "su",
-    "ntk",
-    "mrope",
+_KINDS = (
+    *("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "ntk", "mrope"),
     "proportional",
 )
 #: Keys of a scaling that its kind does not read.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import PurePath
 
 from stagec.importers.common.heads import expect_head
@@ -12,12 +11,8 @@ from stagec.importers.writing.text import Among, ModelText
 #: Tokens of a sequence, where the model takes as many.
 _LENGTH = 4096
 _LENGTHS = (
-    "max_position_embeddings",
-    "n_positions",
-    "seq_length",
-    "max_seq_len",
-    "max_sequence_length",
-    "model_max_length",
+    *("max_position_embeddings", "n_positions", "seq_length"),
+    *("max_seq_len", "max_sequence_length", "model_max_length"),
 )
 
 
@@ -39,7 +34,7 @@ def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
 
 
 def begin_text(config: Config, title: str, *heads: str) -> ModelText:
-    """The text of a family without a sequence of words, with one of these heads. Raises
+    """The text of a family without a sequence of tokens, with one of these heads. Raises
     `DiagnosticError` for another one."""
     expect_head(config, *heads)
     text, _ = begin(config, title, 1)
@@ -59,44 +54,3 @@ def read_size(
     value = config.size(*keys, default=default)
     text.symbol(symbol, value, next((k for k in keys if config.has(k)), keys[0]))
     return value
-
-
-_WIDTH = ("hidden_size", "n_embd", "d_model", "n_embed")
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-_GROUPS = (
-    "num_key_value_heads",
-    "num_kv_heads",
-    "n_head_kv",
-    "multi_query_group_num",
-    "kv_n_heads",
-)
-
-
-def read_heads(
-    config: Config,
-    text: ModelText,
-    *,
-    width: int,
-    heads: int,
-    groups: int | None = None,
-    dim: int | None = None,
-    grouped: bool = True,
-    dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
-) -> None:
-    """Declare D, H, G and K; the arguments are the values of keys left out. G is not asked for
-    unless `grouped`; heads whose size is null share the width."""
-    d = read_size(config, text, "D", *_WIDTH, default=width)
-    h = read_size(config, text, "H", *_HEADS, default=heads)
-    if grouped:
-        g = read_size(config, text, "G", *_GROUPS, default=groups or h)
-        if h % g:
-            raise config.refuse(_GROUPS[0], f"is {g}, which does not divide {h} heads")
-    else:
-        text.symbol("G", groups or h, "heads of keys and values")
-    text.assume("H % G == 0")
-    if config.has(*dim_keys) or (dim and not config.names(*dim_keys)):
-        read_size(config, text, "K", *dim_keys, default=dim)
-        return
-    if d % h:
-        raise config.refuse(_HEADS[0], f"is {h}, which does not divide {d}")
-    text.symbol("K", d // h, "hidden_size / num_attention_heads")

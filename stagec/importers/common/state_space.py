@@ -118,16 +118,14 @@ class Mamba2Keys:
     conv_bias: str = "mamba_conv_bias"
     expand: str = "expand"
 
+    @classmethod
+    def of(cls, keys: str) -> Mamba2Keys:
+        """The keys in this order, the last ones as they are usual."""
+        return cls(*keys.split())
 
-PLAIN = Mamba2Keys(
-    "num_heads",
-    "head_dim",
-    "n_groups",
-    "state_size",
-    "conv_kernel",
-    "chunk_size",
-    "use_bias",
-    "use_conv_bias",
+
+PLAIN = Mamba2Keys.of(
+    "num_heads head_dim n_groups state_size conv_kernel chunk_size use_bias use_conv_bias"
 )
 PREFIXED = Mamba2Keys(expand="mamba_expand")
 
@@ -173,14 +171,8 @@ def read_mamba2(
 
 def skip_steps(config: Config, text: ModelText) -> None:
     """Keys of how step sizes begin, and of their bounds, which the kernel clamps them to."""
-    config.skip(
-        "time_step_min",
-        "time_step_max",
-        "time_step_floor",
-        "time_step_scale",
-        "time_step_rank",
-        "time_step_init_scheme",
-    )
+    config.skip("time_step_min", "time_step_max", "time_step_floor", "time_step_scale")
+    config.skip("time_step_rank", "time_step_init_scheme")
     if config.names("time_step_limit"):
         text.notes.append("Left out: step sizes are clamped to time_step_limit.")
 

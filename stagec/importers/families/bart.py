@@ -39,17 +39,12 @@ def _read_bart(config: Config, kind: Sides) -> ModelText:
     _read_sides(config, text, layers=12, inner=4096, heads=16, width=1024)
     read_size(config, text, "V", "vocab_size", default=50265)
     text.symbol("P", longest + kind.before, "positions")
-    config.only("normalize_before", kind.pre)
-    config.only("add_final_layer_norm", kind.pre)
+    config.fixed(normalize_before=kind.pre, add_final_layer_norm=kind.pre)
     config.only("normalize_embedding", kind.embed_norm)
-    config.only("static_position_embeddings", kind.positions != "learned")
-    config.only("add_bias_logits", False)
-    config.only("tie_word_embeddings", True)
-    config.only("is_encoder_decoder", True)
-    config.only("share_encoder_decoder_embeddings", True)
-    config.only("decoder_vocab_size", text.symbols["V"].value)
-    config.only("use_prompt", False)
-    config.only("layernorm_variant", "prelayernorm")
+    config.fixed(static_position_embeddings=kind.positions != "learned", add_bias_logits=False)
+    config.fixed(tie_word_embeddings=True, is_encoder_decoder=True)
+    config.fixed(share_encoder_decoder_embeddings=True, decoder_vocab_size=text.symbols["V"].value)
+    config.fixed(use_prompt=False, layernorm_variant="prelayernorm")
     config.skip("classif_dropout", "extra_pos_embeddings", "num_hidden_layers", "extra_layer_norm")
     config.skip("force_bos_token_to_be_generated", "do_blenderbot_90_layernorm", "prompt_length")
     config.skip("prompt_mid_dim")
@@ -160,12 +155,12 @@ def read_whisper(config: Config) -> ModelText:
     read_size(config, text, "M", "num_mel_bins", default=80)
     _read_sides(config, text, layers=6, inner=1536, heads=6, width=384)
     read_size(config, text, "V", "vocab_size", default=51865)
-    config.only("scale_embedding", False)
-    config.only("tie_word_embeddings", True)
-    config.only("is_encoder_decoder", True)
+    config.fixed(scale_embedding=False, tie_word_embeddings=True, is_encoder_decoder=True)
     for key in ("apply_spec_augment", "use_weighted_layer_sum"):
         config.only(key, False)
-    config.skip(*(f"mask_{n}" for n in _MASKS), "classifier_proj_size", "median_filter_width")
+    masks = ("prob", "length", "min_masks")
+    config.skip(*(f"mask_{what}_{mask}" for what in ("time", "feature") for mask in masks))
+    config.skip("classifier_proj_size", "median_filter_width")
     mlp = FeedForward(read_activation(config, "activation_function"), gated=False, bias=True)
     body = Body()
     x = "%mel"
@@ -189,13 +184,3 @@ def read_whisper(config: Config) -> ModelText:
     n = LAYER.write(body, "n", decoder(text, causal, cross, mlp, e).write(body, x, "y"), "norm")
     translate(body, n, [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})'])
     return text.train("%mel: bf16[B, 2*S, M], %targets: i32[B, T], %labels: i32[B, T]", body)
-
-
-_MASKS = (
-    "time_prob",
-    "time_length",
-    "time_min_masks",
-    "feature_prob",
-    "feature_length",
-    "feature_min_masks",
-)

@@ -56,8 +56,7 @@ def read_deepseek(config: Config) -> ModelText:
 def _softmax_experts(model: DecoderModel) -> PerLayer:
     """Dense layers, then experts by a softmax; without any if the configuration names none."""
     config = model.config
-    config.only("scoring_func", "softmax")
-    config.only("ep_size", 1)
+    config.fixed(scoring_func="softmax", ep_size=1)
     plain = FeedForward(model.activation())
     dense = config.count("first_k_dense_replace", default=0)
     every = config.size("moe_layer_freq", default=1)
@@ -120,17 +119,13 @@ def sigmoid_stack(
 def read_mistral4(config: Config) -> ModelText:
     """Mistral Small 4: latent attention whose queries grow with the position, experts by a softmax
     beside a shared one."""
-    model, mixer = latent_of(
-        config,
-        "Mistral 4",
-        Sizes(4096, 12288, 36, 32, 131072, 1 << 20),
-        LatentSizes(kept=64, keys=256, queries=1024),
-    )
+    sizes = Sizes(4096, 12288, 36, 32, 131072, 1 << 20)
+    latent = LatentSizes(kept=64, keys=256, queries=1024)
+    model, mixer = latent_of(config, "Mistral 4", sizes, latent)
     mixer = replace(mixer, temperature=growing_temperature(config))
     normalize = model.flag("norm_topk_prob", True)
     mixture = model.experts(count=128, top=4, inner=2048, normalize=normalize)
-    config.only("n_group", 1)
-    config.only("topk_group", 1)
+    config.fixed(n_group=1, topk_group=1)
     number = config.count("n_shared_experts", default=1)
     shared = model.shared(number, "n_shared_experts") if number else None
     mixture = replace(mixture, route=(*mixture.route, *model.weights()), shared=shared)

@@ -43,7 +43,7 @@ def read_deberta(config: Config) -> ModelText:
 @reads("DeBERTa-v2", "deberta-v2", features="DeBERTa with logarithmic distances (v3)")
 def read_deberta_v2(config: Config) -> ModelText:
     """DeBERTa-v2 and -v3 (arXiv 2111.09543): rows of distances grow logarithmically, and may go
-    through the projections of words."""
+    through the projections of tokens."""
     text, body, terms = _begin(config, "DeBERTa-v2", (1536, 24, 6144, 128100))
     options = [*terms, *["shared"] * config.flag("share_att_key", default=False)]
     most = False
@@ -75,9 +75,7 @@ def _begin(
         raise config.refuse(
             "relative_attention", "is false, but only scores by distance are modeled"
         )
-    config.only("embedding_size", text.value("D"))
-    config.only("tie_word_embeddings", True)
-    config.only("legacy", True)
+    config.fixed(embedding_size=text.value("D"), tie_word_embeddings=True, legacy=True)
     config.skip("pooler_hidden_size", "pooler_dropout", "pooler_hidden_act")
     least = config.count("max_relative_positions", default=-1, least=-1)
     text.symbol("R", least if least > 0 else longest, "max_relative_positions")

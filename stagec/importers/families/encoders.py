@@ -130,9 +130,8 @@ def _bert(config: Config, kind: Words) -> ModelText:
     read_size(config, text, "V", "vocab_size", default=30522)
     text.symbol("P", longest, "learned positions")
     text.assume(f"P >= S + {before}" if before else "P >= S")
-    config.only("position_embedding_type", "absolute")
+    config.fixed(position_embedding_type="absolute", embedding_size=text.value("D"))
     config.skip("tie_word_embeddings")
-    config.only("embedding_size", text.value("D"))
     if types:
         read_size(config, text, "Y", "type_vocab_size", default=types)
     act = read_activation(config, "hidden_act", "activation")
@@ -163,7 +162,7 @@ def _bert_embedding(body: Body, kind: Words) -> str:
 def _bert_head(
     config: Config, text: ModelText, body: Body, y: str, act: str, args: str, *, pooler: bool
 ) -> ModelText:
-    """The head of the architecture: words of all positions, a class by the first token, or both."""
+    """The head of the architecture: all tokens, a class by the first token, or both."""
     names = config.strings("architectures")
     names = tuple("ForCausalLM" if n.endswith("LMHeadModel") else n for n in names)
     heads = {n.rpartition("For")[2] if "For" in n else n[-5:] for n in names} or {"MaskedLM"}
@@ -219,7 +218,7 @@ def predict_words(
     norm: Norm = LAYER,
     bias: bool = True,
 ) -> None:
-    """Append the head of masked words on `y`, and return its loss."""
+    """Append the head of masked tokens on `y`, and return its loss."""
     body.do(f"stg.return({word_loss(text, body, y, act, 'loss', width, norm, bias)})")
 
 
@@ -233,7 +232,7 @@ def word_loss(
     norm: Norm = LAYER,
     bias: bool = True,
 ) -> str:
-    """Append the head of masked words on `y`: a product to the width of the table, with a `bias`,
+    """Append the head of masked tokens on `y`: a product to the width of the table, with a `bias`,
     an activation and a norm; the table `%embed`, and the loss of all positions."""
     given = [f"J = {width}", *activation_options(act), *["bias = no"] * (not bias)]
     given += ["norm_bias = no"] * (norm.affine == "scale")
@@ -338,8 +337,7 @@ def _read_experts(config: Config, text: ModelText) -> Experts:
     """One expert for each token, by a softmax; its weight is its probability."""
     read_size(config, text, "E", "num_experts", default=8)
     text.symbol("M", text.symbols["F"].value, "d_ff")
-    config.only("router_bias", False)
-    config.only("router_type", "tokens_masked")
+    config.fixed(router_bias=False, router_type="tokens_masked")
     config.skip("expert_capacity", "router_ignore_padding_tokens", "add_router_probs")
     config.skip("batch_prioritized_routing")
     return Experts(route=(), activation="relu", gated=False)

@@ -58,13 +58,7 @@ def read_falcon_h1(config: Config) -> ModelText:
     inner = config.size("mamba_d_ssm", default=1024)
     normed = model.flag("mamba_rms_norm", False)
     mamba = read_mamba2(
-        config,
-        text,
-        PREFIXED,
-        heads=128,
-        state=256,
-        norm="groups" if normed else "no",
-        inner=inner,
+        config, text, PREFIXED, heads=128, state=256, norm="groups" if normed else "no", inner=inner
     )
     if text.value("H_m") * text.value("P") != inner:
         raise config.refuse("mamba_d_ssm", f"is {inner}, expected mamba_n_heads * mamba_d_head")
@@ -80,8 +74,7 @@ def read_falcon_h1(config: Config) -> ModelText:
     attention = model.biased(Attention(rope=model.rope(), key_scale=scale))
     gate, down = _multipliers(config, "mlp_multipliers", 2)
     mlp = _ScaledMlp(gate, down, model.flag("mlp_bias"))
-    config.only("hidden_act", "silu")
-    config.only("projectors_bias", config.flag("mamba_proj_bias", default=False))
+    config.fixed(hidden_act="silu", projectors_bias=config.flag("mamba_proj_bias", default=False))
     branches = (
         ("m", mamba.write(text), *_around(config, "ssm")),
         ("a", attention.write(text), *_around(config, "attention")),

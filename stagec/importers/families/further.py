@@ -41,15 +41,8 @@ def read_chatglm(config: Config) -> ModelText:
         config.skip("multi_query_group_num")
     sizes = Sizes(4096, 13696, 28, 32, 65024, 2048, dim=128, grouped=grouped)
     model = DecoderModel(config, "ChatGLM", sizes)
-    for key, value in {
-        "rmsnorm": True,
-        "post_layer_norm": True,
-        "apply_residual_connection_post_layernorm": False,
-        "interleaved_qkv": False,
-        "pre_seq_len": None,
-        "prefix_projection": False,
-    }.items():
-        config.only(key, *([] if value is None else [value]))
+    config.fixed(rmsnorm=True, post_layer_norm=True, interleaved_qkv=False, pre_seq_len=None)
+    config.fixed(apply_residual_connection_post_layernorm=False, prefix_projection=False)
     config.skip("bias_dropout_fusion", "original_rope", "quantization_bit")
     base = 10000 * config.ratio("rope_ratio", default=1)
     if base.denominator != 1 or not 0 < base < 1 << 60:
@@ -96,19 +89,14 @@ def read_bailing_v2(config: Config) -> ModelText:
     sizes = Sizes(2048, 5120, 20, 16, 157184, 32768, groups=4, base=600000)
     model = DecoderModel(config, "Ling 2.0", sizes)
     _refuse_of_ling(config)
-    config.only("score_function", "sigmoid")
-    config.only("moe_router_enable_expert_bias", True)
+    config.fixed(score_function="sigmoid", moe_router_enable_expert_bias=True)
     config.skip("router_dtype", "moe_router_topk_scaling_factor")
     mixture = model.sigmoid_experts(count=256, top=8, inner=512, shared=1, wide=False)
     if config.has("moe_shared_expert_intermediate_size"):
         inner = model.text.symbols["M"].value
         config.only("moe_shared_expert_intermediate_size", inner)
-    mixer = Attention(
-        qkv_bias=model.flag("use_qkv_bias"),
-        out_bias=model.flag("use_bias"),
-        qk_norm=RMS if model.flag("use_qk_norm", True) else None,
-        rope=model.rope(partial=HALF),
-    )
+    biased, norm = model.flag("use_bias"), RMS if model.flag("use_qk_norm", True) else None
+    mixer = Attention("G", model.flag("use_qkv_bias"), biased, norm, rope=model.rope(partial=HALF))
     dense = config.count("first_k_dense_replace", default=0)
     blocks = model.dense_first(dense, mixture, FeedForward(mixture.activation))
     return model.stack(mixer, blocks)
@@ -127,9 +115,7 @@ def read_grok2(config: Config) -> ModelText:
     sizes = Sizes(8192, 32768, 64, 64, 131072, 131072, groups=8, dim=128)
     model = DecoderModel(config, "Grok-2", sizes)
     cap = config.ratio("attn_logit_softcapping", default=30)
-    config.only("sliding_window_size", -1)
-    config.only("global_attn_every_n", 1)
-    config.only("residual_moe", True)
+    config.fixed(sliding_window_size=-1, global_attn_every_n=1, residual_moe=True)
     config.skip("router_logit_softcapping", "attn_temperature_len", "rope_type", "scaling_factor")
     config.skip("original_max_position_embeddings", "extrapolation_factor", "attn_factor")
     config.skip("beta_fast", "beta_slow")

@@ -1,5 +1,5 @@
 """Gemma 3n: several streams that are predicted and corrected around each layer, a low-rank path
-beside attention, tables of words for each layer, and layers that take keys of earlier ones.
+beside attention, tables of tokens for each layer, and layers that take keys of earlier ones.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ def read_gemma3n(config: Config) -> ModelText:
     sizes = Sizes(2048, 16384, 35, 8, 262400, 32768, groups=2, dim=256)
     model = DecoderModel(config, "Gemma 3n", sizes)
     text = model.text
-    config.only("attention_bias", False)
-    config.only("altup_active_idx", 0)
-    config.only("altup_correct_scale", True)
+    config.fixed(attention_bias=False, altup_active_idx=0, altup_correct_scale=True)
     config.skip("altup_coef_clip")
     if read_size(config, text, "A", "altup_num_inputs", default=4) < 2:
         raise config.wrong("altup_num_inputs", "at least two streams")

@@ -1,5 +1,5 @@
 """Gemma 4: local and global layers with heads of their own sizes, experts beside a dense block,
-tables of words for each layer, and layers that take keys and values of earlier ones.
+tables of tokens for each layer, and layers that take keys and values of earlier ones.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def read_gemma4(config: Config) -> ModelText:
     sizes = Sizes(2304, 9216, 30, 8, 262144, 131072, groups=4, dim=256)
     model = DecoderModel(config, "Gemma 4", sizes)
     text = model.text
-    config.only("use_bidirectional_attention", "vision")
-    config.only("attention_bias", False)
+    config.fixed(use_bidirectional_attention="vision", attention_bias=False)
     local, whole = _read_heads(model)
     every: tuple[str, ...] = tuple(
         _GLOBAL if (i + 1) % 6 == 0 else _LOCAL for i in range(model.count)

@@ -29,8 +29,7 @@ _FOURFOLD = -4
 def read_gpt2(config: Config) -> ModelText:
     """GPT-2: learned positions, biases everywhere, a tied head."""
     model = DecoderModel(config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, grouped=False))
-    config.only("scale_attn_weights", True)
-    config.only("scale_attn_by_inverse_layer_idx", False)
+    config.fixed(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     config.skip("n_ctx")
     _skip_summary(config)
     return _biased(model, "gelu_new", "H", mask="causal, given_type")
@@ -60,14 +59,8 @@ def read_gpt_bigcode(config: Config) -> ModelText:
     sizes = Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, groups=1 if one else None, grouped=False)
     model = DecoderModel(config, "StarCoder", sizes)
     config.only("scale_attn_weights", True)
-    config.skip(
-        "n_ctx",
-        "inference_runner",
-        "max_batch_size",
-        "pad_key_length",
-        "pre_allocate_kv_cache",
-        "validate_runner_input",
-    )
+    config.skip("n_ctx", "inference_runner", "max_batch_size", "pad_key_length")
+    config.skip("pre_allocate_kv_cache", "validate_runner_input")
     _skip_summary(config)
     config.only("num_key_value_heads", 1 if one else model.heads)
     return _biased(model, "gelu_pytorch_tanh", "G" if one else "H")
@@ -109,8 +102,7 @@ def read_gpt_neo(config: Config) -> ModelText:
 def read_opt(config: Config) -> ModelText:
     """OPT (arXiv 2205.01068): learned positions, of which the first two are not used."""
     model = DecoderModel(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048, grouped=False))
-    config.only("layer_norm_elementwise_affine", True)
-    config.only("_remove_final_layer_norm", False)
+    config.fixed(layer_norm_elementwise_affine=True, _remove_final_layer_norm=False)
     narrow = config.size("word_embed_proj_dim", default=model.width) != model.width
     if narrow:
         model.size("D_embed", "word_embed_proj_dim")
@@ -218,13 +210,10 @@ def read_phi(config: Config) -> ModelText:
 @reads("Phi of releases", "phi-msft", features="Phi by keys of GPT-2")
 def read_phi_msft(config: Config) -> ModelText:
     """The same, by the keys that the releases of Phi-1.5 and Phi-2 had at first; rows of the table
-    of words are added up to a multiple."""
+    of tokens are added up to a multiple."""
     model = DecoderModel(config, "Phi", Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
     config.skip("flash_attn", "flash_rotary", "fused_dense", "img_processor")
-    words, times = (
-        model.text.value("V"),
-        config.size("pad_vocab_size_multiple", default=64),
-    )
+    words, times = (model.text.value("V"), config.size("pad_vocab_size_multiple", default=64))
     model.text.replace("V", -(-words // times) * times, "vocab_size")
     rotated = min(config.size("rotary_dim", default=32), model.dim)
     return _phi(model, model.partly(model.rope(), rotated, "rotary_dim"))
@@ -275,8 +264,7 @@ def read_starcoder2(config: Config) -> ModelText:
     """StarCoder2 (arXiv 2402.19173): grouped queries, biases by a key, a window."""
     model = DecoderModel(config, "StarCoder2", Sizes(3072, 12288, 30, 24, 49152, 4096, groups=2))
     biased = model.flag("use_bias", True)
-    config.only("mlp_type", "default")
-    config.only("norm_type", "layer_norm")
+    config.fixed(mlp_type="default", norm_type="layer_norm")
     config.skip("activation_function")
     mixer = Attention(qkv_bias=biased, out_bias=biased, rope=model.rope())
     mixers = model.windowed(mixer)
@@ -289,12 +277,8 @@ def read_stablelm(config: Config) -> ModelText:
     """StableLM 2 (arXiv 2402.17834): a quarter of each head is rotated."""
     model = DecoderModel(config, "StableLM", Sizes(2560, 6912, 32, 32, 50304, 4096))
     normed = LAYER_SCALE if model.flag("qk_layernorm") else None
-    mixer = Attention(
-        qkv_bias=model.flag("use_qkv_bias"),
-        qk_norm=normed,
-        norm_dims="heads",
-        rope=model.rope(partial=Fraction(1, 4)),
-    )
+    biased, rope = model.flag("use_qkv_bias"), model.rope(partial=Fraction(1, 4))
+    mixer = Attention(qkv_bias=biased, qk_norm=normed, norm_dims="heads", rope=rope)
     block = FeedForward(model.activation())
     decoder = Decoder(LAYER, tied=model.tied())
     if model.flag("use_parallel_residual"):

@@ -64,12 +64,7 @@ def read_recurrent_gemma(config: Config) -> ModelText:
         )
         layers.append([mixer, ("", "ffn", block)])
     scaled = config.flag("embeddings_scale_by_sqrt_dim", default=True)
-    cap = config.ratio("logits_soft_cap", default=30)
-    decoder = Decoder(
-        GEMMA_NORM,
-        tied=model.tied(True),
-        embed_scale=root(model.width) if scaled else ONE,
-        logit_cap=cap or None,
-    )
+    scale, cap = root(model.width) if scaled else ONE, config.ratio("logits_soft_cap", default=30)
+    decoder = Decoder(GEMMA_NORM, model.tied(True), embed_scale=scale, logit_cap=cap or None)
     text.notes.append("The first token's input is scaled as all others are (the reference: by 1).")
     return stacked(text, layers, decoder, norm=GEMMA_NORM)

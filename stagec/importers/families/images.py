@@ -1,5 +1,5 @@
 """Vision-language models whose step takes images (`stagec import --images`): a tower runs, and what
-it makes of patches stands among the words.
+it makes of patches stands among the tokens of the text.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _with_images(config: Config, title: str, *, windows: bool) -> ModelText:
     order = ", in the order of windows" if windows else ""
     text.notes += [
         f"%patches are those of images{order}; %rows_and_columns their places.",
-        "%merged is the number of each token of an image, and I_v*N_v or more for a word; %places",
-        "are the positions of tokens by time, height and width.",
+        "%merged is the number of each token of an image, and I_v*N_v or more for one of text;",
+        "%places are the positions of tokens by time, height and width.",
     ]
     labels = "B" if text.head == "class" else "B, S"
     return text.train(

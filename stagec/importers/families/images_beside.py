@@ -1,5 +1,5 @@
 """Language models whose step takes images (`stagec import --images`): a tower of another family
-runs, and a projector makes tokens of its patches, which stand among the words.
+runs, and a projector makes tokens of its patches, which stand among the tokens of the text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stagec.importers.writing.towers import (
 _V = Tower("_v")
 _NOTES = (
     "Of I_v images the patches of each row follow each other; %merged is the number of each token",
-    "of an image, and as many as there are or more for a word.",
+    "of an image, and as many as there are or more for one of text.",
 )
 #: Appends a projector on patches [B*I_v, N_v, D_v]; its tokens [B*I_v, N, D].
 Projector = Callable[[Config, ModelText, Body, str], str]
@@ -108,38 +108,19 @@ class Eye:
         return self.pre.write(body, "pn", x, "pre_norm", "D_v") if self.pre else x
 
 
+_CLIP = Eye(patch_bias=False, token=True, pre=LAYER)
+_GATED = Eye(patch_bias=False, positions=False, post=False, turned=True, gated=True, biases="")
 _SIGLIP = (Eye(), (768, 3072, 12, 16, 12, 224))
 #: Towers by their type, with what their configurations leave out: width, inner width, layers, side
 #: of a patch, heads, side of an image.
 _EYES = {
-    "clip_vision_model": (
-        Eye(patch_bias=False, token=True, pre=LAYER),
-        (768, 3072, 12, 32, 12, 224),
-    ),
+    "clip_vision_model": (_CLIP, (768, 3072, 12, 32, 12, 224)),
     "siglip_vision_model": _SIGLIP,
     "idefics3_vision": _SIGLIP,
     "smolvlm_vision": _SIGLIP,
-    "pixtral": (
-        Eye(
-            patch_bias=False,
-            positions=False,
-            pre=RMS,
-            norm=RMS,
-            post=False,
-            turned=True,
-            gated=True,
-            biases="",
-        ),
-        (1024, 4096, 24, 16, 16, 1024),
-    ),
-    "llama4_vision_model": (
-        Eye(patch_bias=False, token=True, pre=LAYER, turned=True),
-        (768, 5632, 34, 14, 16, 448),
-    ),
-    "internvl_vision": (
-        Eye(token=True, post=False, scaled=True),
-        (1024, 4096, 24, 14, 16, 448),
-    ),
+    "pixtral": (replace(_GATED, pre=RMS, norm=RMS), (1024, 4096, 24, 16, 16, 1024)),
+    "llama4_vision_model": (replace(_CLIP, turned=True), (768, 5632, 34, 14, 16, 448)),
+    "internvl_vision": (Eye(token=True, post=False, scaled=True), (1024, 4096, 24, 14, 16, 448)),
 }
 
 
@@ -157,10 +138,8 @@ def _read_eye(kind: str, vision: Config, text: ModelText) -> Eye:
     vision.skip("projection_dim", "vocab_size", "num_image_tokens", "projector_hidden_act")
     vision.skip("rope_theta", "rope_parameters", "num_positions", "max_image_size", "head_dim")
     if kind == "internvl_vision":
-        vision.only("use_qk_norm", False)
-        vision.only("norm_type", "layer_norm")
-        vision.only("use_absolute_position_embeddings", True)
-        vision.only("use_mask_token", False)
+        vision.fixed(use_qk_norm=False, norm_type="layer_norm")
+        vision.fixed(use_absolute_position_embeddings=True, use_mask_token=False)
         vision.only("use_mean_pooling", True)
         vision.skip("layer_scale_init_value")
         biased = vision.flag("attention_bias", default=False)

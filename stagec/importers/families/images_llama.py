@@ -40,7 +40,7 @@ class _Gated(Layer):
 
 
 def read_mllama_images(config: Config) -> ModelText:
-    """Llama 3.2 Vision with an image of X_v tiles for each sequence: S tokens of words, and layers
+    """Llama 3.2 Vision with an image of X_v tiles for each sequence: S tokens of text, and layers
     that attend to the X_v*(E_v^2 + 1) outputs of the tower."""
     vision = tower_of(config)
     config.merge("text_config")
@@ -130,15 +130,8 @@ def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int
         streams.append(h)
     *inner, h = streams
     h = tower.call("all", _tiles(text, "tiles_between"), h, "%aspects")
-    count = text.value("L_global")
-    h = write_stack(
-        text,
-        tower,
-        h,
-        {"global": _Gated(parts, gate=_tiles(text, "tanh_gate"))},
-        ["global"] * count,
-        out="seen",
-    )
+    kinds, order = {"global": _Gated(parts, gate=_tiles(text, "tanh_gate"))}, ["global"]
+    h = write_stack(text, tower, h, kinds, order * text.value("L_global"), out="seen")
     rows = _tiles(text, "tile_rows")
     every = [tower.call(f"u{i}", rows, s) for i, s in enumerate([h, *inner])]
     u = tower.let("u", f"stg.concat[dim = 3]({', '.join(every)})")

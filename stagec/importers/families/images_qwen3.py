@@ -1,5 +1,5 @@
 """Qwen3-VL whose step takes images (`stagec import --images`): what layers in the middle of the
-tower make of patches is added to the stream of words behind the first layers.
+tower make of patches is added to the stream of the text behind the first layers.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from stagec.importers.common.idle import tower_of, words_of
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.families.images import seen_attention
@@ -25,19 +26,14 @@ _ARGS = (
 _NOTES = (
     "%patches are those of images, four that become one token after each other; %cells are their",
     "rows of the table of positions (the reference interpolates between four), %rows_and_columns",
-    "their places. %merged is the number of each token of an image, or for a word I_v*N_v.",
+    "their places. %merged is the number of each token of an image, or for one of text I_v*N_v.",
     "Positions of tokens by three axes are rotated like those of one: the same work.",
 )
 
 
 def _reader(read: Reader) -> Reader:
     def read_images(config: Config) -> ModelText:
-        vision, words = config.section("vision_config"), config.section("text_config")
-        if vision is None or words is None:
-            raise config.refuse("text_config", "or 'vision_config' is missing: expected both")
-        words.inherit(config, "tie_word_embeddings")
-        if not words.has("model_type"):
-            words.inherit(config, "model_type")
+        vision, words = tower_of(config), words_of(config)
         count = vision.layers("depth", default=27)
         deep = vision.sizes("deepstack_visual_indexes", most=count - 1)
         if not vision.is_list("deepstack_visual_indexes"):
@@ -119,7 +115,7 @@ def _write_tower(
     merged.append(projector.call("image0", merge, last))
     text.scope(body, "projector", ", ".join(seen), projector, *merged)
     for number in range(len(deep)):
-        zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})", "for words")
+        zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})", "for text")
         body.let(f"deep{number}", f"stg.merge_rows({zeros}, %m{number}, %merged)")
     return body.let("image", 'stg.reshape["bsd->bsd"](%image0)')  # a part may end here
 

@@ -191,18 +191,11 @@ def read_minimax(config: Config) -> ModelText:
     mlp = _alpha_beta(config, "mlp", "mlp")
     post_norm = model.flag("postnorm", True)
     block = mixture.write(model.text)
-    kinds = {
-        "lightning": _FromNormed(
-            [Sublayer(Lightning().write(model.text), "attn"), Sublayer(block, "ffn")],
-            weights=(linear, mlp),
-            post_norm=post_norm,
-        ),
-        "attention": _FromNormed(
-            [Sublayer(attention.write(model.text), "attn"), Sublayer(block, "ffn")],
-            weights=(full, mlp),
-            post_norm=post_norm,
-        ),
-    }
+    kinds: dict[str, _FromNormed] = {}
+    mixers = ("lightning", Lightning(), linear), ("attention", attention, full)
+    for name, mixer, weights in mixers:
+        parts = [Sublayer(mixer.write(model.text), "attn"), Sublayer(block, "ffn")]
+        kinds[name] = _FromNormed(parts, weights=(weights, mlp), post_norm=post_norm)
     return Decoder(tied=model.tied()).write(model.text, kinds, _minimax_order(config, model.count))
 
 

@@ -205,8 +205,7 @@ def _glm(config: Config, title: str, *, dim: int | None, sandwich: bool) -> Mode
     sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=dim)
     model = DecoderModel(config, title, sizes)
     mixer = Attention(
-        qkv_bias=model.flag("attention_bias", True),
-        rope=model.rope(partial=HALF, interleaved=True),
+        qkv_bias=model.flag("attention_bias", True), rope=model.rope(partial=HALF, interleaved=True)
     )
     post = RMS if sandwich else None
     return model.stack(mixer, post=post)
@@ -225,8 +224,7 @@ def read_hunyuan(config: Config) -> ModelText:
 
 def skip_hunyuan(config: Config) -> None:
     """Keys of the releases that say what their models leave out."""
-    config.only("position_embedding_xdrope", False)
-    config.only("use_rotary_pos_emb", True)
+    config.fixed(position_embedding_xdrope=False, use_rotary_pos_emb=True)
     config.skip("cla_share_factor", "class_num", "dense_list", "pool_type", "org_vocab_size")
     config.skip("im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "text_start_id")
     config.skip("text_end_id", "num_media_embeds", "attention_head_dim", "head_dim")

@@ -28,8 +28,7 @@ def read_mamba(config: Config) -> ModelText:
     text, count = begin_scans(config, "Mamba", 768, 32, 50280)
     block = read_mamba1(config, text)
     skip_steps(config, text)
-    config.only("rms_norm", True)
-    config.only("d_inner", text.symbols["I"].value)
+    config.fixed(rms_norm=True, d_inner=text.symbols["I"].value)
     config.skip("ssm_cfg")
     decoder = Decoder(tied=config.flag("tie_word_embeddings", default=True))
     return stacked(text, [[("", "ssm", block)]] * count, decoder)
@@ -184,15 +183,9 @@ class _Called:
         return self.callee
 
 
-_NEMOTRON_KEYS = Mamba2Keys(
-    "mamba_num_heads",
-    "mamba_head_dim",
-    "n_groups",
-    "ssm_state_size",
-    "conv_kernel",
-    "chunk_size",
-    "use_bias",
-    "use_conv_bias",
+_NEMOTRON_KEYS = Mamba2Keys.of(
+    "mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel chunk_size use_bias "
+    "use_conv_bias"
 )
 
 
@@ -207,13 +200,8 @@ def read_nemotron_h(config: Config) -> ModelText:
     mamba = replace(mamba, bias=mamba.bias or model.flag("mamba_proj_bias"))
     config.only("mamba_hidden_act", "silu")
     config.only("moe_latent_size")
-    config.skip(
-        "moe_shared_expert_overlap",
-        "mtp_layers_block_type",
-        "mamba_dt_init_floor",
-        "rope_theta",
-        "partial_rotary_factor",
-    )
+    config.skip("moe_shared_expert_overlap", "mtp_layers_block_type", "mamba_dt_init_floor")
+    config.skip("rope_theta", "partial_rotary_factor")
     config.skip("mamba_ssm_cache_dtype", "sliding_window", "attn_layer_indices")
     act = config.word("mlp_hidden_act", among=("relu2", "silu", "gelu"), default="relu2")
     plain = FeedForward(act, gated=False, bias=model.flag("mlp_bias"))
@@ -226,20 +214,13 @@ def read_nemotron_h(config: Config) -> ModelText:
     if "E" in word:
         blocks["E"] = ("moe", "ffn", _nemotron_experts(model, act))
     else:
-        config.skip(*_NEMOTRON_EXPERTS)
+        config.skip(*_NEMOTRON_EXPERTS.split())
     return stacked(model.text, [[blocks[c]] for c in word], Decoder(tied=model.tied()))
 
 
 _NEMOTRON_EXPERTS = (
-    "n_routed_experts",
-    "n_shared_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "n_group",
-    "moe_shared_expert_intermediate_size",
-    "topk_group",
-    "norm_topk_prob",
-    "routed_scaling_factor",
+    "n_routed_experts n_shared_experts num_experts_per_tok moe_intermediate_size n_group "
+    "moe_shared_expert_intermediate_size topk_group norm_topk_prob routed_scaling_factor"
 )
 
 

@@ -1,4 +1,4 @@
-"""Further encoders of words: ELECTRA, ALBERT, ModernBERT, Nomic BERT, ESM."""
+"""Further encoders of text: ELECTRA, ALBERT, ModernBERT, Nomic BERT, ESM."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _narrow_words(config: Config, text: ModelText, body: Body) -> tuple[str, str
 
 @reads("ELECTRA", "electra", features="narrow embeddings, a discriminator")
 def read_electra(config: Config) -> ModelText:
-    """ELECTRA (arXiv 2003.10555): BERT with narrower embeddings; its head says of each word whether
-    it was replaced, or predicts words."""
+    """ELECTRA (arXiv 2003.10555): BERT with narrower embeddings; its head says of each token
+    whether it was replaced, or predicts tokens."""
     expect_head(config, "PreTraining", "MaskedLM")
     text = _begin(config, "ELECTRA", 512, width=256, vocab=30522)
     config.only("position_embedding_type", "absolute")
@@ -77,7 +77,7 @@ def read_electra(config: Config) -> ModelText:
         x = body.let("r", activated(act).format(projected(text, body, "r0", y, "dense", "D, D")))
         head = text.use("word_heads", "D", function="replaced_words")
         body.do(f"stg.return({body.call('loss', head, x, '%signs')})")
-        text.notes.append("%signs are -1 for the words that were replaced, and 1 for all others.")
+        text.notes.append("%signs are -1 for the tokens that were replaced, and 1 for all others.")
         return text.train(_ARGS.replace("%labels: i32", "%signs: f32"), body)
     predict_words(text, body, y, "gelu", width=width)
     return text.train(_ARGS, body)
@@ -107,9 +107,7 @@ def read_albert(config: Config) -> ModelText:
     """ALBERT (arXiv 1909.11942): all layers share their weights; narrow embeddings."""
     expect_head(config, "MaskedLM")
     text = _begin(config, "ALBERT", 512, width=4096, vocab=30000)
-    config.only("position_embedding_type", "absolute")
-    config.only("num_hidden_groups", 1)
-    config.only("inner_group_num", 1)
+    config.fixed(position_embedding_type="absolute", num_hidden_groups=1, inner_group_num=1)
     config.skip("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
     act = read_activation(config, "hidden_act", default="gelu_new")
     layer = text.use("albert", "D H K F", *activation_options(act))
@@ -142,7 +140,7 @@ def read_modernbert(config: Config) -> ModelText:
         sliding if i % every else full for i in range(count)
     ]
     local = config.size("local_attention", default=128)
-    text.symbol("W", local // 2 + 1, "local_attention / 2, and the word itself")
+    text.symbol("W", local // 2 + 1, "local_attention / 2, and the token itself")
     ropes = {kind: Rope(symbol) for kind, symbol in ((full, "theta"), (sliding, "theta_local"))}
     keys = {full: ("global_rope_theta", 160000), sliding: ("local_rope_theta", 10000)}
     if config.has("rope_parameters"):
@@ -152,8 +150,7 @@ def read_modernbert(config: Config) -> ModelText:
         for kind, (key, base) in keys.items():
             text.symbol(ropes[kind].base, config.size(key, default=base, most=1 << 40), key)
     config.only("position_embedding_type", "absolute", "rope", "sans_pos")
-    config.only("classifier_bias", False)
-    config.only("decoder_bias", True)
+    config.fixed(classifier_bias=False, decoder_bias=True)
     config.skip("classifier_pooling", "deterministic_flash_attn", "initializer_cutoff_factor")
     config.skip("reference_compile", "repad_logits_with_grad", "sparse_pred_ignore_index")
     config.skip("sparse_prediction", "layer_norm_eps", *(key for key, _ in keys.values()))
@@ -194,14 +191,11 @@ def read_nomic_bert(config: Config) -> ModelText:
     expect_head(config, "MaskedLM")
     for key in ("causal", "prenorm", "parallel_block", "qkv_proj_bias", "use_rms_norm"):
         config.only(key, False)
-    config.only("rotary_emb_interleaved", False)
-    config.only("rotary_emb_scale_base", None)
-    config.only("rotary_scaling_factor", None)
+    config.fixed(rotary_emb_interleaved=False, rotary_emb_scale_base=None)
+    config.fixed(rotary_scaling_factor=None, mlp_fc1_bias=False, mlp_fc2_bias=False)
     config.skip("dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "use_xentropy")
     config.skip("max_trained_positions", "parallel_block_tied_norm")
     config.skip(*(f"summary_{n}" for n in ("activation", "proj_to_labels", "type", "use_proj")))
-    config.only("mlp_fc1_bias", False)
-    config.only("mlp_fc2_bias", False)
     text = _begin(config, "Nomic BERT", 2048, width=768, vocab=30528)
     config.only("head_dim", text.symbols["K"].value)
     read_size(config, text, "Y", "type_vocab_size", default=2)
@@ -222,11 +216,10 @@ def read_nomic_bert(config: Config) -> ModelText:
 
 @reads("ESM-2", "esm", features="rotary positions, norms before the parts")
 def read_esm(config: Config) -> ModelText:
-    """ESM-2 (Science 379, 1123): proteins as words, rotary positions, norms before the parts."""
+    """ESM-2 (Science 379, 1123): proteins as tokens, rotary positions, norms before the parts."""
     expect_head(config, "MaskedLM")
     text = _begin(config, "ESM-2", 1026, width=768, vocab=33)
-    config.only("position_embedding_type", "rotary")
-    config.only("emb_layer_norm_before", False)
+    config.fixed(position_embedding_type="rotary", emb_layer_norm_before=False)
     config.only("is_folding_model", False)
     config.skip("esmfold_config", "vocab_list")
     act = read_activation(config, "hidden_act")

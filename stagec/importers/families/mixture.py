@@ -94,13 +94,8 @@ def read_dbrx(config: Config) -> ModelText:
     config.skip("moe_jitter_eps", "moe_loss_weight", "uniform_expert_assignment")
     config.only("moe_normalize_expert_weights", 1)
     model.clip()
-    mixture = model.experts(
-        count=4,
-        top=1,
-        inner="F",
-        keys=("moe_num_experts", "moe_top_k"),
-        activation=_activation_of(config),
-    )
+    keys, activation = ("moe_num_experts", "moe_top_k"), _activation_of(config)
+    mixture = model.experts(count=4, top=1, inner="F", keys=keys, activation=activation)
     decoder = Decoder(LAYER_SCALE, tied=model.tied())
     mixer = Attention(rope=model.rope())
     return model.stack(mixer, mixture, decoder, norm=LAYER_SCALE)
@@ -223,9 +218,7 @@ def read_minimax_m2(config: Config) -> ModelText:
         Sizes(3072, 1536, 62, 48, 200064, 196608, groups=8, dim=128, base=5000000),
     )
     every: list[Json] = [1] * model.count
-    config.only("attn_type_list", every)
-    config.only("qk_norm_type", "per_layer")
-    config.only("shared_intermediate_size", 0)
+    config.fixed(attn_type_list=every, qk_norm_type="per_layer", shared_intermediate_size=0)
     config.skip("layernorm_full_attention_beta", "layernorm_linear_attention_beta")
     config.skip("layernorm_mlp_beta", "mlp_intermediate_size", "shared_moe_mode")
     mixture = model.experts(count=256, top=8, inner="F")
@@ -248,8 +241,7 @@ def read_hunyuan_moe(config: Config) -> ModelText:
     skip_hunyuan(config)
     config.skip("group_limited_greedy", "moe_drop_tokens", "moe_layer_num_skipped")
     config.skip("moe_random_routing_dropped_token", "n_group", "topk_group")
-    config.only("norm_topk_prob", True)
-    config.only("routed_scaling_factor", 1)
+    config.fixed(norm_topk_prob=True, routed_scaling_factor=1)
     inner = model.same_of("moe_intermediate_size", default=model.inner)
     top = model.same_of("moe_topk", default=1)
     model.text.symbol("E", config.size("num_experts", default=1), "num_experts")

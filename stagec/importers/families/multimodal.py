@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stagec.importers.common.decoder_model import DecoderModel, Sizes
-from stagec.importers.common.idle import Idle, gates, image_tokens, read_idle, tower_of
+from stagec.importers.common.idle import Idle, gates, image_tokens, read_idle, tower_of, words_of
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.images import read_qwen2_5_vl_images, read_qwen2_vl_images
 from stagec.importers.families.images_llama import read_mllama_images
@@ -322,14 +322,7 @@ def _glm_v(config: Config, read: Reader) -> ModelText:
 
 def words_and_tower(config: Config, read: Reader) -> tuple[ModelText, Config]:
     """The text of the language model in `text_config`, and the tower's configuration."""
-    words = config.section("text_config")
-    if words is None:
-        raise config.refuse(
-            "text_config", "is missing: expected the configuration of the language model"
-        )
-    words.inherit(config, "tie_word_embeddings")
-    if not words.has("model_type"):
-        words.inherit(config, "model_type")
+    words = words_of(config)
     text = read(words)
     words.finish()
     return replace(text, name=config.text("model_type")), tower_of(config)

@@ -78,9 +78,7 @@ def read_apertus(config: Config) -> ModelText:
     model = DecoderModel(
         config, "Apertus", Sizes(4096, 14336, 32, 32, 131072, 65536, base=12000000)
     )
-    config.only("hidden_act", "xielu")
-    config.only("qk_norm", True)
-    config.only("post_norm", False)
+    config.fixed(hidden_act="xielu", qk_norm=True, post_norm=False)
     mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
     return model.stack(mixer, _XIELU())
 
@@ -112,12 +110,8 @@ def read_bitnet(config: Config) -> ModelText:
 @reads("MiniCPM 3", "minicpm3", features="latent attention, scaled residuals")
 def read_minicpm3(config: Config) -> ModelText:
     """MiniCPM 3 (arXiv 2404.06395): latent attention; scaled embeddings, residuals and logits."""
-    model, mixer = latent_of(
-        config,
-        "MiniCPM 3",
-        Sizes(2560, 6400, 62, 40, 73448, 32768),
-        LatentSizes(64, 32, 0, 256, 768),
-    )
+    sizes, latent = Sizes(2560, 6400, 62, 40, 73448, 32768), LatentSizes(64, 32, 0, 256, 768)
+    model, mixer = latent_of(config, "MiniCPM 3", sizes, latent)
     base = config.size("dim_model_base", default=256)
     decoder = Decoder(
         tied=model.tied(True),
@@ -228,8 +222,7 @@ def read_afmoe(config: Config) -> ModelText:
     rotary = replace(full, rope=model.rope())
     windowed = model.in_window(rotary, model.window(1024))
     mixers: list[Named] = [("local", windowed) if each else ("global", full) for each in local]
-    config.only("score_func", "sigmoid")
-    config.only("route_norm", True)
+    config.fixed(score_func="sigmoid", route_norm=True)
     config.skip("load_balance_coeff", "use_grouped_mm", "num_expert_groups", "num_limited_groups")
     config.skip("n_group", "topk_group", "rope_type")
     mixture = model.sigmoid_experts(count=64, top=6, inner=1408, shared=2, wide=False)
@@ -257,8 +250,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     text.symbol("G_local", twice, "heads of keys of layers with a window")
     for key, value in (("head_dim", model.dim), ("num_attention_heads", model.heads)):
         config.only(f"swa_{key}", value)
-    config.only("swa_v_head_dim", text.symbols["W_v"].value)
-    config.only("add_swa_attention_sink_bias", True)
+    config.fixed(swa_v_head_dim=text.symbols["W_v"].value, add_swa_attention_sink_bias=True)
     config.only("add_full_attention_sink_bias", False)
     config.skip("attention_chunk_size", "hybrid_block_size")
     kinds = {"full_attention": ("theta", 5000000), "sliding_attention": ("theta_local", 10000)}
@@ -350,9 +342,7 @@ def _liquid(config: Config, title: str, sizes: Sizes) -> DecoderModel:
     model.size("W", "conv_L_cache", default=3)
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
         config.only(key, model.width)
-    config.only("num_heads", model.heads)
-    config.only("block_use_swiglu", True)
-    config.only("use_pos_enc", True)
+    config.fixed(num_heads=model.heads, block_use_swiglu=True, use_pos_enc=True)
     config.skip("block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "theta")
     config.skip("block_use_xavier_init", "conv_use_xavier_init")
     return model

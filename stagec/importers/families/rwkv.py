@@ -84,9 +84,8 @@ def _begin_heads(config: Config, title: str) -> tuple[ModelText, int]:
     """The text with D, H_m, P and F, and the number of layers."""
     text, count = begin_scans(config, title, 4096, 32, 65536)
     d = text.value("D")
-    config.only("attention_hidden_size", d)
+    config.fixed(attention_hidden_size=d, head_size_divisor=8)
     config.skip("num_attention_heads", "context_length", "rescale_every")
-    config.only("head_size_divisor", 8)
     p = read_size(config, text, "P", "head_size", default=64)
     if d % p:
         raise config.refuse("head_size", f"is {p}, which does not divide {d}")
@@ -96,12 +95,8 @@ def _begin_heads(config: Config, title: str) -> tuple[ModelText, int]:
 
 
 def _stacked(config: Config, text: ModelText, count: int, mixer: str) -> ModelText:
-    layer = Layer(
-        [
-            Sublayer(Callee(mixer), "time", LAYER),
-            Sublayer(Callee("rwkv6_channel"), "channel", LAYER),
-        ]
-    )
+    blocks = {"time": mixer, "channel": "rwkv6_channel"}
+    layer = Layer([Sublayer(Callee(block), name, LAYER) for name, block in blocks.items()])
     tied = config.flag("tie_word_embeddings", default=False)
     decoder = Decoder(LAYER, tied=tied, embed_norm=LAYER)
     return decoder.write(text, {"layers": layer}, ["layers"] * count)

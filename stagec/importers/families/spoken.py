@@ -29,7 +29,7 @@ def language_of(config: Config, spoken: Config, words: str) -> ModelText:
     prefix = spoken.drop("use_bidirectional_attention")
     text = _LANGUAGES[kind].read(spoken)
     if prefix:
-        text.notes.append("Left out: words of a prompt see each other in both directions.")
+        text.notes.append("Left out: tokens of a prompt see each other in both directions.")
     spoken.skip("num_image_tokens")
     spoken.finish()
     return text

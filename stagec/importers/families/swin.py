@@ -68,9 +68,7 @@ def _swin(config: Config, title: str, *, second_version: bool) -> ModelText:
     if len(heads) != count:
         raise config.wrong("depths", f"{len(heads)} numbers of layers, one for each stage")
     width = config.size("embed_dim", default=96)
-    config.only("hidden_size", width << (count - 1))
-    config.only("num_layers", count)
-    config.only("use_absolute_embeddings", False)
+    config.fixed(hidden_size=width << (count - 1), num_layers=count, use_absolute_embeddings=False)
     config.skip("stage_names", "out_features", "out_indices", "drop_path_rate", "encoder_stride")
     config.skip("path_norm")
     text = begin_pyramid(config, title, [width << i for i in range(count)], depths)

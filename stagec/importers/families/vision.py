@@ -171,13 +171,14 @@ def _beit_vector(config: Config, body: Body, y: str, *, pooler: bool) -> str:
     token."""
     if not config.flag("use_mean_pooling", default=True):
         return body.let("c", f"stg.take[at = 0]({LAYER.write(body, 'n', y, 'norm')})")
-    steps = [
-        "stg.slice[dim = 1, start = 1, size = X*X]({})",
-        'stg.sum["bsd->bd"]({})',
-        "stg.scale[by = 1/(X*X)]({})",
-        *([LAYER.step(body, "norm")] if pooler else []),
-    ]
+    steps = [*_mean_of_patches(1), *([LAYER.step(body, "norm")] if pooler else [])]
     return body.steps("c", y, steps)
+
+
+def _mean_of_patches(start: int) -> list[str]:
+    """The operations, on `{}`, which has so many tokens before the patches."""
+    patches = f"stg.slice[dim = 1, start = {start}, size = X*X]({{}})"
+    return [patches, 'stg.sum["bsd->bd"]({})', "stg.scale[by = 1/(X*X)]({})"]
 
 
 # -- DINO ------------------------------------------------------------------------------------------
@@ -243,13 +244,7 @@ def _dino_head(
     c = body.let("c", f"stg.take[at = 0]({n})")
     if any(name.endswith("ForImageClassification") for name in config.strings("architectures")):
         text.symbol("N", config.labels(), "num_labels")
-        start = 1 + registers
-        steps = [
-            f"stg.slice[dim = 1, start = {start}, size = X*X]({{}})",
-            'stg.sum["bsd->bd"]({})',
-            "stg.scale[by = 1/(X*X)]({})",
-            f"stg.concat({c}, {{}})",
-        ]
+        steps = [*_mean_of_patches(1 + registers), f"stg.concat({c}, {{}})"]
         both = body.steps("both", n, steps)
         classify(body, linear(text, body, "z", both, "classifier", "2*D, N"))
         text.train(f"{IMAGES}, %labels: i32[B]", body)

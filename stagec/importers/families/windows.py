@@ -64,8 +64,7 @@ def _gemma2(config: Config, title: str, post: Norm | None) -> ModelText:
     final = config.ratio("final_logit_softcapping", default=30)
     if config.names("final_logit_softcapping") and not config.has("final_logit_softcapping"):
         final = Fraction(0)
-    config.only("use_bidirectional_attention", False)
-    config.only("attention_bias", False)
+    config.fixed(use_bidirectional_attention=False, attention_bias=False)
     config.skip("sliding_window_size")
     mixer = Attention(rope=model.rope(), mask=_scores(model, cap))
     mixers = model.masked(mixer, _alternating(model, 2), model.window(4096))
@@ -173,8 +172,7 @@ def read_cohere2(config: Config) -> ModelText:
     rope = replace(model.rope(), interleaved=True)
     rotary = model.biased(Attention(rope=rope))
     config.skip("rotary_pct", "order_of_interleaved_layers", "use_embedding_sharing")
-    config.only("position_embedding_type", "rope_gptj")
-    config.only("use_gated_activation", True)
+    config.fixed(position_embedding_type="rope_gptj", use_gated_activation=True)
     config.only("use_parallel_block", True)
     config.only("use_parallel_embedding", False, True)
     every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=4)
@@ -203,12 +201,9 @@ def read_gpt_oss(config: Config) -> ModelText:
     mixers = model.masked(mixer, _alternating(model, 2), model.window(128))
     limit = config.ratio("swiglu_limit", default=7)
     slope = config.ratio("swiglu_alpha", default=Fraction("1.702"))
-    mixture = replace(
-        model.experts(count=128, top=4, inner="F"),
-        router_bias=True,
-        bias=True,
-        statics=(f"slope = {slope}", f"limit = {limit}", "shift = 1"),
-    )
+    statics = (f"slope = {slope}", f"limit = {limit}", "shift = 1")
+    mixture = model.experts(count=128, top=4, inner="F")
+    mixture = replace(mixture, router_bias=True, bias=True, statics=statics)
     return model.stack(mixers, mixture, norm=WIDE_RMS)
 
 

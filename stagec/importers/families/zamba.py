@@ -15,16 +15,9 @@ from stagec.importers.writing.blocks import RMS
 from stagec.importers.writing.stack import Decoder, arguments, order_text
 from stagec.importers.writing.text import Body, Callee, ModelText
 
-_KEYS = Mamba2Keys(
-    "n_mamba_heads",
-    "mamba_headdim",
-    "mamba_ngroups",
-    "mamba_d_state",
-    "mamba_d_conv",
-    "chunk_size",
-    "add_bias_linear",
-    "use_conv_bias",
-    "mamba_expand",
+_KEYS = Mamba2Keys.of(
+    "n_mamba_heads mamba_headdim mamba_ngroups mamba_d_state mamba_d_conv chunk_size "
+    "add_bias_linear use_conv_bias mamba_expand"
 )
 _SYMBOLS = "D H G K F"
 #: The shared weights of a block, with their dimensions.
@@ -46,8 +39,7 @@ def read_zamba(config: Config) -> ModelText:
     feed-forward network that reads the stream and the embeddings, with a projection of each
     layer's own. Heads of Mamba-1 have step sizes, B and C of their own."""
     text = _begin(config, "Zamba", 3712, 16)
-    config.only("hidden_mamba_act", "silu")
-    config.only("mamba_proj_bias", False)
+    config.fixed(hidden_mamba_act="silu", mamba_proj_bias=False)
     heads = config.size("n_mamba_heads", default=2)
     read_mamba1(config, text, "mamba_")
     skip_steps(config, text)
@@ -128,10 +120,8 @@ def _begin(config: Config, title: str, width: int, heads: int) -> ModelText:
         raise config.refuse("num_attention_heads", f"is {h}, which does not divide {2 * d}")
     text.assume("H % G == 0")
     text.symbol("K", 2 * d // h, "2 * hidden_size / num_attention_heads")
-    config.only("attention_hidden_size", 2 * d)
-    config.only("attention_head_dim", 2 * d // h)
+    config.fixed(attention_hidden_size=2 * d, attention_head_dim=2 * d // h, hidden_act="gelu")
     config.skip("num_logits_to_keep")
-    config.only("hidden_act", "gelu")
     read_size(config, text, "F", "intermediate_size", default=4 * d)
     read_size(config, text, "V", "vocab_size", default=32000)
     return text

@@ -38,7 +38,7 @@ class Ignored:
 
 class Config:
     """One object of a configuration file; `where` is its key, with a dot, or empty. `among` is what
-    is to stand among the words of a language model that is read from it.
+    is to stand among the tokens of a language model that is read from it.
 
     Every reader takes several names of a key, as configurations have them, and reads the first one
     that is there. `null` is as good as a key that is left out, but not in the place of a size that
@@ -312,6 +312,11 @@ class Config:
             self.place(key),
             remedy=self._ignore(key),
         )
+
+    def fixed(self, **values: Json) -> None:
+        """Keys of each of which no other value than this one can be read, as in `only`."""
+        for key, value in values.items():
+            self.only(key, value)
 
     def restates(self, value: bool, *keys: str) -> None:
         """Keys, each true or false, by which a configuration says what its family does anyway."""

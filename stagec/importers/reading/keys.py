@@ -34,14 +34,8 @@ _TOKENS = (
 _DROPOUT = "drop_path_rate token_dropout"
 #: Endings of keys of tokens and of dropout, whatever stands before them.
 ENDINGS = (
-    "_token_id",
-    "_token_ids",
-    "_token_index",
-    "dropout",
-    "dropout_prob",
-    "dropout_rate",
-    "layerdrop",
-    "pdrop",
+    *("_token_id", "_token_ids", "_token_index"),
+    *("dropout", "dropout_prob", "dropout_rate", "layerdrop", "pdrop"),
 )
 #: How weights begin, small constants, losses beside the cross entropy, and layers that predict
 #: further tokens, which transformers leaves out too (docs/models.md).

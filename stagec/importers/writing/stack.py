@@ -221,7 +221,7 @@ class Decoder:
 
 
 def arguments(text: ModelText) -> str:
-    """The arguments of a decoder: words, what stands among them, and what is to come out."""
+    """The arguments of a decoder: tokens, what stands among them, and what is to come out."""
     labels = f"%labels: i32[{'B' if text.head == 'class' else 'B, S'}]"
     if text.among:
         return f"{text.among.args},\n    %tokens: i32[B, S], %merged: i32[B, S], {labels}"

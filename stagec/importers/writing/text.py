@@ -114,9 +114,9 @@ class Among:
 @dataclass
 class ModelText:
     """A module in the making; `title` and `notes` are its first comment lines. `head` is what a
-    decoder computes: words, a class of each sequence, or classes of all tokens; `positions` are
+    decoder computes: tokens, a class of each sequence, or classes of all tokens; `positions` are
     those that the configuration states, `sequences` the dimensions of tokens where S is not the
-    only one; `among` is what stands among words."""
+    only one; `among` is what stands among tokens."""
 
     name: str
     title: str

@@ -190,8 +190,7 @@ def _heads(request: FlagValues) -> Iterator[Diagnostic]:
     if heads and groups and tp > groups and tp % groups == 0 and heads % tp:
         valid = [n for n in divisors(heads) if n % groups == 0 or groups % n == 0]
         yield _error(
-            f"H = {heads} does not divide over tp = {tp}",
-            f"choose --tp {nearest(tp, valid)}",
+            f"H = {heads} does not divide over tp = {tp}", f"choose --tp {nearest(tp, valid)}"
         )
 
 
@@ -249,27 +248,40 @@ def lacking(request: FlagValues, given: Flag) -> Need | None:
     return next((need for need in needed if not _is_met(request, need)), None)
 
 
+def _only_serving(request: FlagValues) -> Iterator[Diagnostic]:
+    """What a step of training has no use for."""
+    if request["dp_attention"]:
+        yield _error("--dp-attention needs a step of serving", "add --serve decode, or use --sp")
+    if request["afd"] and request.ranks("pp") > 1:
+        yield _error(
+            "--afd needs a step of serving: training keeps no caches",
+            "add --serve decode, or leave it out",
+        )
+    if request["redundant_experts"]:
+        yield _error(
+            "--redundant-experts needs a step of serving: training would give each copy "
+            "weights of its own",
+            "add --serve decode, or leave it out",
+        )
+    if request["lora"] and request["max_loras"] > 1:
+        yield _error(
+            "--max-loras needs a step of serving: training trains one adapter",
+            "add --serve decode, or leave it out",
+        )
+    if request["weight_dtype"] != "bf16" and not (request["lora"] or request["freeze"]):
+        yield _error(
+            f"--weight-dtype {request['weight_dtype']} needs serving or frozen weights: "
+            "weights in few bits have no gradient",
+            "add --serve decode, freeze the weights with --lora or --freeze, or use --fp8 for "
+            "products in 8 bits",
+        )
+
+
 def _serving(request: FlagValues) -> Iterator[Diagnostic]:
     """What is about training has no place in a step of serving, and the other way round."""
     serve = request.flags.get("serve")
     if not serve:
-        if request["dp_attention"]:
-            yield _error(
-                "--dp-attention needs a step of serving", "add --serve decode, or use --sp"
-            )
-        if request["redundant_experts"]:
-            yield _error(
-                "--redundant-experts needs a step of serving: training would give each copy "
-                "weights of its own",
-                "add --serve decode, or leave it out",
-            )
-        if request["weight_dtype"] != "bf16" and not (request["lora"] or request["freeze"]):
-            yield _error(
-                f"--weight-dtype {request['weight_dtype']} needs serving or frozen weights: "
-                "weights in few bits have no gradient",
-                "add --serve decode, freeze the weights with --lora or --freeze, or use --fp8 for "
-                "products in 8 bits",
-            )
+        yield from _only_serving(request)
         return
     for statement in STATEMENTS:
         for given in statement.flags:

@@ -12,7 +12,7 @@ from stagec.jobs.request.flags import SHORTHANDS, words
 from stagec.jobs.request.machine import used_text
 from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import STEP
+from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.request.units import settled
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ def asked_words(options: Iterable[CommandOption], given: Mapping[str, Any]) -> I
 
 
 def step_command(
-    options: JobOptions,
-    machine: Machine | None,
-    *,
-    overlap: bool = True,
-    more: Sequence[str] = (),
+    options: JobOptions, machine: Machine | None, *, overlap: bool = True, more: Sequence[str] = ()
 ) -> str:
     """The command that answers for a step: `stagec time` on a machine, with `more` words of it, or
     `stagec memory`."""

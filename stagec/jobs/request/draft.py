@@ -1,4 +1,4 @@
-"""`--draft`: the model that drafts words for a step of decode, its sizes, its ranks and its
+"""`--draft`: the model that drafts tokens for a step of decode, its sizes, its ranks and its
 flags."""
 
 from __future__ import annotations

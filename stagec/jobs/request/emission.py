@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stagec.traces.archive import Archive
     from stagec.traces.cluster import Run
     from stagec.traces.emit import EmittedJob
-    from stagec.traces.pods import PodsJob
+    from stagec.traces.pod_programs import PodsJob
     from stagec.traces.recorded import RecordedJob
     from stagec.traces.writer import Emission, Written
 
@@ -42,10 +42,7 @@ EMISSION = (
         "resume", "Complete the output of an interrupted run, after comparing the files that exist."
     ),
     CommandOption(
-        "only_ranks",
-        AnyText(),
-        "Write the traces of these ranks only.",
-        metavar="0-1023,4096",
+        "only_ranks", AnyText(), "Write the traces of these ranks only.", metavar="0-1023,4096"
     ),
     *WORKERS,
     switch("quiet", "Print no summary and no progress."),
@@ -92,7 +89,7 @@ def _emit_elsewhere(
     """Write by the workers of a cluster what they can be sent."""
     from stagec.traces.archive import Archive
     from stagec.traces.emit import EmittedJob
-    from stagec.traces.pods import PodsJob
+    from stagec.traces.pod_programs import PodsJob
     from stagec.traces.remote import written_by
     from stagec.traces.writer import write_source
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 from stagec.ir.expr import MAX_INTEGER
 from stagec.jobs.request.option import Kind
 from stagec.support.diagnostics import error
+from stagec.support.source import UNKNOWN, FileLoc, Loc
 
 #: One tuple for all layers, or one for each.
 ExpertLoads: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], ...]
@@ -46,6 +47,8 @@ def read_loads(path: Path) -> ExpertLoads:
 def _parsed(where: str, text: str | bytes) -> ExpertLoads:
     try:
         parsed = cast(object, json.loads(text))
+    except json.JSONDecodeError as e:
+        raise _wrong(where, f"not JSON ({e.msg})", FileLoc(where, e.lineno, e.colno)) from None
     except (ValueError, RecursionError) as e:
         raise _wrong(where, f"not JSON ({e})") from None
     rows = _list(parsed)
@@ -69,8 +72,10 @@ def _row(where: str, value: object) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _wrong(where: str, problem: str) -> Exception:
+def _wrong(where: str, problem: str, loc: Loc = UNKNOWN) -> Exception:
+    head = "" if isinstance(loc, FileLoc) else f"{where}: "
     return error(
-        f"{where}: expected whole numbers of 0 or more, one for each expert, found {problem}",
+        f"{head}expected whole numbers of 0 or more, one for each expert, found {problem}",
+        loc,
         remedy="write [5, 1, 1, 1], or a list of such lists, one for each layer with experts",
     )

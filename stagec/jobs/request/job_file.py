@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,12 +34,13 @@ from stagec.jobs.request.flags import SHORTHANDS, words
 from stagec.jobs.request.options import JobOptions, job_options
 from stagec.jobs.request.other_tools import flag_here
 from stagec.jobs.request.preset import find_preset
-from stagec.jobs.request.serving import STEP
+from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.session import Session
 from stagec.models import library
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc, Source
 from stagec.support.suggest import did_you_mean
+from stagec.support.toml_text import toml_tables
 
 SUFFIX = ".toml"
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
@@ -71,10 +71,7 @@ def read_job_file(path: str, session: Session) -> JobFile:
     """The job of a file; files that it names are beside it. Raises `DiagnosticError` with the line
     that is wrong."""
     source = session.read(path)
-    try:
-        tables = tomllib.loads(source.text)
-    except (tomllib.TOMLDecodeError, RecursionError) as e:
-        raise error(f"{source.name} is not valid TOML: {e}", remedy=_EXAMPLE) from None
+    tables = toml_tables(source, _EXAMPLE)
     flags: dict[str, Any] = {}
     for name, value in tables.items():
         if isinstance(value, dict) and name in _SECTIONS:

@@ -96,6 +96,24 @@ class LimitType(Kind[Limit]):
         raise ValueError(f"expects a size such as 80GiB, or a device, found '{text}'")
 
 
+class SizeType(Kind[int]):
+    """`64GiB`: bytes."""
+
+    name = "SIZE"
+    annotated = "int | str"
+
+    def read(self, text: str) -> int:
+        """The bytes, at least one."""
+        match = _SIZE.fullmatch(text)
+        size = int(Fraction(match[1]) * _UNITS.get(match[2], 1)) if match is not None else 0
+        if not size:
+            raise ValueError(f"expects a size such as 64GiB, found '{text}'")
+        return size
+
+    def text(self, value: int) -> str:
+        return str(value)
+
+
 def _device(text: str) -> Limit:
     from stagec.machines import find_machine, machines
 

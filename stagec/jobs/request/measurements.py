@@ -75,7 +75,7 @@ def _read(
     files: tuple[tuple[Path, tuple[int, int] | None], ...], package: str | None, machine: str
 ) -> Measurements:
     from stagec.time.costs.nodes import Measurements
-    from stagec.time.measured.files import read_measured
+    from stagec.time.measured.kernel_tables import read_measured
 
     others: list[Table] = []
     if package is not None:

@@ -204,12 +204,7 @@ class CommandOption:
 
 
 def switch(
-    name: str,
-    help: str,
-    spelling: str = "",
-    *,
-    default: bool | None = False,
-    rare: bool = False,
+    name: str, help: str, spelling: str = "", *, default: bool | None = False, rare: bool = False
 ) -> CommandOption:
     """An option that is on where it is given; one whose default is not False has a `--no-`."""
     return CommandOption(name, Switch(), help, default, spelling=spelling, rare=rare)

@@ -13,7 +13,7 @@ from stagec.jobs.request.draft import DRAFT_OPTION, DraftText
 from stagec.jobs.request.flags import FLAGS, option
 from stagec.jobs.request.option import AnyText, CommandOption, File, Whole, switch, values_of
 from stagec.jobs.request.preset import with_step
-from stagec.jobs.request.serving import OPTIONS
+from stagec.jobs.request.serving_flags import OPTIONS
 from stagec.jobs.request.sizes import SizesType
 from stagec.support.diagnostics import error
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stagec.models import Preset, presets
 from stagec.support.diagnostics import error
-from stagec.support.suggest import did_you_mean
+from stagec.support.named import find
 
 if TYPE_CHECKING:
     from stagec.jobs.request.options import JobOptions
@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 def find_preset(options: JobOptions) -> Preset:
     """The preset that options name. Raises `DiagnosticError`."""
-    known = presets()
-    if options.preset not in known:
-        raise error(
-            f"no preset '{options.preset}'",
-            remedy=did_you_mean(options.preset, known) or f"choose among {', '.join(known)}",
-        )
+    preset = find("preset", options.preset, presets())
     if options.strategy is not None:
         raise error(
             f"--preset {options.preset} and {options.strategy} cannot be used together: both give "
@@ -27,7 +22,7 @@ def find_preset(options: JobOptions) -> Preset:
             remedy=f"leave one of them out; 'stagec presets {options.preset}' prints the text of "
             "the preset",
         )
-    return known[options.preset]
+    return preset
 
 
 def with_step(options: JobOptions) -> JobOptions:

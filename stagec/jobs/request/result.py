@@ -16,7 +16,7 @@ _FORMS = ("plain", "rich", "json", "csv", "markdown")
 
 
 class ResultFile(Kind[Path]):
-    """A file to write, or `-` for stdout.
+    """A file to write.
 
     A command that works for minutes says at once that there is no such folder.
     """
@@ -24,10 +24,19 @@ class ResultFile(Kind[Path]):
     name = "file"
 
     def read(self, text: str) -> Path:
-        """The path. Raises `OSError` where no file can be written."""
-        if text != "-":
-            check_new_file(Path(text))
+        """The path. Raises `ValueError` for `-`, `OSError` where no file can be written."""
+        if text == "-":
+            raise ValueError("'-' is not the name of a file")
+        check_new_file(Path(text))
         return Path(text)
+
+
+class _FileOrStdout(ResultFile):
+    """A file to write, or `-` for stdout."""
+
+    def read(self, text: str) -> Path:
+        """The path. Raises `OSError` where no file can be written."""
+        return Path(text) if text == "-" else super().read(text)
 
 
 class Page(ResultFile):
@@ -60,7 +69,7 @@ FORM = CommandOption(
     spelling="--format",
 )
 OUTPUT = CommandOption(
-    "output", RESULT, "Write the result here instead of stdout.", spelling="-o --output"
+    "output", _FileOrStdout(), "Write the result here instead of stdout.", spelling="-o --output"
 )
 
 

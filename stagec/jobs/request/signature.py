@@ -68,6 +68,9 @@ class JobFlags(TypedDict, total=False):
     #: Tensor-parallel ranks with the same value send one part each to the next stage, which gathers
     #: it.
     scatter_gather: bool | None
+    #: With --serve and --pp 2: attention and feed-forward apart, attention of all layers on one
+    #: stage, the rest of them on the other one; two microbatches take turns.
+    afd: bool | None
     #: Receive buffers of a pipeline: from arrival to last use (arrive), or one for each microbatch,
     #: kept across steps (ahead).
     stage_receives: Literal["arrive", "ahead"] | None
@@ -149,7 +152,8 @@ class JobFlags(TypedDict, total=False):
     #: shards: along the first dimension of PyTorch's weight, its outputs (dim0), or over all
     #: elements (flat).
     shard_padding: Literal["none", "dim0", "flat"] | None
-    #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage).
+    #: Microbatches whose gradients are accumulated (default: 1, or 2 per pipeline stage; 2 with
+    #: --afd).
     microbatches: int | None
     #: Gather the logits instead of a vocabulary-parallel loss.
     no_vocab_parallel: bool | None
@@ -280,7 +284,8 @@ class JobFlags(TypedDict, total=False):
     expanding_kernel: Literal["device", "marlin"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
-    #: expert_weights, alibi, sinks, softcap. Backward keeps the tensors that each operation saves.
+    #: expert_weights, scaled_rope, alibi, sinks, softcap; or none of a stack's (none). Backward
+    #: keeps the tensors that each operation saves.
     eager: str | Sequence[str] | None
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).
@@ -331,6 +336,9 @@ class JobFlags(TypedDict, total=False):
     #: With --serve: the most decode steps for which prompts wait for others, until they fill 9/10
     #: of the tokens of a step.
     scheduler_gather: int | None
+    #: With --serve: the most decode steps for which prompts wait until each group of ranks with
+    #: sequences of its own has one.
+    scheduler_balance: int | None
     #: The share of their speed that products and attention sustain in a step, such as 9/10
     #: (default: that of the machine).
     sustained: float | str | None
@@ -374,10 +382,13 @@ class JobFlags(TypedDict, total=False):
     #: The format in which experts are filled up with columns where ranks have no whole blocks of
     #: them.
     fill_experts: Literal["none", "mxfp4"] | None
-    #: Train low-rank adapters of these parameters, such as wq,wv; freeze all others.
+    #: Low-rank adapters of these parameters, such as wq,wv; training freezes all others, serving
+    #: has --max-loras of each.
     lora: str | Sequence[str] | None
-    #: The rank of the adapters.
+    #: The rank of the adapters; in serving the largest, which all are filled up to.
     lora_rank: int | None
+    #: With --serve and --lora: adapters that ranks hold, of which each sequence uses one at random.
+    max_loras: int | None
     #: Element type of the adapters of --lora: that of the parameters (given), or f32, for which
     #: each adapter casts its input.
     lora_dtype: Literal["given", "f32"] | None

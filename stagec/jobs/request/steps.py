@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import BUDGET
 from stagec.jobs.request.option import AnyText, CommandOption, Kind, Whole
 from stagec.support.diagnostics import error

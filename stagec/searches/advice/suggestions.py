@@ -9,7 +9,7 @@ from typing import Any
 
 from stagec.analysis.figures import Figures
 from stagec.ir.module import BATCH
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import has_pods

@@ -18,7 +18,7 @@ from stagec.output.svg_text import SVGText
 from stagec.searches.server.run import launched
 from stagec.searches.server.servers import ServerPlan, WorkerPool, behind
 from stagec.searches.server.table import launch_files, print_servers
-from stagec.searches.serving import SERVER
+from stagec.searches.serving_space import SERVER
 from stagec.support.files import write_file
 from stagec.support.processors import processors
 
@@ -115,12 +115,12 @@ class ServerSearchAnswer(Report):
         return [dict(row) for row in self.front]
 
     def plot(self) -> SVGText:
-        from stagec.searches.server.page import front_plot
+        from stagec.searches.server.server_page import front_plot
 
         return SVGText(front_plot(self.data, self.command).svg())
 
     def page(self) -> str:
-        from stagec.searches.server.page import server_page
+        from stagec.searches.server.server_page import server_page
 
         return server_page(self.title, self.data, self.command)
 

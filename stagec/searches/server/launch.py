@@ -16,11 +16,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from stagec.ir.serving import PREFILL
+from stagec.ir.serving_step import PREFILL
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.option import Kind
 from stagec.jobs.request.options import JobOptions
-from stagec.searches.serving import SERVER
+from stagec.searches.serving_space import SERVER
 
 _PORT, _BOOTSTRAP = 8000, 8998
 _HEAD = """#!/bin/sh
@@ -167,6 +167,17 @@ def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
     return words, more
 
 
+#: Modules with adapters as TensorRT-LLM calls them (lora_helper.py), by names of parameters.
+_LORA_MODULES: Mapping[str, Sequence[str]] = {
+    "wq": ["attn_q"],
+    "wk": ["attn_k"],
+    "wv": ["attn_v"],
+    "wo": ["attn_dense"],
+    "w_gate_up": ["mlp_h_to_4h", "mlp_gate"],
+    "w_down": ["mlp_4h_to_h"],
+}
+
+
 class VLLM(ScriptedEngine):
     """vLLM."""
 
@@ -193,6 +204,9 @@ class VLLM(ScriptedEngine):
         words += ["--max-model-len", str(worker.longest), *precision]
         if worker.options.page > 1:
             words += ["--block-size", str(worker.options.page)]
+        if worker.options.lora:
+            words += ["--enable-lora", "--max-loras", str(worker.options.max_loras)]
+            words += ["--max-lora-rank", str(worker.options.lora_rank)]
         if worker.role != SERVER:
             config = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
             words += ["--kv-transfer-config", shlex.quote(json.dumps(config))]
@@ -228,6 +242,10 @@ class SGLang(ScriptedEngine):
         words += ["--context-length", str(worker.longest), *precision]
         if worker.options.page > 1:
             words += ["--page-size", str(worker.options.page)]
+        if worker.options.lora:
+            words += ["--enable-lora", "--max-loras-per-batch", str(worker.options.max_loras)]
+            words += ["--max-lora-rank", str(worker.options.lora_rank)]
+            words += ["--lora-target-modules", "all"]
         if worker.role == SERVER:
             words.append("--enable-mixed-chunk")
         else:
@@ -296,6 +314,14 @@ class TensorRTLLM(LaunchEngine):
             "enable_chunked_prefill": True,
             "kv_cache_config": caches,
         }
+        if names := worker.options.lora:
+            config["lora_config"] = {
+                "max_lora_rank": worker.options.lora_rank,
+                "max_loras": worker.options.max_loras,
+                "lora_target_modules": [
+                    each for name in names.split(",") for each in _LORA_MODULES.get(name, [name])
+                ],
+            }
         if worker.role != PREFILL:
             config["cuda_graph_config"] = {
                 "enable_padding": True,

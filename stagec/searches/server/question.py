@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stagec.ir.module import BATCH
-from stagec.ir.serving import MIXED
+from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.acceptance import take_acceptance
@@ -17,7 +17,7 @@ from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.machine import machine_of, with_used
 from stagec.jobs.request.measurements import MEASURED, measurements
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving import CACHES
+from stagec.jobs.request.serving_flags import CACHES
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.machines import Machine
@@ -27,7 +27,7 @@ from stagec.searches.job_file import with_job
 from stagec.searches.question import GOODPUT, layers_of, prices_of, said_values, space_of
 from stagec.searches.server.launch import EngineRun, engine_of, layout_of
 from stagec.searches.server.worker import ServerLoad, WorkerTask
-from stagec.searches.serving import BUDGETS, SERVER
+from stagec.searches.serving_space import BUDGETS, SERVER
 from stagec.searches.space import listed
 from stagec.searches.stack import with_stack
 from stagec.support.diagnostics import error

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from stagec.analysis.serving_rates import steady_seconds
 from stagec.answers.serve import at_least, sending
 from stagec.answers.serve_steps import of_a_stage
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.options import IDEAL, JobOptions
-from stagec.jobs.request.serving import DISAGGREGATED as TWO_PODS
+from stagec.jobs.request.serving_flags import DISAGGREGATED as TWO_PODS
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.jobs.step_timer import StepTimer
@@ -41,7 +41,7 @@ from stagec.searches.server.servers import (
 )
 from stagec.searches.server.verify import ServerOverTime, VerifyTask, over_time
 from stagec.searches.server.worker import ServerLoad, Worker, kind_of, timed_worker
-from stagec.searches.serving import BUDGETS, SERVER, without_step
+from stagec.searches.serving_space import BUDGETS, SERVER, without_step
 from stagec.searches.stack import as_written
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.network import message_seconds

@@ -23,7 +23,7 @@ from stagec.analysis.serving_rates import (
     steady_seconds,
 )
 from stagec.analysis.steady_server import PromptChunks, chunks, per_token
-from stagec.ir.serving import DECODE, MIXED, PREFILL
+from stagec.ir.serving_step import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
@@ -70,6 +70,11 @@ class ServerLoad:
     def context(self) -> int:
         """Tokens that are cached of a sequence that decodes, on average."""
         return self.cached + self.prompt + self.output // 2
+
+    @property
+    def last(self) -> int:
+        """Tokens that are cached of a sequence in its last step."""
+        return self.cached + self.prompt + self.output - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +186,13 @@ class _Timing:
     def __post_init__(self) -> None:
         self._timer = StepTimer.of(self.task.machine, self.task.measured)
         options = self.task.options.changed(serve=MIXED, step=_ONE, batch=None)
-        if options.pp > 1:
+        if options.pp > 1 and not options.afd:
             options = options.changed(microbatches=1)
         module = JobBuilder(options, Session()).module
         mesh = module.axis_sizes
         self._options = options.changed(step=None)
-        self._ranks, self._stages = prod(mesh.values()), mesh.get("pp", 1)
+        self._ranks = prod(mesh.values())
+        self._stages = 1 if options.afd else mesh.get("pp", 1)  # with sequences of their own
         strategy = read_strategy(module)
         self._groups, self._halves = module.env[strategy.batch], strategy.one(MoeRule).halves
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
@@ -229,8 +235,9 @@ class _Timing:
             batch, load = each * self._groups, self.task.load
             step = {"batch": batch, "context": load.context, "speculative": load.drafts or None}
             asked = self._options.changed(serve=DECODE, **step)
-            gives = load.accepted
-            self._decodes[each] = self._step(asked, batch * self._stages, gives=gives)
+            about: dict[str, Any] = {"reserved": self._reserved(asked, context=load.last)}
+            about["gives"] = load.accepted
+            self._decodes[each] = self._step(asked, batch * self._stages, **about)
         return self._decodes[each]
 
     def _mixed(self, budget: int, each: int) -> MixedPoint | None:
@@ -242,8 +249,12 @@ class _Timing:
         if work is None or decode is None:
             return None
         chunked = SequenceClass(work.size, load.cached + work.past, 1, work.prompts)
-        step = step_of([SequenceClass(1, load.context, 1, each), chunked])
-        mixed = self._step(self._options.changed(step=str(step)), decode.sequences)
+        step, end = (
+            str(step_of([SequenceClass(1, context, 1, each), chunked]))
+            for context in (load.context, load.last)
+        )
+        asked = self._options.changed(step=step)
+        mixed = self._step(asked, decode.sequences, reserved=self._reserved(asked, step=end))
         if mixed is None:
             return None
         prompts = work.prompts * self._groups * self._stages
@@ -299,14 +310,26 @@ class _Timing:
             yield prefill_point
             each *= 2
 
+    def _reserved(self, asked: JobOptions, **last: Any) -> JobOptions | None:
+        """The step in which sequences have all their tokens, for which an engine may keep room."""
+        return asked.changed(**last) if self._scheduler.reserve else None
+
     def _step(
-        self, asked: JobOptions, sequences: int, *, sends: int = 0, gives: float = 1.0
+        self,
+        asked: JobOptions,
+        sequences: int,
+        *,
+        sends: int = 0,
+        gives: float = 1.0,
+        reserved: JobOptions | None = None,
     ) -> StepPoint | None:
-        """A step, for each of the tokens that it `gives` a sequence; None if it does not fit. Every
-        stage holds the caches of the sequences of all stages, of which the step has those of one.
+        """A step, for each of the tokens that it `gives` a sequence; None if it, or what is
+        `reserved` for, does not fit. Every stage holds the caches of the sequences of all stages,
+        of which the step has those of one.
         Of a prompt that `sends` its caches, their bytes are noted."""
         job = CompiledJob.of(asked, Session())
-        by_stage = job.figures().by_stage
+        last = job if reserved is None else CompiledJob.of(reserved, Session())
+        by_stage = last.figures().by_stage
         caches = [each.get(CACHES, 0) for each in by_stage]
         stages = [
             (sum(each.values()) - kept, kept * self._stages)

@@ -278,19 +278,18 @@ def all_to_all(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) 
     What crosses a level goes to the n - inner ranks outside the unit of a rank. `kind` is not
     asked for. Source: NVIDIA/nccl, src/enqueue.cc (a kernel with all sends and receives of a rank).
     """
-    n = over[-1].size
     constants = [machine.efficiency.network[span.level.name].pairs for span in over]
     names = [name for name in constants[-1] if all(name in level for level in constants)]
+    return _least(_messages(size, over, [level[name] for level in constants]) for name in names)
 
-    def one(name: str) -> Floats:
-        lanes = [level[name] for level in constants]
-        both = list(zip(over, lanes, strict=True))
-        peers = [span.size - span.inner for span in over]
-        hops = sum(k * _hop(p, q) for k, (p, q) in zip(peers, both, strict=True))
-        rates = [(n - p.inner + q.copy_) / n / (p.rate / p.inner * q.share) for p, q in both]
-        return _start(lanes) + over[-1].level.latency.value + hops + size * max(rates)
 
-    return _least(map(one, names))
+def _messages(size: Floats, over: Sequence[Span], lanes: Sequence[Protocol]) -> Floats:
+    """Seconds of an all_to_all by such messages, see `all_to_all`."""
+    n, both = over[-1].size, list(zip(over, lanes, strict=True))
+    peers = [span.size - span.inner for span in over]
+    hops = sum(k * _hop(p, q) for k, (p, q) in zip(peers, both, strict=True))
+    rates = [(n - p.inner + q.copy_) / n / (p.rate / p.inner * q.share) for p, q in both]
+    return _start(lanes) + over[-1].level.latency.value + hops + size * max(rates)
 
 
 def once_a_node(
@@ -308,7 +307,8 @@ def once_a_node(
     copies` of the bytes of an all_to_all cross between nodes. Inside a node tokens go on from where
     they arrive, `reached(n m) / copies` of those bytes, (m - 1)/m of them to others of its m ranks.
     Both run at once, and the slower one is what it takes. A group within a node has an all_to_all
-    of `reached(m) / copies` of the bytes. Sources: arXiv 2412.19437, section 3.2.2;
+    of `reached(m) / copies` of the bytes. Tokens with one of `copies` go to each of their experts,
+    as kernels of low latency send them. Sources: arXiv 2412.19437, section 3.2.2;
     deepseek-ai/DeepEP, "normal kernels" (`num_tokens_per_rank`, `is_token_in_rank`), and its branch
     hybrid-ep.
     """
@@ -322,9 +322,20 @@ def once_a_node(
     if len(over) < 2:
         return all_to_all(machine, "", there, over)
     forwarded = (inside - 1) / inside * over[-1].size / (over[-1].size - 1)
-    between = all_to_all(machine, "", sizes * (_reached(n, copies) / copies), over)
+    between = _direct_messages(machine, sizes * (_reached(n, copies) / copies), over)
     within = all_to_all(machine, "", there * forwarded, over[:1])
     return np.maximum(between, within)
+
+
+def _direct_messages(machine: Machine, size: Floats, over: Sequence[Span]) -> Floats:
+    """Seconds of an all_to_all by a kernel that writes to the memory of ranks in other nodes, with
+    the communication library where the outermost level has no constants of such kernels."""
+    levels = [machine.efficiency.network[span.level.name] for span in over]
+    if "messages" not in levels[-1].direct:
+        return all_to_all(machine, "", size, over)
+    fastest = [max(level.pairs.values(), key=lambda p: p.share) for level in levels]
+    lanes = [level.direct.get("messages", p) for level, p in zip(levels, fastest, strict=True)]
+    return _messages(size, over, lanes)
 
 
 def _reached(parts: int, copies: int) -> float:
@@ -372,7 +383,7 @@ def direct_seconds(machine: Machine, size: float, over: Sequence[Span], *, two_s
     n, lanes = over[0].size, machine.efficiency.network[level.name].direct
     own = replace(over[0], level=_own(machine, level))
     moved: Mapping[Direct, float] = {"one_shot": n - 1, "two_shot": 2 * (n - 1) / n}
-    taken: list[Direct] = [name for name in lanes if two_shot or name == "one_shot"]
+    taken = [name for name in moved if name in lanes and (two_shot or name == "one_shot")]
     each = (
         lanes[t].start + (n - 1) * _hop(own, lanes[t]) + moved[t] * size / _rate([own], [lanes[t]])
         for t in taken

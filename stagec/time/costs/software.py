@@ -5,16 +5,23 @@ of schedulers (`stg.hosts`), and which kernels compute (`stg.kernels`, `stg.coll
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from stagec.ir.expr import fraction
 from stagec.ir.module import Module
-from stagec.ir.serving import DECODE
+from stagec.ir.serving_step import DECODE
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.hosts import BESIDE, CAPTURED, HostsRule
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
+from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.machines import Machine
 from stagec.sharding.strategy import read_strategy
+
+#: The processors of a device that kernels of DeepEP take in prefill (deepseek-ai/DeepEP,
+#: deep_ep/buffer.py: `num_sms = 20`). Two half batches leave these to them (SGLang,
+#: srt/operations_strategy.py: `deep_gemm_num_sms`), those of low latency take none.
+SENDING: Final = 20
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class Software:
     hosts: HostsRule = field(default_factory=HostsRule)
     sustained: SustainedRule = field(default_factory=SustainedRule)
     collectives: CollectivesRule = field(default_factory=CollectivesRule)
+    moe: MoeRule = field(default_factory=MoeRule)
     serving: str = ""
 
     @classmethod
@@ -35,6 +43,7 @@ class Software:
         one = strategy.one
         return cls(
             *(one(KernelsRule), one(HostsRule), one(SustainedRule), one(CollectivesRule)),
+            one(MoeRule),
             module.serving,
         )
 
@@ -44,13 +53,21 @@ class Software:
         experts = self.sustained.experts
         decodes = self.serving == DECODE and machine.compute.launch.value  # else there are no gaps
         values = {
-            "efficiency.sustained.products": self.sustained.on(machine.family),
+            "efficiency.sustained.products": self._products(machine),
             "efficiency.sustained.experts": None if experts is None else float(fraction(experts)),
             "efficiency.host.issue": self.hosts.issue_seconds,
             "compute.launch": self.hosts.graph_gap_seconds if decodes else None,
         }
         changed = {path: value for path, value in values.items() if value is not None}
         return machine.changed(changed) if changed else machine
+
+    def _products(self, machine: Machine) -> float | None:
+        """The share that products and attention sustain, None for that of the machine."""
+        share = self.sustained.on(machine.family)
+        if not self.moe.two_batches or self.moe.dispatch != DEEPEP or self.serving == DECODE:
+            return share
+        others = max(1 - SENDING / machine.compute.processors.value, 0.5)
+        return others * (machine.efficiency.sustained.products if share is None else share)
 
     @property
     def is_graph(self) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from stagec.support.diagnostics import error
 from stagec.support.json_stream import JsonStream
 from stagec.support.source import FileLoc
-from stagec.time.measured.files import Key
+from stagec.time.measured.kernel_tables import Key
 from stagec.time.measured.torch_ops import Recorded, row_of, row_of_collective
 
 REMEDY = "give a trace of torch.profiler (export_chrome_trace), plain or gzip, copied whole"

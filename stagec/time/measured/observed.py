@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stagec.time.measured.files import Key
+from stagec.time.measured.kernel_tables import Key
 from stagec.time.measured.kineto import Group, Reading
 
 Row = tuple[Key, float, int]

@@ -14,7 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
-from stagec.time.measured.files import Key
+from stagec.time.measured.kernel_tables import Key
 
 #: Element types as the profiler calls them: stagec's name, and bytes.
 TYPES: Mapping[str, tuple[str, int]] = MappingProxyType(

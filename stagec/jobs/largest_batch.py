@@ -9,7 +9,7 @@ from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.limit import Limit
-from stagec.jobs.request.serving import Serving
+from stagec.jobs.request.serving_flags import Serving
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def serving_figures(
     """The object `serving` of the analysis, without its ops, of the rank that holds most of caches
     and weights: a planned step; `machine` is what `--limit machine` is about. Raises
     `DiagnosticError` for a batch that does not fit the limit."""
-    from stagec.analysis.serving import LARGEST, longest_context, served
+    from stagec.analysis.kv_figures import LARGEST, longest_context, served
 
     serving = builder.serving
     if serving is None:
@@ -52,7 +52,7 @@ def serving_figures(
 
 def _largest(module: Module, serving: Serving, limit: Limit, room: int) -> int:
     """The largest batch that fits. Raises `DiagnosticError` if that of the step is larger."""
-    from stagec.analysis.serving import largest_batch
+    from stagec.analysis.kv_figures import largest_batch
 
     batch = largest_batch(module, room)
     if serving.batch is not None and serving.batch > batch:

@@ -22,9 +22,9 @@ from stagec.ir.expr import (
     total,
 )
 from stagec.ir.module import BATCH, Module
-from stagec.ir.serving import PAST
+from stagec.ir.serving_step import PAST
 from stagec.ir.types import CACHED, WEIGHTS, axis_size, bytes_of
-from stagec.ir_spec.ops.serving import rows_of
+from stagec.ir_spec.ops.cache_rows import rows_of
 from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.answers.time.table import accepted_text, print_time, seconds_text
-from stagec.ir.serving import DECODE, PREFILL
+from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.request.acceptance import Acceptance
-from stagec.jobs.request.serving import PODS
+from stagec.jobs.request.serving_flags import PODS
 from stagec.output.report import Report
 from stagec.output.tables import bytes_text, console
 

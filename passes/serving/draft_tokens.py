@@ -1,4 +1,4 @@
-"""draft-words: a step of decode becomes several, each of which takes the token that the one before
+"""draft-tokens: a step of decode becomes several, each of which takes the token that the one before
 it chose."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stagec.ir.drafts import (
     words_taken,
 )
 from stagec.ir.infer import forget_types, infer_module
-from stagec.ir.serving import PAST
+from stagec.ir.serving_step import PAST
 from stagec.ir_spec.ops.parts import arrive, depart
 from stagec.ir_spec.strategy.part import MAIN
 
@@ -41,7 +41,7 @@ _SPANS = {"span", "window", "chunk"}
 
 
 @dataclass(frozen=True)
-class DraftWords(Pass):
+class DraftTokens(Pass):
     """Let a step of decode of one token be `count` steps, one behind the other: what a draft model
     does before the model that verifies (arXiv 2211.17192).
 
@@ -57,7 +57,7 @@ class DraftWords(Pass):
           %z = stg.einsum["bsd,dv->bsv"](%x, %u) : bf16[B, S, V]
           stg.return(%z)
         }
-    After (draft-words{count=2}):
+    After (draft-tokens{count=2}):
         stg.symbols[B, S = 1, D, V, past]
         stg.func @f[part = draft] (%t: i32[B, S], %w: bf16[V, D | frozen],
             %u: bf16[D, V | frozen]) -> i32[B, 3] {
@@ -68,23 +68,23 @@ class DraftWords(Pass):
           %step1/z = stg.einsum["bsd,dv->bsv"](%step1/x, %u) : bf16[B, S, V]
           %step1/draft = stg.argmax(%step1/z) : i32[B, S]
           %drafts = stg.concat[dim = 1](%draft, %step1/draft) : i32[B, 2*S]
-          stg.depart[drafts, words = V, source = draft, to = main](%drafts)
-          %chosen = stg.arrive[chosen, words = V, source = main, to = draft, sizes = (B, 3),
+          stg.depart[drafts, vocabulary = V, source = draft, to = main](%drafts)
+          %chosen = stg.arrive[chosen, vocabulary = V, source = main, to = draft, sizes = (B, 3),
             dtype = i32] : i32[B, 3]
           stg.return(%chosen)
         }
     """
 
-    name = "draft-words"
+    name = "draft-tokens"
     needs = Phase.SHAPED
 
     count: int
 
     def run(self, module: Module) -> None:
-        draft_words(module, self.count)
+        draft_tokens(module, self.count)
 
 
-def draft_words(module: Module, count: int) -> None:
+def draft_tokens(module: Module, count: int) -> None:
     """Make `count` steps of the main function, in place.
 
     Raises `DiagnosticError` for a step of more than one token, one without tokens before it, and
@@ -96,7 +96,7 @@ def draft_words(module: Module, count: int) -> None:
     made = kept = body.terminator.operands[1:]
     step, size = body.ops[:-1], words.tensor.shape[1]
     _lengthen(words, states, count)
-    b = Builder.before(module.registry, body.terminator, loc=made_by(DraftWords.name, logits.loc))
+    b = Builder.before(module.registry, body.terminator, loc=made_by(DraftTokens.name, logits.loc))
     drafts = [most_likely(b, logits, "draft")]
     for number in range(1, count):
         taken = dict(zip((words, *states), (drafts[-1], *kept), strict=True))
@@ -172,7 +172,7 @@ def _exchange(b: Builder, words: Value, logits: Value, drafts: Sequence[Value]) 
     sent = drafts[0]
     if len(drafts) > 1:
         sent = b.value("stg.concat", drafts, {"dim": const(1)}, hint=DRAFTS)
-    about: dict[str, RawAttr] = {"words": vocabulary}
+    about: dict[str, RawAttr] = {"vocabulary": vocabulary}
     depart(b, sent, sent.tensor, {"value": DRAFTS, "source": DRAFT, "to": MAIN, **about})
     rows = replace(words.tensor.dims[1], size=const(len(drafts) + 1))
     type_ = replace(words.tensor.inner, dims=(replace(words.tensor.dims[0], size=batch), rows))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stagec.ir.drafts import DRAFT
 from stagec.ir.expr import ZERO, Expr, const, symbol
 from stagec.ir.module import BATCH, Module
-from stagec.ir.serving import DECODE, MIXED, MODES, PAST, PREFILL
+from stagec.ir.serving_step import DECODE, MIXED, MODES, PAST, PREFILL
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole
@@ -39,9 +39,7 @@ STEP = {
         "computes.",
     ),
     "context": CommandOption(
-        "context",
-        Whole(least=0),
-        "Cached tokens of each sequence before the step.",
+        "context", Whole(least=0), "Cached tokens of each sequence before the step."
     ),
     "chunk": CommandOption(
         "chunk",
@@ -49,9 +47,7 @@ STEP = {
         "With --serve prefill or mixed: tokens of the prompt per step (chunked prefill).",
     ),
     "speculative": CommandOption(
-        "speculative",
-        Whole(least=0),
-        "With --serve decode: draft tokens per sequence and step.",
+        "speculative", Whole(least=0), "With --serve decode: draft tokens per sequence and step."
     ),
     "step": CommandOption(
         "step",
@@ -119,7 +115,7 @@ _OF = {
 @dataclass(frozen=True)
 class Serving:
     """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
-    `speculation` are the passes of a step that drafts, in so many `steps` of a word each, or that
+    `speculation` are the passes of a step that drafts, in so many `steps` of a token each, or that
     verifies what another pod drafts.
     `sequence` is the dimension of tokens, `longest` its size in the text, 0 if it is open: the rows
     that tables of positions have. `positions` are those that the model was trained for, 0 if they
@@ -245,7 +241,7 @@ def _speculation(options: JobOptions) -> str:
         drafts = options.speculative if options.serve == DECODE else None
         return f"draft-ahead{{count={drafts}}}," if drafts else ""
     drafts = options.keep == DRAFT
-    return f"draft-words{{count={options.speculative}}}," if drafts else "verify-drafts,"
+    return f"draft-tokens{{count={options.speculative}}}," if drafts else "verify-drafts,"
 
 
 def _given(options: JobOptions) -> Mapping[str, bool]:

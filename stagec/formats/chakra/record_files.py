@@ -18,11 +18,10 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from stagec.formats.chakra.nodes import (
     MAX_RECORD_BYTES,
-    AttrValue,
     NodeKind,
     TraceError,
     TraceNode,
@@ -228,7 +227,7 @@ def _fed(value: object) -> TraceNode:
     """A node as the feeder names its parts; what it does not know is an attribute as it is."""
     if not isinstance(value, dict):
         raise TypeError("it is not an object")
-    given = dict(cast("Mapping[str, object]", value))
+    given = dict(cast("Mapping[str, Any]", value))
     number, kind = given.pop("Id", None), given.pop("NodeType", int(NodeKind.INVALID))
     name, runtime = given.pop("Name", ""), given.pop("runtime", 0)
     deps = [given.pop(f"{which}_deps", given.pop(f"{which}Deps", [])) for which in ("data", "ctrl")]
@@ -237,15 +236,6 @@ def _fed(value: object) -> TraceNode:
             raise ValueError("'Id', 'NodeType' and 'runtime' are integers")
     if not all(isinstance(d, list) for d in deps):
         raise TypeError("'data_deps' and 'ctrl_deps' are lists of integers")
-    data, control = (tuple(cast("list[int]", d)) for d in deps)
+    data, control = map(tuple, deps)
     attrs = {k: v for k, v in given.items() if isinstance(v, bool | int | float | str)}
-    return TraceNode(
-        cast("int", number),
-        cast("str", name),
-        cast("int", kind),
-        data,
-        control,
-        cast("dict[str, AttrValue]", attrs),
-        cast("int", runtime),
-        _FED_TYPES,
-    )
+    return TraceNode(number, name, kind, data, control, attrs, runtime, _FED_TYPES)

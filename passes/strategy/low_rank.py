@@ -1,0 +1,106 @@
+"""Low-rank adapters beside products: which parameters have some, their types, and the rules of the
+products with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stagec.api import Dim, Module, Operation, Quoted, TensorType, Value, const, error
+from stagec.ir.rewrite import uses_inside
+from stagec.ir.rule import Shape, parse_rule, shape_text
+from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.strategy.lora import LoraRule
+from stagec.support.suggest import did_you_mean
+
+_PACKED = (2, 3)  # gate and up; query, key and value
+_LETTERS = "rabcdefghijklmnopqstuvwxyz"
+
+
+def adapted_parameters(module: Module, rule: LoraRule) -> list[Value]:
+    """The parameters with adapters. Raises `DiagnosticError` for a name that no parameter has, or
+    one that is used in no product."""
+    params = module.parameters()
+    if rule.rank < 1:
+        raise error(f"an adapter has a rank of 1 or more, found {rule.rank}", rule.loc)
+    for name in rule.targets:
+        if not any(p.is_called(name) for p in params):
+            known = {p.name.rpartition("/")[2] for p in params if _products(p)}
+            raise error(
+                f"the model has no parameter '%{name}'",
+                rule.loc,
+                remedy=did_you_mean(name, known) or f"choose some of {', '.join(sorted(known))}",
+            )
+    adapted = [param for param in params if rule.adapts(param)]
+    for param in adapted:
+        if not _products(param):
+            raise error(
+                f"parameter %{param.name} is not used in a product, expected a stg.einsum "
+                "for an adapter",
+                rule.loc,
+                remedy="choose a parameter that is multiplied",
+            )
+    return adapted
+
+
+def _products(value: Value) -> list[tuple[Operation, int, int]]:
+    """The products in which a parameter is used, as `uses_inside` has them."""
+    return [use for use in uses_inside(value) if isinstance(use[0].definition, Einsum)]
+
+
+def low_rank_types(
+    param: Value, rank: int, *, slots: Sequence[Dim] = ()
+) -> tuple[TensorType, TensorType]:
+    """The types of A and B of a parameter, from its first product and the repeats around it;
+    `slots` is the dimension of several adapters, if there is one."""
+    op, index, depth = _products(param)[0]
+    cut, type_ = LowRankCut(op, index), param.tensor
+    dims = dict(zip(cut.weight, type_.dims[depth:], strict=True))
+    low = Dim(const(rank))
+    lead = (*type_.dims[:depth], *slots, *(dims[g] for g in cut.batch))
+    a = (*lead, *(dims[g] for g in (*cut.contracted, *cut.packed)), low)
+    b = (*lead, low, *(dims[g] for g in (*cut.packed, *cut.kept)))
+    into, out = (replace(type_, dims=dims) for dims in (a, b))
+    return into, out
+
+
+class LowRankCut:
+    """The rule of a product, cut in two at the rank r.
+
+    | product         | down           | up              |
+    |-----------------|----------------|-----------------|
+    | bsd,dhk->bshk   | bsd,dr->bsr    | bsr,rhk->bshk   |
+    | ebcd,edf->ebcf  | ebcd,edr->ebcr | ebcr,erf->ebcf  |
+    | bsd,dzf->bzsf   | bsd,dzr->zbsr  | zbsr,rzf->bzsf  |
+
+    The second one is of experts, the third one of a parameter that packs two or three matrices.
+    """
+
+    def __init__(self, op: Operation, index: int) -> None:
+        operands, (out,) = parse_rule(op.text("spec"))
+        self.weight, x = operands[index], operands[1 - index]
+        sizes = dict(zip(self.weight, op.operands[index].tensor.shape, strict=True))
+        packed = tuple(g for g in self.weight if g not in x and sizes[g].value in _PACKED)
+        self.batch = tuple(g for g in self.weight if g in x and g in out)
+        self.contracted = tuple(g for g in self.weight if g not in out)
+        self.kept = tuple(g for g in self.weight if g not in (*x, *packed) and g in out)
+        used = {f for shape in (*operands, out) for g in shape for f in g}
+        letter = next(f for f in _LETTERS if f not in used)
+        slots = next(f for f in reversed(_LETTERS) if f not in used)
+        rank: Shape = ((letter,),)
+        self.x, self.out, self.slots = x, out, (slots,)
+        self.low = (*packed, *(g for g in x if g in out), *rank)
+        self.packed, each = packed, (*packed, *x)
+        self.packed_sizes = tuple(sizes[g].value or 0 for g in packed)
+        self.copied = Quoted(f"{shape_text(x)}->{shape_text(each)}")
+        self.into = (*self.batch, *self.contracted, *packed, *rank)
+        self.out_of = (*self.batch, *rank, *packed, *self.kept)
+        self.down, self.down_of_each = (
+            _spec(x, self.into, self.low),
+            _spec(each, self.into, self.low),
+        )
+        self.up = _spec(self.low, self.out_of, out)
+
+
+def _spec(left: Shape, right: Shape, out: Shape) -> Quoted:
+    return Quoted(f"{shape_text(left)},{shape_text(right)}->{shape_text(out)}")

@@ -1,0 +1,264 @@
+"""separate-attention: attention of all layers on one pipeline stage, all feed-forward on the other
+one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagec.api import (
+    Loc,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Quoted,
+    Region,
+    SymbolRef,
+    Value,
+    const,
+    error,
+    evaluate,
+    made_by,
+    note,
+    read_strategy,
+)
+from stagec.ir.expr import UnboundError
+from stagec.ir.layers import LayerStack, declaration_of, stack_of
+from stagec.ir.order import LayerOrder, compact
+from stagec.ir.rewrite import carried, drop_unused_bindings
+from stagec.ir.traits import AppendsRows, Repeats
+from stagec.ir.types import CACHED
+from stagec.ir_spec.ops.attention_base import AttentionWork
+from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.ops.quantized import ScaledEinsum
+from stagec.ir_spec.ops.scan_base import ScanOp
+from stagec.ir_spec.strategy.pipeline import PipelineOp, PipelineRule
+
+PASS = "separate-attention"
+#: What the other stage has to do.
+_PRODUCTS = (Einsum, ScaledEinsum)
+#: The schedule in which half layers follow each other from stage to stage.
+SCHEDULE = "interleaved"
+
+
+@dataclass(frozen=True)
+class SeparateAttention(Pass):
+    """Cut each layer behind its attention, so that one of two pipeline stages has the attention of
+    all layers, with its caches, and the other one all the rest, as `stg.pipeline[afd]` says
+    (MegaScale-Infer, arXiv 2504.02263; Step-3, arXiv 2507.19427).
+
+    A repeat becomes two, whose layers take turns; the stages have a chunk for each of them, and
+    the `interleaved` schedule: with two microbatches a stage works on one while the other one is on
+    the other stage, and what a layer hands on goes to and fro once. The cut is at the first place
+    behind attention at which the layer has one value: the sum of its input and attention.
+
+    Before:
+        stg.symbols[B, S, P, H, K, L = 2]
+        stg.mesh @pod[pp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.pipeline[over = pp, afd]
+        }
+        stg.func @f(%x: bf16[B, S, H, K], %w: bf16[L, K, K | frozen],
+            %c: bf16[L, B, P, H, K | cache]) -> bf16[B, S, H, K] {
+          %y = stg.repeat @layers[count = L, carry = 1](%h: bf16[B, S, H, K] = %x,
+              %w_i: bf16[K, K] = %w, %c_i: bf16[B, P, H, K] = %c) {
+            %a = stg.attention(%h, %c_i, %c_i) : bf16[B, S, H, K]
+            %r = stg.add(%h, %a) : bf16[B, S, H, K]
+            %f = stg.einsum["bshk,kc->bshc"](%r, %w_i) : bf16[B, S, H, K]
+            %s = stg.add(%r, %f) : bf16[B, S, H, K]
+            stg.yield(%s)
+          } : bf16[B, S, H, K]
+          stg.return(%y)
+        }
+    After:
+        stg.symbols[B, S, P, H, K, L = 2]
+        stg.mesh @pod[pp = 2]
+        stg.strategy @s[mesh = @pod] {
+          stg.pipeline[over = pp, schedule = "interleaved", chunks = 2]
+        }
+        stg.order @layers_halves[(layers, layers_rest)*2]
+        stg.func @f(%x: bf16[B, S, H, K], %w: bf16[L, K, K | frozen],
+            %c: bf16[L, B, P, H, K | cache]) -> bf16[B, S, H, K] {
+          %y_attended = stg.repeat @layers[count = L, carry = 1, order = @layers_halves](
+              %h: bf16[B, S, H, K] = %x, %c_i: bf16[B, P, H, K] = %c) {
+            %a = stg.attention(%h, %c_i, %c_i) : bf16[B, S, H, K]
+            %r = stg.add(%h, %a) : bf16[B, S, H, K]
+            stg.yield(%r)
+          } : bf16[B, S, H, K]
+          %y = stg.repeat @layers_rest[count = L, carry = 1, order = @layers_halves](
+              %r: bf16[B, S, H, K] = %y_attended, %w_i: bf16[K, K] = %w) {
+            %f = stg.einsum["bshk,kc->bshc"](%r, %w_i) : bf16[B, S, H, K]
+            %s = stg.add(%r, %f) : bf16[B, S, H, K]
+            stg.yield(%s)
+          } : bf16[B, S, H, K]
+          stg.return(%y)
+        }
+    """
+
+    name = PASS
+    needs = Phase.SHAPED
+
+    def applies(self, module: Module) -> bool:
+        rule = read_strategy(module).pipeline
+        return rule is not None and rule.afd
+
+    def run(self, module: Module) -> None:
+        rule = read_strategy(module).pipeline
+        assert rule is not None
+        separate_attention(module, rule)
+
+
+def separate_attention(module: Module, rule: PipelineRule) -> None:
+    """Cut the layers of the main function, in place, and state the schedule of the stages.
+
+    Raises `DiagnosticError` for other numbers of stages than two, for a step of training, and for
+    layers that cannot be cut behind their attention.
+    """
+    if module.env.get(rule.over) != 2:
+        raise error(
+            f"attention and feed-forward are on two stages, but {rule.over} has "
+            f"{module.env.get(rule.over, 'no size')}",
+            rule.loc,
+            remedy=f"give --{rule.over} 2: each stage has as many ranks",
+        )
+    if not any(arg.tensor.role in CACHED for arg in module.main.body.args):
+        raise error(
+            "attention and feed-forward apart need a step of serving",
+            rule.loc,
+            remedy="add --serve decode, or leave stg.pipeline[afd] out (--afd)",
+        )
+    repeats = [op for op in module.main.body.ops if op.has(Repeats)]
+    layers = sum(_number(module, op, rule.loc) for op in repeats)
+    for number, first in enumerate(dict.fromkeys(map(_first_of, repeats))):
+        _separate(module, stack_of(first), f"_{number}" if number else "", rule.loc)
+    for strategy in module.ops("stg.strategy"):
+        for op in strategy.body.ops:
+            if op.name == PipelineOp.name:
+                del op.attrs["afd"]
+                op.attrs |= {"schedule": Quoted(SCHEDULE), "chunks": const(layers)}
+
+
+def _first_of(repeat: Operation) -> Operation:
+    """The first repeat of its stack."""
+    return stack_of(repeat).members[0]
+
+
+def _number(module: Module, repeat: Operation, loc: Loc) -> int:
+    """The layers of a repeat."""
+    try:
+        return evaluate(repeat.expr("count"), module.env)
+    except UnboundError as unbound:
+        raise error(
+            "layers are cut into attention and feed-forward by number, but a count is open",
+            loc,
+            remedy=module.how_to_set(unbound.names),
+        ) from None
+
+
+def _separate(module: Module, stack: LayerStack, suffix: str, loc: Loc) -> None:
+    """Cut the layers of a stack, and state their order; a name that is made ends like this."""
+    names = {op: op.symbol or f"layers{suffix}" for op in stack.members}
+    kinds = [
+        names[stack.members[t.member]] for t in stack.turns(_number(module, stack.members[0], loc))
+    ]
+    order = compact([half for kind in kinds for half in (kind, f"{kind}_rest")])
+    first = stack.members[0]
+    name = f"{names[first]}_halves"
+    given = first.attrs.get("order")
+    old = declaration_of(first, given) if isinstance(given, SymbolRef) else None
+    for op in stack.members:
+        _cut(op, names[op], name, loc)
+    _declare(module, name, order)
+    if old is not None:
+        old.erase()
+
+
+def _declare(module: Module, name: str, order: LayerOrder) -> None:
+    definition = module.registry["stg.order"]
+    declared = Operation(definition, (), {"layers": order}, symbol=name, loc=module.main.loc)
+    module.root.body.insert(module.main.position(), declared)
+
+
+def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:
+    """Move what is behind attention of a layer to a repeat of its own, behind this one. Raises
+    `DiagnosticError`."""
+    place, handed = _place(op, loc)
+    body, end = op.body, op.body.terminator
+    tail, yields, users = body.ops[place:-1], end.operands, list(op.results[0].uses)
+    made = {v for each in tail for v in each.results}
+    attrs = {**op.attrs, "order": SymbolRef(order)}
+    rest = Operation(op.definition, (), attrs, symbol=f"{kind}_rest", loc=made_by(PASS, op.loc))
+    region = rest.make_region()
+    moved = {handed: region.add_arg(handed.name, handed.type, handed.loc)}
+    operands = [op.results[0]]
+    inside = [inner for each in tail for inner in (each, *_below(each))]
+    for arg in body.args[1:]:
+        if any(user in inside for user, _ in arg.uses):
+            operands.append(op.operands[arg.index])
+            moved[arg] = region.add_arg(arg.name, arg.type, arg.loc)
+    for inner in inside:
+        for number, value in enumerate(inner.operands):
+            if value in moved:
+                inner.set_operand(number, moved[value])
+    for each in tail:
+        body.ops.remove(each)
+        region.append(each)
+    rest.set_operands(operands)
+    leaving = [0, *(n for n, v in enumerate(yields) if n and v in made)]
+    staying = [n for n in range(1, len(yields)) if n not in leaving]
+    last = [moved.get(yields[n], yields[n]) for n in leaving]
+    region.append(Operation(end.definition, last, end.attrs, loc=end.loc))
+    end.set_operands([handed, *(yields[n] for n in staying)])
+    results = [rest.add_result(r.name, r.type, r.loc) for r in (op.results[n] for n in leaving)]
+    for user, number in users:
+        user.set_operand(number, results[0])
+    for number, result in zip(leaving[1:], results[1:], strict=True):
+        op.results[number].replace_with(result)
+    op.results = [op.results[0], *(op.results[n] for n in staying)]
+    for number, result in enumerate(op.results):
+        result.index = number
+    op.results[0].name += "_attended"
+    op.symbol = kind
+    op.attrs["order"] = SymbolRef(order)
+    drop_unused_bindings(op)
+    assert op.parent is not None
+    op.parent.insert(op.position() + 1, rest)
+
+
+def _below(op: Operation) -> list[Operation]:
+    return list(op.region.walk()) if op.region is not None else []
+
+
+def _place(op: Operation, loc: Loc) -> tuple[int, Value]:
+    """Where a layer is cut: the number of the first operation behind, and the value that it hands
+    on. Raises `DiagnosticError`."""
+    ops = op.body.ops[:-1]
+    attends = [n for n, each in enumerate(ops) if _mixes(each)]
+    first = attends[-1] + 1 if attends and carried(op) == 1 else len(ops)
+    for place in range(first, len(ops)):
+        handed = _handed(op.body, place)
+        multiplies = any(isinstance(each.definition, _PRODUCTS) for each in ops[place:])
+        if len(handed) == 1 and multiplies and handed[0].type == op.body.args[0].type:
+            return place, handed[0]
+    raise error(
+        f"the layers of %{op.results[0].name} have no place behind attention where one value of "
+        "their own width goes on, expected the sum of attention and its input",
+        loc,
+        remedy="leave stg.pipeline[afd] out (--afd)",
+        notes=[note("these layers", op.loc)],
+    )
+
+
+def _mixes(op: Operation) -> bool:
+    """Whether an operation is attention, or what takes the rows of a cache."""
+    makers = [op, *(v.producer for v in op.operands if v.producer is not None)]
+    cached = any(each.has(AppendsRows) for each in makers)
+    return cached or isinstance(op.definition, (AttentionWork, ScanOp))
+
+
+def _handed(body: Region, place: int) -> list[Value]:
+    """What operations from a place on, and the next layer, take of those before."""
+    known = {body.args[0], *(v for op in body.ops[:place] for v in op.results)}
+    tail = [inner for op in body.ops[place:-1] for inner in (op, *_below(op))]
+    taken = [v for op in tail for v in op.operands] + [body.terminator.operands[0]]
+    return list(dict.fromkeys(v for v in taken if v in known))

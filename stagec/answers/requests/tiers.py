@@ -1,0 +1,89 @@
+"""Tiers below the prefix cache of a device: how many blocks they have, and how fast these come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stagec.answers.requests.options import BLOCKING, DISK, HOST, TIERS
+from stagec.jobs.figures import CompiledJob
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.served_models import ServedModels
+from stagec.jobs.session import Session
+from stagec.memory.timeline import CACHES
+from stagec.serving.step import SequenceClass, step_of
+from stagec.serving.step_times import SECOND
+from stagec.serving.tiers import CacheTier, CacheTiers
+from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+
+
+def most_bytes(name: str) -> Callable[[CompiledJob], float]:
+    """The bytes of this name that a rank holds, at most."""
+    return lambda job: max(each.get(name, 0) for each in job.figures().by_stage)
+
+
+def token_bytes(models: ServedModels) -> float:
+    """Bytes of a token's keys and values on a rank."""
+    serving = models.main.builder.serving
+    many = min(1 << 16, (serving and serving.positions) or 1 << 16)
+    one = step_of([SequenceClass(1, many - 1, 1, 1)])
+    return models.together(most_bytes(CACHES), one) / many
+
+
+def context_bytes(options: JobOptions, session: Session) -> float:
+    """Bytes of the cached tokens before a prompt on a rank, of a step of prefill with one sequence
+    for each group of ranks. Raises `DiagnosticError`."""
+    from stagec.jobs.lowered import job_costs
+
+    context, new = options.context or 0, options.prompt or 1
+    kept = max(each.get(CACHES, 0) for each in job_costs(options, session).figures().by_stage)
+    return kept * context / (context + new)
+
+
+def loading_speed(tier: str, machine: Machine, disk: float | None) -> float:
+    """Bytes per second at which a rank loads from a tier: over the link of its host, or as fast as
+    the disk reads, `disk` GB/s, if that is slower. Raises `DiagnosticError`."""
+    link = machine.host.bandwidth.value
+    if tier == HOST:
+        return link
+    if disk is None:
+        raise error(
+            "the speed of the disk is missing",
+            remedy="give --disk-bandwidth 6.8, in GB/s of a rank",
+        )
+    return min(link, disk * 1e9)
+
+
+def tiers_below(
+    models: ServedModels, machine: Machine, given: Mapping[str, Any], block: int
+) -> Callable[[], CacheTiers | None]:
+    """What makes the tiers of a replica, whose prefix cache has blocks of so many tokens: each
+    group of ranks has a share of its own. Raises `DiagnosticError` where nothing is kept."""
+    sizes = {tier: given[f"{tier}_cache"] for tier in TIERS if given[f"{tier}_cache"] is not None}
+    if not sizes:
+        return lambda: None
+    if not block:
+        raise error(
+            f"--{next(iter(sizes))}-cache keeps the beginnings of prompts, but no request says "
+            "what it begins with",
+            remedy="give --turns 4, or --requests with hash_ids",
+        )
+    each, groups = token_bytes(models) * block, models.main.groups // models.replicas
+    speeds = {tier: loading_speed(tier, machine, given["disk_bandwidth"]) for tier in sizes}
+
+    def made() -> CacheTiers:
+        tiers = [
+            CacheTier(
+                tier,
+                int(size * groups / each),
+                max(1, round(each / speeds[tier] * SECOND)),
+                lasting=tier == DISK,
+            )
+            for tier, size in sizes.items()
+        ]
+        return CacheTiers(tiers, given["cache_loads"] == BLOCKING)
+
+    return made

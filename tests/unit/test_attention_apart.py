@@ -1,0 +1,86 @@
+"""Attention and feed-forward apart: what each stage holds, what crosses, and how long a step is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support import analyse, stagec
+
+LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, WIDE, WORDS = 32, 4096, 32, 8, 128, 14336, 128_256
+BATCH, CONTEXT = 16, 1000
+
+
+def decode(**options: Any) -> list[dict[str, Any]]:
+    """The stages of a step of decode of Llama 3 8B."""
+    step = {"serve": "decode", "batch": BATCH, "context": CONTEXT, "pp": 2, "microbatches": 2}
+    stages: list[dict[str, Any]] = analyse("llama3-8b", **step, afd=True, **options)["classes"]
+    return stages
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_one_stage_has_attention_and_the_other_one_the_rest(tp: int) -> None:
+    """Parameters and caches in bf16; norms of each half are with it, the embedding with attention
+    and the head with feed-forward."""
+    attention, rest = (stage["memory"] for stage in decode(tp=tp))
+    heads = WIDTH * HEAD * (2 * HEADS + 2 * KV_HEADS) // tp
+    assert attention["parameters"] == 2 * (LAYERS * (heads + WIDTH) + WORDS * WIDTH // tp)
+    wide = 3 * WIDTH * WIDE // tp
+    assert rest["parameters"] == 2 * (LAYERS * (wide + WIDTH) + WORDS * WIDTH // tp + WIDTH)
+    assert attention["caches"] == 2 * 2 * LAYERS * BATCH * (CONTEXT + 1) * KV_HEADS * HEAD // tp
+    assert not rest.get("caches")
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("dp", [1, 2])
+def test_each_layer_hands_its_tokens_to_and_fro(tp: int, dp: int) -> None:
+    """A rank sends the width of each of its tokens to the rank in its place, layer by layer and
+    microbatch by microbatch, and gets as much back, but behind the last layer."""
+    attention, rest = decode(tp=tp, dp=dp)
+    tokens = BATCH // dp
+    for stage, sent, back in ((attention, "send", "recv"), (rest, "recv", "send")):
+        messages = {each["dir"]: (each["count"], each["bytes"]) for each in stage["p2p"]}
+        assert messages[sent] == (2 * LAYERS, 2 * LAYERS * tokens * WIDTH)
+        assert messages[back] == (2 * (LAYERS - 1), 2 * (LAYERS - 1) * tokens * WIDTH)
+
+
+def timed(*flags: str) -> dict[str, Any]:
+    words = ("mixtral-8x7b", "--serve", "decode", "--context", "4000", "--machine", "h100-sxm")
+    ran = stagec("time", *words, *flags, "--no-levers", "--json")
+    assert ran.code == 0, ran.err
+    actual: dict[str, Any] = json.loads(ran.out)
+    return actual
+
+
+def test_two_microbatches_take_turns() -> None:
+    """With one in flight on each stage a layer lasts as long as the slower stage works on both; the
+    faster one waits for what is left (MegaScale-Infer, section 4.1)."""
+    report = timed("--batch", "64", "--pp", "2", "--afd", "--microbatches", "2", "--tp", "2")
+    busy = [
+        sum(v for name, v in stage["breakdown"].items() if name not in ("bubble",))
+        for stage in report["classes"]
+    ]
+    assert report["step_seconds"] == pytest.approx(max(busy), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--pp", "4", "--afd"), "attention and feed-forward are on two stages, but pp has 4"),
+        (("--pp", "2", "--afd", "--microbatches", "3"), "needs a multiple of 2 microbatches"),
+    ],
+)
+def test_what_does_not_go_is_refused(flags: tuple[str, ...], text: str) -> None:
+    step = ("--serve", "decode", "--batch", "24", "--context", "100")
+    ran = stagec("analyze", "llama3-8b", *step, *flags)
+    assert ran.code == 1
+    assert text in ran.err
+    assert "help: " in ran.err
+
+
+def test_training_has_no_caches_to_keep_apart() -> None:
+    ran = stagec("analyze", "llama3-8b", "--pp", "2", "--afd", "--set", "B=4,S=128")
+    assert ran.code == 1
+    assert "--afd needs a step of serving" in ran.err
