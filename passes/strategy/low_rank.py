@@ -31,7 +31,8 @@ def adapted_parameters(module: Module, rule: LoraRule) -> list[Value]:
                 rule.loc,
                 remedy=did_you_mean(name, known) or f"choose some of {', '.join(sorted(known))}",
             )
-    adapted = [param for param in params if rule.adapts(param)]
+    named = [param for param in params if rule.adapts(param)]
+    adapted = [param for param in named if uses_inside(param)] or named  # a step may lack a tower
     for param in adapted:
         if not _products(param):
             raise error(

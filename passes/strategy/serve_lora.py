@@ -28,7 +28,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.module import BATCH
-from stagec.ir.rewrite import carried, slice_into
+from stagec.ir.rewrite import carried, slice_into, uses_inside
 from stagec.ir.rule import Shape, shape_text
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import Add, Einsum
@@ -127,12 +127,12 @@ def serve_lora(module: Module, rule: LoraRule, *, cleared: bool = False) -> None
     """Add adapters to the main function, in place; `cleared`: products with A add up in buffers
     that a kernel clears, one for all products that take one value.
 
-    Raises `DiagnosticError` for a name that no parameter has, one that is used in no product, and
-    products of experts.
+    Raises `DiagnosticError` for a name that no parameter has, or that is used in no product, and
+    where all are matrices of experts.
     """
     body = module.main.body
     products: list[_Product] = []
-    for param in adapted_parameters(module, rule):
+    for param in _served(module, rule):
         types = low_rank_types(param, rule.rank, slots=[Dim(const(rule.slots))])
         a, b = (
             body.add_arg(f"{param.name}_lora_{name}", type_, param.loc)
@@ -142,6 +142,28 @@ def serve_lora(module: Module, rule: LoraRule, *, cleared: bool = False) -> None
     adapters = _Adapters(module)
     for group in list(_groups(products)):
         _adapt(module, adapters, group, cleared=cleared)
+
+
+def _served(module: Module, rule: LoraRule) -> list[Value]:
+    """The parameters that get adapters: those that are a matrix for each expert or head get none,
+    which a remark says. Raises `DiagnosticError` if there are no others."""
+    named = adapted_parameters(module, rule)
+    several = [param for param in named if any(cut.batch for cut in _cuts(param))]
+    served = [param for param in named if param not in several]
+    names = ", ".join(f"%{param.name}" for param in several)
+    what = f"adapters of {names} are not served: a matrix for each expert or head"
+    if not served:
+        raise error(what, rule.loc, remedy="name other parameters")
+    if several:
+        module.diagnostics.remark(what, rule.loc)
+    return served
+
+
+def _cuts(param: Value) -> Iterator[LowRankCut]:
+    """The products of a parameter."""
+    for op, index, _ in uses_inside(param):
+        if isinstance(op.definition, Einsum):
+            yield LowRankCut(op, index)
 
 
 def _products(w: Value, a: Value, b: Value) -> Iterator[_Product]:
@@ -253,13 +275,6 @@ class _Adapters:
     def of(self, product: _Product, cut: LowRankCut) -> _Chosen:
         """That of the rows of a product. Raises `DiagnosticError` where these have no sequences."""
         op, x = product.op, product.x
-        if cut.batch:
-            raise error(
-                f"adapters of %{op.operands[product.index].name} are not served: it is a matrix "
-                "for each expert or head",
-                op.loc,
-                remedy="leave it out of --lora",
-            )
         rows = [(g, d) for g, d in zip(cut.x, x.tensor.dims, strict=True) if g in cut.out]
         if not rows:
             raise error(
@@ -279,18 +294,14 @@ class _Adapters:
 
     def _sequences(self, shape: Sequence[Expr]) -> Expr:
         """The sequences of an element of the first dimension: in a mixed step, where that counts
-        groups of ranks, those of all classes."""
+        groups of ranks, those of all classes, and of rows that are sampled one each."""
         known, body = self.module.symbols, self.module.main.body
         if "new0" not in known or shape[0].symbol_name != BATCH:
             return ONE
         counted, index = ZERO, 0
         left = next(t.shape[1] for a in body.args if (t := a.tensor).dtype == "i32" and t.rank > 1)
         if shape[1:] != (left,):
-            raise error(
-                "adapters of products with some tokens of a mixed step are not served",
-                self.module.main.loc,
-                remedy="leave the parameters behind the last layer out of --lora",
-            )
+            return shape[1]
         while f"new{index}" in known:
             new, count = symbol(f"new{index}"), symbol(f"count{index}")
             count = count if f"count{index}" in known else left / new
