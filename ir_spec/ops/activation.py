@@ -54,13 +54,17 @@ class Activation(Elementwise):
         """The function that an operation computes."""
         return self.curve
 
+    def gradient_base(self) -> type[ActivationGrad]:
+        """The class of its gradient."""
+        return ActivationGrad
+
     def derived(self) -> Sequence[OpDef]:
         at = self.curve.derived_at
         doc = f"Gradient of `{self.name}`{self.gradient}."
         example = f"%dx = {self.name}_grad(%dy, %{at}) : bf16[B]"
         params = tuple(p for p in self.params if p is not STEPWISE)
         given = {"of": self, "operands": ("dy", at), "params": params}
-        return [derive(ActivationGrad, self, "grad", doc, example, **given)]
+        return [derive(self.gradient_base(), self, "grad", doc, example, **given)]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return work(n, self.curve_of(op).cost, self.rule(op))
@@ -177,6 +181,20 @@ class Tanh(Activation):
     example = "%y = stg.tanh(%x) : bf16[B]"
 
 
+class ClampGrad(ActivationGrad):
+    """Base of the gradient of `stg.clamp`. Unless a compiler makes one kernel of it, PyTorch
+    compares x with each limit, joins two results of a byte each, and takes dy where both hold
+    (pytorch/pytorch, torch/csrc/autograd/FunctionsManual.cpp, `clamp_backward`)."""
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        if "fused" in op.attrs:
+            return super().bytes_touched(op)
+        dy, at = (v.tensor for v in op.operands)
+        limits = len({"least", "most"} & op.attrs.keys())
+        masks = dy.local_elements * (limits + 3 * (limits - 1) + 1)
+        return at.local_bytes * limits + masks + dy.local_bytes * 2
+
+
 class Clamp(Activation):
     """x, but at least `least` and at most `most`; one comparison per element for each."""
 
@@ -185,9 +203,16 @@ class Clamp(Activation):
         Param("least", "ratio", "the smallest value (default: no limit)"),
         Param("most", "ratio", "the largest value (default: no limit)"),
     )
-    gradient = ": dy where x is within the limits; one comparison per element for each"
+    gradient = (
+        ": dy where x is within the limits; one comparison per element for each. Unless it is "
+        "fused, it moves the bytes of PyTorch's kernels: 8 per element of 16 bits for one limit, "
+        "14 for two"
+    )
     curve = clamp(-math.inf, math.inf)
     example = "%y = stg.clamp[least = -7, most = 7](%x) : bf16[B]"
+
+    def gradient_base(self) -> type[ActivationGrad]:
+        return ClampGrad
 
     def curve_of(self, op: Operation) -> PointFunction:
         given = {n: float(fraction(op.expr(n))) for n in ("least", "most") if n in op.attrs}

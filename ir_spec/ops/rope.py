@@ -116,8 +116,8 @@ class RotaryEmbedding(OpDef):
     def _in_steps(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
         """Products with the cosines, and of the turned halves with the sines, and their sum:
         NVIDIA/Megatron-LM, megatron/core/models/common/embeddings/rope_utils.py,
-        `apply_rotary_pos_emb`, since Transformer Engine's kernel multiplies by no factor
-        (`mscale`); its last concatenation is left out."""
+        `apply_rotary_pos_emb`, since the kernel of Transformer Engine has no factor (`mscale`). Its
+        last concatenation is left out."""
         others = {"first", "last", "interleaved", "sections"} & op.attrs.keys()
         if len(op.operands) > 1 or others or not is_magnified(op):
             return None

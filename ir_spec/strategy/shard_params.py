@@ -106,5 +106,5 @@ class ShardParamsOp(Statement):
         for flag in self.flags[1:3]:
             value = request[flag.name]
             if request["zero"] < 3 and not flag.is_default(value):
-                message = f"{flag.option} {value} needs --zero 3, found --zero {request['zero']}"
+                message = f"{flag.with_value(value)} needs --zero 3, found --zero {request['zero']}"
                 yield message, "choose --zero 3, or leave it out"

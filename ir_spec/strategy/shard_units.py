@@ -67,8 +67,6 @@ class ShardUnitsOp(Statement):
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         for flag in self.flags:
             if request["zero"] < 3 and not flag.is_default(request[flag.name]):
-                message = (
-                    f"{flag.option} {request[flag.name]} needs --zero 3, found --zero "
-                    f"{request['zero']}"
-                )
+                said, zero = flag.with_value(request[flag.name]), request["zero"]
+                message = f"{said} needs --zero 3, found --zero {zero}"
                 yield message, "choose --zero 3, or leave it out"

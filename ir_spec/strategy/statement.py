@@ -86,6 +86,10 @@ class Flag:
         """`--dp-shard` for `dp_shard`."""
         return "--" + self.name.replace("_", "-")
 
+    def with_value(self, value: object) -> str:
+        """`--zero 3`, or `--sp` of a switch."""
+        return self.option if value is True else f"{self.option} {value}"
+
     def is_default(self, value: object) -> bool:
         """Whether a value is the default."""
         return bool(value == self.default)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
+from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import stacked_outside
 from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats
@@ -22,8 +22,9 @@ class CopyGradients(Pass):
     Casts for the reduction become part of the copy: gradients wait for it in their own type. What
     replicas reduce stays until backward ends where it is not the gradient itself, but is cast to
     its type, or added to that of the microbatches before (FSDPParamGroup._all_reduce_state of
-    PyTorch). What other ranks split or add up of a gradient comes before its unit is dropped, and a
-    part that a rank keeps is a copy.
+    PyTorch). What is cast is added to the sum of microbatches behind all casts of its unit. What
+    other ranks split or add up of a gradient comes before its unit is dropped, and a part that a
+    rank keeps is a copy.
 
     Before:
         stg.mesh @pod[dp]
@@ -153,7 +154,19 @@ def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> No
     if kept:
         end = max(rest, key=Operation.position)
         after = Builder.after(module.registry, end, loc=reduction.loc, phase="gradient")
+        if outside_repeats(reduction).owner.has(Accumulates):
+            for cast in [op for op in rest if op.has(Recasts)]:
+                _add_up(after, cast.result)
         after.op("stg.discard", kept, types=())
+
+
+def _add_up(b: Builder, cast: Value) -> None:
+    """Add what has been cast to the sum of microbatches, which is another tensor."""
+    users, type_ = list(cast.uses), cast.tensor
+    attrs: dict[str, RawAttr] = {"to": type_.dtype}
+    total = b.value("stg.accumulate_grad", [cast], attrs, type=type_, hint=f"{cast.name}_sum")
+    for user, index in users:
+        user.set_operand(index, total)
 
 
 def _reducing(op: Operation) -> Iterator[Operation]:
@@ -201,12 +214,18 @@ def _is_cast(reduction: Operation) -> bool:
 def keep_reduced(module: Module, reduction: Operation) -> None:
     """Keep what replicas reduce until backward ends, in place, of a repeat as stacks: what they
     have reduced if it is cast, its buffer if it is added to a sum."""
-    cast, outer = _is_cast(reduction), reduction
-    while outer.parent_op is not None and outer.parent_op.has(Repeats):
-        outer = outer.parent_op
-    region = outer.parent
-    if region is not None and (cast or region.owner.has(Accumulates)):
+    cast, region = _is_cast(reduction), outside_repeats(reduction)
+    if cast or region.owner.has(Accumulates):
         kept = stacked_outside(reduction.results if cast else reduction.operands)
         last = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
         before = Builder.before(module.registry, last, loc=reduction.loc, phase="backward")
         before.op("stg.discard", kept, types=())
+
+
+def outside_repeats(op: Operation) -> Region:
+    """The region of an operation, or that of the repeats around it."""
+    outer = op.parent_op
+    while outer is not None and outer.has(Repeats):
+        op, outer = outer, outer.parent_op
+    assert op.parent is not None
+    return op.parent

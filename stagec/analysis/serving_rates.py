@@ -15,8 +15,8 @@ class PodStep:
     """A pod at work: `sequences` of a step, its `seconds`, and the `ranks` of the pod. Where it
     hands over what it computed, `sending` are the seconds that its links are busy with a step, and
     `exposed` those until everything has arrived, behind the step. `request` are the seconds of a
-    request outside of its steps. A step passes pipeline stages in `passes` seconds where no other
-    one waits there, by default all of its `seconds`."""
+    request outside of its steps. A prompt passes pipeline stages in `passes` seconds, one chunk
+    behind the other, by default in all `seconds` of its steps."""
 
     sequences: int
     seconds: float
@@ -80,6 +80,13 @@ def step_pace(parts: Mapping[str, float], stages: int) -> float:
     return steady_seconds(parts, 0.0, stages) / stages
 
 
+def chunks_pass(before: float, last: float, stages: int) -> float:
+    """The seconds in which a prompt passes so many stages: those of the steps of its chunks but
+    the last one, each of which begins when the first stage has done the one `before`, and of its
+    last step."""
+    return before / stages + last
+
+
 def tokens_accepted(rate: float, drafts: int) -> float:
     """The tokens of a sequence that a step gives on average, which verifies drafts of which each
     is right by this `rate`, and one token more (arXiv 2211.17192, equation 1):
@@ -131,9 +138,9 @@ def beside(
     """
     count, turns = decode.sequences, output - 1
     more = mixed.seconds - decode.seconds
-    first, tpot = work.steps * mixed.seconds, mixed.seconds
+    first, tpot = mixed.passes or work.steps * mixed.seconds, mixed.seconds
     if waits:
-        rate = mixed.sequences / first
+        rate = mixed.sequences / (work.steps * mixed.seconds)
         first = max(first, count / rate - turns * tpot)
     else:
         tpot = decode.seconds + work.share * (count - 1) / count * more

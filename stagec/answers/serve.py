@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from stagec.analysis.serving_rates import (
     PodStep,
     ServingRates,
+    chunks_pass,
     colocated,
     disaggregated,
 )
@@ -343,14 +344,16 @@ def _prefill(
         sequences = options.batch or 1
         if target is None:
             more, ranks, request = _prompts(last, timer, session)
-            sequences *= steps_in_flight(options)
-            return PodStep(sequences, seconds + more, max(most, ranks), request=request), None
+            stages = steps_in_flight(options)
+            ways = {"request": request, "passes": chunks_pass(seconds, more, stages)}
+            ranks = max(most, ranks)
+            return PodStep(sequences * stages, seconds + more, ranks, **ways), None
         step, sent = sending(last, timer, session, target)
         pod = _prefills(last)
         stages = steps_in_flight(pod)
         links = stages * sent.alone_seconds, sent.exposed_seconds, request_seconds(step)
         ranks, paced = max(most, step.ranks), seconds + paced_seconds(step, pod)
-        passes = seconds + step.step_seconds
+        passes = chunks_pass(seconds, step.step_seconds, stages)
         return PodStep(sequences * stages, paced, ranks, *links, passes), sent
 
     return at_least(options, look)
@@ -475,15 +478,17 @@ def _rows(
             )
         cautions = (*report.cautions, *_places_left(batch, whole))
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
-        engine = PodStep(batch, paced_seconds(report, job) / accepted, ranks)
+        seconds = paced_seconds(report, job, -(-batch // groups))
+        engine = PodStep(batch, seconds / accepted, ranks)
+        rates, peak = None, fit.peak - reserved
         if fit.fits or wanted:
-            rates, peak = rates_at(engine, job, fit.peak - reserved)
-            fit = replace(fit, peak=peak + reserved)
-        if not fit.fits and not wanted and not first:
-            return
+            rates, peak = rates_at(engine, job, peak)
+        fit = replace(fit, peak=peak + reserved)
         if not fit.fits and first:
             asked, mesh = job.changed(batch=whole), report.mesh
             cautions = (*cautions, misfit(asked, timer.machine, fit, mesh, asked=bool(wanted)))
+        if rates is None or not (fit.fits or wanted):
+            return
         command, steps = timer.command(job), (prefill, engine)
         yield ServedBatch(rates, steps, ranks, fit, cautions, command)
     if not fits_once and problems:

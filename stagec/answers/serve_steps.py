@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from stagec.analysis.serving_rates import PodStep, ServingRates, beside, steady_seconds
+from stagec.analysis.serving_rates import (
+    PodStep,
+    ServingRates,
+    beside,
+    chunks_pass,
+    steady_seconds,
+)
 from stagec.analysis.steady_server import chunks, decoding
 from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.moe import MoeRule
@@ -69,9 +75,11 @@ def timed_step(options: JobOptions, timer: StepTimer, session: Session) -> TimeR
     return timer.time(job_costs(options, session))
 
 
-def paced_seconds(report: TimeReport, options: JobOptions) -> float:
-    """The seconds of a step, others of which are on the other pipeline stages."""
-    return steady_seconds(report.breakdown, report.step_seconds, steps_in_flight(options))
+def paced_seconds(report: TimeReport, options: JobOptions, most: int | None = None) -> float:
+    """The seconds of a step, others of which are on the other pipeline stages, `most` in all."""
+    stages = steps_in_flight(options)
+    under_way = stages if most is None else min(stages, most)
+    return steady_seconds(report.breakdown, report.step_seconds, under_way)
 
 
 def decoded(
@@ -187,9 +195,12 @@ class Mixing:
         job = job_costs(asked, session)
         report = timer.time(job)
         prompts = work.prompts * min(self.groups, batch)
-        seconds = paced_seconds(report, asked)
-        mixed = PodStep(prompts, seconds, decode.ranks, request=request_seconds(report))
+        stages = steps_in_flight(asked)
+        seconds = paced_seconds(report, asked, -(-batch * stages // self.groups))
+        passes = chunks_pass((work.steps - 1) * seconds, seconds, stages)
+        request = request_seconds(report)
+        mixed = PodStep(prompts, seconds, decode.ranks, request=request, passes=passes)
         waits = running < each or not work.keeps_up
-        most = peak_of(job.figures().by_stage, steps_in_flight(asked) - 1, 1)
+        most = peak_of(job.figures().by_stage, stages - 1, 1)
         peak = max(most, peak) if running == each else most
         return beside(decode, mixed, work, self.output, waits=waits), peak

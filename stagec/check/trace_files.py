@@ -98,7 +98,8 @@ def _entries(directory: Path, report: CheckReport) -> list[Path]:
     try:
         return sorted(directory.iterdir())
     except (OSError, ValueError) as error:
-        message = f"expected a directory of traces: {error}"
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"expected a directory of traces: {reason}"
         report.error(directory, "no-directory", message, "name a directory that can be read")
         return []
 

@@ -85,10 +85,10 @@ class Expr:
         return _apply(_MOD, (self.node, _node(other)))
 
     def __neg__(self) -> Expr:
-        return Expr(-self.node)
+        return _times(self, -1)
 
     def __pow__(self, exponent: int) -> Expr:
-        return Expr(self.node**exponent)
+        return Expr(_distribute_terms(self.node**exponent))
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -150,12 +150,12 @@ def _minus(left: Expr, right: Expr | int) -> Expr:
 
 @_memo
 def _times(left: Expr, right: Expr | int) -> Expr:
-    return Expr(_distribute(left.node * _node(right)))
+    return Expr(_distribute_terms(left.node * _node(right)))
 
 
 @_memo
 def _over(left: Expr, right: Expr | int) -> Expr:
-    return Expr(_distribute(left.node / _node(right)))
+    return Expr(_distribute_terms(left.node / _node(right)))
 
 
 @_memo
@@ -169,7 +169,8 @@ def _distribute(node: Any) -> Any:
     if number == 1 or place is None:
         return node
     others = (*factors[:place], *factors[place + 1 :])
-    return sympy.Mul(sympy.Add(*(number * t for t in factors[place].args)), *others)
+    terms = sympy.Add(*(_distribute(number * term) for term in factors[place].args))
+    return sympy.Mul(_distribute_terms(terms), *others)
 
 
 def _distribute_terms(node: Any) -> Any:
@@ -215,7 +216,7 @@ def product(factors: Iterable[Expr]) -> Expr:
 
 @_memo
 def _product(factors: tuple[Expr, ...]) -> Expr:
-    return Expr(_distribute(sympy.Mul(*(f.node for f in factors)))) if factors else ONE
+    return Expr(_distribute_terms(sympy.Mul(*(f.node for f in factors)))) if factors else ONE
 
 
 def total(terms: Iterable[Expr]) -> Expr:
@@ -321,7 +322,7 @@ def _rebuild(node: Any, env: dict[str, Any]) -> Any:
     args = tuple(_rebuild(a, env) for a in node.args)
     if isinstance(node, sympy.core.function.AppliedUndef):
         return _apply(node.func.__name__, args).node
-    return node.func(*args)
+    return _distribute_terms(node.func(*args))
 
 
 def evaluate(value: Expr, env: Env) -> int:
@@ -475,7 +476,8 @@ def numerator_and_denominator(value: Expr) -> tuple[Expr, Expr]:
 def ratio(above: Expr, below: Expr) -> Expr:
     """A quotient for people: no fractions in its parts, no factors that both have."""
     (a, under_a), (b, under_b) = (sympy.expand(e.node).as_numer_denom() for e in (above, below))
-    return Expr(sympy.gcd_terms(a) * under_b / (sympy.gcd_terms(b) * under_a))
+    node = sympy.gcd_terms(a) * under_b / (sympy.gcd_terms(b) * under_a)
+    return Expr(_distribute_terms(node))
 
 
 def fraction(value: Expr) -> Fraction:

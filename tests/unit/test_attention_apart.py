@@ -16,8 +16,7 @@ BATCH, CONTEXT = 16, 1000
 def decode(**options: Any) -> list[dict[str, Any]]:
     """The stages of a step of decode of Llama 3 8B."""
     step = {"serve": "decode", "batch": BATCH, "context": CONTEXT, "pp": 2, "microbatches": 2}
-    stages: list[dict[str, Any]] = analyse("llama3-8b", **step, afd=True, **options)["classes"]
-    return stages
+    return list(analyse("llama3-8b", **step, afd=True, **options)["classes"])
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -50,8 +49,7 @@ def timed(*flags: str) -> dict[str, Any]:
     words = ("mixtral-8x7b", "--serve", "decode", "--machine", "h100-sxm")
     ran = stagec("time", *words, *flags, "--no-levers", "--json")
     assert ran.code == 0, ran.err
-    actual: dict[str, Any] = json.loads(ran.out)
-    return actual
+    return dict(json.loads(ran.out))
 
 
 def test_two_microbatches_take_turns() -> None:

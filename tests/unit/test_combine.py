@@ -130,6 +130,11 @@ REFUSED = {
         "--fsdp-prefetch 2 needs --zero 3, found --zero 0",
         "choose --zero 3",
     ),
+    "a switch without shards": (
+        ["--dp", "2", "--zero", "1", "--shard-copies"],
+        "--shard-copies needs --zero 3, found --zero 1",
+        "choose --zero 3",
+    ),
     "neither a policy nor an op": (
         ["--recompute", "ops=silu"],
         "--recompute ops=silu: 'ops=silu' is neither a policy nor an op",

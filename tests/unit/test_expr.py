@@ -174,6 +174,17 @@ def test_text_parses_back_to_the_same_expression(tree: Tree) -> None:
     assert str(again) == str(expr)
 
 
+@examples(100)
+@example(Tree("*", (Tree("", leaf="a"), SUM)), Tree("", leaf="a"))
+@given(TREES, RATIONAL)
+def test_what_passes_compute_parses_back_too(tree: Tree, other: Tree) -> None:
+    """Signs, shares and substitutions put numbers before sums, into which the parser takes them."""
+    a, value = symbol("a"), built(tree)
+    total_of_products = value * built(SUM) + built(other)
+    for expr in (-value, -total_of_products / a, substitute(value, {"a": built(SUM)})):
+        assert read(str(expr)) == expr
+
+
 @examples(80)
 @given(TREES, ENVS)
 def test_the_text_of_a_tree_means_the_tree(tree: Tree, env: Env) -> None:

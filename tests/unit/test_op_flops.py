@@ -107,6 +107,14 @@ MOVES = {
         "that sum": 4,
     },
     "%y = stg.rope[scaling = yarn, factor = 4, term = cosine](%x)": {"t * cos": 2 + 2},
+    "%y = stg.clamp_grad[most = 7](%x, %x)": {"x <= 7": 2 + 1, "where": 1 + 2 + 2},
+    "%y = stg.clamp_grad[least = -7, most = 7](%x, %x)": {
+        "x >= -7": 2 + 1,
+        "x <= 7": 2 + 1,
+        "and": 1 + 1 + 1,
+        "where": 1 + 2 + 2,
+    },
+    "%y = stg.clamp_grad[most = 7, fused = 1](%x, %x)": {"one kernel": 2 + 2 + 2},
 }
 
 

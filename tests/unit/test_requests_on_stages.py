@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.ir_spec.strategy.scheduler import ALONE, BESIDE, SchedulerRule
+from stagec.serving.arrivals import renewal
 from stagec.serving.fleet import Failure
 from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.policy import ServerLimits
@@ -223,6 +224,16 @@ def test_failures_and_pods_lose_no_requests(
     assert computed == cached_tokens(run) + sum(t.lost for t in tallies)
 
 
+def test_more_load_waits_longer() -> None:
+    limits, lengths = ServerLimits(256, 16, 800, 16), "prompt=lognormal:100:1.0,output=~30"
+    runs = [
+        on_stages(renewal(rate, 1.0, 500, lengths, 1, None, 1), limits, 3)
+        for rate in (2e3, 1e4, 3e4, 9e4)
+    ]
+    latencies = [sum(j.last - j.arrival for j in run.done) for run in runs]
+    assert latencies == sorted(latencies)
+
+
 @pytest.mark.parametrize(("time", "pace"), [(4000, 1000), (4000, 1500), (3000, 1000)])
 def test_a_round_is_all_stages_or_the_slowest_one_for_each_batch(time: int, pace: int) -> None:
     """Four sequences on four stages: a token takes as long as `steady_seconds` says."""
@@ -257,3 +268,19 @@ def test_a_steady_load_is_that_of_batches(flags: tuple[str, ...]) -> None:
     over = json.loads(stagec(*words, *of, "--batch-of", "16", "--max-batch", "16").out)
     assert over["times"]["tpot"]["mean"] == pytest.approx(steady["points"][0]["tpot"], rel=0.01)
     assert over["steps"]["largest_error"] < 0.02
+
+
+def test_chunks_of_a_prompt_are_those_of_batches() -> None:
+    """Eight chunks pass four stages in eleven turns, whether requests come over time or not."""
+    job = ("serve", "llama3-8b", "--set", "L=8", "--pp", "4", "--machine", "h100-sxm", "--json")
+    words = (*job, "--prompt", "4096", "--output-tokens", "2")
+    whole, parts = (
+        json.loads(stagec(*words, "--batches", "1", "--chunk", size).out)["points"][0]["ttft"]
+        for size in ("512", "4096")
+    )
+    one = json.loads(stagec(*words, "--concurrency", "1", "--count", "1", "--max-batch", "4").out)
+    over = ("--concurrency", "1", "--count", "1", "--max-tokens", "512", "--max-batch", "4")
+    several = json.loads(stagec(*words, *over).out)
+    assert one["times"]["ttft"]["mean"] == pytest.approx(parts, rel=0.1)
+    assert several["times"]["ttft"]["mean"] == pytest.approx(whole, rel=0.1)
+    assert whole < 0.8 * parts

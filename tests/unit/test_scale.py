@@ -215,3 +215,5 @@ def test_groups_that_are_of_no_mesh(tmp_path: Path) -> None:
     shutil.rmtree(small)
     done = stagec(*asked, "dp=2", "--to", "dp=8")
     assert (done.code, "expected a directory of traces" in done.err) == (1, True)
+    assert done.err.count("error: ") == 1
+    assert "No such file or directory\n  help: " in done.err

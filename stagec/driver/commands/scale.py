@@ -113,7 +113,7 @@ def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording,
 
     report = CheckReport()
     name, paths = discover(folder, report)
-    groups = read_groups(folder, name, report)
+    groups = read_groups(folder, name, report) if paths else None
     if report.errors:
         raise report.as_error()
     manifest = _manifest(folder)

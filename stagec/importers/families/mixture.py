@@ -10,7 +10,15 @@ from stagec.importers.families.llama import skip_hunyuan
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.reading.json_text import Json
-from stagec.importers.writing.blocks import LAYER, LAYER_SCALE, RMS, Attention, Experts, FeedForward
+from stagec.importers.writing.blocks import (
+    LAYER,
+    LAYER_SCALE,
+    RMS,
+    WIDE_RMS,
+    Attention,
+    Experts,
+    FeedForward,
+)
 from stagec.importers.writing.stack import Decoder
 from stagec.importers.writing.text import ModelText
 
@@ -280,4 +288,85 @@ def read_grok(config: Config) -> ModelText:
         embed_scale=config.ratio("embedding_multiplier_scale", default=1),
         logit_scale=config.ratio("output_multiplier_scale", default=1),
     )
+    return model.stack(mixer, mixture, decoder, post=RMS)
+
+
+@reads("FlexOlmo", "flex_olmo", features="experts, norms behind the blocks")
+def read_flex_olmo(config: Config) -> ModelText:
+    """FlexOlmo (arXiv 2507.07024): OLMoE with OLMo 2's norms behind the blocks."""
+    model = DecoderModel(config, "FlexOlmo", Sizes(4096, 11008, 32, 32, 100352, 4096, base=500000))
+    mixture = model.experts(count=7, top=5, inner="F", normalize=model.flag("norm_topk_prob"))
+    mixer = model.biased(Attention(qk_norm=WIDE_RMS, norm_dims="together", rope=model.rope()))
+    decoder = Decoder(WIDE_RMS, tied=model.tied())
+    return model.stack(mixer, mixture, decoder, norm=None, post=WIDE_RMS)
+
+
+@reads("Ling", "bailing_moe", features="shared experts, dense first")
+def read_bailing(config: Config) -> ModelText:
+    """Ling (arXiv 2503.05139): experts by a softmax, shared ones beside them."""
+    model = DecoderModel(config, "Ling", Sizes(2048, 5632, 28, 16, 126464, 16384, groups=4))
+    _refuse_of_ling(config)
+    normalize = model.flag("norm_topk_prob", True)
+    mixture = model.experts(count=64, top=6, inner=1408, normalize=normalize)
+    number = config.count("num_shared_experts", default=0)
+    shared = model.shared(number, "num_shared_experts") if number else None
+    mixer = Attention(
+        qkv_bias=model.flag("use_qkv_bias"), out_bias=model.flag("use_bias"), rope=model.rope()
+    )
+    dense = config.count("first_k_dense_replace", default=0)
+    blocks = model.dense_first(
+        dense, replace(mixture, shared=shared), FeedForward(mixture.activation)
+    )
+    return model.stack(mixer, blocks)
+
+
+@reads("Ling 2.0", "bailing_moe_v2", features="sigmoid routing, q and k normed")
+def read_bailing_v2(config: Config) -> ModelText:
+    """Ling 2.0: as DeepSeek-V3's experts, over attention with normed heads, half rotated."""
+    sizes = Sizes(2048, 5120, 20, 16, 157184, 32768, groups=4, base=600000)
+    model = DecoderModel(config, "Ling 2.0", sizes)
+    _refuse_of_ling(config)
+    config.fixed(score_function="sigmoid", moe_router_enable_expert_bias=True)
+    config.skip("router_dtype", "moe_router_topk_scaling_factor")
+    mixture = model.sigmoid_experts(count=256, top=8, inner=512, shared=1, wide=False)
+    if config.has("moe_shared_expert_intermediate_size"):
+        inner = model.text.symbols["M"].value
+        config.only("moe_shared_expert_intermediate_size", inner)
+    biased, norm = model.flag("use_bias"), RMS if model.flag("use_qk_norm", True) else None
+    mixer = Attention(
+        "G", model.flag("use_qkv_bias"), biased, norm, rope=model.rope(partial=Fraction(1, 2))
+    )
+    dense = config.count("first_k_dense_replace", default=0)
+    blocks = model.dense_first(dense, mixture, FeedForward(mixture.activation))
+    return model.stack(mixer, blocks)
+
+
+def _refuse_of_ling(config: Config) -> None:
+    for key in ("multi_gate", "norm_head", "use_sliding_window"):
+        config.only(key, False)
+    config.skip("max_window_layers", "norm_softmax", "sliding_window", "rotary_dim")
+
+
+@reads("Grok-2", "grok-2", "grok2", "git", features="dense block beside experts")
+def read_grok2(config: Config) -> ModelText:
+    """Grok-2: a dense block beside the experts, norms before and behind, bounded scores. Both are
+    divided by the root of 2 before a norm, which takes that out again."""
+    sizes = Sizes(8192, 32768, 64, 64, 131072, 131072, groups=8, dim=128)
+    model = DecoderModel(config, "Grok-2", sizes)
+    cap = config.ratio("attn_logit_softcapping", default=30)
+    config.fixed(sliding_window_size=-1, global_attn_every_n=1, residual_moe=True)
+    config.skip("router_logit_softcapping", "attn_temperature_len", "rope_type", "scaling_factor")
+    config.skip("original_max_position_embeddings", "extrapolation_factor", "attn_factor")
+    config.skip("beta_fast", "beta_slow")
+    gelu = model.activation("gelu_pytorch_tanh")
+    mixture = model.experts(count=8, top=2, inner=16384, normalize=False, activation=gelu)
+    model.text.symbol("F_shared", model.inner, "intermediate_size")
+    mixture = replace(mixture, shared=FeedForward(gelu))
+    decoder = Decoder(
+        tied=model.tied(),
+        embed_scale=config.ratio("embedding_multiplier_scale", default=1),
+        logit_scale=config.ratio("output_multiplier_scale", default=1),
+        logit_cap=config.ratio("final_logit_softcapping", default=50),
+    )
+    mixer = Attention(rope=model.rope(), mask=f"causal, softcap = {cap}")
     return model.stack(mixer, mixture, decoder, post=RMS)

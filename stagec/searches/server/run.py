@@ -113,7 +113,7 @@ def find_servers(question: ServerQuestion, processes: int, log: Log) -> FoundSer
         list(dict.fromkeys(c for kind in kinds for c in kind.worker.cautions)),
         time.monotonic() - began,
         checked,
-        sum((Counter(kind.worker.costed_by) for kind in kinds), Counter()),
+        sum((Counter(kind.worker.costed_by) for kind in kinds), Counter[str]()),
     )
 
 

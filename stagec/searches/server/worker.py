@@ -17,6 +17,7 @@ from stagec.analysis.serving_rates import (
     PodStep,
     ServingRates,
     beside,
+    chunks_pass,
     colocated,
     steady_parts,
     steady_seconds,
@@ -257,7 +258,9 @@ class _Timing:
         if mixed is None:
             return None
         prompts = work.prompts * self._groups * self._stages
-        pods = self._pod(decode), self._pod(mixed, prompts)
+        before = (work.steps - 1) * mixed.seconds
+        passes = chunks_pass(before, mixed.seconds, self._stages)
+        pods = self._pod(decode), self._pod(mixed, prompts, passes)
         return MixedPoint(decode, mixed, budget, work, beside(*pods, work, load.output))
 
     def _by_turns(self, budget: int, each: int) -> MixedPoint | None:
@@ -265,29 +268,32 @@ class _Timing:
         sequences that decode wait."""
         load, decode = self.task.load, self._decode(each)
         step = {"serve": PREFILL, "batch": self._groups}
-        prompts: StepPoint | None = None
+        prompts, passes = None, 0.0
         for start in range(0, load.prompt, budget) if decode is not None else ():
             chunk = {"prompt": min(budget, load.prompt - start), "context": load.cached + start}
             sequences = self._groups * self._stages
             point = self._step(self._options.changed(**step, **chunk), sequences)
             if point is None:
                 return None
+            before = 0.0 if prompts is None else prompts.seconds
+            passes = chunks_pass(before, point.seconds, self._stages)
             prompts = point if prompts is None else _together(prompts, point)
         if decode is None or prompts is None:
             return None
         mixed = _together(decode, prompts)
         if mixed.peak > self._room:
             return None
-        steady = colocated(self._pod(prompts), self._pod(decode), load.output)
+        one = self._pod(prompts, passes=passes)
+        steady = colocated(one, self._pod(decode), load.output)
         steps = -(-load.prompt // budget)
         share = decode.sequences / prompts.sequences / (load.output - 1)
         work = PromptChunks(steps, -(-load.prompt // steps), 1, share)
         return MixedPoint(decode, mixed, budget, work, steady)
 
-    def _pod(self, point: StepPoint, sequences: int = 0) -> PodStep:
+    def _pod(self, point: StepPoint, sequences: int = 0, passes: float = 0.0) -> PodStep:
         """A step, for what `stagec serve` computes of steps."""
-        count = sequences or point.sequences
-        return PodStep(count, point.seconds, self._ranks, request=self._request)
+        about = sequences or point.sequences, point.seconds, self._ranks
+        return PodStep(*about, request=self._request, passes=passes)
 
     def _prefills(self) -> Iterator[StepPoint]:
         """Steps that prefill whole prompts: one of each group, and as many as a step takes."""

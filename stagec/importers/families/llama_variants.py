@@ -1,0 +1,148 @@
+"""Dense decoders as Llama, with norms, activations or scales of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from stagec.importers.common.decoder_model import DecoderModel, Sizes
+from stagec.importers.common.positions import growing_temperature
+from stagec.importers.family import reads
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm, Rope
+from stagec.importers.writing.stack import Decoder, root
+from stagec.importers.writing.text import Callee, ModelText
+
+_PLAIN = Norm(affine="none")
+
+
+@reads("Ministral 3", "ministral3", features="queries grow with the position")
+def read_ministral3(config: Config) -> ModelText:
+    """Ministral 3: Mistral whose queries grow with the position, as those of Llama 4."""
+    model = DecoderModel(
+        config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000)
+    )
+    mixer = Attention(rope=model.rope(), temperature=growing_temperature(config))
+    return model.stack(model.windowed(mixer))
+
+
+@reads("Jais 2", "jais2", features="LayerNorm, biases, squared ReLU")
+def read_jais2(config: Config) -> ModelText:
+    """Jais 2: LayerNorm, biases everywhere, a squared ReLU."""
+    model = DecoderModel(config, "Jais 2", Sizes(3328, 26624, 32, 26, 150272, 8192, base=500000))
+    mixer = model.biased(Attention(rope=model.rope()), True)
+    block = FeedForward(model.activation("relu2"), gated=False, bias=model.flag("mlp_bias", True))
+    return model.stack(mixer, block, norm=LAYER)
+
+
+@reads("nanochat", "nanochat", features="norms without scales, bounded logits")
+def read_nanochat(config: Config) -> ModelText:
+    """nanochat: norms without scales, one of the embeddings too; a squared ReLU, bounded logits."""
+    model = DecoderModel(config, "nanochat", Sizes(768, 8192, 12, 6, 50304, 2048))
+    config.only("attention_bias", False)
+    rope = replace(model.rope(), inverse=True)
+    mixer = Attention(qk_norm=_PLAIN, after_rope=True, rope=rope)
+    block = FeedForward(model.activation("relu2"), gated=False)
+    cap = config.ratio("final_logit_softcapping", default=15)
+    decoder = Decoder(_PLAIN, tied=model.tied(), embed_norm=_PLAIN, logit_cap=cap or None)
+    return model.stack(mixer, block, decoder, norm=_PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class _XIELU:
+    """A feed-forward block with xIELU (arXiv 2411.13010): a square above zero, exp(x) - 1 - x below
+    it, each times a trained number, and x times beta, a buffer."""
+
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        return text.use("xielu", "D F")
+
+
+@reads("Apertus", "apertus", features="xIELU, q and k normed per head")
+def read_apertus(config: Config) -> ModelText:
+    """Apertus (arXiv 2509.14233): xIELU without a gate, queries and keys normed per head."""
+    model = DecoderModel(
+        config, "Apertus", Sizes(4096, 14336, 32, 32, 131072, 65536, base=12000000)
+    )
+    config.fixed(hidden_act="xielu", qk_norm=True, post_norm=False)
+    mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
+    return model.stack(mixer, _XIELU())
+
+
+@dataclass(frozen=True, slots=True)
+class _NormedGate:
+    """A feed-forward block with a squared ReLU as a gate, and a norm before its last product."""
+
+    def write(self, text: ModelText) -> Callee:
+        """Add the block."""
+        return text.use("gated_relu2", "D F")
+
+
+@reads("BitNet", "bitnet", features="norms before the last products")
+def read_bitnet(config: Config) -> ModelText:
+    """BitNet b1.58 (arXiv 2504.12285): norms before the last product of each block. Weights of 1.58
+    bits are what a strategy may say; here they are as others."""
+    model = DecoderModel(
+        config, "BitNet", Sizes(2560, 6912, 30, 20, 128256, 2048, groups=5, base=500000)
+    )
+    config.only("hidden_act", "relu2")
+    mixer = model.biased(Attention(rope=model.rope(), out_norm=RMS))
+    return model.stack(mixer, _NormedGate())
+
+
+@reads("MiniCPM", "minicpm", features="scaled embeddings, residuals, logits")
+def read_minicpm(config: Config) -> ModelText:
+    """MiniCPM (arXiv 2404.06395): Llama with scaled embeddings, residuals and logits."""
+    model = DecoderModel(config, "MiniCPM", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    mixer = model.biased(Attention(rope=model.rope()))
+    base = config.size("dim_model_base", default=1)
+    decoder = Decoder(
+        tied=model.tied(True),
+        embed_scale=config.ratio("scale_emb", default=1),
+        logit_scale=Fraction(base, model.width) if config.has("dim_model_base") else Fraction(1),
+    )
+    depth = config.ratio("scale_depth", default=1)
+    config.only("num_experts", 0)
+    block = FeedForward(model.activation())
+    return model.stack(mixer, block, decoder, scale=depth / root(model.count))
+
+
+@reads("ChatGLM", "chatglm", features="partial rotation, biases by keys")
+def read_chatglm(config: Config) -> ModelText:
+    """ChatGLM2 and later (arXiv 2406.12793): half of each head is rotated."""
+    grouped = config.flag("multi_query_attention", default=False)
+    if not grouped:
+        config.skip("multi_query_group_num")
+    sizes = Sizes(4096, 13696, 28, 32, 65024, 2048, dim=128, grouped=grouped)
+    model = DecoderModel(config, "ChatGLM", sizes)
+    config.fixed(rmsnorm=True, post_layer_norm=True, interleaved_qkv=False, pre_seq_len=None)
+    config.fixed(apply_residual_connection_post_layernorm=False, prefix_projection=False)
+    config.skip("bias_dropout_fusion", "original_rope", "quantization_bit")
+    base = 10000 * config.ratio("rope_ratio", default=1)
+    if base.denominator != 1 or not 0 < base < 1 << 60:
+        raise config.wrong("rope_ratio", "a number that makes a whole base of 10000 times it")
+    model.text.symbol("theta", int(base), "10000 * rope_ratio")
+    biased = model.flag("add_bias_linear")
+    rope = model.partly(Rope(interleaved=True), model.dim // 2, "head_dim")
+    mixer = Attention(qkv_bias=model.flag("add_qkv_bias") or biased, out_bias=biased, rope=rope)
+    block = FeedForward(model.activation(), bias=biased)
+    return model.stack(mixer, block)
+
+
+@reads("Orion", "orion", features="LayerNorm")
+def read_orion(config: Config) -> ModelText:
+    """Orion (arXiv 2401.12246): Llama with LayerNorm."""
+    model = DecoderModel(config, "Orion", Sizes(4096, 15360, 40, 40, 84608, 4096))
+    mixer = model.biased(Attention(rope=model.rope()))
+    block = FeedForward(model.activation())
+    return model.stack(mixer, block, norm=LAYER)
+
+
+@reads("CWM", "cwm", features="windows 3:1")
+def read_cwm(config: Config) -> ModelText:
+    """CWM (arXiv 2510.02387): Llama with windows in three layers of four."""
+    model = DecoderModel(config, "CWM", Sizes(6144, 21504, 64, 48, 128256, 131072, 8, 128, 1000000))
+    local = model.windows([i % 4 != 0 for i in range(model.count)])
+    mixers = model.masked(Attention(rope=model.rope()), local, model.window(8192))
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return model.stack(mixers, block)

@@ -1,0 +1,155 @@
+"""Decoders with experts that sigmoids choose, as DeepSeek-V3's, over attention of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer, Sizes
+from stagec.importers.common.positions import read_bases
+from stagec.importers.family import reads
+from stagec.importers.reading.config import Config
+from stagec.importers.writing.blocks import RMS, WIDE_RMS, Attention, FeedForward
+from stagec.importers.writing.stack import Decoder, root
+from stagec.importers.writing.text import ModelText
+
+
+@reads("K-EXAONE", "exaone_moe", features="windows 3:1, sigmoid routing")
+def read_exaone_moe(config: Config) -> ModelText:
+    """K-EXAONE (arXiv 2601.01739): windows 3:1, the others without positions; experts as
+    DeepSeek-V3 has them."""
+    model = DecoderModel(config, "K-EXAONE", Sizes(4096, 16384, 32, 32, 102400, 2048))
+    local = model.windows([])
+    if not local:
+        every = config.every("sliding_window_pattern", default=4)
+        local = [(i + 1) % every != 0 for i in range(model.count)]
+    config.skip("sliding_window_pattern")
+    rotary = Attention(qk_norm=RMS, rope=model.rope())
+    windowed = model.in_window(rotary, model.window(4096))
+    still = replace(rotary, rope=None) if any(local) else rotary
+    mixers: list[Named] = [("local", windowed) if each else ("global", still) for each in local]
+    return _sparse(model, mixers, count=64, top=8, inner=1024, dense=1, scale=Fraction("2.5"))
+
+
+@reads("Solar Open", "solar_open", features="sigmoid routing, shared")
+def read_solar_open(config: Config) -> ModelText:
+    """Solar Open (arXiv 2601.07022): GLM-4.5's experts in every layer, all of a head rotated."""
+    sizes = Sizes(4096, 10240, 48, 64, 196608, 131072, groups=8, dim=128, base=1000000)
+    model = DecoderModel(config, "Solar Open", sizes)
+    config.only("use_qk_norm", False)
+    config.skip("partial_rotary_factor", "intermediate_size")
+    biased = model.flag("attention_bias")
+    mixer = Attention(qkv_bias=biased, rope=model.rope())
+    return _sparse(model, mixer, count=128, top=8, inner=1280, dense=0)
+
+
+@reads("Hunyuan 3", "hy_v3", features="sigmoid routing, q and k normed")
+def read_hy_v3(config: Config) -> ModelText:
+    """Hunyuan 3: experts by sigmoids, a shared one, queries and keys normed per head."""
+    sizes = Sizes(4096, 13312, 80, 64, 120832, 131072, groups=8, dim=128, base=11158840)
+    model = DecoderModel(config, "Hunyuan 3", sizes)
+    config.only("mlp_bias", False)
+    config.skip("enable_moe_fp32_combine")
+    mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
+    scale = Fraction("2.826")
+    return _sparse(model, mixer, count=192, top=8, inner=1536, dense=1, scale=scale)
+
+
+def _sparse(
+    model: DecoderModel,
+    mixers: PerLayer,
+    *,
+    count: int,
+    top: int,
+    inner: int,
+    dense: int,
+    scale: Fraction | int = 1,
+) -> ModelText:
+    """Dense layers first, then experts of DeepSeek-V3."""
+    mixture = model.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
+    dense = model.config.count("first_k_dense_replace", default=dense)
+    blocks = model.dense_first(dense, mixture, FeedForward(mixture.activation))
+    return model.stack(mixers, blocks)
+
+
+@reads("Trinity", "afmoe", features="gated attention, windows 3:1, experts")
+def read_afmoe(config: Config) -> ModelText:
+    """Trinity (Arcee): gated attention, windows 3:1 with positions and the others without them;
+    norms before and behind; experts by sigmoids."""
+    model = DecoderModel(config, "Trinity", Sizes(2048, 6144, 32, 16, 200192, 16384, dim=128))
+    every = config.size("global_attn_every_n_layers", default=4)
+    local = model.windows([(i + 1) % every != 0 for i in range(model.count)])
+    full = model.biased(Attention(qk_norm=WIDE_RMS, rope=None, gated=True))
+    rotary = replace(full, rope=model.rope())
+    windowed = model.in_window(rotary, model.window(1024))
+    mixers: list[Named] = [("local", windowed) if each else ("global", full) for each in local]
+    config.fixed(score_func="sigmoid", route_norm=True)
+    config.skip("load_balance_coeff", "use_grouped_mm", "num_expert_groups", "num_limited_groups")
+    config.skip("n_group", "topk_group", "rope_type")
+    mixture = model.sigmoid_experts(count=64, top=6, inner=1408, shared=2, wide=False)
+    mixture = replace(mixture, choice_bias="frozen")
+    dense = config.count("num_dense_layers", default=1)
+    blocks = model.dense_first(dense, mixture, FeedForward(mixture.activation))
+    scale = root(model.width) if model.flag("mup_enabled") else Fraction(1)
+    decoder = Decoder(WIDE_RMS, tied=model.tied(), embed_scale=scale)
+    return model.stack(mixers, blocks, decoder, norm=WIDE_RMS, post=WIDE_RMS)
+
+
+@reads("MiMo-V2", "mimo_v2_flash", features="windows 5:1 with sinks, smaller values")
+def read_mimo_v2(config: Config) -> ModelText:
+    """MiMo-V2-Flash (arXiv 2601.02780): windows 5:1 with sinks and twice as many heads of keys;
+    smaller heads of values; experts by sigmoids."""
+    sizes = Sizes(4096, 16384, 48, 64, 152576, 131072, groups=4, dim=192, base=5000000)
+    model = DecoderModel(config, "MiMo-V2", sizes)
+    text = model.text
+    model.size("W_v", "v_head_dim", default=128)
+    twice = config.size("swa_num_key_value_heads", default=2 * model.groups_of_heads)
+    if model.heads % twice:
+        raise config.refuse(
+            "swa_num_key_value_heads", f"is {twice}, which does not divide {model.heads} heads"
+        )
+    text.symbol("G_local", twice, "heads of keys of layers with a window")
+    for key, value in (("head_dim", model.dim), ("num_attention_heads", model.heads)):
+        config.only(f"swa_{key}", value)
+    config.fixed(swa_v_head_dim=text.symbols["W_v"].value, add_swa_attention_sink_bias=True)
+    config.only("add_full_attention_sink_bias", False)
+    config.skip("attention_chunk_size", "hybrid_block_size")
+    kinds = {"full_attention": ("theta", 5000000), "sliding_attention": ("theta_local", 10000)}
+    third = Fraction("0.334")
+    ropes = read_bases(config, text, kinds, nested="", local_key="swa_rope_theta")
+    shares = dict.fromkeys(kinds, third)
+    parameters = config.section("rope_parameters")
+    for kind in kinds:
+        inner = parameters.section(kind) if parameters is not None else None
+        share = config.ratio("partial_rotary_factor", default=third)
+        shares[kind] = inner.ratio("partial_rotary_factor", default=share) if inner else share
+    if len(set(shares.values())) > 1:
+        message = "rotates different shares of a head in different kinds of layers"
+        raise config.refuse("rope_parameters", message)
+    rotated = int(shares["full_attention"] * model.dim) // 2 * 2
+    scale = config.ratio("attention_value_scale", default=Fraction("0.707"))
+    full = Attention(
+        rope=model.partly(ropes["full_attention"], rotated, "partial_rotary_factor"),
+        value_dim="W_v",
+        value_scale=f"by = {scale}" if scale != 1 else "",
+    )
+    rope = replace(ropes["sliding_attention"], part="R" if rotated < model.dim else None)
+    local = replace(full, groups="G_local", rope=rope, sinks=True)
+    flags = config.sizes("hybrid_layer_pattern", length=model.count, most=1)
+    default = [bool(f) for f in flags] or [i > 0 and (i + 1) % 6 != 0 for i in range(model.count)]
+    # a token sees so many before itself by this key, and itself
+    before = config.count("sliding_window_size", default=0)
+    window = before + 1 if before else model.window(129)
+    config.skip("sliding_window")
+    windowed = model.in_window(local, window)
+    mixers: list[Named] = [
+        ("local", windowed) if each else ("global", full) for each in model.windows(default)
+    ]
+    config.only("n_shared_experts", 0)
+    mixture = model.sigmoid_experts(count=256, top=8, inner=2048, shared=0, wide=False)
+    plain = FeedForward(mixture.activation)
+    sparse = config.sizes("moe_layer_freq", length=model.count, most=1)
+    blocks = model.dense_first(config.count("first_k_dense_replace", default=1), mixture, plain)
+    if sparse:
+        blocks = [("sparse", mixture) if each else ("dense", plain) for each in sparse]
+    return model.stack(mixers, blocks)
