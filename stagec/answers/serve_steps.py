@@ -48,13 +48,15 @@ def of_a_stage(options: JobOptions) -> JobOptions:
         several = [pod for pod in PODS if _has_microbatches(options_of_pod(pod, asked))]
         texts = {pod: f"{getattr(options, pod) or ''} microbatches=1".strip() for pod in several}
         return options.changed(**texts)
-    one = _has_microbatches(options) and not (options.afd or has_pods(options))
+    one = _has_microbatches(options) and not has_pods(options)
     return options.changed(microbatches=1) if one else options
 
 
 def _has_microbatches(options: JobOptions) -> bool:
-    """Whether a step on pipeline stages would have as many microbatches as these."""
-    return options.pp > 1 and FLAGS["microbatches"].is_default(options.microbatches)
+    """Whether a step on pipeline stages would have as many microbatches as these, which do not
+    take turns with attention apart."""
+    default = FLAGS["microbatches"].is_default(options.microbatches)
+    return options.pp > 1 and default and not options.afd
 
 
 def steps_in_flight(options: JobOptions) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -284,3 +285,21 @@ def test_chunks_of_a_prompt_are_those_of_batches() -> None:
     assert one["times"]["ttft"]["mean"] == pytest.approx(parts, rel=0.1)
     assert several["times"]["ttft"]["mean"] == pytest.approx(whole, rel=0.1)
     assert whole < 0.8 * parts
+
+
+def test_attention_apart_has_its_turns_in_one_step(tmp_path: Path) -> None:
+    """Both microbatches of a step have half of its sequences, over time and in two pods."""
+    job = ("mixtral-8x7b", "--set", "L=2")
+    load = ("--machine", "h100-sxm", "--prompt", "64", "--output-tokens", "100", "--json")
+    apart, rest = ("--pp", "2", "--afd"), ("--prompt-steps", "beside")
+    steady = json.loads(stagec("serve", *job, *apart, *load, *rest, "--batches", "16").out)
+    over = json.loads(stagec("serve", *job, *apart, *load, "--batch-of", "16").out)
+    pods = ("--serve", "disaggregated", "--prefill", "pp=2,afd", "--decode", "pp=2,afd")
+    two = json.loads(stagec("serve", *job, *pods, *load, "--batches", "16").out)
+    for each in (over["times"]["tpot"]["mean"], two["points"][0]["tpot"]):
+        assert each == pytest.approx(steady["points"][0]["tpot"], rel=0.02)
+    requests = tmp_path / "requests.csv"
+    requests.write_text("arrival,prompt,output\n0,8,4\n")
+    words = ("--serve", "mixed", *apart, "--requests", str(requests), "--dry-run")
+    refused = stagec("compile", *job, *words)
+    assert (refused.code, "--afd cannot be used with several steps" in refused.err) == (1, True)
