@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,12 +18,19 @@ from stagec.serving.arrivals import renewal
 from stagec.serving.fleet import Failure
 from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.policy import ServerLimits
-from stagec.serving.requests import Request
+from stagec.serving.requests import HASH_BLOCK, Request
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step_times import StepLine
 from tests.support import examples, stagec
-from tests.unit.test_requests_over_time import LIMITS, NANOSECOND, Linear, cached_tokens, loads
+from tests.unit.test_requests_over_time import (
+    LIMITS,
+    NANOSECOND,
+    Linear,
+    alike,
+    cached_tokens,
+    loads,
+)
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,11 @@ def on_stages(
     prefills: bool = False,
     concurrency: int | None = None,
     failures: Sequence[Failure] = (),
+    prefix_block: int = 0,
 ) -> Simulation:
     def replica(number: int, *, first: bool) -> PipelinedReplica:
-        how = {"scheduler": scheduler, "swap": swap, "prefills": first}
+        how: dict[str, Any] = {"scheduler": scheduler, "swap": swap, "prefills": first}
+        how["prefix_block"] = prefix_block
         return PipelinedReplica(number, limits, Stages(stages), pace=Linear(), stages=stages, **how)
 
     before = [replica(0, first=True)] if prefills else []
@@ -223,6 +233,23 @@ def test_failures_and_pods_lose_no_requests(
     tallies = [r.tally for r in (*run.prefills, *run.replicas)]
     computed = sum(t.computed + t.decoded for t in tallies)
     assert computed == cached_tokens(run) + sum(t.lost for t in tallies)
+
+
+@examples(50)
+@given(
+    st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 4), st.integers(1, 3)), min_size=1)
+)
+def test_pages_of_prefixes_are_conserved(each: list[tuple[int, int, int]]) -> None:
+    at, requests = 0, list[Request]()
+    for number, (gap, shared, own) in enumerate(each):
+        at += gap
+        blocks = (*range(shared), *(100 * (number + 1) + n for n in range(own)))
+        requests.append(replace(alike(1, 0, shared, own)[0], arrival=at, prefix=blocks))
+    run = on_stages(requests, ServerLimits(700, 4, 300, 16), 3, prefix_block=HASH_BLOCK)
+    (replica,) = run.replicas
+    tally = replica.tally
+    assert replica.free == replica.room
+    assert tally.computed + tally.decoded + tally.hits == cached_tokens(run) + tally.lost
 
 
 def test_more_load_waits_longer() -> None:
