@@ -91,6 +91,11 @@ def _asked(
     modules: StepModules,
     durations: Durations | None,
 ) -> StepsAsked:
+    if options.afd:
+        raise error(
+            "--afd cannot be used with several steps of a job: its microbatches take turns in one",
+            remedy="leave it out, or compile one step with --step",
+        )
     module = modules.builder.module
     strategy, mesh = read_strategy(module), module.mesh
     axis = strategy.pipeline.over if strategy.pipeline is not None else ""

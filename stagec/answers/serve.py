@@ -29,11 +29,9 @@ from stagec.answers.serve_steps import (
     Mixing,
     decoded,
     groups_of,
-    of_a_stage,
     paced_seconds,
     peak_alone,
     request_seconds,
-    steps_in_flight,
     timed_step,
 )
 from stagec.answers.time.timed import time_job
@@ -62,6 +60,7 @@ from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.request.times import TimeType
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
+from stagec.jobs.stage_steps import of_a_stage, steps_in_flight
 from stagec.jobs.step_timer import StepTimer
 from stagec.pipeline.verify import verify_module
 from stagec.sharding.strategy import read_strategy

@@ -20,11 +20,10 @@ from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
-from stagec.jobs.pod_options import has_pods, options_of_pod
-from stagec.jobs.request.flags import FLAGS
+from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 from stagec.jobs.session import Session
+from stagec.jobs.stage_steps import steps_in_flight
 from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
 from stagec.serving.step import SequenceClass, step_of
@@ -38,34 +37,6 @@ if TYPE_CHECKING:
 
 #: A step of which only the strategy matters.
 _ONE = "decode=1x1"
-
-
-def of_a_stage(options: JobOptions) -> JobOptions:
-    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them or
-    they take turns, with attention apart; of two pods those of each. Raises `DiagnosticError`."""
-    if options.serve == DISAGGREGATED and not options.part:
-        asked = options.changed(chunk=None)
-        several = [pod for pod in PODS if _has_microbatches(options_of_pod(pod, asked))]
-        texts = {pod: f"{getattr(options, pod) or ''} microbatches=1".strip() for pod in several}
-        return options.changed(**texts)
-    one = _has_microbatches(options) and not has_pods(options)
-    return options.changed(microbatches=1) if one else options
-
-
-def _has_microbatches(options: JobOptions) -> bool:
-    """Whether a step on pipeline stages would have as many microbatches as these, of which none
-    take turns."""
-    return (
-        options.pp > 1
-        and not options.afd
-        and FLAGS["microbatches"].is_default(options.microbatches)
-    )
-
-
-def steps_in_flight(options: JobOptions) -> int:
-    """The steps of other sequences at a time: one for each pipeline stage, where a step is one
-    microbatch."""
-    return options.pp if options.microbatches == 1 and not has_pods(options) else 1
 
 
 def timed_step(options: JobOptions, timer: StepTimer, session: Session) -> TimeReport:

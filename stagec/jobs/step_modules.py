@@ -25,13 +25,15 @@ _ANY = Step((SequenceClass(1, 1, 1),))
 
 class StepModules:
     """Compiles the steps of a job. `builder` knows its model, sizes and strategy; the step that it
-    would compile is no one's. On pipeline stages a step is one microbatch."""
+    would compile is no one's. On pipeline stages a step is one microbatch, but for microbatches
+    that take turns, with attention apart, which are groups with sequences of their own."""
 
     def __init__(self, options: JobOptions, session: Session) -> None:
         count = FLAGS["microbatches"]
-        if options.pp > 1 and count.is_default(options.microbatches):
+        stages = 1 if options.afd else options.pp  # with steps of their own
+        if stages > 1 and count.is_default(options.microbatches):
             options = options.changed(microbatches=1)
-        elif options.pp > 1 and options.microbatches != 1:
+        elif stages > 1 and options.microbatches != 1:
             raise error(
                 "--microbatches cannot be used with several steps of a pipeline: each step is a "
                 "microbatch",

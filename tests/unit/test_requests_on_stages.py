@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,12 +18,19 @@ from stagec.serving.arrivals import renewal
 from stagec.serving.fleet import Failure
 from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.policy import ServerLimits
-from stagec.serving.requests import Request
+from stagec.serving.requests import HASH_BLOCK, Request
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
 from stagec.serving.step_times import StepLine
 from tests.support import examples, stagec
-from tests.unit.test_requests_over_time import LIMITS, NANOSECOND, Linear, cached_tokens, loads
+from tests.unit.test_requests_over_time import (
+    LIMITS,
+    NANOSECOND,
+    Linear,
+    alike,
+    cached_tokens,
+    loads,
+)
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,11 @@ def on_stages(
     prefills: bool = False,
     concurrency: int | None = None,
     failures: Sequence[Failure] = (),
+    prefix_block: int = 0,
 ) -> Simulation:
     def replica(number: int, *, first: bool) -> PipelinedReplica:
-        how = {"scheduler": scheduler, "swap": swap, "prefills": first}
+        how: dict[str, Any] = {"scheduler": scheduler, "swap": swap, "prefills": first}
+        how["prefix_block"] = prefix_block
         return PipelinedReplica(number, limits, Stages(stages), pace=Linear(), stages=stages, **how)
 
     before = [replica(0, first=True)] if prefills else []
@@ -224,6 +235,23 @@ def test_failures_and_pods_lose_no_requests(
     assert computed == cached_tokens(run) + sum(t.lost for t in tallies)
 
 
+@examples(50)
+@given(
+    st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 4), st.integers(1, 3)), min_size=1)
+)
+def test_pages_of_prefixes_are_conserved(each: list[tuple[int, int, int]]) -> None:
+    at, requests = 0, list[Request]()
+    for number, (gap, shared, own) in enumerate(each):
+        at += gap
+        blocks = (*range(shared), *(100 * (number + 1) + n for n in range(own)))
+        requests.append(replace(alike(1, 0, shared, own)[0], arrival=at, prefix=blocks))
+    run = on_stages(requests, ServerLimits(700, 4, 300, 16), 3, prefix_block=HASH_BLOCK)
+    (replica,) = run.replicas
+    tally = replica.tally
+    assert replica.free == replica.room
+    assert tally.computed + tally.decoded + tally.hits == cached_tokens(run) + tally.lost
+
+
 def test_more_load_waits_longer() -> None:
     limits, lengths = ServerLimits(256, 16, 800, 16), "prompt=lognormal:100:1.0,output=~30"
     runs = [
@@ -284,3 +312,21 @@ def test_chunks_of_a_prompt_are_those_of_batches() -> None:
     assert one["times"]["ttft"]["mean"] == pytest.approx(parts, rel=0.1)
     assert several["times"]["ttft"]["mean"] == pytest.approx(whole, rel=0.1)
     assert whole < 0.8 * parts
+
+
+def test_attention_apart_has_its_turns_in_one_step(tmp_path: Path) -> None:
+    """Both microbatches of a step have half of its sequences, over time and in two pods."""
+    job = ("mixtral-8x7b", "--set", "L=2")
+    load = ("--machine", "h100-sxm", "--prompt", "64", "--output-tokens", "100", "--json")
+    apart, rest = ("--pp", "2", "--afd"), ("--prompt-steps", "beside")
+    steady = json.loads(stagec("serve", *job, *apart, *load, *rest, "--batches", "16").out)
+    over = json.loads(stagec("serve", *job, *apart, *load, "--batch-of", "16").out)
+    pods = ("--serve", "disaggregated", "--prefill", "pp=2,afd", "--decode", "pp=2,afd")
+    two = json.loads(stagec("serve", *job, *pods, *load, "--batches", "16").out)
+    for each in (over["times"]["tpot"]["mean"], two["points"][0]["tpot"]):
+        assert each == pytest.approx(steady["points"][0]["tpot"], rel=0.02)
+    requests = tmp_path / "requests.csv"
+    requests.write_text("arrival,prompt,output\n0,8,4\n")
+    words = ("--serve", "mixed", *apart, "--requests", str(requests), "--dry-run")
+    refused = stagec("compile", *job, *words)
+    assert (refused.code, "--afd cannot be used with several steps" in refused.err) == (1, True)

@@ -13,7 +13,6 @@ from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
 from stagec.answers.requests.options import asked_requests, page_of, prefix_block
 from stagec.answers.requests.tiers import most_bytes, tiers_below, token_bytes
-from stagec.answers.serve_steps import of_a_stage
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.moe import MoeRule
@@ -27,6 +26,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED, check_draft
 from stagec.jobs.served_models import ServedModels
 from stagec.jobs.session import Session
+from stagec.jobs.stage_steps import of_a_stage
 from stagec.jobs.step_surface import DraftedSteps, ExactSteps, StepSurface
 from stagec.jobs.step_timer import StepTimer
 from stagec.serving.fleet import FleetPlan
@@ -279,7 +279,8 @@ def _pool(
             f"{tokens} tokens",
             remedy=f"raise --max-tokens to {sequences} or more, or lower --max-batch",
         )
-    room, blocks, halves = None, given["cache_blocks"], strategy.one(MoeRule).halves
+    room, blocks = None, given["cache_blocks"]
+    halves = strategy.one(MoeRule).halves * max(1, strategy.microbatches)
     if blocks is None:
         largest = largest_step(requests, -(-tokens // halves), -(-sequences // halves))
         room = models.room(timer.machine, largest, block, given.get("limit"))
@@ -294,8 +295,13 @@ def _pool(
     plan = plan_of(given, limits.sequences, start, prefills=prefills)
     if alone > 1:  # all of them are there
         plan = replace(plan, first=None)
-    ranks, stages = models.ranks // alone, max(1, options.pp)
+    ranks, stages = models.ranks // alone, _stages(options)
     return Pool(models, scheduler, outside, costs, pace, stages, limits, room, ranks, [], plan)
+
+
+def _stages(options: JobOptions) -> int:
+    """Pipeline stages with steps of their own."""
+    return 1 if options.afd else max(1, options.pp)
 
 
 def _costs(
@@ -336,8 +342,9 @@ def _costs(
         every = costs(of, plain, 1.0)
         return DraftedSteps(costs(of, drafted, accepted), every) if options.speculative else every
 
-    paced = partial(step_pace, stages=options.pp)
-    pace = both(lambda report: paced(report.breakdown)) if options.pp > 1 else None
+    stages = _stages(options)
+    paced = partial(step_pace, stages=stages)
+    pace = both(lambda report: paced(report.breakdown)) if stages > 1 else None
     return both(lambda report: report.step_seconds), pace
 
 

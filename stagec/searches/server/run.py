@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from stagec.analysis.serving_rates import steady_seconds
 from stagec.answers.serve import at_least, sending
-from stagec.answers.serve_steps import of_a_stage
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group
@@ -22,6 +21,7 @@ from stagec.jobs.request.options import IDEAL, JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED as TWO_PODS
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
+from stagec.jobs.stage_steps import of_a_stage
 from stagec.jobs.step_timer import StepTimer
 from stagec.searches.server.launch import LaunchedWorker, layout_of
 from stagec.searches.server.question import ServerQuestion
