@@ -326,10 +326,14 @@ class _Tape:
         self.loops: dict[Value, Operation] = {}
 
     def give(self, value: Value, grad: Value) -> None:
-        """Add a contribution, if the value needs a gradient."""
+        """Add a contribution, if the value needs a gradient; with PyTorch's graph to those before
+        it at once (`InputBuffer::add` of torch/csrc/autograd)."""
         if value in self._step.idle:
             return
-        self._grads.setdefault(value, []).append(grad)
+        before = self._grads.setdefault(value, [])
+        if before and self._step.keeps_saved:
+            grad = self.builder.value("stg.add", [before.pop(), grad], hint=value.prefixed("d_"))
+        before.append(grad)
 
     def has(self, value: Value) -> bool:
         """Whether any gradient flows into the value."""
@@ -360,14 +364,13 @@ class _Tape:
             results = [self.take(r) for r in op.results]
             made = list[Operation]()
             self.builder.finish = made.append
-            for value, grad in zip(
-                op.operands, op.definition.grad(self.builder, op, results), strict=True
-            ):
-                if grad is not None and value.tensor.dtype in FLOATS:
-                    self.give(value, grad)
+            grads = op.definition.grad(self.builder, op, results)
             self.builder.finish = None
             if self._step.keeps_saved:
                 self._keep_saved(op, made)
+            for value, grad in zip(op.operands, grads, strict=True):
+                if grad is not None and value.tensor.dtype in FLOATS:
+                    self.give(value, grad)
         pin_again(self.builder.region)
 
     def _keep_saved(self, op: Operation, made: Sequence[Operation]) -> None:
