@@ -159,7 +159,6 @@ REFUSED: dict[tuple[str, ...], str] = {
         *LENGTHS,
     ): "cannot be used with --dp, here 2",
     ("--rate", "1", "--mtbf", "1us", "--start-time", "1us", *LENGTHS): "give a longer --mtbf",
-    ("--rate", "1", "--pp", "2", "--afd", *LENGTHS): "do not support --afd yet",
     ("--rate", "1", "--host-cache", "4GiB", *LENGTHS): "--host-cache keeps the beginnings",
     ("--rate", "1", "--disk-cache", "4GiB", *LENGTHS): "needs the speed of the disk",
     ("--rate", "1", "--disk-bandwidth", "6.8", *LENGTHS): "--disk-bandwidth needs a disk",

@@ -255,11 +255,6 @@ def _pool(
     *,
     prefills: bool,
 ) -> Pool:
-    if options.afd:
-        raise error(
-            "requests over time do not support --afd yet: steps of its microbatches take turns",
-            remedy="leave it out; 'stagec serve --batches' computes steps with it",
-        )
     models = ServedModels.of(options, session)
     strategy = read_strategy(models.main.builder.module)
     alone = models.replicas
