@@ -81,6 +81,8 @@ class AttentionOp(AttentionWork):
     """Base: operands, results and numbers too. A gradient takes dy, the result and its log-sum-exp
     before the queries."""
 
+    integral = "r"  # query heads of a key head
+
     def keys(self, op: Operation) -> str:
         """The factor along which keys and values lie."""
         return "s"

@@ -8,6 +8,7 @@ import numpy as np
 
 from stagec.ir.core import Value
 from stagec.ir.expr import Expr, const, evaluate, numerator_and_denominator
+from stagec.ir.factor_sizes import integral_factors
 from stagec.ir.facts import Relation, divisible
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
@@ -29,7 +30,9 @@ def tiny_sizes(
     env = {name: 2 + i % 3 for i, name in enumerate(module.symbols)}
     env |= dict.fromkeys(mesh.axes if mesh else (), axis_size)
     env |= dict(fixed or {})
-    relations = [r for r, _ in module.relations] + _splits(module) + _parts(module)
+    relations = (
+        [r for r, _ in module.relations] + _splits(module) + _parts(module) + _groups(module)
+    )
     for _ in range(_ROUNDS):
         broken = [r for r in relations if r.symbols <= env.keys() and not _holds(r, env)]
         if not broken:
@@ -73,6 +76,14 @@ def _parts(module: Module) -> list[Relation]:
             if isinstance(size, Expr) and size.symbols:
                 relations[size] = divisible(size, const(1))
     return list(relations.values())
+
+
+def _groups(module: Module) -> list[Relation]:
+    """Factors that are whole are it here too, such as the query heads of one key head."""
+    ops = (op for func in module.functions for op in func.body.walk())
+    sizes = dict.fromkeys(size for op in ops for size in integral_factors(op).values())
+    split = map(numerator_and_denominator, sizes)
+    return [divisible(above, below) for above, below in split if below.symbols]
 
 
 def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> None:

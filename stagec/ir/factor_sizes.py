@@ -53,6 +53,13 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
     return sizes
 
 
+def integral_factors(op: Operation) -> dict[str, Expr]:
+    """The sizes of factors that its definition says are integers. Raises as `factor_sizes` does."""
+    rule = op.definition.rule(op) if op.definition.integral else None
+    sizes = factor_sizes(op, rule) if rule is not None else {}
+    return {factor: sizes[factor] for factor in op.definition.integral if factor in sizes}
+
+
 def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
     """The loads of factors, from the rule and the operand types.
 

@@ -77,6 +77,7 @@ class OpDef:
     index: ClassVar[IndexRule | None] = None  # the rule
     element_types: ClassVar[tuple[str, ...]] = ()  # of results, or operands that have the same
     flops_per_point: ClassVar[int] = 0  # FLOPs for each point of the index space of the rule
+    integral: ClassVar[str] = ""  # factors that are quotients of dimensions, and whole numbers
 
     # -- what follows from the class, computed once ------------------------------------------------
 

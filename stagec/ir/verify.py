@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from stagec.ir.core import Attr, NamedAttr, NotATensorError, Operation, Region, Value
 from stagec.ir.expr import Expr, evaluate
+from stagec.ir.factor_sizes import integral_factors
 from stagec.ir.facts import Relation
 from stagec.ir.infer import describe, infer_op, misfit
 from stagec.ir.module import Module
@@ -148,6 +149,7 @@ class _Checker:
         if sound and not foreign and STATICS not in op.attrs and _has_types(op):
             _check_definition(op, self._problems)
             self._memory(op)
+            self._factors(op)
         if len(self._problems.items) == before:
             self._sound.passed(op, self._check)
         return sound
@@ -164,6 +166,24 @@ class _Checker:
                     f"'{op.name}' works on tensors, but %{value.name} is not a tensor",
                     value.loc if value in op.results or value in args else op.loc,
                     remedy=f"write its type, such as '%{value.name}: bf16[B, S]'",
+                )
+
+    def _factors(self, op: Operation) -> None:
+        """Factors that are whole are it for the given sizes."""
+        try:
+            sizes = integral_factors(op)
+        except (DiagnosticError, RuleSyntaxError, NotATensorError, LookupError, ValueError):
+            return  # the definition or inference says what is wrong
+        for factor, size in sizes.items():
+            if not size.symbols <= self._env.keys():
+                continue
+            try:
+                evaluate(size, self._env)
+            except NotAnIntegerError as e:
+                self._problems.error(
+                    f"'{op.name}' needs a whole number for factor '{factor}': {e}",
+                    op.loc,
+                    remedy="change one of the values",
                 )
 
     def _memory(self, op: Operation) -> None:
