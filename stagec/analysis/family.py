@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 from weakref import finalize
 
-from stagec.analysis.figures import FigureFormulas, Figures
+from stagec.analysis.figures import FigureFormulas, Figures, Held
 from stagec.analysis.memory_moments import MemoryMoments
 from stagec.analysis.model_flops import ModelFlops, model_flops, step_flops, step_tokens
 from stagec.ir.bind import check_names
@@ -27,6 +28,8 @@ from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.source import Source
 from stagec.text.build import parse_module
 from stagec.time.step import Issued
+
+F = TypeVar("F")
 
 
 class _Watch(Hooks):
@@ -260,9 +263,18 @@ class Compiled:
 
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for values for which there are some. Raises `DiagnosticError`."""
+        return self._of_plan(FigureFormulas.at, values)
+
+    def held(self, values: Mapping[str, int]) -> Held:
+        """What ranks hold, of these figures. Raises `DiagnosticError`."""
+        return self._of_plan(FigureFormulas.held, values)
+
+    def _of_plan(
+        self, of: Callable[[FigureFormulas, Mapping[str, int]], F], values: Mapping[str, int]
+    ) -> F:
         if self._plans is None and self._plans_late:
             self._plan(values)
         try:
-            return self._formulas.at(self.settled(values))
+            return of(self._formulas, self.settled(values))
         except UnboundError as e:
             raise self._module.no_value(e.names, self._module.root.loc) from None

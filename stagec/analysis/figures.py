@@ -32,7 +32,7 @@ from stagec.analysis.mean_loads import MeanLoads
 from stagec.analysis.memory import turns_of
 from stagec.analysis.memory_moments import Ints, MemoryMoments, by_category, most, sums_of, worst
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Env, evaluate, total
+from stagec.ir.expr import ZERO, Env, Expr, evaluate, total
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
 from stagec.memory.buffers import CATEGORIES
@@ -46,30 +46,22 @@ OTHERS = "others"
 Values = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The most that any rank has of everything, in one training step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What ranks hold in one training step.
 
-    `flops` are executed, `sent` are bytes on a ring and in messages, `copied` bytes between host
-    and device, `host` bytes in host memory. `memory` says what is held at the peak by the rank
+    `host` are the most bytes in host memory. `memory` says what is held at the peak by the rank
     whose peak it is, in bytes, `by_stage` the same of each pipeline stage, and `categories` has it
-    by every category of `stagec memory`. `idle` is the share of the step in which the schedule
-    leaves a rank without work, on a clock on which backward takes twice as long as forward. `pods`
-    are the figures of several pods by name; axes of the mesh are called after them, `main/tp`.
+    by every category of `stagec memory`. `pods` are the figures of several pods by name; axes of
+    the mesh are called after them, `main/tp`.
     """
 
-    ranks: int
     mesh: Mapping[str, int]
-    parameters: int
-    flops: int
-    sent: int
-    copied: int
     host: int
-    idle: Fraction
     memory: Mapping[str, int]
     categories: Mapping[str, int]
     by_stage: Sequence[Mapping[str, int]] = ()
-    pods: Mapping[str, Figures] = field(default_factory=dict[str, "Figures"])
+    pods: Mapping[str, Held] = field(default_factory=dict[str, "Held"])
 
     @property
     def peak(self) -> int:
@@ -77,7 +69,7 @@ class Figures:
         return sum(self.memory.values())
 
     @property
-    def each(self) -> Sequence[Figures]:
+    def each(self) -> Sequence[Held]:
         """The figures of each pod, of one pod these."""
         return [*self.pods.values()] or [self]
 
@@ -85,6 +77,23 @@ class Figures:
         """The most bytes that a rank of a pod holds beyond what one of its mesh may hold; below 0
         if all fit."""
         return max(f.peak - room(f.mesh) for f in self.each)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures(Held):
+    """The most that any rank has of everything, in one training step.
+
+    `flops` are executed, `sent` are bytes on a ring and in messages, `copied` bytes between host
+    and device. `idle` is the share of the step in which the schedule leaves a rank without work,
+    on a clock on which backward takes twice as long as forward.
+    """
+
+    ranks: int
+    parameters: int
+    flops: int
+    sent: int
+    copied: int
+    idle: Fraction
 
 
 def joined_figures(pods: Mapping[str, Figures], twice: Collection[str] = ()) -> Figures:
@@ -122,20 +131,30 @@ class FigureFormulas:
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for these values of all symbols and axes. Raises `NotAnIntegerError` for
         sizes that do not divide."""
-        mesh = {a: values[a] for a in self._axes}
-        planned = {**values, **self._plans.loads}
-        memory = [m for graph in self._graphs for m in graph.memory(planned)]
-        fullest = max(memory, key=lambda each: sum(each.memory.values()))
+        held, planned = self.held(values), {**values, **self._plans.loads}
         counted = [c for graph in self._graphs for c in graph.counted(values)]
         return Figures(
-            prod(mesh.values()),
-            mesh,
-            evaluate(self._graphs[0].counts.parameters, values),
+            mesh=held.mesh,
+            host=held.host,
+            memory=held.memory,
+            categories=held.categories,
+            by_stage=held.by_stage,
+            ranks=prod(held.mesh.values()),
+            parameters=evaluate(self._graphs[0].counts.parameters, values),
             flops=max(flops for flops, _ in counted),
             sent=max(sent for _, sent in counted),
             copied=max(evaluate(e, planned) for e in self._plans.copied),
-            host=max(each.host for each in memory),
             idle=self._idle,
+        )
+
+    def held(self, values: Mapping[str, int]) -> Held:
+        """What ranks hold, of these figures. Raises `NotAnIntegerError`."""
+        planned = {**values, **self._plans.loads}
+        memory = [m for graph in self._graphs for m in graph.memory(planned)]
+        fullest = max(memory, key=lambda each: sum(each.memory.values()))
+        return Held(
+            mesh={a: values[a] for a in self._axes},
+            host=max(each.host for each in memory),
             memory=fullest.memory,
             categories=fullest.categories(),
             by_stage=[each.memory for each in memory],
@@ -157,14 +176,21 @@ class _Graph:
     def __init__(self, module: Module, graph: Operation, plans: MemoryMoments) -> None:
         self._module, self._graph = module, graph
         self._means = MeanLoads(module, graph)
-        self.counts: Counts = count_graph(module, graph, self._means.size)
-        self._flops = total(self.counts.flops.get(p, ZERO) for p in FLOP_PHASES)
         stages = graph.attrs.get("stages")
         self._plan = plans.of[stages]
         self._stages = stages_of(graph)
         self._indices = [a for a in index_axes(module, graph) if a != graph.text("over")]
 
     # -- counts ------------------------------------------------------------------------------------
+
+    @cached_property
+    def counts(self) -> Counts:
+        """What one rank does that runs it."""
+        return count_graph(self._module, self._graph, self._means.size)
+
+    @cached_property
+    def _flops(self) -> Expr:
+        return total(self.counts.flops.get(p, ZERO) for p in FLOP_PHASES)
 
     def counted(self, values: Mapping[str, int]) -> list[tuple[int, int]]:
         """FLOPs and bytes sent of each of its classes."""

@@ -298,11 +298,13 @@ class Operation:
         """forward, backward, recompute, gradient or optimizer: its own attribute or its
         parent's."""
         op = self
-        while not (isinstance(own := op.attrs.get("phase"), str) and own in PHASES):
+        while True:
+            own = op.attrs.get("phase")
+            if own is not None and isinstance(own, str) and own in PHASES:
+                return own
             if (parent := op.parent) is None:
                 return "forward"
             op = parent.owner
-        return own
 
     def flag(self, name: str) -> bool:
         """A flag attribute."""

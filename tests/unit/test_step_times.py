@@ -162,12 +162,13 @@ def test_steps_of_one_structure_share_compiles(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(figures, "_structures", {})  # other tests have compiled some
     job = tiny_options(LLAMA).changed(serve="mixed", sizes={"L": 2, "D": 8, "H": 4, "G": 2, "K": 2})
     texts = [f"decode={n}x{c},prefill=1x{k}+0" for n in (2, 3) for c in (5, 8) for k in (1, 4, 6)]
-    jobs = [CompiledJob.of(job.changed(step=text)) for text in (*texts, *texts)]
+    jobs = (CompiledJob.of(job.changed(step=text)) for text in (*texts, *texts))
+    costs = [(each.values, each.figures()) for each in jobs]
     modules = StepModules(job, Session())
-    for each, text in zip(jobs, texts, strict=False):
+    for (values, cost), text in zip(costs, texts, strict=False):
         modules.compiled(parse_step(text))
         own = compiled_of(modules.builder_of(parse_step(text), Session()))
-        assert each.figures() == own.at(each.values)
+        assert cost == own.at(values)
     assert len(made) == modules.compiles < len(texts)
 
 
