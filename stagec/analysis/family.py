@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TypeVar
 from weakref import finalize
 
-from stagec.analysis.figures import FigureFormulas, Figures, Held
+from stagec.analysis.figures import FigureFormulas, Figures, MemoryFigures
 from stagec.analysis.memory_moments import MemoryMoments
 from stagec.analysis.model_flops import ModelFlops, model_flops, step_flops, step_tokens
 from stagec.ir.bind import check_names
@@ -265,9 +265,9 @@ class Compiled:
         """The figures for values for which there are some. Raises `DiagnosticError`."""
         return self._of_plan(FigureFormulas.at, values)
 
-    def held(self, values: Mapping[str, int]) -> Held:
+    def memory_figures(self, values: Mapping[str, int]) -> MemoryFigures:
         """What ranks hold, of these figures. Raises `DiagnosticError`."""
-        return self._of_plan(FigureFormulas.held, values)
+        return self._of_plan(FigureFormulas.memory_figures, values)
 
     def _of_plan(
         self, of: Callable[[FigureFormulas, Mapping[str, int]], F], values: Mapping[str, int]

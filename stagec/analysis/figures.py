@@ -47,10 +47,10 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class MemoryFigures:
     """What ranks hold in one training step.
 
-    `host` are the most bytes in host memory. `memory` says what is held at the peak by the rank
+    `host` are the most bytes in host memory. `memory` says what there is at the peak on the rank
     whose peak it is, in bytes, `by_stage` the same of each pipeline stage, and `categories` has it
     by every category of `stagec memory`. `pods` are the figures of several pods by name; axes of
     the mesh are called after them, `main/tp`.
@@ -61,7 +61,7 @@ class Held:
     memory: Mapping[str, int]
     categories: Mapping[str, int]
     by_stage: Sequence[Mapping[str, int]] = ()
-    pods: Mapping[str, Held] = field(default_factory=dict[str, "Held"])
+    pods: Mapping[str, MemoryFigures] = field(default_factory=dict[str, "MemoryFigures"])
 
     @property
     def peak(self) -> int:
@@ -69,7 +69,7 @@ class Held:
         return sum(self.memory.values())
 
     @property
-    def each(self) -> Sequence[Held]:
+    def each(self) -> Sequence[MemoryFigures]:
         """The figures of each pod, of one pod these."""
         return [*self.pods.values()] or [self]
 
@@ -80,7 +80,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures(Held):
+class Figures(MemoryFigures):
     """The most that any rank has of everything, in one training step.
 
     `flops` are executed, `sent` are bytes on a ring and in messages, `copied` bytes between host
@@ -131,15 +131,15 @@ class FigureFormulas:
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for these values of all symbols and axes. Raises `NotAnIntegerError` for
         sizes that do not divide."""
-        held, planned = self.held(values), {**values, **self._plans.loads}
+        memory, planned = self.memory_figures(values), {**values, **self._plans.loads}
         counted = [c for graph in self._graphs for c in graph.counted(values)]
         return Figures(
-            mesh=held.mesh,
-            host=held.host,
-            memory=held.memory,
-            categories=held.categories,
-            by_stage=held.by_stage,
-            ranks=prod(held.mesh.values()),
+            mesh=memory.mesh,
+            host=memory.host,
+            memory=memory.memory,
+            categories=memory.categories,
+            by_stage=memory.by_stage,
+            ranks=prod(memory.mesh.values()),
             parameters=evaluate(self._graphs[0].counts.parameters, values),
             flops=max(flops for flops, _ in counted),
             sent=max(sent for _, sent in counted),
@@ -147,12 +147,12 @@ class FigureFormulas:
             idle=self._idle,
         )
 
-    def held(self, values: Mapping[str, int]) -> Held:
+    def memory_figures(self, values: Mapping[str, int]) -> MemoryFigures:
         """What ranks hold, of these figures. Raises `NotAnIntegerError`."""
         planned = {**values, **self._plans.loads}
         memory = [m for graph in self._graphs for m in graph.memory(planned)]
         fullest = max(memory, key=lambda each: sum(each.memory.values()))
-        return Held(
+        return MemoryFigures(
             mesh={a: values[a] for a in self._axes},
             host=max(each.host for each in memory),
             memory=fullest.memory,
@@ -280,11 +280,11 @@ class _Graph:
             order = actions_of(self._module, self._graph, stage)
             turns = [
                 [*self._counts(states), *(running.count(w) for w in works)]
-                for states, running in turns_of(works, self._plan.held(), order)
+                for states, running in turns_of(works, self._plan.residency(), order)
             ]
             after: list[list[int]] = []
             if hosts:
-                hosted = turns_of(works, self._plan.held(hosted=True), order, hosted=True)
+                hosted = turns_of(works, self._plan.residency(hosted=True), order, hosted=True)
                 after = [self._counts(states) for states, _ in hosted]
             pairs.append((np.array(turns, dtype=np.int64), np.array(after, dtype=np.int64)))
         return pairs

@@ -63,15 +63,17 @@ def staged_memory(
 
 def turns_of(
     works: Iterable[ActionInState],
-    held: Mapping[MicrobatchState, bool],
+    residency: Mapping[MicrobatchState, bool],
     order: RankActions,
     *,
     hosted: bool = False,
 ) -> list[Turn]:
-    """The turns of a schedule of these works that differ in what microbatches hold (`held` says
-    whether that is anything) and what runs; if it is `hosted`, in what they hold after each turn.
+    """The turns of a schedule of these works that differ in what microbatches hold (whether that is
+    anything, `residency` says) and what runs; if it is `hosted`, in what they hold after each turn.
     """
-    each = _Works(dict.fromkeys(works, ZERO), {s: const(int(any_)) for s, any_ in held.items()})
+    each = _Works(
+        dict.fromkeys(works, ZERO), {s: const(int(any_)) for s, any_ in residency.items()}
+    )
     return each.unique((_stashes if hosted else _turns)(each.doing(order)))
 
 
@@ -153,10 +155,10 @@ class _Works:
         except UnboundError:
             return _uncovered(unique)
 
-        def held(turn: Turn) -> int:
+        def bytes_at(turn: Turn) -> int:
             return sum(kept[s] * n for s, n in turn[0].items()) + sum(peak[w] for w in turn[1])
 
-        return [max(unique, key=held)]
+        return [max(unique, key=bytes_at)]
 
 
 def _no_working(when: str, regions: Iterable[ActionRegion]) -> DiagnosticError:

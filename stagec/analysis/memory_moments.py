@@ -63,9 +63,9 @@ class FunctionMoments:
         self.kept = {state: count.of(planner.kept(state)) for state in states}
         self.hosted = {state: total_of(planner.kept(state), on_host) for state in states}
 
-    def held(self, *, hosted: bool = False) -> Mapping[MicrobatchState, bool]:
+    def residency(self, *, hosted: bool = False) -> Mapping[MicrobatchState, bool]:
         """Whether a microbatch holds anything in each state, on the device or on the host; what is
-        there after first runs is held always."""
+        there after first runs is there always."""
         if hosted:
             return {s: any(map(is_first_run, s)) or size != ZERO for s, size in self.hosted.items()}
         some = np.array([size != ZERO for size in self._sizes], dtype=bool)

@@ -34,7 +34,7 @@ from stagec.time.costs.durations import Durations
 
 #: More operations of a function than this, in all iterations of its repeats, are not drawn.
 MOST_OPERATIONS = 250_000
-#: Values of which less than this part of the peak is ever held are told together.
+#: Values of which less than this part of the peak is ever there are shown together.
 SMALL = 1000
 SMALLER = "smaller buffers"
 _PICOSECONDS = 10**12

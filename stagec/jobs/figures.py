@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stagec.analysis.family import Compiled, Compiles
-from stagec.analysis.figures import Figures, Held
+from stagec.analysis.figures import Figures, MemoryFigures
 from stagec.analysis.memory_fit import MemoryFit, memory_fit
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.instruments import instruments
@@ -66,11 +66,11 @@ class CompiledJob:
             return self.compiled.at(self.values)
         return self.again().figures()
 
-    def held(self) -> Held:
+    def memory_figures(self) -> MemoryFigures:
         """What its ranks hold, of these figures. Raises `DiagnosticError`."""
         if self.compiled.has_figures(self.values):
-            return self.compiled.held(self.values)
-        return self.again().held()
+            return self.compiled.memory_figures(self.values)
+        return self.again().memory_figures()
 
     def time(
         self,
@@ -100,8 +100,8 @@ class CompiledJob:
 
     def fit(self, machine: Machine) -> MemoryFit:
         """Whether it fits the memory of a machine. Raises `DiagnosticError`."""
-        held = self.held()
-        return memory_fit(machine, held.mesh, held.peak)
+        memory = self.memory_figures()
+        return memory_fit(machine, memory.mesh, memory.peak)
 
 
 def _compiles_of(builder: JobBuilder) -> Compiles:

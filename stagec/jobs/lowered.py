@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from stagec.analysis.figures import FigureFormulas, Figures, Held, joined_figures
+from stagec.analysis.figures import FigureFormulas, Figures, MemoryFigures, joined_figures
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.planned import Looks
 from stagec.jobs.pod_options import has_pods
@@ -155,7 +155,7 @@ class LoweredJob:
         """What it costs. Raises `DiagnosticError`."""
         return self._figures
 
-    def held(self) -> Held:
+    def memory_figures(self) -> MemoryFigures:
         """What its ranks hold, of these figures. Raises `DiagnosticError`."""
         return self._figures
 

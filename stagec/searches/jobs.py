@@ -92,13 +92,13 @@ def evaluate(task: Task) -> Evaluated | str:
         time = cache(partial(about, task.machine))
         if task.most is not None and time().step_seconds >= task.most:
             return NOTHING
-        held = job.held()
-        fullest = max(held.each, key=lambda each: each.peak)
+        memory = job.memory_figures()
+        fullest = max(memory.each, key=lambda each: each.peak)
         room = partial(task.limit.room, machine=task.machine) if task.limit else None
-        pods = {pod: each.mesh for pod, each in held.pods.items()}
+        pods = {pod: each.mesh for pod, each in memory.pods.items()}
         most = room(fullest.mesh) if room is not None else None
         evaluated = Evaluated(fullest.mesh, fullest.categories, most, pods=pods)
-        if room is not None and held.missing(room) > 0:
+        if room is not None and memory.missing(room) > 0:
             return evaluated
         report = time()
         mesh = pods.get(report.slowest.partition("/")[0], fullest.mesh)

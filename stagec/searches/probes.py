@@ -218,7 +218,7 @@ def _work(asked: Asked) -> Probe:
         max(s.back for s in spans),
         link=_link(spans) if asked.options.zero >= 2 else 0.0,
     )
-    memory = [job.held().memory for job in jobs]
+    memory = [job.memory_figures().memory for job in jobs]
     kept = [float(each[OTHERS]) for each in memory]
     stash = max(0.0, _slope(kept))
     parameters, gradients, state = (_slope([float(m[n]) for m in memory]) for n in _STATIC)
@@ -256,11 +256,11 @@ def _link(spans: Sequence[_Spans]) -> float:
 
 def _state(asked: Asked) -> Probe:
     jobs = _jobs(asked.options, data_ranks(asked.options))
-    return Probe(static=_slope([_static(job.held().memory) for job in jobs]))
+    return Probe(static=_slope([_static(job.memory_figures().memory) for job in jobs]))
 
 
 def _stages(asked: Asked) -> Probe:
-    first, *between, last = CompiledJob.of(asked.options).held().by_stage
+    first, *between, last = CompiledJob.of(asked.options).memory_figures().by_stage
     few, many = (float(each[OTHERS]) for each in between)
     return Probe(ends=(_static(first), _static(last)), beside=(few, many))
 
@@ -272,14 +272,14 @@ def _tail(asked: Asked) -> Probe:
 
 def _whole_work(asked: Asked) -> Probe:
     job = CompiledJob.of(asked.options)
-    span, kept = _spans(_ran(_step(job, asked))), job.held().memory[OTHERS]
+    span, kept = _spans(_ran(_step(job, asked))), job.memory_figures().memory[OTHERS]
     return Probe(rest=span.whole, head=span.head, cut=span.cut, back=span.back, more=float(kept))
 
 
 def _whole_state(asked: Asked) -> Probe:
     sizes = _sizes(asked.options, data_ranks(asked.options))
     job = CompiledJob.of(asked.options.changed(sizes=sizes))
-    return Probe(state=_static(job.held().memory))
+    return Probe(state=_static(job.memory_figures().memory))
 
 
 _OF_LAYERS = {"work": _work, "state": _state, "tail": _tail, "stages": _stages}

@@ -23,15 +23,15 @@ class CacheTier:
     blocks: int
     load: int
     lasting: bool = False
-    held: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
+    kept: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
 
     def put(self, block: int) -> int | None:
         """Hold a block, as the last one used; the one that it takes the room of, if it does."""
         if not self.blocks:
             return block
-        self.held[block] = None
-        self.held.move_to_end(block)
-        return self.held.popitem(last=False)[0] if len(self.held) > self.blocks else None
+        self.kept[block] = None
+        self.kept.move_to_end(block)
+        return self.kept.popitem(last=False)[0] if len(self.kept) > self.blocks else None
 
 
 @dataclass(slots=True)
@@ -51,23 +51,23 @@ class CacheTiers:
 
     def match(self, blocks: Sequence[int]) -> list[CacheTier]:
         """The tiers that have these blocks, up to the first one that none has."""
-        found: list[CacheTier] = []
+        tiers: list[CacheTier] = []
         for block in blocks:
-            tier = next((t for t in self.tiers if block in t.held), None)
+            tier = next((t for t in self.tiers if block in t.kept), None)
             if tier is None:
                 break
-            found.append(tier)
-        return found
+            tiers.append(tier)
+        return tiers
 
-    def use(self, blocks: Sequence[int], found: Sequence[CacheTier]) -> int:
+    def use(self, blocks: Sequence[int], tiers: Sequence[CacheTier]) -> int:
         """Load blocks from the tiers that have them; the time that it takes."""
-        for block, tier in zip(blocks, found, strict=True):
-            if block in tier.held:  # unless it has just given way to one of the device
-                tier.held.move_to_end(block)
-        return sum(tier.load for tier in found)
+        for block, tier in zip(blocks, tiers, strict=True):
+            if block in tier.kept:  # unless it has just given way to one of the device
+                tier.kept.move_to_end(block)
+        return sum(tier.load for tier in tiers)
 
     def fail(self) -> None:
         """Lose what the process of a replica holds."""
         for tier in self.tiers:
             if not tier.lasting:
-                tier.held.clear()
+                tier.kept.clear()

@@ -463,6 +463,13 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     **{f"{n}_grad": t for n, t in _FAMILIES.items()},
     **{f"{n}_state": _in_parts(t) for n, t in _FAMILIES.items()},
     **{f"{n}_state_grad": _in_parts(t) for n, t in _FAMILIES.items()},
+    "stg.lora_buffer": {"adapter": "i32[B, S]"},
+    "stg.lora_shrink": {"a": "bf16[4, D, 16]", "adapter": "i32[B, S]"},
+    "stg.lora_expand": {
+        "low": "f32[B, S, 16]",
+        "b": "bf16[4, 16, H, K]",
+        "adapter": "i32[B, S]",
+    },
     "stg.carry_states": {"hs": "f32[B, 4, H, K, K]", "keeps": "f32[B, 4, H]"},
     "stg.causal_conv": {"w": "bf16[D, K]"},
     "stg.causal_conv_grad": {"dy": "bf16[B, S, D]", "w": "bf16[D, K]"},

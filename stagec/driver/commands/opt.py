@@ -16,7 +16,7 @@ from stagec.driver.shell.show import write_output
 from stagec.ir.module import Module
 from stagec.jobs.instruments import instruments
 from stagec.jobs.request.option import CommandOption
-from stagec.jobs.request.result import OUTPUT, PAGE
+from stagec.jobs.request.result import PAGE, ResultFile
 from stagec.pipeline.instrument import reproducer_pipeline
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import Loaded, load_plugins
@@ -53,6 +53,22 @@ class Options:
     output: Path | None
 
 
+class _PrintedModule(ResultFile):
+    """The file of the printed module, in a folder that --dump-dir may make."""
+
+    def read(self, text: str) -> Path:
+        """The path."""
+        return Path(text)
+
+
+_OUTPUT = CommandOption(
+    "output",
+    _PrintedModule(),
+    "Write the result here instead of stdout.",
+    spelling="-o --output",
+)
+
+
 @click.command("opt")
 @click.argument("file", default="-")
 @click.option(
@@ -82,7 +98,7 @@ class Options:
 @click.option("--check-numerics", is_flag=True, help="Compare numbers before and after each pass.")
 @click.option("--allow-unregistered", is_flag=True, help="Accept ops without a definition.")
 @click_option(CommandOption("html", PAGE, "Write a page of the module: search, folded regions."))
-@click_option(OUTPUT)
+@click_option(_OUTPUT)
 def command(**given: object) -> int:
     """Read a module from FILE (default: stdin), run passes, print the module."""
     return _Opt(Options(**given)).run()  # type: ignore[arg-type]
