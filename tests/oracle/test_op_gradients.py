@@ -177,6 +177,11 @@ CASES = {
     "gelu-erf": Case(X, "%y = stg.gelu[form = erf](%x)", "B, S, D"),
     "gelu-quick": Case(X, "%y = stg.gelu[form = quick](%x)", "B, S, D"),
     "relu-squared": Case(X, "%r = stg.relu(%x)\n    %y = stg.mul(%r, %r)", "B, S, D"),
+    "expert_bias": Case(
+        "%x: f32[E, B, S, D | param], %b: f32[E, D | param]",
+        "%y0, %sums = stg.expert_bias(%x, %b)\n    %y = stg.mul(%x, %y0)",
+        "E, B, S, D",
+    ),
     "clamp": Case(X, "%y = stg.clamp[least = -1/2, most = 1/4](%x)", "B, S, D"),
     "clamp-above": Case(X, "%y = stg.clamp[most = 1/4](%x)", "B, S, D"),
     "sigmoid": Case(X, "%y = stg.sigmoid(%x)", "B, S, D"),

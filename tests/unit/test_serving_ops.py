@@ -102,7 +102,7 @@ def test_what_is_said_without_a_machine() -> None:
 def test_intensities_in_symbols() -> None:
     ops = ops_of("llama3-8b", "--serve", "decode", "--tp", "2", "--symbolic")
     assert ops["layers/gqa/q0"]["intensity"] == "B*D*H*K*S/(B*D*S*tp + B*H*K*S + D*H*K)"
-    assert ops["layers/gqa/a"]["intensity"] == "H*S*(2*past + S + 1)/(2*(G*S + G*past + H*S))"
+    assert ops["layers/gqa/a"]["intensity"] == "H*S*(1/2 + S/2 + past)/(G*S + G*past + H*S)"
     assert ops["layers/gqa/q0"]["calls"] == "L"
     shown = stagec("analyze", "llama3-8b", "--serve", "decode", "--tp", "2", "--symbolic").out
     assert "B*D*H*K*S/(B*D*S*tp + B*H*K*S + D*H*K)" in shown

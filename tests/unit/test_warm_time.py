@@ -187,7 +187,7 @@ def test_compiles_are_counted_not_structures(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(figures, "_structures", kept)
     monkeypatch.setattr(figures, "_MOST_KEPT", 3)
     for count in (1, 2, 3):  # not enough layers to share a compile
-        time_step(LLAMA, sizes={"L": count})
+        figures.CompiledJob.of(JobOptions(LLAMA, sizes={"L": count})).figures()
     (first,) = kept.values()
     assert len(first) == 3
     time_step(LLAMA, tp=2, sizes={"L": 2})
