@@ -121,7 +121,7 @@ class RotaryEmbedding(OpDef):
         others = {"first", "last", "interleaved", "sections"} & op.attrs.keys()
         if len(op.operands) > 1 or others or not is_magnified(op):
             return None
-        (x,) = op.operands
+        x = op.operands[0]
         every, dim = letters(x.tensor.rank + 1), x.tensor.rank - 1
         joined, name = f"{every[:dim]}({every[dim:]})", x.name
         split: dict[str, RawAttr] = {

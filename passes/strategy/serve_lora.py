@@ -208,7 +208,9 @@ def _adapt(
     build = Builder.after(module.registry, last, loc=made_by(PASS, group[0].op.loc))
     cuts = [LowRankCut(each.op, each.index) for each in group]
     chosen = [adapters.of(each, cut) for each, cut in zip(group, cuts, strict=True)]
-    buffers = _buffers(build, group, cuts, chosen[0]) if cleared else [[] for _ in group]
+    buffers = [list[Value]() for _ in group]
+    if cleared:
+        buffers = _buffers(build, group, cuts, chosen[0])
     rows = list(zip(group, cuts, chosen, buffers, strict=True))
     low = [_low(build, *row) for row in rows]
     for (each, cut, of, _), value in zip(rows, low, strict=True):

@@ -383,7 +383,7 @@ def direct_seconds(machine: Machine, size: float, over: Sequence[Span], *, two_s
     n, lanes = over[0].size, machine.efficiency.network[level.name].direct
     own = replace(over[0], level=_own(machine, level))
     moved: Mapping[Direct, float] = {"one_shot": n - 1, "two_shot": 2 * (n - 1) / n}
-    taken = [name for name in moved if name in lanes and (two_shot or name == "one_shot")]
+    taken: list[Direct] = [name for name in moved if name in lanes and (two_shot or name == "one_shot")]
     each = (
         lanes[t].start + (n - 1) * _hop(own, lanes[t]) + moved[t] * size / _rate([own], [lanes[t]])
         for t in taken
