@@ -119,9 +119,9 @@ class RotaryEmbedding(OpDef):
         `apply_rotary_pos_emb`, since the kernel of Transformer Engine has no factor (`mscale`). Its
         last concatenation is left out."""
         others = {"first", "last", "interleaved", "sections"} & op.attrs.keys()
-        if len(op.operands) > 1 or others or not is_magnified(op):
+        x, *positions = op.operands
+        if positions or others or not is_magnified(op):
             return None
-        x = op.operands[0]
         every, dim = letters(x.tensor.rank + 1), x.tensor.rank - 1
         joined, name = f"{every[:dim]}({every[dim:]})", x.name
         split: dict[str, RawAttr] = {

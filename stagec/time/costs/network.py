@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagec.machines import Level, Machine
-from stagec.machines.efficiency import Direct, Protocol
+from stagec.machines.efficiency import Protocol
 from stagec.support.diagnostics import error
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -382,11 +382,11 @@ def direct_seconds(machine: Machine, size: float, over: Sequence[Span], *, two_s
         return inf
     n, lanes = over[0].size, machine.efficiency.network[level.name].direct
     own = replace(over[0], level=_own(machine, level))
-    moved: Mapping[Direct, float] = {"one_shot": n - 1, "two_shot": 2 * (n - 1) / n}
-    taken: list[Direct] = [name for name in moved if name in lanes and (two_shot or name == "one_shot")]
+    moved = {"one_shot": n - 1.0, **({"two_shot": 2 * (n - 1) / n} if two_shot else {})}
     each = (
-        lanes[t].start + (n - 1) * _hop(own, lanes[t]) + moved[t] * size / _rate([own], [lanes[t]])
-        for t in taken
+        lane.start + (n - 1) * _hop(own, lane) + moved[way] * size / _rate([own], [lane])
+        for way, lane in lanes.items()
+        if way in moved
     )
     return min(each, default=inf)
 
