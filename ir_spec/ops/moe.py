@@ -23,7 +23,7 @@ from stagec.ir.traits import Chooses
 from stagec.ir.types import Load, Routed
 from stagec.ir_spec.ops.base import Elementwise, gradients, present
 from stagec.ir_spec.ops.cache_rows import PAST, past_of
-from stagec.ir_spec.ops.contraction import Einsum, cast_to
+from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
 from stagec.ir_spec.ops.softmax import softmax
 from stagec.ir_spec.ops.structure import ratio
 
@@ -292,7 +292,7 @@ class Combine(OpDef):
         """What experts made gets its bias operation by operation, in fp32."""
         y, *others = op.operands
         add = y.producer
-        if add is None or add.name != "stg.add" or "spec" not in add.attrs:
+        if add is None or not isinstance(add.definition, Add) or "spec" not in add.attrs:
             return None
         names = [f"{y.name}_biased", f"{y.name}_sums"]
         biased = b.op(ExpertBias.name, add.operands, names=names).results[0]

@@ -133,7 +133,7 @@ def separate_attention(module: Module, rule: PipelineRule) -> None:
         _separate(module, stack_of(first), f"_{number}" if number else "", rule.loc)
     for strategy in module.ops("stg.strategy"):
         for op in strategy.body.ops:
-            if op.name == PipelineOp.name:
+            if isinstance(op.definition, PipelineOp):
                 del op.attrs["afd"]
                 op.attrs |= {"schedule": Quoted(SCHEDULE), "chunks": const(layers)}
 

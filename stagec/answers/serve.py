@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import takewhile
-from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from stagec.analysis.serving_rates import (
     PodStep,
     ServingRates,
-    chunks_pass,
     colocated,
     disaggregated,
 )
@@ -21,9 +19,15 @@ from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
 from stagec.answers.requests.answer import RequestsAnswer
 from stagec.answers.requests.options import DEVICE, OVER_TIME, TIERS, is_over_time
-from stagec.answers.requests.run import Handover, serve_requests
-from stagec.answers.requests.tiers import context_bytes, loading_speed
+from stagec.answers.requests.run import serve_requests
 from stagec.answers.serve_answer import ServeAnswer, ServedBatch
+from stagec.answers.serve_prompts import (
+    at_least,
+    context_seconds,
+    handover_between,
+    prefill_step,
+    prompt_chunks,
+)
 from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import (
     Mixing,
@@ -31,26 +35,16 @@ from stagec.answers.serve_steps import (
     groups_of,
     paced_seconds,
     peak_alone,
-    request_seconds,
-    timed_step,
 )
-from stagec.answers.time.timed import time_job
 from stagec.ir.serving_step import DECODE, PREFILL
-from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
-from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import (
-    guests,
     has_pods,
-    models_alone,
-    options_of,
     options_of_draft,
     options_of_pod,
-    pod_names,
 )
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
-from stagec.jobs.request.combine import divisors
 from stagec.jobs.request.command_line import question_command
 from stagec.jobs.request.measurements import MEASURED
 from stagec.jobs.request.option import CommandOption, Kind, OneOf, Whole
@@ -62,15 +56,10 @@ from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage, steps_in_flight
 from stagec.jobs.step_timer import StepTimer
-from stagec.pipeline.verify import verify_module
-from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
-    from stagec.analysis.time_report import TimeReport
-    from stagec.ir.module import Module
     from stagec.machines import Machine
-    from stagec.time.transfer import TransferTime
 
 Figures = TypeVar("Figures")
 
@@ -181,12 +170,12 @@ def _served(
     with session.once() as aside:
         target = at_least(steps[DECODE], partial(one_group, session=aside)) if two_pods else None
         first = steps[PREFILL].changed(batch=given["prefill_batch"])
-        prefill, transfer = _prefill(first, timer, aside, target)
+        prefill, transfer = prefill_step(first, timer, aside, target)
         pods = _whole_pods(given)
         rates = _rates_at(steps, timer, aside, prefill, output_tokens, pods)
         asking = output_tokens, given["batches"], accepted.tokens, rates
         rows = list(_rows(steps, timer, aside, prefill, *asking, two_pods=two_pods))
-        loads = _context_seconds(steps[PREFILL], timer, aside, given)
+        loads = context_seconds(steps[PREFILL], timer, aside, given)
         rows = [replace(row, rates=row.rates.delayed(loads)) for row in rows]
     return ServeAnswer(
         model=steps[PREFILL].model,
@@ -244,156 +233,7 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
     }
 
 
-# -- steps -----------------------------------------------------------------------------------------
-
-
-def _prompts(options: JobOptions, timer: StepTimer, session: Session) -> tuple[float, int, float]:
-    """The seconds of a step of prefill, its ranks, and what a request takes outside of it. A draft
-    model prefills beside the one that verifies, and what takes longer is the step; on the same
-    ranks it prefills behind it. Raises `DiagnosticError`."""
-    each = [timed_step(model, timer, session) for model in models_alone(options)]
-    longest = max(each, key=lambda report: report.step_seconds)
-    if guests(options):
-        return sum(report.step_seconds for report in each), longest.ranks, request_seconds(longest)
-    return paced_seconds(longest, options), longest.ranks, request_seconds(longest)
-
-
-def sending(
-    options: JobOptions, timer: StepTimer, session: Session, target: Module
-) -> tuple[TimeReport, TransferTime]:
-    """The time of a step of prefill by itself, and of the caches that it hands over to a pod that
-    decodes. Raises `DiagnosticError`."""
-    from stagec.time.costs.network import level_between_pods
-    from stagec.time.transfer import transfer_time
-
-    machine, measured = timer.machine, timer.measured
-    peers = {DECODE: target}
-    timed = time_job(options, machine, session, levers=False, measured=measured, peers=peers)
-    meshes = [job.mesh for job in timed.each.values()]
-    level = level_between_pods(machine, [*meshes, target.axis_sizes])
-    sent = timed.steps[PREFILL].issued, machine, level, timed.step
-    return timer.counted(timed.report), transfer_time(*sent, measured=measured)
-
-
-def handover_between(timer: StepTimer, session: Session, options: JobOptions) -> Handover:
-    """The caches of a prompt on their way between two pods, by its tokens: linear between prompts
-    that double, each of which is timed when it is needed. Raises `DiagnosticError`."""
-    options = of_a_stage(options)
-    decodes = options_of_pod(DECODE, options.changed(batch=None))
-    target = at_least(decodes, partial(one_group, session=session))
-
-    @cache
-    def of(prompt: int) -> tuple[float, float]:
-        def look(each: JobOptions) -> tuple[float, float]:
-            _, sent = sending(each, timer, session, target)
-            return sent.alone_seconds / (each.batch or 1), sent.exposed_seconds
-
-        return at_least(options.changed(prompt=prompt), look)
-
-    def between(tokens: int) -> tuple[float, float]:
-        low = 1 << max(6, tokens.bit_length() - 1)
-        share = (tokens - low) / low
-        (busy, rest), (later, more) = of(low), of(2 * low)
-        return max(0.0, busy + share * (later - busy)), max(0.0, rest + share * (more - rest))
-
-    return between
-
-
-def _sequences(options: JobOptions) -> Iterator[int]:
-    """Numbers of sequences of which a strategy may take the least at once: that which is given, or
-    the divisors of its ranks times its microbatches. Raises `DiagnosticError`."""
-    if options.batch is not None:
-        yield options.batch
-        return
-    options = options.changed(chunk=None)
-    if has_pods(options):
-        options = options_of(pod_names(options)[0], options).changed(draft=None)
-    module = JobBuilder(options).module
-    verify_module(module)  # so that its ranks can be numbered
-    strategy = read_strategy(module)
-    halves = strategy.one(MoeRule).halves
-    most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
-    yield from divisors(most)
-
-
-def at_least(options: JobOptions, look: Callable[[JobOptions], Figures]) -> Figures:
-    """What is found of a step of as few sequences as the strategy takes at once. Raises
-    `DiagnosticError`."""
-    problem: DiagnosticError | None = None
-    for batch in _sequences(options):
-        try:
-            return look(options.changed(batch=batch))
-        except DiagnosticError as raised:
-            problem = problem or raised
-    raise problem or error("the strategy has no ranks to serve with")
-
-
-def _prefill(
-    options: JobOptions, timer: StepTimer, session: Session, target: Module | None
-) -> tuple[PodStep, TransferTime | None]:
-    """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
-    together. The last of them hands the caches over, if another pod decodes. Raises
-    `DiagnosticError`."""
-
-    def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
-        *before, last = _chunks(options)
-        aside = session.aside()  # the last chunk reaches the last position
-        first = [_prompts(_prefills(each), timer, aside) for each in before]
-        seconds, most = sum(each[0] for each in first), max((each[1] for each in first), default=0)
-        sequences = options.batch or 1
-        if target is None:
-            more, ranks, request = _prompts(last, timer, session)
-            stages = steps_in_flight(options)
-            ways = {"request": request, "passes": chunks_pass(seconds, more, stages)}
-            ranks = max(most, ranks)
-            return PodStep(sequences * stages, seconds + more, ranks, **ways), None
-        step, sent = sending(last, timer, session, target)
-        pod = _prefills(last)
-        stages = steps_in_flight(pod)
-        links = stages * sent.alone_seconds, sent.exposed_seconds, request_seconds(step)
-        ranks, paced = max(most, step.ranks), seconds + paced_seconds(step, pod)
-        passes = chunks_pass(seconds, step.step_seconds, stages)
-        return PodStep(sequences * stages, paced, ranks, *links, passes), sent
-
-    return at_least(options, look)
-
-
-def _context_seconds(
-    options: JobOptions, timer: StepTimer, session: Session, given: Mapping[str, Any]
-) -> float:
-    """The seconds in which the cached tokens before a prompt come from where they are kept. Raises
-    `DiagnosticError`."""
-    where, context = given["context_from"], options.context or 0
-    if where == DEVICE:
-        return 0.0
-    if not context:
-        raise error(
-            f"--context-from {where} needs --context: the tokens of a prompt that are cached",
-            remedy="give --context 4096",
-        )
-
-    def look(job: JobOptions) -> float:
-        return context_bytes(job.changed(chunk=None), session)
-
-    speed = loading_speed(where, timer.machine, given["disk_bandwidth"])
-    return at_least(_prefills(options), look) / speed
-
-
-def _prefills(options: JobOptions) -> JobOptions:
-    """The options of a step that hands nothing over."""
-    if options.serve != DISAGGREGATED:
-        return options
-    return options_of_pod(PREFILL, options).changed(part=options.part)
-
-
-def _chunks(options: JobOptions) -> Iterator[JobOptions]:
-    """The steps of a prompt: one, or one for each chunk, of which the first one has the encoder."""
-    prompt, past = options.prompt or 1, options.context or 0
-    chunk = options.chunk or prompt
-    for start in range(0, prompt, chunk):
-        size = min(chunk, prompt - start)
-        part = () if start else options.part
-        yield options.changed(prompt=size, chunk=None, context=past + start, part=part)
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def _whole_pods(given: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -421,7 +261,7 @@ def _rates_at(
     from stagec.jobs.lowered import job_costs
 
     batch = prefill.sequences // steps_in_flight(first)
-    chunks = [*_chunks(first.changed(batch=batch))]
+    chunks = [*prompt_chunks(first.changed(batch=batch))]
 
     def alone(decode: PodStep, job: JobOptions, peak: int) -> tuple[ServingRates, int]:
         # no more prompts are in a step, and on stages, than there are sequences

@@ -34,8 +34,8 @@ def token_bytes(models: ServedModels) -> float:
 
 
 def context_bytes(options: JobOptions, session: Session) -> float:
-    """Bytes of the cached tokens before a prompt on a rank, of a step of prefill with one sequence
-    for each group of ranks. Raises `DiagnosticError`."""
+    """Bytes per rank of the cached tokens before a prompt, in a step of prefill with one sequence
+    per group of ranks. Raises `DiagnosticError`."""
     from stagec.jobs.lowered import job_costs
 
     context, new = options.context or 0, options.prompt or 1
@@ -52,7 +52,7 @@ def loading_speed(tier: str, machine: Machine, disk: float | None) -> float:
     if disk is None:
         raise error(
             "the speed of the disk is missing",
-            remedy="give --disk-bandwidth 6.8, in GB/s of a rank",
+            remedy="give --disk-bandwidth 6.8, in GB/s per rank",
         )
     return min(link, disk * 1e9)
 
@@ -60,8 +60,9 @@ def loading_speed(tier: str, machine: Machine, disk: float | None) -> float:
 def tiers_below(
     models: ServedModels, machine: Machine, given: Mapping[str, Any], block: int
 ) -> Callable[[], CacheTiers | None]:
-    """What makes the tiers of a replica, whose prefix cache has blocks of so many tokens: each
-    group of ranks has a share of its own. Raises `DiagnosticError` where nothing is kept."""
+    """A function that makes the tiers of a replica, whose prefix cache has blocks of `block`
+    tokens: each group of ranks has a share of its own. Raises `DiagnosticError` if no prefix
+    is kept."""
     sizes = {tier: given[f"{tier}_cache"] for tier in TIERS if given[f"{tier}_cache"] is not None}
     if not sizes:
         return lambda: None

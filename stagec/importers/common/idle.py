@@ -63,7 +63,7 @@ class Idle:
 
 
 def tower_of(config: Config) -> Config:
-    """The configuration of the tower. Raises `DiagnosticError` where there is none."""
+    """The configuration of the tower. Raises `DiagnosticError` if it is missing."""
     vision = config.section("vision_config")
     if vision is None:
         raise config.refuse(
@@ -74,7 +74,7 @@ def tower_of(config: Config) -> Config:
 
 def words_of(config: Config) -> Config:
     """The configuration of the language model, with what stands in that of the whole. Raises
-    `DiagnosticError` where there is none."""
+    `DiagnosticError` if it is missing."""
     words = config.section("text_config")
     if words is None:
         raise config.refuse(

@@ -176,7 +176,7 @@ def _beit_vector(config: Config, body: Body, y: str, *, pooler: bool) -> str:
 
 
 def _mean_of_patches(start: int) -> list[str]:
-    """The operations, on `{}`, which has so many tokens before the patches."""
+    """The operations, on `{}`, which has `start` tokens before the patches."""
     patches = f"stg.slice[dim = 1, start = {start}, size = X*X]({{}})"
     return [patches, 'stg.sum["bsd->bd"]({})', "stg.scale[by = 1/(X*X)]({})"]
 

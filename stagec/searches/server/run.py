@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stagec.analysis.serving_rates import steady_seconds
-from stagec.answers.serve import at_least, sending
+from stagec.answers.serve_prompts import at_least, sending
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group

@@ -12,7 +12,7 @@ from typing import Any
 from stagec.answers.requests.answer import SecondsSpread
 from stagec.answers.requests.options import OVER_TIME
 from stagec.answers.requests.run import MadeServer, made_server
-from stagec.answers.serve import handover_between
+from stagec.answers.serve_prompts import handover_between
 from stagec.answers.time.table import seconds_text
 from stagec.jobs.request.acceptance import ACCEPTANCE
 from stagec.jobs.request.limit import Limit
