@@ -153,7 +153,9 @@ def _served(module: Module, rule: LoraRule) -> list[Value]:
     names = ", ".join(f"%{param.name}" for param in several)
     what = f"adapters of {names} are not served: a matrix for each expert or head"
     if not served:
-        raise error(what, rule.loc, remedy="name other parameters")
+        cuts = {param.name.rpartition("/")[2]: [*_cuts(param)] for param in module.parameters()}
+        known = sorted(n for n, each in cuts.items() if each and not any(c.batch for c in each))
+        raise error(what, rule.loc, remedy=f"choose some of {', '.join(known)}")
     if several:
         module.diagnostics.remark(what, rule.loc)
     return served

@@ -42,8 +42,8 @@ class MemoryMoments:
 class FunctionMoments:
     """The moments of a function, and as expressions what is there from start to end: `parts` on the
     device, `host`. A row counts the live buffers of each kind: of a size, there for one of
-    `categories`. `works` has the rows of each work, `kept` that of a microbatch in each
-    state, `hosted` bytes that it has on the host; `around` is what is there while actions run, None
+    `categories`. `works` has the rows of each work, `kept` that of a microbatch in each state,
+    `hosted` bytes that it has on the host; `around` is what is there while actions run, None
     without actions."""
 
     def __init__(self, plan: FunctionPlan) -> None:

@@ -48,8 +48,8 @@ class Replica:
     """One replica. `swap` is the time to move a token's keys and values to or from the host; 0: a
     sequence that is preempted is computed again. A replica that only `prefills` hands each request
     over when its prompt is there. `tiers` hold blocks of prompts that the device has no room for.
-    `scheduler` says whether prompts have steps of their own, and
-    when requests are let in; tokens of a step are those of `limits`."""
+    `scheduler` says whether prompts have steps of their own, and when requests are let in; tokens
+    of a step are those of `limits`."""
 
     def __init__(
         self,

@@ -50,10 +50,9 @@ class PoolFigures:
     """Replicas that are alike, and what they did: shares of the time in which they had a step
     (`busy`), of the cache that was used on average (`cache`, None where it has no bound) and the
     most, sequences on average, and counts of `stagec.serving.replica.Tally`; of the `hits` tiers
-    below the device `loaded` some. `blocks` and
-    `max_batch` are those of a replica. `held` replicas have their ranks on average over time, for
-    `replica_seconds` in all, and `up` of them take requests; `start_seconds` is the time of a
-    start."""
+    below the device `loaded` some. `blocks` and `max_batch` are those of a replica. `held` replicas
+    have their ranks on average over time, for `replica_seconds` in all, and `up` of them take
+    requests; `start_seconds` is the time of a start."""
 
     replicas: int
     ranks: int
