@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from stagec.machines.efficiency import collective_defaults, network_defaults
 from stagec.machines.figures import is_table, listed
 from stagec.machines.schema import Machine
+from stagec.support import texts
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 from stagec.support.limits import MAX_BYTES
 from stagec.support.source import FileLoc, Loc, Source
 from stagec.support.suggest import did_you_mean
-from stagec.support.texts import decoded
 from stagec.support.toml_text import toml_tables
 
 Tables: TypeAlias = dict[str, Any]
@@ -30,14 +30,7 @@ _MOST_BASES = 8
 
 def file_text(path: Path) -> str:
     """What stands in a file. Raises `DiagnosticError` for a file that cannot be a text."""
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as e:
-        raise error(f"{path}: {e.strerror}", remedy="give a file that can be read") from None
-    if len(data) > MAX_BYTES:
-        raise error(f"{path}: longer than {MAX_BYTES:,} bytes", remedy=_REMEDY)
-    return decoded(str(path), data).text
+    return texts.file_text(path, MAX_BYTES, _REMEDY)
 
 
 def parsed(text: str, file: str) -> Tables:

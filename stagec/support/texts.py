@@ -21,6 +21,19 @@ def read_text(path: str, most: int = MAX_BYTES) -> Source:
         return decoded(path, stream.read(most + 1), most)
 
 
+def file_text(path: Path, most: int, remedy: str) -> str:
+    """The text of a file of at most so many bytes; the remedy is that of a longer one. Raises
+    `DiagnosticError`, also for a file that cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(most + 1)
+    except OSError as e:
+        raise error(f"{path}: {e.strerror}", remedy="give a file that can be read") from None
+    if len(data) > most:
+        raise error(f"{path}: longer than {most:,} bytes", remedy=remedy)
+    return decoded(str(path), data, most).text
+
+
 def decoded(name: str, data: bytes, most: int = MAX_BYTES) -> Source:
     """The text of these bytes. Raises `DiagnosticError` for what is no text, or too long."""
     if len(data) > most:

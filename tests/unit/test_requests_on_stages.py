@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ from tests.support import examples, stagec
 from tests.unit.test_requests_over_time import (
     LIMITS,
     NANOSECOND,
+    SHARES,
     Linear,
-    alike,
     cached_tokens,
     loads,
+    that_share,
 )
 
 
@@ -236,15 +237,9 @@ def test_failures_and_pods_lose_no_requests(
 
 
 @examples(50)
-@given(
-    st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 4), st.integers(1, 3)), min_size=1)
-)
+@given(SHARES)
 def test_pages_of_prefixes_are_conserved(each: list[tuple[int, int, int]]) -> None:
-    at, requests = 0, list[Request]()
-    for number, (gap, shared, own) in enumerate(each):
-        at += gap
-        blocks = (*range(shared), *(100 * (number + 1) + n for n in range(own)))
-        requests.append(replace(alike(1, 0, shared, own)[0], arrival=at, prefix=blocks))
+    requests = that_share(each)
     run = on_stages(requests, ServerLimits(700, 4, 300, 16), 3, prefix_block=HASH_BLOCK)
     (replica,) = run.replicas
     tally = replica.tally

@@ -322,17 +322,27 @@ def test_prefixes_give_way_to_requests() -> None:
     assert run.replicas[0].tally.hits == 5 * HASH_BLOCK
 
 
-@examples(50)
-@given(
-    st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 4), st.integers(1, 3)), min_size=1)
+#: Of requests that begin alike: the time since the one before, blocks of all of them, and its own.
+SHARES = st.lists(
+    st.tuples(st.integers(0, 30_000), st.integers(0, 4), st.integers(1, 3)), min_size=1
 )
-def test_pages_of_prefixes_are_conserved(each: list[tuple[int, int, int]]) -> None:
+
+
+def that_share(each: Sequence[tuple[int, int, int]]) -> list[Request]:
+    """The requests of `SHARES`."""
     at, requests = 0, list[Request]()
     for number, (gap, shared, own) in enumerate(each):
         at += gap
         request = alike(1, 0, shared, own)[0]
         blocks = (*range(shared), *(100 * (number + 1) + n for n in range(own)))
         requests.append(replace(request, arrival=at, prefix=blocks))
+    return requests
+
+
+@examples(50)
+@given(SHARES)
+def test_pages_of_prefixes_are_conserved(each: list[tuple[int, int, int]]) -> None:
+    requests = that_share(each)
     limits = ServerLimits(700, 4, 300, 16)
     run = served(requests, limits, replica0={"prefix_block": HASH_BLOCK})
     replica = run.replicas[0]

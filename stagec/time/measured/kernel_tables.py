@@ -32,6 +32,7 @@ from stagec.program.kernels import EXTENTS
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 from stagec.support.source import FileLoc, Loc
 from stagec.support.suggest import did_you_mean
+from stagec.support.texts import file_text
 from stagec.time.measured.tables import Table
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "message")
@@ -88,7 +89,7 @@ def table_text(rows: Iterable[tuple[Key, float, int]], *, as_json: bool = False)
 def read_measured(path: Path) -> list[Table]:
     """The tables of a CSV or JSON file. Raises `DiagnosticError` with the line (in JSON: the
     number of the entry) of what is no measurement."""
-    text = _text(path)
+    text = file_text(path, _MAX_BYTES, "give a table of kernels")
     problems = DiagnosticList()
     together: dict[tuple[str, str, bool, str], list[tuple[list[int], float]]] = defaultdict(list)
     entries = _json(path, text) if path.suffix.lower() == ".json" else _csv(path, text)
@@ -109,21 +110,6 @@ def read_measured(path: Path) -> list[Table]:
         )
         for (kind, dtype, causal, op), rows in together.items()
     ]
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    except OSError as e:
-        raise error(f"{path}: {e.strerror}", remedy="give a file that can be read") from None
-    if len(data) > _MAX_BYTES:
-        raise error(f"{path}: longer than {_MAX_BYTES:,} bytes", remedy="give a table of kernels")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        line = data[: e.start].count(b"\n") + 1
-        raise error("not UTF-8", FileLoc(str(path), line, 1), remedy="give a CSV or JSON") from None
 
 
 def _csv(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]:
