@@ -12,8 +12,11 @@ CLEARED = "cleared"
 MATH, EAGER = "math", "eager"
 #: No kernel of fused attention, but the ops that it consists of.
 UNFUSED = (MATH, EAGER)
+#: The kernel that PyTorch chooses for a device.
+SDPA = "sdpa"
 #: Kernels of attention.
-ATTENTION = (*UNFUSED, "flash_1", "flash_2", "flash_3", "cudnn", "triton")
+ATTENTION = (*UNFUSED, SDPA, "flash_1", "flash_2", "flash_3", "cudnn", "triton")
+TORCH = "torch"
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,9 @@ class KernelsRule(Record):
 
     attention: str = flagged(
         "attention",
-        "The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, products and softmax "
-        "one by one (math; as in transformers: eager), or the kernel with which the machine was "
-        "measured (device).",
+        "The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, that which PyTorch "
+        "chooses (sdpa), products and softmax one by one (math; as in transformers: eager), or the "
+        "kernel with which the machine was measured (device).",
         choices=(DEVICE, *ATTENTION),
     )
     expands: str = flagged(
@@ -55,6 +58,12 @@ class KernelsRule(Record):
         choices=("fused", "gathered", "passed"),
         needs=("cp",),
     )
+    elementwise: str = parameter(
+        "name",
+        "kernels of element-wise ops, norms and rotations: one for each op at the speed of the "
+        "memory (device), or those that PyTorch launches without a compiler",
+        choices=(DEVICE, TORCH),
+    )
     shrink: str = parameter(
         "name",
         "products with the adapters of a server write their results (stored), or add parts of them "
@@ -73,6 +82,14 @@ class KernelsOp(Statement):
     ops (`expand-attention`). With `eager` they are those of transformers' `eager`
     implementation: keys and values are copied for the heads that share them, and backward keeps the
     softmax in fp32 and in the type of its product.
+
+    `sdpa` is PyTorch's own choice: cuDNN on Hopper and Blackwell, FlashAttention 2 elsewhere
+    (ATen/native/transformers/cuda/sdp_utils.cpp: `check_prefer_cudnn_attention`).
+
+    With `elementwise = torch` a node says which kernels PyTorch launches for it (`form =
+    eager_...`, `stagec/time/costs/eager.py`): all those of a norm or a rotation, and those that
+    compute the place of each element, because an operand is broadcast or of another type. Hosts
+    issue each of them.
 
     Kernels that expand weights of 4 bits (`expands`) have constants of their own as well
     (`efficiency.matmul.kernels`). Marlin expands them once for each block of at most 64 rows, and

@@ -5,7 +5,7 @@ are one kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stagec.api import Operation, Region, Strategy, Value, error, total
@@ -21,10 +21,12 @@ from stagec.ir.kernel import (
 )
 from stagec.ir.traits import Free
 from stagec.ir.types import DTYPE_BYTES
+from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.fusion import FusionRule
-from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
+from stagec.ir_spec.strategy.kernels import DEVICE, TORCH, KernelsRule
 from stagec.ir_spec.strategy.sustained import SustainedRule
-from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed
+from stagec.passes.lower.eager_kernels import eager_mark
+from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed, work_of
 
 
 def attributes(
@@ -53,6 +55,8 @@ class KernelForms:
     experts: bool
     fused: bool
     marlin: bool
+    torch: bool
+    cast: str
 
     @classmethod
     def of(cls, strategy: Strategy) -> KernelForms:
@@ -61,13 +65,27 @@ class KernelForms:
         experts = strategy.one(SustainedRule).experts is not None
         attention = "" if kernels.attention == DEVICE else kernels.attention
         fused = strategy.one(FusionRule).experts != "none"
-        return cls(attention, experts, fused, kernels.expands == MARLIN)
+        torch = kernels.elementwise == TORCH
+        autocast = strategy.one(AutocastRule)
+        cast = autocast.to if autocast.on else ""
+        return cls(attention, experts, fused, kernels.expands == MARLIN, torch, cast)
+
+    def work(self, op: Operation) -> ComputeWork:
+        """What an op does. Attention that autocast does not cast for (`attention = given`) saves
+        operands in 32 bits, and its kernel multiplies in the type of autocast all the same: no
+        fused kernel multiplies in 32 bits."""
+        work = work_of(op)
+        kernel = work.kernel
+        if not self.cast or kernel is None or kernel.kind not in ATTENDS:
+            return work
+        return work._replace(kernel=replace(kernel, dtype=self.cast))
 
     def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
         """The mark of the kernel of an op; empty if it has none."""
         if kernel is None:
-            where = op.text("continues", "")
-            return f"{CONTINUES}_{where}" if where else ""
+            if where := op.text("continues", ""):
+                return f"{CONTINUES}_{where}"
+            return eager_mark(op) if self.torch else ""
         if kernel.kind in ATTENDS:
             return self.attention
         dtypes = [v.tensor.dtype for v in op.operands[:2]]

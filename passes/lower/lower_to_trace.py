@@ -64,7 +64,7 @@ from stagec.passes.lower.steps import (
     sum_of,
 )
 from stagec.sharding.gathers import ahead_of
-from stagec.sharding.work import viewed, work_of
+from stagec.sharding.work import viewed
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def lower_to_trace(module: Module) -> None:
     forms = KernelForms.of(read_strategy(module))
 
     def said(op: Operation) -> dict[str, RawAttr]:
-        work = work_of(op)
+        work = forms.work(op)
         return attributes(op.name, work, op.results, forms.of_op(op, work.kernel))
 
     costs, facts = MemoByType(said), module.facts

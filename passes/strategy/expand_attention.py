@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt
 
 from stagec.api import (
     Builder,
-    Expr,
     Module,
     Operation,
     Pass,
@@ -15,7 +13,6 @@ from stagec.api import (
     Quoted,
     Strategy,
     Value,
-    const,
     made_by,
     read_strategy,
 )
@@ -138,8 +135,9 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
         n: v for n, v in op.attrs.items() if n in ("causal", "window", "alibi")
     }
     if "softcap" in op.attrs:
-        bound, root = op.expr("softcap"), _root(scale) or ONE
-        scores = b.value("stg.scale", [scores], {"by": ONE / (bound * root)}, hint=scores.name)
+        bound = op.expr("softcap")
+        capped: dict[str, RawAttr] = {"by": ONE / bound, "rsqrt": scale}
+        scores = b.value("stg.scale", [scores], capped, hint=scores.name)
         scores = b.value("stg.tanh", [scores], hint=f"{name}_capped")
         scores = b.value("stg.scale", [scores], {"by": bound}, hint=f"{name}_scores")
     else:
@@ -165,14 +163,10 @@ def _copied(b: Builder, value: Value) -> Value:
 
 
 def _is_plain(op: Operation, *, eager: bool) -> bool:
-    """Whether a softmax of products is all that it is, with scores of a bound if its numbers are
-    rational, and with sinks if heads have keys of their own."""
+    """Whether a softmax of products is all that it is, with sinks if heads have keys of their
+    own."""
     if not {*op.attrs} <= _PLAIN or len(op.results) != 1:
         return False
-    if "softcap" in op.attrs:
-        scale = op.expr("rsqrt") if "rsqrt" in op.attrs else op.operands[0].tensor.dims[-1].size
-        if _root(scale) is None or op.expr("softcap").symbols:
-            return False
     rows, columns = (v.tensor.dims[-3].size for v in op.operands[:2])
     masked = op.flag("causal") or "window" in op.attrs
     if op.flag("alibi") and (not masked or "softcap" in op.attrs or _shares_keys(op)):
@@ -186,12 +180,6 @@ def _shares_keys(op: Operation) -> bool:
     """Whether heads of queries share keys."""
     q, k = (v.tensor.dims[-2].size for v in op.operands[:2])
     return q != k
-
-
-def _root(scale: Expr) -> Expr | None:
-    """The square root of a number that has an integer one."""
-    root = isqrt(scale.value) if scale.value is not None else 0
-    return const(root) if root and root * root == scale.value else None
 
 
 def _is_split(module: Module, strategy: Strategy, op: Operation) -> bool:

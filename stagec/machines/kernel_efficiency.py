@@ -147,7 +147,8 @@ class AttentionEfficiency(Rates):
 
     def of_kernel(self, name: str) -> AttentionEfficiency:
         """The constants of a kernel of a library; of one without, these."""
-        kernel = self.kernels.get(name)
+        chosen = ("cudnn", "flash_2") if name == "sdpa" else (name,)
+        kernel = next((k for n in chosen if (k := self.kernels.get(n)) is not None), None)
         if kernel is None:
             return self
         own = {n: v for n in AttentionKernel.model_fields if (v := getattr(kernel, n)) is not None}
@@ -157,8 +158,11 @@ class AttentionEfficiency(Rates):
 
 class MemoryEfficiency(Text):
     """Constants of what is bound by memory: the share of the bandwidth that long kernels reach,
-    and the time of one that moves nothing."""
+    and the time of one that moves nothing. `places` are the elements per clock and processor of
+    kernels that compute the place of each (`stagec.time.costs.eager`); the default was measured on
+    H200 under PyTorch 2.11."""
 
     bandwidth: Share = 0.85
     start: Seconds = 2.5e-6
+    places: _Many = 1.33
     fitted: str = ""

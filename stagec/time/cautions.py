@@ -22,9 +22,9 @@ def cautions(machine: Machine, meshes: Iterable[Mapping[str, int]] = ()) -> tupl
 def of_software(machine: Machine, kernels: Iterable[str]) -> Iterator[str]:
     """Of kernels of attention that the software names, and of which the machine has no constants.
     Unfused attention is no kernel."""
-    known = machine.efficiency.attention.kernels
+    attention = machine.efficiency.attention
     for name in kernels:
-        if name not in UNFUSED and name.replace("-", "_") not in known:
+        if name not in UNFUSED and attention.of_kernel(name.replace("-", "_")) is attention:
             yield (
                 f"{machine.name} has no constants for the attention kernel {name}, and uses its "
                 f"own ('stagec machines {machine.name}')"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.time.step import Issued
 
-SUFFIX = ".stg"
+OWN_MODELS = (".stg", ".json")
 
 
 PredictedT = TypeVar("PredictedT")
@@ -50,8 +50,8 @@ class StepRow(MeasuredRow):
     """A row of a source, as its files have it.
 
     `row` is the title and `sweep` what a sweep is called, with `$name` of sizes, flags and notes.
-    `measured` is in `unit`. `model` is one of the library, or a text of the folder. A size may be a
-    formula of others. `changes` are figures of the machine that the source states.
+    `measured` is in `unit`. `model` is one of the library, or a text or configuration of the
+    folder. A size may be a formula of others. `changes` are figures of the machine that the source states.
     """
 
     row: str
@@ -142,7 +142,7 @@ def _step(source: ValidationSource, row: StepRow, judged: bool, fitted: bool) ->
         seconds=seconds,
         ranks=int(row.gpus),
         machine=row.machine,
-        model=str(source.folder / row.model) if row.model.endswith(SUFFIX) else row.model,
+        model=str(source.folder / row.model) if row.model.endswith(OWN_MODELS) else row.model,
         sizes=sizes,
         flags={name: values[name] for name in row.flags},
         sweep=filled(row.sweep, names),

@@ -48,6 +48,7 @@ ROWS = {
     "nanotron": (897, 318),
     "llm-foundry-a100": (61, 61),
     "llm-foundry-h100": (35, 35),
+    "transformers-h200": (30, 30),
     "dgx-cloud": (16, 16),
     "bridge-dense": (11, 11),
     "bridge-moe": (6, 6),
@@ -56,7 +57,7 @@ ROWS = {
 }
 #: Sources of which other than every second row is fitted: all, where several sources judge each
 #: other, or none.
-EVERY = dict.fromkeys((*list(ROWS)[8:13], "maxtext"), 1) | {"torchtitan-tp": 0}
+EVERY = dict.fromkeys((*list(ROWS)[8:14], "maxtext"), 1) | {"torchtitan-tp": 0}
 #: Sources of several devices, or with what else their releases differ in.
 DEVICES = {"bridge-dense": 3, "bridge-moe": 2}
 
@@ -271,6 +272,7 @@ SMALL = {
     "b200": ("llama3_405b_l4_tp8_pp1_dp1_mbc4", 0.1),
     "llm-foundry-a100": ("7b S2048 g8 mbs6 acc2 noac DEFAULT", 0.06),
     "llm-foundry-h100": ("7b S2048 g8 mbs6 acc1 noac DEFAULT", 0.06),
+    "transformers-h200": ("Llama 3.2 1B, 4 x 2048", 0.06),
     "dgx-cloud": ("8b bf16 8", 0.03),
     "bridge-dense": ("L3-8B 25.11 8 cs", 0.06),
     "torchtitan-tp": ("8B 64 vanilla", 0.06),
@@ -287,6 +289,7 @@ MEDIANS = {
     "nanotron": 0.1,
     "llm-foundry-a100": 0.03,
     "llm-foundry-h100": 0.05,
+    "transformers-h200": 0.05,
     "dgx-cloud": 0.04,
     "bridge-dense": 0.05,
     "bridge-moe": 0.08,

@@ -25,6 +25,7 @@ from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
 from stagec.time.clock.graph import StepGraph
 from stagec.time.clock.times import NodeCosts
+from stagec.time.costs.eager import launches_of
 from stagec.time.streams import Cost
 
 #: The kind of nodes that add gradients up.
@@ -54,9 +55,10 @@ class HostTimes(NamedTuple):
         if _is_issued(node):
             if self.product is not None and any(map(self._is_narrow, node.kernels)):
                 return Cost(0, self.product)
+            count = 1 if node.kernel is None else launches_of(node.kernel.form)
             if self.backward is None or node.phase in ("forward", "recompute"):
-                return Cost(0, self.issue)
-            return Cost(0, self.backward)
+                return Cost(0, count * self.issue)
+            return Cost(0, count * self.backward)
         return Cost(next((time for axes, time in self.checks if axes == node.group), 0))
 
     def _is_narrow(self, kernel: Kernel) -> bool:

@@ -20,6 +20,7 @@ from stagec.machines import Machine
 from stagec.machines.kernel_efficiency import MatmulEfficiency
 from stagec.program.kernels import Kernel
 from stagec.support.diagnostics import error
+from stagec.time.costs.eager import EagerKernels, eager_kernels
 
 Floats: TypeAlias = NDArray[np.float64]
 #: A number or an array of them.
@@ -100,6 +101,8 @@ def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel])
     if machine.efficiency.kernels == "roofline":
         return _roofline(machine, kind, dtype, np.array([k.flops for k in kernels], float), size)
     if kind == "memory":
+        if (eager := eager_kernels(kernels[0].form)) is not None:
+            return _eager_seconds(machine, size, *eager)
         none = continues(kernels[0].form, machine.family)
         return memory_seconds(machine, size) - machine.efficiency.memory.start * none
     extents: tuple[Floats, ...] = tuple(np.array([k.extents for k in kernels], dtype=float).T)
@@ -324,6 +327,17 @@ def memory_seconds(machine: Machine, size: Numbers) -> Floats:
     c = machine.efficiency.memory
     bandwidth = machine.memory.bandwidth.value * c.bandwidth
     seconds: Floats = c.start + np.asarray(size, dtype=float) / bandwidth
+    return seconds
+
+
+def _eager_seconds(machine: Machine, size: Floats, made: EagerKernels, width: float) -> Floats:
+    """Seconds of what PyTorch launches for an op that touches `size` bytes (`time.costs.eager`)."""
+    c, device = machine.efficiency.memory, machine.compute
+    tensor = size / made.touched
+    bandwidth = machine.memory.bandwidth.value * c.bandwidth
+    rate = c.places * device.processors.value * device.clock.value
+    placing = np.maximum(made.places * tensor / width / rate, made.placed * tensor / bandwidth)
+    seconds: Floats = made.launches * c.start + made.moved * tensor / bandwidth + placing
     return seconds
 
 

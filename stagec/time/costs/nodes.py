@@ -23,6 +23,7 @@ from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Node
 from stagec.support.diagnostics import error
+from stagec.time.costs.eager import launches_of
 from stagec.time.costs.kernels import seconds_in_step
 from stagec.time.costs.network import (
     Floats,
@@ -148,7 +149,8 @@ class CostTable:
             seconds[~modelled] *= _ratio(after, before)
         seconds[modelled] = seconds_in_step(self._machine, unknown)
         for kernel, time in zip(kernels, seconds.tolist(), strict=True):
-            launch = 0 if continues(kernel.form, self._machine.family) else self._launch
+            alone = not continues(kernel.form, self._machine.family)
+            launch = alone * launches_of(kernel.form) * self._launch
             self._known[kernel] = Cost(picoseconds(time), launch)
         self.ways.update(ways.tolist())
         return {i: self._known[n.kernel] for i, n in enumerate(nodes) if n.is_computation}

@@ -1,0 +1,87 @@
+"""Kernels of PyTorch without a compiler: their seconds by hand, and what one H200 measured."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from stagec.analysis.footprint import footprint
+from stagec.ir.types import DTYPE_BYTES
+from stagec.jobs.builder import JobBuilder
+from stagec.jobs.request.option import values_of
+from stagec.jobs.request.options import JOB, JobOptions
+from stagec.machines import load_machine
+from stagec.pipeline.instrument import PLAN
+from stagec.program.kernels import Kernel
+from stagec.time.costs.eager import KERNELS, eager_kernels, launches_of
+from stagec.time.costs.kernels import kernel_seconds
+from stagec.validation.sources import validation_sources
+
+H200 = load_machine("h200")
+(SOURCE,) = (s for s in validation_sources(kind="steps") if s.name == "transformers-h200")
+#: The workspace of cuBLAS on Hopper (ATen/cuda/CublasHandlePool.cpp: 32 MiB and cuBLASLt's).
+WORKSPACE = 65 << 20
+
+
+def seconds(form: str, size: int) -> float:
+    return float(kernel_seconds(H200, [Kernel("memory", "", (), 0, size, form=form)])[0])
+
+
+def test_a_cast_to_a_wider_type_computes_a_place_for_each_element() -> None:
+    """1.33 elements per clock of each of 132 processors at 1.83 GHz: 320 G elements/s, where the
+    bytes alone would take half of the time."""
+    elements = 1 << 27
+    by_places = elements / (1.33 * 132 * H200.compute.clock.value)
+    start = H200.efficiency.memory.start
+    assert seconds("eager_cast_bf16", 6 * elements) == pytest.approx(start + by_places, rel=1e-9)
+    assert seconds("", 6 * elements) < 0.6 * by_places
+
+
+def test_a_norm_launches_five_kernels() -> None:
+    elements = 1 << 24
+    bandwidth = H200.memory.bandwidth.value * H200.efficiency.memory.bandwidth
+    by_places = elements / (1.33 * 132 * H200.compute.clock.value)
+    expected = 5 * H200.efficiency.memory.start + 12 * elements / bandwidth + by_places
+    assert seconds("eager_rmsnorm_f32", 8 * elements) == pytest.approx(expected, rel=1e-9)
+    assert launches_of("eager_rmsnorm_f32") == 5
+    assert launches_of("") == 1
+
+
+def test_a_bias_is_added_by_its_product() -> None:
+    assert seconds("eager_bias_bf16", 1 << 30) == 0
+    assert launches_of("eager_bias_bf16") == 0
+
+
+@pytest.mark.parametrize("what", KERNELS)
+def test_marks_are_read(what: str) -> None:
+    """Names with underscores too."""
+    assert eager_kernels(f"eager_{what}_bf16") == (KERNELS[what], DTYPE_BYTES["bf16"])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "Llama 3.1 8B, 8 layers, 2 x 4096",
+        "Gemma 2 2B, 13 layers, 1 x 4096, eager attention",
+        "OLMoE of 64 experts, 6 layers, 2 x 4096",
+        "Llama 3.1 8B, 8 layers, 2 x 4096, LoRA of queries and values",
+    ],
+)
+def test_bytes_are_those_of_a_device(row: str) -> None:
+    """What the allocator of one H200 gave at the peak and after forward, less the workspace."""
+    with (SOURCE.folder / "rows.csv").open(newline="") as file:
+        (measured,) = (each for each in csv.DictReader(file) if each["row"] == row)
+    given = {n: measured[f"flags.{n}"] for n in ("attention", "lora") if measured[f"flags.{n}"]}
+    flags, _ = values_of(JOB, {"stack": "huggingface", **given})
+    options = JobOptions(
+        str(SOURCE.folder / measured["model"]),
+        sizes={n: int(measured[f"sizes.{n}"]) for n in "BS"},
+        explicit=frozenset(given) | {"stack"},
+        **{name: flags[name] for name in ("stack", *given)},
+    )
+    module = JobBuilder(options).lower(until=PLAN)
+    (plan,) = footprint(module, measured["model"])["classes"]
+    for moment in ("after_forward", "peak"):
+        expected = int(measured[f"notes.{moment}"]) - WORKSPACE
+        assert plan["moments"][moment]["total"] == pytest.approx(expected, rel=1e-3)
