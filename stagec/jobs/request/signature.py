@@ -272,11 +272,13 @@ class JobFlags(TypedDict, total=False):
     loss_logits: Literal["split", "gathered"] | None
     #: Parts of the tokens of a chunked or linear loss (default: that of the form).
     loss_chunks: int | None
-    #: The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, products and softmax one by
-    #: one (math; as in transformers: eager), or the kernel with which the machine was measured
-    #: (device).
+    #: The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, that which PyTorch chooses
+    #: (sdpa), products and softmax one by one (math; as in transformers: eager), or the kernel with
+    #: which the machine was measured (device).
     attention: (
-        Literal["device", "math", "eager", "flash-1", "flash-2", "flash-3", "cudnn", "triton"]
+        Literal[
+            "device", "math", "eager", "sdpa", "flash-1", "flash-2", "flash-3", "cudnn", "triton"
+        ]
         | None
     )
     #: The kernel that multiplies weights of 4 bits by activations of 16: that of Marlin, which
