@@ -34,6 +34,7 @@ OWN: dict[str, set[str]] = {
     "bridge-moe": {"moe_dispatch"},
     "torchtitan": {"async_tp", "overlap_param_gather", "reshard_after_forward"},
     "llm-foundry-a100": {"grad_dtype", "reduce_dtype"},
+    "transformers-h200": {"attention", "autocast", "lora"},
     "bridge-dense": {"fuse_gradients", "overlap_param_gather"},
 }
 #: Of each source how many rows it has, and how many of them are judged.
