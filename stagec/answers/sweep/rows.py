@@ -12,6 +12,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+from stagec.time.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -95,8 +96,7 @@ def _summary(job: CompiledJob | LoweredJob, case: Case, session: Session) -> Swe
     measured = measurements(case.measured, case.kernels_from, case.machine)
     if measured is not None:
         measured = measured.of(case.device or case.machine)
-    how: dict[str, Any] = {"overlap": case.overlap, "graphs": case.graphs, "measured": measured}
-    timed = job.time(case.machine, **how)
+    timed = job.time(case.machine, ReplayOptions(case.overlap, case.graphs, measured))
     remark_unused(timed.costed_by, measured, session)
     fit = {} if timed.fit is None else {"fit": timed.fit.as_json()}
     of_stack = case.options.stack, case.machine, case.options.serve
