@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stagec.driver.shell.show import write_json
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.json_values import is_list, is_object
 
 if TYPE_CHECKING:
     from stagec.formats.astra_sim.log import Breakdown, RankEnd
@@ -178,9 +179,7 @@ def _about(folder: Path) -> dict[str, Any]:
     ranks, groups = given.get("ranks"), given.get("groups")
     if not isinstance(ranks, int) or not isinstance(given.get("name"), str) or ranks < 1:
         raise _no_job(folder / ABOUT)
-    if not isinstance(groups, dict):
-        raise _no_job(folder / ABOUT)
-    if not all(_is_range(each, ranks) for each in cast("dict[str, object]", groups).values()):
+    if not is_object(groups) or not all(_is_range(each, ranks) for each in groups.values()):
         raise _no_job(folder / ABOUT)
     return given
 
@@ -188,10 +187,9 @@ def _about(folder: Path) -> dict[str, Any]:
 def _is_range(given: object, ranks: int) -> bool:
     """Whether the numbers of an axis' groups are given as the first and the last one: there are at
     most as many as ranks, and no more than a simulator takes."""
-    numbers = cast("list[int]", given) if isinstance(given, list) else list[int]()
-    if [type(each) for each in numbers] != [int, int]:
+    if not is_list(given) or [*map(type, given)] != [int, int]:
         return False
-    first, last = numbers
+    first, last = list[int](given)
     return first <= last < first + min(ranks, _MOST_RANKS)
 
 
@@ -201,9 +199,9 @@ def _read_object(path: Path) -> dict[str, Any]:
         value: object = json.loads(path.read_bytes())
     except (OSError, ValueError):
         value = None
-    if not isinstance(value, dict):
+    if not is_object(value):
         raise _no_job(path)
-    return cast("dict[str, Any]", value)
+    return value
 
 
 def _no_job(path: Path) -> DiagnosticError:
