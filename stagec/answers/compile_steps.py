@@ -43,10 +43,7 @@ _SHOWN = 4
 
 
 def compile_steps(
-    options: JobOptions,
-    given: Mapping[str, Any],
-    durations: Durations | None,
-    session: Session,
+    options: JobOptions, given: Mapping[str, Any], durations: Durations | None, session: Session
 ) -> CompileAnswer:
     """Compile the steps that are asked for and write their traces. Raises `DiagnosticError`."""
     began = time.perf_counter()

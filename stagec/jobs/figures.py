@@ -73,11 +73,7 @@ class CompiledJob:
         return self.again().memory_figures()
 
     def time(
-        self,
-        machine: Machine,
-        replay: ReplayOptions = USUAL,
-        *,
-        levers: bool = False,
+        self, machine: Machine, replay: ReplayOptions = USUAL, *, levers: bool = False
     ) -> TimeReport:
         """The time of its step on a machine. Raises `DiagnosticError`."""
         from stagec.analysis.time_report import time_report

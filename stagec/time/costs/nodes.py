@@ -60,10 +60,7 @@ class Measurements:
     """
 
     def __init__(
-        self,
-        own: Sequence[Table] = (),
-        others: Sequence[Table] = (),
-        device: Machine | None = None,
+        self, own: Sequence[Table] = (), others: Sequence[Table] = (), device: Machine | None = None
     ) -> None:
         self.device = device
         mine = {(t.kind, t.dtype, t.causal, t.op) for t in own}
