@@ -76,10 +76,7 @@ def _summary(job: CompiledJob | LoweredJob, case: Case, session: Session) -> Swe
     figures = job.figures()
     counts: SweepRow = {
         "model": job.name,
-        "ranks": figures.ranks,
-        "mesh": figures.mesh,
-        "parameters": figures.parameters,
-        "flops": figures.flops,
+        **{name: getattr(figures, name) for name in ("ranks", "mesh", "parameters", "flops")},
         "sent_bytes": figures.sent,
         "peak_bytes": figures.peak,
         "host_bytes": figures.host,
@@ -119,13 +116,9 @@ def time_row(report: TimeReport) -> SweepRow:
     """The figures of a time that rows have; shares are those of the slowest class."""
     step = report.step_seconds
     exposed = sum(time for part, time in report.breakdown.items() if part.startswith("exposed "))
+    named = "machine", "step_seconds", "tokens_per_second", "tokens_per_second_per_rank", "mfu"
     return {
-        "machine": report.machine,
-        "step_seconds": step,
-        "tokens_per_second": report.tokens_per_second,
-        "tokens_per_second_per_rank": report.tokens_per_second_per_rank,
-        "mfu": report.mfu,
-        "hfu": report.hfu,
+        **{name: getattr(report, name) for name in (*named, "hfu")},
         "bubble_share": report.breakdown.get("bubble", 0.0) / step,
         "exposed_share": exposed / step,
         "breakdown": dict(report.breakdown),
