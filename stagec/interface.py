@@ -39,7 +39,7 @@ from stagec.pipeline.instrument import Dumps
 from stagec.support.diagnostics import error
 from stagec.support.garbage import seldom_collected
 from stagec.text.ir_text import IRText
-from stagec.time.replay_options import ReplayOptions
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.answers.requests.answer import RequestsAnswer

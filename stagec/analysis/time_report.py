@@ -13,10 +13,10 @@ from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.machines import Machine
 from stagec.program.nodes import Node
 from stagec.time.cautions import cautions, of_software
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.levers import levers as all_levers
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
 from stagec.time.path import critical_path
-from stagec.time.replay_options import ReplayOptions
 from stagec.time.step import IssuedStep, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 

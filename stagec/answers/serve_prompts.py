@@ -41,7 +41,7 @@ from stagec.jobs.step_timer import StepTimer
 from stagec.pipeline.verify import verify_module
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
-from stagec.time.replay_options import ReplayOptions
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport

@@ -15,7 +15,7 @@ from stagec.jobs.instruments import instruments
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.text.printer import print_op
-from stagec.time.replay_options import USUAL, ReplayOptions
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport

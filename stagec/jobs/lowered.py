@@ -16,7 +16,7 @@ from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import PLAN, Hooks
-from stagec.time.replay_options import USUAL, ReplayOptions
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit

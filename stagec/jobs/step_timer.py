@@ -11,7 +11,7 @@ from stagec.jobs.request.command_line import asked_words, step_command
 from stagec.jobs.request.measurements import MEASURED, measurements, remark_unused
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
-from stagec.time.replay_options import ReplayOptions
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stagec.jobs.step_modules import StepModules
 from stagec.serving.requests import SECOND
 from stagec.serving.step import Step
-from stagec.time.replay_options import ReplayOptions
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.machines import Machine

@@ -15,7 +15,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.searches.main_pod import with_batch_option
 from stagec.searches.probes import Asked, Probe, probe
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
-from stagec.time.replay_options import ReplayOptions
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport

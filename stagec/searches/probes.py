@@ -26,7 +26,7 @@ from stagec.searches.explore.pipelined import ActionTimes
 from stagec.searches.probe_times import Ran, action_times, ran_of, span_of, tail_of
 from stagec.searches.space import data_ranks, microbatch_of
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
-from stagec.time.replay_options import ReplayOptions
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.step import StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 

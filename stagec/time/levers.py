@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from stagec.machines import Machine
 from stagec.machines.placement import straddling
-from stagec.time.replay_options import USUAL, ReplayOptions
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.step import IssuedStep, StepTime, step_time
 
 

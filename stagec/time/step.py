@@ -26,8 +26,8 @@ from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
 from stagec.time.costs.nodes import CostTable, picoseconds
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
-from stagec.time.replay_options import USUAL, ReplayOptions
 from stagec.time.streams import PICOSECONDS, SCHEDULER, Cost, Part
 
 #: Programs of more nodes are unrolled again where they are asked for behind the graph: 55 bytes a

@@ -11,7 +11,7 @@ from stagec.machines import Level, Machine
 from stagec.program.groups import crosses_pods
 from stagec.program.nodes import Program
 from stagec.time.costs.network import message_seconds
-from stagec.time.replay_options import USUAL, ReplayOptions
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.step import IssuedStep, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 

@@ -23,7 +23,7 @@ from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
 from stagec.time.costs.durations import Durations
 from stagec.time.costs.kernels import seconds_in_step
-from stagec.time.replay_options import ReplayOptions
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.traces.emit import make_job
 from tests.support import LLAMA, stagec
 

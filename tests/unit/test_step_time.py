@@ -31,8 +31,8 @@ from stagec.time.clock.graph import StepGraph, step_graph
 from stagec.time.clock.hosts import HostTimes
 from stagec.time.clock.times import ClockedStep, NodeCosts
 from stagec.time.costs.nodes import CostTable
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.path import critical_path
-from stagec.time.replay_options import ReplayOptions
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import BUBBLE, LAUNCH, Cost, merged, stretched
 from tests.support import (

@@ -20,7 +20,7 @@ from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
 from stagec.time.clock.graph import step_graph
 from stagec.time.clock.times import ClassTimes, ClockedStep
-from stagec.time.replay_options import ReplayOptions
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.step import StepTime, host_costs
 from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, LONG, MIXTRAL, stagec
 

@@ -12,7 +12,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
-from stagec.time.replay_options import ReplayOptions
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport

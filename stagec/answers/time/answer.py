@@ -27,7 +27,7 @@ from stagec.output.tables import console
 if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
-    from stagec.time.replay_options import ReplayOptions
+    from stagec.time.costs.replay_options import ReplayOptions
 
 NOT_GIVEN = Acceptance(1.0, 1, given=False)
 

@@ -13,7 +13,7 @@ from stagec.jobs.planned import Looks
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
-from stagec.time.replay_options import USUAL, ReplayOptions
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans

@@ -24,7 +24,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.result import FORM, JSON, OUTPUT
 from stagec.jobs.request.units import on_machine
 from stagec.support.diagnostics import DiagnosticError, error
-from stagec.time.replay_options import ReplayOptions
+from stagec.time.costs.replay_options import ReplayOptions
 
 
 @click.command("time", cls=LongCommand)

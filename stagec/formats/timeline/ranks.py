@@ -22,8 +22,8 @@ from stagec.time.clock.intervals import NodeTimes, node_times
 from stagec.time.clock.residency import ResidentBytes, residency
 from stagec.time.clock.times import ClassTimes
 from stagec.time.costs.network import level_between_pods
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.pods_step import IssuedPods
-from stagec.time.replay_options import ReplayOptions
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
 

@@ -34,9 +34,9 @@ from stagec.time.costs.network import (
     once_a_node,
     spans,
 )
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
 from stagec.time.measured.tables import NOT_FOUND, Measured, Table
-from stagec.time.replay_options import USUAL, ReplayOptions
 from stagec.time.streams import PICOSECONDS, Cost
 
 #: Costs of nodes, and a number that tells classes apart whose nodes do not cost the same.
