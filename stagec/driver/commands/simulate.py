@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -126,9 +126,7 @@ def command(folder: Path, binary: Path, *, as_json: bool, totals: bool) -> int:
     if as_json:
         write_json(simulation.as_json())
     else:
-        from stagec.driver.commands.simulate_table import print_simulated
-
-        print_simulated(simulation, sys.stdout)
+        _print(simulation, sys.stdout)
     return 0
 
 
@@ -341,3 +339,39 @@ def _peak_bytes(where: Path, rank: int) -> int | None:
         return round(max(used) * 2**20)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+# -- the answer for people -------------------------------------------------------------------------
+
+
+def _print(run: Simulated, out: TextIO) -> None:
+    """For people: the step, then where the time of the slowest rank goes."""
+    from stagec.output.tables import bytes_text
+
+    slowest = run.slowest
+    mfu = "" if run.mfu is None else f", MFU {run.mfu:.1%}"
+    out.write(f"{run.name}: {len(run.ends)} ranks, a step takes {_ms(slowest.end)}{mfu}\n")
+    if run.peak_bytes is not None:
+        out.write(f"peak of local memory: {run.peak_bytes:,} bytes\n")
+    if run.parts is None:
+        out.write(f"rank {slowest.rank}: {_ms(slowest.exposed)} without a computation\n")
+        return
+    out.write(f"rank {slowest.rank}, the slowest:\n")
+    rows = [("computation", "", "", "", run.parts.computation)]
+    for row in run.parts.exposed:
+        name = f"{row.kind} over {row.over}" if row.over else row.kind
+        rows.append((name, f"{row.calls:,}", bytes_text(row.bytes), _ms(row.busy), row.exposed))
+    rows.append(("idle", "", "", "", run.parts.idle))
+    title = ("", "calls", "bytes", "under way", "exposed", "of the step")
+    shown = [(*r[:4], _ms(r[4]), f"{r[4] / max(1, slowest.end):.1%}") for r in rows]
+    widths = [max(len(line[i]) for line in (title, *shown)) for i in range(len(title))]
+    for line in (title, *shown):
+        cells = (
+            c.ljust(w) if not i else c.rjust(w)
+            for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        )
+        out.write("  ".join(("", *cells)).rstrip() + "\n")
+
+
+def _ms(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e6:,.3f} ms"
