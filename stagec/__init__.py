@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from stagec.interface import (
-        Job,
-        check_traces,
-        import_config,
-        job,
-        machine,
-        search,
-        sweep,
-    )
+    from stagec.interface import Job, check_traces, import_config, job, machine, search, sweep
     from stagec.support.diagnostics import DiagnosticError
 
 __all__ = [

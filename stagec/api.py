@@ -44,13 +44,7 @@ from stagec.pipeline.verify import verify_module
 from stagec.program.nodes import Program
 from stagec.schedule.action import Action, Placement, StageChunk
 from stagec.schedule.base import Schedule
-from stagec.serving.policy import (
-    BatchingPolicy,
-    LiveRequest,
-    ServerLimits,
-    ServerState,
-    StepPlan,
-)
+from stagec.serving.policy import BatchingPolicy, LiveRequest, ServerLimits, ServerState, StepPlan
 from stagec.serving.requests import Request
 from stagec.sharding.local import place_from_operands
 from stagec.sharding.strategy import Strategy, read_strategy

@@ -39,6 +39,7 @@ from stagec.pipeline.instrument import Dumps
 from stagec.support.diagnostics import error
 from stagec.support.garbage import seldom_collected
 from stagec.text.ir_text import IRText
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.answers.requests.answer import RequestsAnswer
@@ -136,14 +137,13 @@ class Job:
         with asked() as session, seldom_collected():
             on = _machine(machine, session)
             given, _ = values_of(MEASURED, {"measured": measured, "kernels_from": kernels_from})
+            known = measurements(given["measured"], given["kernels_from"], on)
             return time(
                 self._options,
                 on,
                 session,
-                overlap=overlap,
-                graphs=graphs,
+                ReplayOptions(overlap, graphs, known),
                 levers=levers,
-                measured=measurements(given["measured"], given["kernels_from"], on),
                 accepted=self._accepted(accepted, acceptance),
                 again=True,
                 progress=progress or _silent,

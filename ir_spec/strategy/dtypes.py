@@ -33,7 +33,12 @@ SCALING = ("delayed", "current")
 
 
 def _dtype(
-    name: str, default: str, help: str, *others: str, tries: tuple[str, ...] = ("f32", "bf16")
+    name: str,
+    default: str,
+    help: str,
+    *others: str,
+    tries: tuple[str, ...] = ("f32", "bf16"),
+    only: tuple[str, int] | None = None,
 ) -> Any:
     return flagged(
         f"{name}_dtype",
@@ -42,6 +47,7 @@ def _dtype(
         default=default,
         choices=(*DTYPES, *others),
         tries=tries,
+        only=only,
         numerics=True,
         rare=True,
     )
@@ -72,6 +78,7 @@ class DtypesRule(Record):
         "that of the parameters).",
         PARAM,
         tries=(),
+        only=("zero", 3),
     )
     moment: str = _dtype(
         "moment", "f32", "Element type of the optimizer's moments.", PARAM, tries=()
@@ -158,12 +165,6 @@ class DtypesOp(Statement):
             yield "expects no 'scaling' with this 'fp8', whose scales are computed for each block"
         if "scaling" in op.attrs and "fp8" not in op.attrs:
             yield "expects 'fp8' beside 'scaling', which is for products of 8 bits"
-
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
-        if request["compute_dtype"] != PARAM and request["zero"] < 3:
-            flag = f"--compute-dtype {request['compute_dtype']}"
-            message = f"{flag} needs --zero 3, found --zero {request['zero']}"
-            yield message, "choose --zero 3, or leave it out"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}

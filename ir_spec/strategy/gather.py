@@ -47,6 +47,7 @@ class GatherOp(Statement):
             "regather",
             choices=("regather", "save-gathered"),
             needs=("cp",),
+            only=("cp_mode", "all-gather"),
             tries=("save-gathered", "regather"),
         ),
     )
@@ -63,9 +64,3 @@ class GatherOp(Statement):
             yield {"dims": request.context, **again}
         if "tp" in request.axes and request["no_vocab_parallel"]:
             yield {"dims": "V"}
-
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
-        inputs, mode = request["cp_inputs"], request["cp_mode"]
-        if inputs != "regather" and mode != "all-gather":
-            message = f"--cp-inputs {inputs} needs --cp-mode all-gather, found --cp-mode {mode}"
-            yield message, "choose --cp-mode all-gather, or leave --cp-inputs out"

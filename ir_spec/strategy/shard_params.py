@@ -47,6 +47,7 @@ class ShardParamsRule(Record):
         "last, or never.",
         choices=RESHARD,
         tries=("never", "last", "always"),
+        only=("zero", 3),
         rare=True,
     )
     prefetch: int = flagged(
@@ -56,12 +57,14 @@ class ShardParamsRule(Record):
         default=1,
         least=0,
         most=MOST_AHEAD,
+        only=("zero", 3),
         rare=True,
     )
     overlap: bool = flagged(
         "overlap_param_gather",
         "ZeRO-1: gather updated parameters during the forward of the first microbatch, block by "
         "block, not after their update.",
+        only=("zero", 1),
         rare=True,
     )
 
@@ -98,13 +101,3 @@ class ShardParamsOp(Statement):
         over = request.over(*SHARDING)
         if request["zero"] and over:
             yield {"over": over, **self.flag_values(request)}
-
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
-        if request["overlap_param_gather"] and request["zero"] != 1:
-            message = f"--overlap-param-gather needs --zero 1, found --zero {request['zero']}"
-            yield message, "choose --zero 1, or leave it out"
-        for flag in self.flags[1:3]:
-            value = request[flag.name]
-            if request["zero"] < 3 and not flag.is_default(value):
-                message = f"{flag.with_value(value)} needs --zero 3, found --zero {request['zero']}"
-                yield message, "choose --zero 3, or leave it out"

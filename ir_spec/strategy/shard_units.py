@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, Statement, flagged
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 OUTER = ("root", "ends")
 LOSS = ("outside", "inside")
@@ -22,6 +21,7 @@ class ShardUnitsRule(Record):
         "backward (root), or two (ends): the unit before the blocks is freed after forward and "
         "gathered again for its backward.",
         choices=OUTER,
+        only=("zero", 3),
     )
     loss: str = flagged(
         "shard_loss",
@@ -29,12 +29,14 @@ class ShardUnitsRule(Record):
         "until the loss, and backward begins with gathering it again (inside), or after the module "
         "(outside).",
         choices=LOSS,
+        only=("zero", 3),
     )
     copies: bool = flagged(
         "shard_copies",
         "ZeRO-3: copy the gradients of a unit into a buffer to reduce, and what forward gathers "
         "out of one; each stays until that of the next unit exists, as in FSDP2.",
         software=True,
+        only=("zero", 3),
     )
 
 
@@ -63,10 +65,3 @@ class ShardUnitsOp(Statement):
     rare = True
     training = "parameters stay where they are while serving"
     example = "stg.shard_units[outer = ends]"
-
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
-        for flag in self.flags:
-            if request["zero"] < 3 and not flag.is_default(request[flag.name]):
-                said, zero = flag.with_value(request[flag.name]), request["zero"]
-                message = f"{said} needs --zero 3, found --zero {zero}"
-                yield message, "choose --zero 3, or leave it out"

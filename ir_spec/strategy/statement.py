@@ -75,6 +75,7 @@ class Flag:
     least: int | None = None
     most: int | None = None
     needs: tuple[Need, ...] = ()  # it has no effect without all of these
+    only: tuple[str, Any] | None = None  # a flag, and the value without which it is refused
     tries: tuple[Any, ...] = ()  # values to try where memory is short, each with less than before
     numerics: bool = False  # it changes the numbers that training sees
     rare: bool = False  # --help-all tells of it, --help does not
@@ -469,8 +470,16 @@ class Statement(Declaration):
         return {names[f.param.name]: _flag_value(f, f.read(op)) for f in said}
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
-        """What is wrong with the flags of this statement, each with a remedy."""
-        return iter(())
+        """What is wrong with the flags of this statement, each with a remedy: by default those that
+        are given without the only value of another flag that they go with."""
+        for flag in self.flags:
+            if flag.only is None or flag.is_default(value := request[flag.name]):
+                continue
+            option, wanted = Flag(flag.only[0], ""), flag.only[1]
+            if (found := request[option.name]) != wanted:
+                needed = option.with_value(wanted)
+                message = f"needs {needed}, found {option.with_value(found)}"
+                yield f"{flag.with_value(value)} {message}", f"choose {needed}, or leave it out"
 
 
 def _tuple(value: object) -> tuple[object, ...]:

@@ -24,6 +24,7 @@ from stagec.api import (
 )
 from stagec.ir.layers import LayerStack, kind_of, stack_of
 from stagec.ir.traits import Repeats
+from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.passes.pipeline_stages.layers import runs_layers
 from stagec.passes.pipeline_stages.sections import ActionKind, Sections, too_far
 from stagec.sharding.stages import PlacedPiece
@@ -118,7 +119,7 @@ class StageValues:
     def reach(self, value: Value) -> Value:
         """The value, or the result of the action that makes it if that is another one."""
         home = value.region.owner
-        if home is self._action or home.name != "stg.action":
+        if home is self._action or not isinstance(home.definition, ActionOp):
             return value
         if value not in self._exports:
             home.body.terminator.add_operand(value)

@@ -25,6 +25,9 @@ from stagec.ir.rewrite import erase_unused
 from stagec.ir.rule import shape_text
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.attention import FlashAttention
+from stagec.ir_spec.ops.contraction import Broadcast, Einsum
+from stagec.ir_spec.ops.layout import Reshape
+from stagec.ir_spec.ops.selection import Concat, Cut
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ def _absorb(module: Module, op: Operation) -> bool:
 def _parts(keys: Value) -> list[_Part] | None:
     """The parts of the last dimension of keys; None if one of them is not made of shared rows."""
     op = keys.producer
-    joined = op is not None and op.name == "stg.concat" and op.integer("dim", 3) == 3
+    joined = op is not None and isinstance(op.definition, Concat) and op.integer("dim", 3) == 3
     values = op.operands if op is not None and joined else (keys,)
     parts = [_part(v) for v in values]
     return None if None in parts else [p for p in parts if p is not None]
@@ -159,9 +162,9 @@ def _part(value: Value) -> _Part | None:
     if op is None or rule is None or len(rule.results[0]) != 4 or len(rule.operands[0]) != 3:
         return None
     rows, made = rule.operands[0], rule.results[0]
-    if op.name == "stg.broadcast" and made == (*rows[:2], made[2], rows[2]):
+    if isinstance(op.definition, Broadcast) and made == (*rows[:2], made[2], rows[2]):
         return _Part(op.operands[0])
-    if op.name != "stg.einsum" or rows[:2] != made[:2] or rows[2] in made:
+    if not isinstance(op.definition, Einsum) or rows[:2] != made[:2] or rows[2] in made:
         return None
     weight = set(rule.operands[1])
     return _Part(op.operands[0], op.operands[1], rule) if weight == {rows[2], *made[2:]} else None
@@ -180,14 +183,14 @@ def _cut(b: Builder, q: Value, keys: Value, parts: list[_Part]) -> Sequence[Valu
 def _one_head(b: Builder, rows: list[Value]) -> Value:
     """Rows that lie together, as the keys of a single head [B, T, 1, C + ...]."""
     op = rows[0].producer
-    together = op is not None and op.name == "stg.cut" and list(op.results) == rows
+    together = op is not None and isinstance(op.definition, Cut) and list(op.results) == rows
     flat = op.operands[0] if op is not None and together else rows[0]
     if not together and len(rows) > 1:
         flat = b.value("stg.concat", rows, hint=f"{rows[0].name}_parts")
     source = flat.producer
     if source is not None and source.has(Recasts):  # the kernel reads them as they are cached
         source = source.operands[0].producer
-    if source is not None and source.name == "stg.reshape":
+    if source is not None and isinstance(source.definition, Reshape):
         whole = source.operands[0]
         if whole.tensor.rank == 4 and whole.tensor.shape[2] == ONE:
             return whole

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 
 from stagec.api import Loc, Module, Pass, Phase, Strategy, evaluate, product, read_strategy
 from stagec.ir_spec.ops.quantized import FORMATS
@@ -78,7 +77,7 @@ def _pad(
     """Fill dimensions up; gives the sizes that changed."""
     sizes = dict[str, int]()
     for name in dims:
-        size, wanted = module.symbols[name], multiple * _ranks(module, strategy, name)
+        size, wanted = module.symbols[name], multiple * strategy.ranks_of(name, module.mesh)
         if size is not None and size % wanted:
             sizes[name] = -(-size // wanted) * wanted
     if not sizes:
@@ -102,10 +101,3 @@ def _parameters(module: Module) -> int | None:
     if any(not size.symbols <= module.env.keys() for size in sizes):
         return None
     return sum(evaluate(size, module.env) for size in sizes)
-
-
-def _ranks(module: Module, strategy: Strategy, name: str) -> int:
-    """The ranks that split a dimension, as far as their number is known."""
-    mesh = module.mesh
-    axes = {a for rule in strategy.splits if name in rule.dims for a in rule.over}
-    return prod(mesh.sizes.get(a) or 1 for a in axes) if mesh is not None else 1

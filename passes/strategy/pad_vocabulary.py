@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from stagec.api import Module, Pass, Phase, Strategy, read_strategy
 from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyRule
@@ -56,13 +55,6 @@ def pad_vocabulary(module: Module, strategy: Strategy) -> None:
         why = "no loss has a vocabulary that is a symbol with a value"
         module.diagnostics.remark(f"'stg.pad_vocabulary' changes nothing: {why}", rule.loc)
     for name, size in sizes.items():
-        multiple = rule.multiple * (1 if rule.whole else _ranks(module, strategy, name))
+        multiple = rule.multiple * (1 if rule.whole else strategy.ranks_of(name, module.mesh))
         if size is not None and size % multiple:
             module.set_values({name: -(-size // multiple) * multiple})
-
-
-def _ranks(module: Module, strategy: Strategy, name: str) -> int:
-    """The ranks that split a dimension, as far as their number is known."""
-    mesh = module.mesh
-    axes = {a for rule in strategy.splits if name in rule.dims for a in rule.over}
-    return prod(mesh.sizes.get(a) or 1 for a in axes) if mesh is not None else 1

@@ -27,6 +27,7 @@ from stagec.ir.types import WEIGHTS
 from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
+from stagec.sharding.propagate import is_carried
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _place_named(module: Module, strategy: Strategy, placer: Placer) -> None:
             continue
         rest = isinstance(value.owner, Region)
         type_ = placer.place(value.tensor.unplaced(), rest=rest, value=value)
-        if isinstance(value.owner, Region) and _is_carried(value):
+        if isinstance(value.owner, Region) and is_carried(value):
             value.type = type_
         else:
             _pin(module.registry, value, type_, named[called])
@@ -153,11 +154,6 @@ def _argument(value: Value) -> Value | None:
             return value
         value = owner.operands[value.index]
     return None
-
-
-def _is_carried(arg: Value) -> bool:
-    owner = arg.region.owner
-    return owner.has(Repeats) and arg.index < owner.integer("carry", 1)
 
 
 def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:

@@ -81,11 +81,7 @@ class Compiles:
         self._made: list[Compiled] = []
 
     def find(
-        self,
-        values: Mapping[str, int],
-        compiled: Callable[[], Compiled],
-        *,
-        figures: bool = False,
+        self, values: Mapping[str, int], compiled: Callable[[], Compiled], *, figures: bool = False
     ) -> Compiled:
         """What was compiled for these values of all symbols and axes, with `figures` such that has
         them; `compiled` compiles the job with them. Raises `DiagnosticError`."""

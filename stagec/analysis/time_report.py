@@ -13,7 +13,7 @@ from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.machines import Machine
 from stagec.program.nodes import Node
 from stagec.time.cautions import cautions, of_software
-from stagec.time.costs.nodes import Measurements
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.levers import levers as all_levers
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
 from stagec.time.path import critical_path
@@ -143,22 +143,18 @@ def time_report(
     *,
     model_flops: Expr | None,
     tokens: Expr | None,
-    overlap: bool = True,
-    graphs: bool = True,
-    levers: bool | None = None,
-    measured: Measurements | None = None,
-    fit: Callable[[], MemoryFit | None] = lambda: None,
+    replay: ReplayOptions,
+    levers: bool | None,
+    fit: Callable[[], MemoryFit | None],
 ) -> TimeReport:
     """The report of what was issued, on a machine. `model_flops` and `tokens` are those of a step
     of all ranks, in symbols and axes that have these `values`; tokens with a size that is open are
-    not known. Without `overlap` all collectives are blocking, without `graphs` hosts issue steps of
-    serving op by op. `levers` says whether to try what would help; None: if the step has few
-    nodes. `fit` says whether the job fits when it is asked for. Raises `DiagnosticError`."""
-    how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
-    step = step_time(issued, machine, **how)
+    not known. `levers` says whether to try what would help; None: if the step has few nodes. `fit`
+    says whether the job fits when it is asked for. Raises `DiagnosticError`."""
+    step = step_time(issued, machine, replay)
     if levers is None:
         levers = step.classes.graph.count <= _MANY
-    tried = all_levers(issued, machine, **how) if levers else ()
+    tried = all_levers(issued, machine, replay) if levers else ()
     members = [each for job in issued.jobs for each in job.members]
     seconds, ranks = step.seconds, sum(map(len, members))
     needed = None if model_flops is None else evaluate(model_flops, values)
@@ -175,29 +171,29 @@ def time_report(
     kernels = list(dict.fromkeys(k for job in issued.jobs if (k := job.software.attention)))
     used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
     return TimeReport(
-        model,
-        machine.name,
-        ranks,
-        dict(issued.mesh),
-        seconds,
-        read,
-        None if read is None else read / seconds,
-        None if read is None else read / seconds / ranks,
-        needed,
-        executed,
-        peak,
-        None if needed is None else needed / could,
-        executed / could,
-        step.slowest.name,
-        _seconds(step.parts(step.slowest)),
-        tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
-        {name: step.ways.get(way, 0) for name, way in _FOUND.items()},
-        {level.name: level.used for level in used if level.used not in (None, level.ranks)},
-        (*cautions(machine, meshes), *of_software(machine, kernels)),
-        ", ".join(kernels),
-        [len(mine) for mine in members],
-        step,
-        fit,
+        model=model,
+        machine=machine.name,
+        ranks=ranks,
+        mesh=dict(issued.mesh),
+        step_seconds=seconds,
+        tokens=read,
+        tokens_per_second=None if read is None else read / seconds,
+        tokens_per_second_per_rank=None if read is None else read / seconds / ranks,
+        model_flops=needed,
+        executed_flops=executed,
+        peak_flops=peak,
+        mfu=None if needed is None else needed / could,
+        hfu=executed / could,
+        slowest=step.slowest.name,
+        breakdown=_seconds(step.parts(step.slowest)),
+        levers=tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
+        costed_by={name: step.ways.get(way, 0) for name, way in _FOUND.items()},
+        used_ranks={e.name: e.used for e in used if e.used not in (None, e.ranks)},
+        cautions=(*cautions(machine, meshes), *of_software(machine, kernels)),
+        attention=", ".join(kernels),
+        ranks_of_classes=[len(mine) for mine in members],
+        step=step,
+        planned=fit,
     )
 
 

@@ -131,15 +131,11 @@ def _as_json(report: CheckReport, failed: bool) -> dict[str, Any]:
             for f in findings
         ]
 
+    named = "verdict", "ranks", "nodes", "collectives", "groups", "sends"
     return {
         "schema": 1,
         "ok": not failed,
-        "verdict": report.verdict,
-        "ranks": report.ranks,
-        "nodes": report.nodes,
-        "collectives": report.collectives,
-        "groups": report.groups,
-        "sends": report.sends,
+        **{name: getattr(report, name) for name in named},
         "not_checked": list(report.alone),
         "rendezvous": not failed and report.eager_only is None,
         "errors": rows(report.errors),

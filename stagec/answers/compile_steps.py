@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from stagec.answers.compiled import CompileAnswer, times_text
-from stagec.answers.time.table import seconds_text
+from stagec.answers.time.table import seconds_text, spreads_table
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.provenance import provenance
 from stagec.jobs.request.options import JobOptions
@@ -29,7 +29,7 @@ from stagec.jobs.written import (
     write_one_archive,
 )
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
-from stagec.serving.latency import PERCENTILES, latencies
+from stagec.serving.latency import latencies
 from stagec.serving.requests import SECOND
 from stagec.serving.step import Step
 from stagec.sharding.strategy import read_strategy
@@ -43,10 +43,7 @@ _SHOWN = 4
 
 
 def compile_steps(
-    options: JobOptions,
-    given: Mapping[str, Any],
-    durations: Durations | None,
-    session: Session,
+    options: JobOptions, given: Mapping[str, Any], durations: Durations | None, session: Session
 ) -> CompileAnswer:
     """Compile the steps that are asked for and write their traces. Raises `DiagnosticError`."""
     began = time.perf_counter()
@@ -177,14 +174,9 @@ def print_steps(steps: StepList, compiles: int, stream: TextIO) -> None:
 
 def print_times(steps: StepList, out: Console) -> None:
     """What users of the server meet, and tokens per second of a group."""
-    from stagec.output.tables import table
 
-    names = ("mean", *(f"p{n}" for n in PERCENTILES))
-    shown = table("Requests that were served", "", *names, text_columns=1)
-    for name, spread in latencies(steps.served).items():
-        figures = spread.as_json()
-        shown.add_row(_TIMES[name], *(seconds_text(figures[n]) for n in names))
-    out.print(shown)
+    spreads = latencies(steps.served).items()
+    out.print(spreads_table({_TIMES[name]: spread.as_json() for name, spread in spreads}))
     tokens, seconds = sum(s.request.output for s in steps.served), steps.end / SECOND
     out.print(
         f"{len(steps.served):,} requests with {tokens:,} output tokens in "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: By its name the module that has it as `QUESTION`, which is imported when it is asked; and one
 #: line of help.
 QUESTIONS: Mapping[str, tuple[str, str]] = {
-    "serve": ("stagec.answers.serve", "Compute rates of a server: TTFT, TPOT, tokens per second."),
+    "serve": ("stagec.answers.serve", "Compute rates of a server: TTFT, TPOT, tokens per second.")
 }
 
 

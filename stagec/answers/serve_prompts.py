@@ -41,6 +41,7 @@ from stagec.jobs.step_timer import StepTimer
 from stagec.pipeline.verify import verify_module
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -69,13 +70,13 @@ def sending(
     from stagec.time.costs.network import level_between_pods
     from stagec.time.transfer import transfer_time
 
-    machine, measured = timer.machine, timer.measured
+    machine, replay = timer.machine, ReplayOptions(measured=timer.measured)
     peers = {DECODE: target}
-    timed = time_job(options, machine, session, levers=False, measured=measured, peers=peers)
+    timed = time_job(options, machine, session, replay, levers=False, peers=peers)
     meshes = [job.mesh for job in timed.each.values()]
     level = level_between_pods(machine, [*meshes, target.axis_sizes])
     sent = timed.steps[PREFILL].issued, machine, level, timed.step
-    return timer.counted(timed.report), transfer_time(*sent, measured=measured)
+    return timer.counted(timed.report), transfer_time(*sent, replay)
 
 
 def handover_between(timer: StepTimer, session: Session, options: JobOptions) -> Handover:

@@ -12,10 +12,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from stagec.check.findings import CheckReport
 from stagec.check.members import GroupMembers
+from stagec.support.json_values import is_list, is_object
 from stagec.traces.checksum import CHECKSUM, is_intact
 
 MANIFEST_NAME = "manifest.json"
@@ -132,12 +132,11 @@ def read_groups(directory: Path, name: str, report: CheckReport) -> GroupsFile |
     if "empty" in str(path):
         message = "expected a path without the word 'empty', which ASTRA-sim takes for no file"
         report.warning(path, "empty-in-path", message, "rename the job or its directory")
-    if not isinstance(parsed, dict):
+    if not is_object(parsed):
         message = f"expected an object of groups, found {type(parsed).__name__}"
         report.error(path, "bad-groups-file", message, _GROUPS_REMEDY)
         return GroupsFile(path, GroupMembers.of({}))
-    entries = cast("dict[str, object]", parsed)
-    return GroupsFile(path, GroupMembers.of(dict(_parsed_groups(path, entries, report))))
+    return GroupsFile(path, GroupMembers.of(dict(_parsed_groups(path, parsed, report))))
 
 
 _GROUPS_REMEDY = "write one object: decimal ids > 0 to lists of distinct ranks"
@@ -150,16 +149,16 @@ def _looks_like_groups(path: Path) -> bool:
         parsed = _load(path)
     except (OSError, ValueError, RecursionError):
         return False
-    if not isinstance(parsed, dict):
-        return False
-    entries = cast("dict[str, object]", parsed)
-    return all(group_id(k) is not None and isinstance(v, list) for k, v in entries.items())
+    return is_object(parsed) and all(
+        group_id(key) is not None and is_list(value) for key, value in parsed.items()
+    )
 
 
 def _load(path: Path) -> object:
     if not path.is_file():
         raise ValueError("it is not a regular file")
-    return cast("object", json.loads(path.read_bytes(), object_pairs_hook=_distinct))
+    parsed: object = json.loads(path.read_bytes(), object_pairs_hook=_distinct)
+    return parsed
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -183,10 +182,10 @@ def _parsed_groups(
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
-    if not isinstance(value, list):
+    if not is_list(value):
         return None
     ranks: list[int] = []
-    for item in cast("list[object]", value):
+    for item in value:
         if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < 1 << 63:
             return None
         ranks.append(item)
@@ -237,9 +236,9 @@ def _manifest_files(parsed: Mapping[str, object]) -> dict[str, tuple[int, str]]:
 
 
 def _object(value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
+    if not is_object(value):
         raise ValueError(f"expected an object, found {type(value).__name__}")
-    return cast("dict[str, object]", value)
+    return value
 
 
 def _check_file(path: Path, size: int, checksum: str, report: CheckReport) -> None:

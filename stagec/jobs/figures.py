@@ -15,11 +15,11 @@ from stagec.jobs.instruments import instruments
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.text.printer import print_op
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
-    from stagec.time.costs.nodes import Measurements
 
 #: Structures that a process has compiled, those last that were asked for last; what differs in
 #: sizes and degrees only is one of them.
@@ -73,13 +73,7 @@ class CompiledJob:
         return self.again().memory_figures()
 
     def time(
-        self,
-        machine: Machine,
-        *,
-        overlap: bool = True,
-        graphs: bool = True,
-        levers: bool = False,
-        measured: Measurements | None = None,
+        self, machine: Machine, replay: ReplayOptions = USUAL, *, levers: bool = False
     ) -> TimeReport:
         """The time of its step on a machine. Raises `DiagnosticError`."""
         from stagec.analysis.time_report import time_report
@@ -91,10 +85,8 @@ class CompiledJob:
             self.compiled.settled(self.values),
             model_flops=self.compiled.model_flops,
             tokens=self.compiled.tokens,
-            overlap=overlap,
-            graphs=graphs,
+            replay=replay,
             levers=levers,
-            measured=measured,
             fit=lambda: self.fit(machine),
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stagec.analysis.figures import FigureFormulas, Figures, MemoryFigures, joined_figures
 from stagec.jobs.figures import CompiledJob
@@ -16,6 +16,7 @@ from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import PLAN, Hooks
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from stagec.ir.module import Module
     from stagec.machines import Machine
     from stagec.pipeline.passes import Pass
-    from stagec.time.costs.nodes import Measurements
     from stagec.time.step import Issued, IssuedStep
 
 
@@ -101,13 +101,7 @@ class LoweredJob:
         return [*steps.values()]
 
     def steps(
-        self,
-        machine: Machine,
-        *,
-        overlap: bool = True,
-        graphs: bool = True,
-        levers: bool | None = None,
-        measured: Measurements | None = None,
+        self, machine: Machine, replay: ReplayOptions = USUAL, *, levers: bool | None = None
     ) -> Mapping[str, TimedStep]:
         """The time of each step, by its first pod; caches take no time on their way. Raises
         `DiagnosticError`."""
@@ -131,10 +125,8 @@ class LoweredJob:
                 module.env,
                 model_flops=None if flops is None else step_flops(flops, module.graphs),
                 tokens=self.looks[pod].tokens.result,
-                overlap=overlap,
-                graphs=graphs,
+                replay=replay,
                 levers=levers,
-                measured=measured,
                 fit=partial(_worst_fit, machine, together.jobs, peaks),
             )
             steps[pod] = TimedStep(group, together, report)
@@ -167,10 +159,11 @@ class LoweredJob:
             figures[pod] = FigureFormulas(module, moments).at(module.env)
         return joined_figures(figures, twice=[pod for group in self.groups[1:] for pod in group])
 
-    def time(self, machine: Machine, *, levers: bool = False, **how: Any) -> TimeReport:
-        """The time on a machine of a job of one step; `how` is `overlap`, `graphs` and `measured`.
-        Raises `DiagnosticError`."""
-        (step,) = self.steps(machine, levers=levers, **how).values()
+    def time(
+        self, machine: Machine, replay: ReplayOptions = USUAL, *, levers: bool = False
+    ) -> TimeReport:
+        """The time on a machine of a job of one step. Raises `DiagnosticError`."""
+        (step,) = self.steps(machine, replay, levers=levers).values()
         return step.report
 
 

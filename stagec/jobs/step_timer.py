@@ -11,6 +11,7 @@ from stagec.jobs.request.command_line import asked_words, step_command
 from stagec.jobs.request.measurements import MEASURED, measurements, remark_unused
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -38,7 +39,7 @@ class StepTimer:
 
     def time(self, job: CompiledJob | LoweredJob) -> TimeReport:
         """The time of a job of one step. Raises `DiagnosticError`."""
-        return self.counted(job.time(self.machine, measured=self.measured))
+        return self.counted(job.time(self.machine, ReplayOptions(measured=self.measured)))
 
     def counted(self, report: TimeReport) -> TimeReport:
         """A report of a step of this machine, which counts from now on."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stagec.jobs.step_modules import StepModules
 from stagec.serving.requests import SECOND
 from stagec.serving.step import Step
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -35,7 +36,8 @@ class StepTimes:
         picoseconds = self._known.get(step)
         if picoseconds is None:
             job = self.modules.compiled(step)
-            seconds = job.time(self.machine, graphs=self.graphs, measured=self.measured)
+            replay = ReplayOptions(graphs=self.graphs, measured=self.measured)
+            seconds = job.time(self.machine, replay)
             picoseconds = max(1, ceil(seconds.step_seconds * SECOND / self.depth))
             self._known[step] = picoseconds
         return picoseconds

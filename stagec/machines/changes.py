@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 
-from stagec.machines.figures import KINDS, Figure, Unit, is_table, listed, quantity
+from stagec.machines.figures import KINDS, Figure, Unit, listed, quantity
 from stagec.support.diagnostics import error
+from stagec.support.json_values import is_object
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _walk(node: Any, path: list[str], apply: _Apply, hint: Any) -> Any:
         name, inside = _hints(type(node)).get(path[0] if path else "", ("", None))
         inner = _walk(getattr(node, name), path[1:], apply, inside) if name else None
         return None if inner is None else node.model_copy(update={name: inner})
-    if is_table(node):
+    if is_object(node):
         return _each(node, path, apply, get_args(hint)[-1])
     if levels := _levels(node):
         items = _each(levels, path, apply, None)
@@ -187,7 +188,7 @@ def _leaves(node: object, path: str) -> Iterator[tuple[str, Any]]:
 def _items(node: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(node, BaseModel):
         yield from ((n, getattr(node, field)) for n, (field, _) in _hints(type(node)).items())
-    elif is_table(node):
+    elif is_object(node):
         yield from node.items()
     else:
         yield from _levels(node).items()

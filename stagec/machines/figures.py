@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -60,11 +60,6 @@ def _count(value: Any) -> int:
     if type(value) is not int or not 0 < value < 2**53:
         raise ValueError(f"expects a number such as 132, found {value!r:.60}")
     return value
-
-
-def is_table(value: object) -> TypeGuard[dict[str, Any]]:
-    """A table of a text, or named parts of a machine."""
-    return isinstance(value, dict)
 
 
 def listed(value: Any) -> tuple[Any, ...]:

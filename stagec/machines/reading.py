@@ -11,10 +11,11 @@ from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 from pydantic import ValidationError
 
 from stagec.machines.efficiency import collective_defaults, network_defaults
-from stagec.machines.figures import is_table, listed
+from stagec.machines.figures import listed
 from stagec.machines.schema import Machine
 from stagec.support import texts
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
+from stagec.support.json_values import is_object
 from stagec.support.limits import MAX_BYTES
 from stagec.support.source import FileLoc, Loc, Source
 from stagec.support.suggest import did_you_mean
@@ -80,12 +81,12 @@ def on_base(base: Tables, tables: Tables) -> Tables:
     with any other name replaces the base's, and levels that are gone take their constants along.
     """
     result = _merged(base, tables)
-    kept = {str(level.get("name")) for level in listed(result.get("network")) if is_table(level)}
+    kept = {str(level.get("name")) for level in listed(result.get("network")) if is_object(level)}
     given = tables.get("efficiency")
-    own = given.get("network") if is_table(given) else None
-    kept |= set(own) if is_table(own) else set()
+    own = given.get("network") if is_object(given) else None
+    kept |= set(own) if is_object(own) else set()
     efficiency = result.get("efficiency")
-    if is_table(efficiency) and is_table(efficiency.get("network")):
+    if is_object(efficiency) and is_object(efficiency.get("network")):
         network = {n: v for n, v in efficiency["network"].items() if n in kept}
         result["efficiency"] = {**efficiency, "network": network}
     return result
@@ -95,11 +96,11 @@ def _merged(base: Tables, tables: Tables) -> Tables:
     result = {n: v for n, v in base.items() if n not in ("aliases", "base")}
     for name, value in tables.items():
         old = result.get(name)
-        if name == "network" and is_table(old) and is_table(value):
+        if name == "network" and is_object(old) and is_object(value):
             result[name] = {**old, **value}
         elif name == "network" and listed(old):
             result[name] = _levels(listed(old), value)
-        elif is_table(old) and is_table(value) and "value" not in value:
+        elif is_object(old) and is_object(value) and "value" not in value:
             result[name] = _merged(old, value)
         elif name != "base":
             result[name] = value
@@ -107,10 +108,10 @@ def _merged(base: Tables, tables: Tables) -> Tables:
 
 
 def _levels(old: tuple[Any, ...], new: object) -> object:
-    if not listed(new) or not all(map(is_table, listed(new))):
+    if not listed(new) or not all(map(is_object, listed(new))):
         return new  # what is no list of levels is told by the schema
-    changed = {str(level.get("name")): level for level in listed(new) if is_table(level)}
-    known = [level for level in old if is_table(level)]
+    changed = {str(level.get("name")): level for level in listed(new) if is_object(level)}
+    known = [level for level in old if is_object(level)]
     if not set(changed) <= {str(level.get("name")) for level in known}:
         return new
     return [_merged(level, changed.get(str(level.get("name")), {})) for level in known]
@@ -136,7 +137,7 @@ def checked(name: str, tables: Tables, file: str, text: str) -> Machine:
 
 
 def _names_of_levels(tables: Tables) -> list[object]:
-    return [t.get("name") if is_table(t) else None for t in listed(tables.get("network"))]
+    return [t.get("name") if is_object(t) else None for t in listed(tables.get("network"))]
 
 
 def _check_levels(
@@ -144,7 +145,7 @@ def _check_levels(
 ) -> None:
     """Levels are tables, and constants belong to one that there is."""
     network = tables.get("network", [{}])
-    if not listed(network) or not all(map(is_table, listed(network))):
+    if not listed(network) or not all(map(is_object, listed(network))):
         place = next((way for way in known if way[0] == "network"), ("network",))
         raise error(
             "network: expects levels, each under its own [[network]]",
@@ -152,9 +153,9 @@ def _check_levels(
             remedy='write [[network]], then name = "nvlink" and its figures',
         )
     efficiency = tables.get("efficiency")
-    given = efficiency.get("network") if is_table(efficiency) else None
+    given = efficiency.get("network") if is_object(efficiency) else None
     names = [str(name) for name in _names_of_levels(tables)]
-    for name in given if is_table(given) and names else ():
+    for name in given if is_object(given) and names else ():
         if name not in names:
             way = ("efficiency", "network", name)
             raise error(
@@ -166,14 +167,14 @@ def _check_levels(
 
 def _completed(tables: Tables) -> Tables:
     """The tables with the constants that they leave out, for every level of the network."""
-    levels = [level for level in listed(tables.get("network")) if is_table(level)]
+    levels = [level for level in listed(tables.get("network")) if is_object(level)]
     efficiency = tables.get("efficiency", {})
-    if not levels or not is_table(efficiency) or not is_table(efficiency.get("network", {})):
+    if not levels or not is_object(efficiency) or not is_object(efficiency.get("network", {})):
         return tables
     network: Tables = dict(efficiency.get("network", {}))
     for level in levels:
         name, own = str(level.get("name")), network.get(str(level.get("name")), {})
-        if is_table(own):
+        if is_object(own):
             network[name] = {**network_defaults(str(level.get("kind"))), **own}
     first = {"collectives": collective_defaults(str(levels[0].get("kind")))}
     return {**tables, "efficiency": {**first, **efficiency, "network": network}}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
@@ -118,9 +119,13 @@ def _without_blanks_at_ends(rendered: RenderResult) -> Iterator[Segment]:
         yield Segment("".join(segment.text for segment in line).rstrip() + "\n")
 
 
-def table(title: str, *columns: str, text_columns: int = 1) -> Table:
-    """A table whose first columns are text and whose others are numbers."""
+def table(
+    title: str, *columns: str, rows: Iterable[Iterable[str]] = (), text_columns: int = 1
+) -> Table:
+    """A table of these rows, whose first columns are text and whose others are numbers."""
     made = _Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i < text_columns else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*map(escape, row))
     return made

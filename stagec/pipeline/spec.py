@@ -249,10 +249,7 @@ class _Assembler:
         self._passes, self._pipelines = passes, pipelines
 
     def build(
-        self,
-        specs: Sequence[PassSpec],
-        parts: tuple[_Part, ...] = (),
-        outer: tuple[str, ...] = (),
+        self, specs: Sequence[PassSpec], parts: tuple[_Part, ...] = (), outer: tuple[str, ...] = ()
     ) -> list[_Placed]:
         """The passes of specs that stand in the texts of the pipelines `outer`; all of them are of
         `parts`."""

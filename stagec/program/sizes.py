@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Expr, evaluate, function
@@ -115,11 +115,19 @@ class _KernelPlaces(NamedTuple):
     form: str
 
 
+#: The fields of a node that are the same in other sizes.
+_SAME = (
+    *("kind", "name", "phase", "parts", "group", "blocking", "bucket", "scope", "over", "by"),
+    *("tag", "to", "op", "id", "index", "layer"),
+)
+
+
 class _NodePlaces(NamedTuple):
-    """A node by the places of its numbers, and of its kernel; a call in buckets has its bytes from
-    the operation."""
+    """A node: the fields that stay the `same`, and the places of its numbers, and of its kernel; a
+    call in buckets has its bytes from the operation."""
 
     node: Node
+    same: Mapping[str, Any]
     size: int
     flops: int
     matmul: int
@@ -158,7 +166,7 @@ class Resizable:
         ]
         buckets: dict[Operation, list[int]] = {}
         nodes: list[Node] = []
-        for node, size, flops, matmul, out, kernel, dealt in self._nodes:
+        for node, same, size, flops, matmul, out, kernel, dealt in self._nodes:
             if node.op is None:
                 nodes.append(node)
                 continue
@@ -166,27 +174,12 @@ class Resizable:
                 buckets[node.op] = _calls(node.op, self._ready[node.op], values)
             nodes.append(
                 Node(
-                    node.kind,
-                    node.name,
-                    node.phase,
-                    buckets[node.op][node.index] if node.bucket else n[size],
-                    n[flops],
-                    n[matmul],
-                    n[out],
-                    None if kernel is None else kernels[kernel],
-                    node.parts,
-                    node.group,
-                    node.blocking,
-                    node.bucket,
-                    node.scope,
-                    node.over,
-                    node.by,
-                    node.tag,
-                    node.to,
-                    op=node.op,
-                    id=node.id,
-                    index=node.index,
-                    layer=node.layer,
+                    **same,
+                    size=buckets[node.op][node.index] if node.bucket else n[size],
+                    flops=n[flops],
+                    matmul=n[matmul],
+                    out=n[out],
+                    kernel=None if kernel is None else kernels[kernel],
                     dealt=(n[dealt[0]], n[dealt[1]]),
                 )
             )
@@ -194,15 +187,16 @@ class Resizable:
 
     def _sized(self, node: Node) -> _NodePlaces:
         op, place = node.op, self._place
+        about = node, {name: getattr(node, name) for name in _SAME}
         none = self._number(ZERO)
         if op is None or node.bucket:
-            return _NodePlaces(node, none, none, none, none, None, (none, none))
+            return _NodePlaces(*about, none, none, none, none, None, (none, none))
         size = place(op, "bytes")
         if not node.is_computation:
             copies, groups = (place(op, name) for name in _DEALT)
-            return _NodePlaces(node, size, none, none, none, None, (copies, groups))
+            return _NodePlaces(*about, size, none, none, none, None, (copies, groups))
         flops, matmul, out = (place(op, name) for name in _NUMBERS[1:])
-        return _NodePlaces(node, size, flops, matmul, out, self._kernel(op), (none, none))
+        return _NodePlaces(*about, size, flops, matmul, out, self._kernel(op), (none, none))
 
     def _kernel(self, op: Operation) -> int:
         kind, dtype, names, what, causal, form = _about(op)

@@ -15,6 +15,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.searches.main_pod import with_batch_option
 from stagec.searches.probes import Asked, Probe, probe
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -88,8 +89,8 @@ def evaluate(task: Task) -> Evaluated | str:
     gc.set_threshold(_RARELY, 20, 100)
     try:
         job = job_costs(with_batch_option(task.options))
-        about = partial(job.time, overlap=task.overlap, measured=task.measured)
-        time = cache(partial(about, task.machine))
+        replay = ReplayOptions(task.overlap, measured=task.measured)
+        time = cache(partial(job.time, task.machine, replay))
         if task.most is not None and time().step_seconds >= task.most:
             return NOTHING
         memory = job.memory_figures()

@@ -26,6 +26,7 @@ from stagec.searches.explore.pipelined import ActionTimes
 from stagec.searches.probe_times import Ran, action_times, ran_of, span_of, tail_of
 from stagec.searches.space import data_ranks, microbatch_of
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.step import StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 
@@ -316,7 +317,7 @@ def _step(job: CompiledJob, asked: Asked) -> StepTime:
     """The replay of a probe by the clock of the devices; that of the hosts can only make a step
     longer."""
     issued = job.compiled.issued(job.values)
-    return step_time(issued, asked.machine, overlap=asked.overlap, hosts=False)
+    return step_time(issued, asked.machine, ReplayOptions(asked.overlap), hosts=False)
 
 
 def _ran(step: StepTime) -> _Classes:

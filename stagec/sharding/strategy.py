@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeVar, cast
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
-from stagec.ir.module import Module
+from stagec.ir.module import Mesh, Module
 from stagec.ir_spec.strategy.blocking import BlockingRule
 from stagec.ir_spec.strategy.bucket import BucketRule
 from stagec.ir_spec.strategy.capacity import CapacityRule
@@ -76,6 +77,11 @@ class Strategy:
     def splits(self) -> tuple[SplitRule, ...]:
         """Which dimensions are split over which axes."""
         return self.all(SplitRule)
+
+    def ranks_of(self, name: str, mesh: Mesh | None) -> int:
+        """The ranks that split a dimension, as far as their number is known."""
+        axes = {a for rule in self.splits if name in rule.dims for a in rule.over}
+        return prod(mesh.sizes.get(a) or 1 for a in axes) if mesh is not None else 1
 
     @property
     def whole(self) -> tuple[GatherRule, ...]:

@@ -31,12 +31,7 @@ class Sharder:
         if not axes:
             return param.tensor
         sharded, done = shard_at_rest(
-            param.tensor,
-            axes,
-            self._preferred,
-            self._assumptions.facts,
-            module.env,
-            self._counts,
+            param.tensor, axes, self._preferred, self._assumptions.facts, module.env, self._counts
         )
         if not done:
             self._whole.append(param)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from stagec.machines import Machine
 from stagec.machines.placement import straddling
-from stagec.time.costs.nodes import Measurements
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.step import IssuedStep, StepTime, step_time
 
 
@@ -18,24 +19,17 @@ class Lever(NamedTuple):
     step: StepTime
 
 
-def levers(
-    issued: IssuedStep,
-    machine: Machine,
-    *,
-    overlap: bool = True,
-    graphs: bool = True,
-    measured: Measurements | None = None,
-) -> Iterator[Lever]:
+def levers(issued: IssuedStep, machine: Machine, replay: ReplayOptions = USUAL) -> Iterator[Lever]:
     """Groups that do not cross a level without need, twice each rate, no latency, no launch gaps,
-    and communication that is all hidden. Nobody has measured such machines: what was `measured`
-    changes by the ratio of the models."""
-    known = None if measured is None else measured.of(machine)
-    how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": known}
+    and communication that is all hidden. Nobody has measured such machines: what was
+    `measured` changes by the ratio of the models."""
+    if replay.measured is not None:
+        replay = replace(replay, measured=replay.measured.of(machine))
     for name, changed in [*_placed(issued, machine), *_changed(machine)]:
-        yield Lever(name, step_time(issued, changed, **how))
+        yield Lever(name, step_time(issued, changed, replay))
     at_once = machine.changed({"compute.launch": 0.0})
-    yield Lever("no launch gaps", step_time(issued, at_once, **how, hosts=False))
-    hidden = step_time(issued, machine, communicates=False, **how)
+    yield Lever("no launch gaps", step_time(issued, at_once, replay, hosts=False))
+    hidden = step_time(issued, machine, replay, communicates=False)
     yield Lever("communication all hidden", hidden)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -25,7 +25,8 @@ from stagec.time.clock.hosts import HostTimes, delay_kernels
 from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
-from stagec.time.costs.nodes import CostTable, Measurements, picoseconds
+from stagec.time.costs.nodes import CostTable, picoseconds
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
 from stagec.time.streams import PICOSECONDS, SCHEDULER, Cost, Part
 
@@ -356,16 +357,13 @@ class IssuedStep(Protocol):
 def step_time(
     issued: IssuedStep,
     machine: Machine,
+    replay: ReplayOptions = USUAL,
     *,
-    overlap: bool = True,
     communicates: bool = True,
-    graphs: bool = True,
     hosts: bool = True,
-    measured: Measurements | None = None,
     pods: Mapping[str, Level] = MappingProxyType({}),
 ) -> StepTime:
-    """Replay a job on a machine. Without overlap all collectives are blocking; where nothing
-    communicates, collectives and messages take no time. What is `measured` wins over models.
+    """Replay a job on a machine. Where nothing communicates, collectives and messages take no time.
     `pods` has the levels of the network to pods that are not replayed; messages to one without a
     level take no time.
 
@@ -382,13 +380,12 @@ def step_time(
     does not join, and classes that wait for each other in a ring.
     """
     levels = {**pods, **issued.between(machine)}
-    how: dict[str, Any] = {"overlap": overlap, "communicates": communicates}
-    how |= {"measured": measured, "pods": levels}
-    tables = [CostTable(machine, job.mesh, **how, software=job.software) for job in issued.jobs]
+    costed = partial(CostTable, machine, replay=replay, communicates=communicates, pods=levels)
+    tables = [costed(mesh=job.mesh, software=job.software) for job in issued.jobs]
     efficiency = machine.efficiency
     waiting = efficiency.rendezvous
     graph = issued.graph(
-        overlap=overlap,
+        overlap=replay.overlap,
         one_stream=efficiency.streams == "one",
         eager=waiting.above if waiting is not None and communicates else None,
     )
@@ -396,7 +393,7 @@ def step_time(
     costs = NodeCosts(*map(np.concatenate, columns))
     spent = [
         HostTimes(0)
-        if not hosts or (graphs and job.software.is_graph)
+        if not hosts or (replay.graphs and job.software.is_graph)
         else _spent(job, machine, communicates)
         for job in issued.jobs
     ]
@@ -418,7 +415,8 @@ def step_time(
     if efficiency.kernels == "roofline" or not any(map(any, spent)):
         return alone
     checks = any(each.checks for each in spent)  # hosts that compare what they call wait for it
-    graph = issued.graph(overlap=overlap and not checks, one_stream=efficiency.streams == "one")
+    overlap = replay.overlap and not checks
+    graph = issued.graph(overlap=overlap, one_stream=efficiency.streams == "one")
     clocked = issued.hosts(spent, graph)
     if clocked.end <= devices.end:
         clocked.forget()

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 from stagec.ir.serving_step import DECODE
 from stagec.machines import Level, Machine
 from stagec.program.groups import crosses_pods
 from stagec.program.nodes import Program
 from stagec.time.costs.network import message_seconds
-from stagec.time.costs.nodes import Measurements
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.step import IssuedStep, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 
@@ -39,10 +38,7 @@ def transfer_time(
     machine: Machine,
     level: Level,
     alone: StepTime,
-    *,
-    overlap: bool = True,
-    graphs: bool = True,
-    measured: Measurements | None = None,
+    replay: ReplayOptions = USUAL,
 ) -> TransferTime:
     """The caches that the first pod sends to that which decodes in its step, which is `alone` if
     they take no time, over a level of the network. A rank sends one after
@@ -54,8 +50,7 @@ def transfer_time(
         total += len(members) * sum(size * count for size, count in sizes.items())
         busy = sum(n * message_seconds(machine, size, level) for size, n in sizes.items())
         longest = max(longest, busy)
-    how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
-    sending = step_time(issued, machine, pods={DECODE: level}, **how)
+    sending = step_time(issued, machine, replay, pods={DECODE: level})
     exposed = max(0, sending.picoseconds - alone.picoseconds) / PICOSECONDS
     return TransferTime(total, messages, level.name, longest, exposed)
 

@@ -282,15 +282,14 @@ class Archive:
         """Who talks to whom, of the ranks of a class."""
         return self._layouts[self.index.classes[number].pod]
 
-    @cached_property
-    def _timed(self) -> bool:
-        program = self.program(0)
-        return any(stored_seconds(node) for node in program.prototypes)
-
     @property
     def durations(self) -> Durations | None:
         """The times that its records have, if they have some."""
-        return stored_seconds if self._timed else None
+        return self._durations
+
+    @cached_property
+    def _durations(self) -> Durations | None:
+        return stored_seconds if any(map(stored_seconds, self.program(0).prototypes)) else None
 
     def durations_of(self, number: int) -> Durations | None:
         """The same: a record has the time that its pod had."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from stagec.program.groups import GroupAxes, coordinate
 from stagec.program.nodes import NODE_KINDS, Ints
+from stagec.support.json_values import is_list, is_object
 from stagec.support.limits import MAX_RANKS
 
 MOST_PROGRAM_BYTES = 1 << 30
@@ -221,15 +222,15 @@ def _axis(name: str, mesh: Container[str]) -> str:
 
 
 def _object(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
+    if not is_object(value):
         raise ValueError(f"its index has {type(value).__name__} where an object is expected")
-    return cast("dict[str, Any]", value)
+    return value
 
 
 def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
+    if not is_list(value):
         raise ValueError(f"its index has {type(value).__name__} where a list is expected")
-    return cast("list[object]", value)
+    return value
 
 
 def _items(value: object, count: int) -> list[object]:

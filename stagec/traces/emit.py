@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
+from stagec.formats.base import Durations, Format, Layout, ModelJob
 from stagec.formats.chakra.format import CHAKRA
 from stagec.ir.module import Module
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.fuse import Granularity, fused
 from stagec.program.groups import Groups, number_groups
-from stagec.program.nodes import NODE_KINDS, Ints, Names, Program
-from stagec.traces.writer import DROPPED
+from stagec.program.nodes import Ints, Names, Program
+from stagec.traces.writer import OfOneMesh, entry_of
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -28,7 +27,7 @@ _KEPT = 4
 
 
 @dataclass(frozen=True)
-class EmittedJob:
+class EmittedJob(OfOneMesh):
     """The rank classes and the mesh that runs them."""
 
     name: str
@@ -51,14 +50,14 @@ class EmittedJob:
         """The ranks of each class."""
         return self._members
 
+    @cached_property
+    def _members(self) -> list[Ints]:
+        return [c.members(self.mesh) for c in self.classes]
+
     @property
     def groups(self) -> Groups:
         """The numbered communicator groups."""
         return self._groups
-
-    @cached_property
-    def _members(self) -> list[Ints]:
-        return [c.members(self.mesh) for c in self.classes]
 
     @cached_property
     def _groups(self) -> Groups:
@@ -71,10 +70,6 @@ class EmittedJob:
         if self.module is None:
             return Layout(self.mesh, self.groups)
         return Layout(self.mesh, self.groups, sizes=self.module.env)
-
-    def layout_of(self, number: int) -> Layout:
-        """That of the ranks of a class: the same for all."""
-        return self.layout
 
     @property
     def model(self) -> ModelJob | None:
@@ -100,33 +95,11 @@ class EmittedJob:
             self._programs[number] = fused(program, self.granularity).named(self.names)
         return self._programs[number]
 
-    def durations_of(self, number: int) -> Durations | None:
-        """The same for all classes."""
-        return self.durations
-
-    def encoder(self, number: int) -> RankBytes:
-        """The program of a class as bytes."""
-        return self.format.encoder(self.program(number), self.layout, self.durations)
-
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
-        each, ranks = self.classes[number], self.members[number]
-        program = self.program(number)
-        dropped = list(self.format.drops(program, self.layout))
-        kinds: Counter[str] = Counter()
-        for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
-            kinds[node.record] += count
-        events = program.events
+        each, events = self.classes[number], self.program(number).events
         memory = {"static_bytes": events.static, "peak_bytes": events.peak} if events else None
-        return {
-            "name": each.name,
-            "count": len(ranks),
-            "example_rank": int(ranks[0]),
-            "coords": dict(each.coords),
-            "nodes": {kind: kinds[kind] for kind in NODE_KINDS},
-            **({"memory": memory} if memory is not None else {}),
-            **({DROPPED: dropped} if dropped else {}),
-        }
+        return entry_of(self, number, each.name, each.coords, memory)
 
 
 def make_job(

@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stagec.formats.base import Durations, Format, Layout, ModelJob, RankBytes
+from stagec.formats.base import Durations, Format, Layout, ModelJob
 from stagec.formats.chakra.format import CHAKRA
 from stagec.formats.chakra.nodes import NodeKind, TraceError, TraceNode
 from stagec.formats.chakra.record_files import read_trace
 from stagec.program.groups import GroupAxes, Groups, number_groups
-from stagec.program.nodes import NODE_KINDS, Ints, Program
+from stagec.program.nodes import Ints, Program
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RANKS
 from stagec.traces.decomposition import chunks_of, microbatches_of
 from stagec.traces.microbatches import stream_counts, with_turns
 from stagec.traces.stored import ProgramReader, Way, static_bytes, stored_seconds
 from stagec.traces.turns import Pipelining, Turn, one_after_the_other
-from stagec.traces.writer import DROPPED
+from stagec.traces.writer import OfOneMesh, entry_of
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -74,7 +74,7 @@ class _Class:
 
 
 @dataclass(frozen=True)
-class RecordedJob:
+class RecordedJob(OfOneMesh):
     """A recording on a mesh: a source of traces. Made by `scaled`."""
 
     recording: Recording
@@ -95,11 +95,6 @@ class RecordedJob:
         """The ranks of each class."""
         return self._members
 
-    @property
-    def groups(self) -> Groups:
-        """The groups, numbered in the order in which the recorded ones are."""
-        return self._groups
-
     @cached_property
     def _members(self) -> Sequence[Ints]:
         names = list(self.mesh)
@@ -112,6 +107,11 @@ class RecordedJob:
                 own |= np.logical_and.reduce([*there, np.ones(grid.shape[1], dtype=bool)])
             members.append(np.flatnonzero(own).astype(np.int64))
         return members
+
+    @property
+    def groups(self) -> Groups:
+        """The groups, numbered in the order in which the recorded ones are."""
+        return self._groups
 
     @cached_property
     def _groups(self) -> Groups:
@@ -132,51 +132,28 @@ class RecordedJob:
         """Who talks to whom."""
         return Layout(self.mesh, self.groups)
 
-    def layout_of(self, number: int) -> Layout:
-        """That of all ranks."""
-        return self.layout
-
-    @cached_property
-    def _timed(self) -> bool:
-        return any(stored_seconds(n) for each in self.classes for n in each.program.prototypes)
-
     @property
     def durations(self) -> Durations | None:
         """The times that the records have, if they have some."""
-        return stored_seconds if self._timed else None
+        return self._durations
 
-    def durations_of(self, number: int) -> Durations | None:
-        """The same for all classes."""
-        return self.durations
+    @cached_property
+    def _durations(self) -> Durations | None:
+        timed = any(stored_seconds(n) for each in self.classes for n in each.program.prototypes)
+        return stored_seconds if timed else None
 
     def program(self, number: int) -> Program:
         """The nodes of a class, without kernels."""
         return self.classes[number].program
 
-    def encoder(self, number: int) -> RankBytes:
-        """The program of a class as bytes."""
-        return self.format.encoder(self.program(number), self.layout, self.durations)
-
     def entry(self, number: int) -> dict[str, object]:
         """What the manifest says of a class."""
-        each, ranks = self.classes[number], self.members[number]
-        counts: dict[str, int] = dict.fromkeys(NODE_KINDS, 0)
-        for node, count in zip(each.program.prototypes, each.program.counts.tolist(), strict=True):
-            counts[node.record] += count
-        entry = dict(self.recording.entries.get(each.example, {}))
-        if "memory" in entry and each.program.events is not None:
-            events = each.program.events
-            entry["memory"] = {"static_bytes": events.static, "peak_bytes": events.peak}
-        dropped = list(self.format.drops(each.program, self.layout))
-        return {
-            "name": each.program.name,
-            "count": len(ranks),
-            "example_rank": int(ranks[0]),
-            "coords": _common(each.places, self.mesh),
-            "nodes": counts,
-            **({"memory": entry["memory"]} if "memory" in entry else {}),
-            **({DROPPED: dropped} if dropped else {}),
-        }
+        each, events = self.classes[number], self.program(number).events
+        memory = self.recording.entries.get(each.example, {}).get("memory")
+        if memory is not None and events is not None:
+            memory = {"static_bytes": events.static, "peak_bytes": events.peak}
+        coords = _common(each.places, self.mesh)
+        return entry_of(self, number, each.program.name, coords, memory)
 
 
 def _common(places: Sequence[Mapping[str, int]], mesh: Mesh) -> dict[str, int]:

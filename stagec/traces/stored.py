@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from stagec.formats.chakra.record_files import split_records
 from stagec.program.groups import NO_GROUP, GroupAxes
 from stagec.program.nodes import Events, Ints, Node, Program
 from stagec.support.diagnostics import error
+from stagec.support.json_values import is_object
 
 _COPIES = {NodeKind.MEM_LOAD: ("load", "device"), NodeKind.MEM_STORE: ("store", "host")}
 _ENDS = {NodeKind.SEND: "send", NodeKind.RECV: "recv"}
@@ -146,7 +146,5 @@ def _integer(node: TraceNode, name: str) -> int:
 
 def static_bytes(memory: object) -> int | None:
     """What a manifest says that is held beside memory events, if it says so."""
-    if not isinstance(memory, dict):
-        return None
-    size: object = cast("dict[str, object]", memory).get("static_bytes")
+    size = memory.get("static_bytes") if is_object(memory) else None
     return size if isinstance(size, int) else None

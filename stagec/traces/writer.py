@@ -19,9 +19,17 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from stagec.formats.base import Format, JobFormat, RankBytes, TraceJob, check_needs
+from stagec.formats.base import (
+    Durations,
+    Format,
+    JobFormat,
+    Layout,
+    RankBytes,
+    TraceJob,
+    check_needs,
+)
 from stagec.program.groups import Groups
-from stagec.program.nodes import Ints
+from stagec.program.nodes import NODE_KINDS, Ints
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RANKS
 from stagec.support.words import counted
@@ -64,6 +72,43 @@ class TraceSource(TraceJob, Protocol):
     def encoder(self, number: int) -> RankBytes:
         """The program of a class."""
         ...
+
+
+class OfOneMesh:
+    """What sources of one mesh have in common."""
+
+    def layout_of(self: TraceSource, number: int) -> Layout:
+        """That of the ranks of a class: the same for all."""
+        return self.layout
+
+    def durations_of(self: TraceSource, number: int) -> Durations | None:
+        """The same for all classes."""
+        return self.durations
+
+    def encoder(self: TraceSource, number: int) -> RankBytes:
+        """The program of a class as bytes."""
+        return self.format.encoder(self.program(number), self.layout, self.durations)
+
+
+def entry_of(
+    source: TraceSource, number: int, name: str, coords: Mapping[str, int], memory: object
+) -> dict[str, object]:
+    """What the manifest says of a class of a source of one mesh. `memory` is None if nothing is
+    known of it."""
+    ranks, program = source.members[number], source.program(number)
+    nodes: dict[str, int] = dict.fromkeys(NODE_KINDS, 0)
+    for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
+        nodes[node.record] += count
+    dropped = list(source.format.drops(program, source.layout))
+    return {
+        "name": name,
+        "count": len(ranks),
+        "example_rank": int(ranks[0]),
+        "coords": dict(coords),
+        "nodes": nodes,
+        **({"memory": memory} if memory is not None else {}),
+        **({DROPPED: dropped} if dropped else {}),
+    }
 
 
 @dataclass(frozen=True, slots=True)

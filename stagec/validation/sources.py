@@ -17,11 +17,12 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import stagec
 from stagec.jobs.request.option import Switch, text_of
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.json_values import is_list
 from stagec.support.source import FileLoc
 from stagec.support.suggest import did_you_mean
 from stagec.support.texts import read_text
@@ -212,9 +213,9 @@ def _folder(package: str) -> Path:
 
 def _source_names(path: Path) -> list[str]:
     names = _table(path).given.get("sources")
-    if not isinstance(names, list):
+    if not is_list(names):
         raise error(f"{path} lists no sources", remedy='write sources = ["NAME", ...]')
-    return [str(name) for name in cast("list[object]", names)]
+    return [str(name) for name in names]
 
 
 def _table(path: Path) -> SourceRow:

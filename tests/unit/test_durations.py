@@ -23,6 +23,7 @@ from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
 from stagec.time.costs.durations import Durations
 from stagec.time.costs.kernels import seconds_in_step
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.traces.emit import make_job
 from tests.support import LLAMA, stagec
 
@@ -83,7 +84,8 @@ def test_durations_add_up_to_what_time_says(tmp_path: Path, granularity: str) ->
     nodes = compiled(tmp_path / "o", "--machine", MACHINE, "--granularity", granularity)
     total = sum(node.duration_micros for node in nodes)
     machine = load_machine(MACHINE).changed({"efficiency.host.issue": 0.0})
-    actual = time_job(OPTIONS, machine, Session(), overlap=False, levers=False).report
+    blocking = ReplayOptions(overlap=False)
+    actual = time_job(OPTIONS, machine, Session(), blocking, levers=False).report
     parts = ("matrix products", "attention", "element-wise", "optimizer", "launch gaps")
     expected = 1e6 * sum(actual.breakdown.get(part, 0.0) for part in parts)
     computations = sum(node.kind == NodeKind.COMP for node in nodes)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from stagec.jobs.request.limit import LimitType
 from stagec.machines import figure_text, find_machine, load_machine, machines, read_machine
-from stagec.machines.figures import KINDS, is_table, listed, quantity
+from stagec.machines.figures import KINDS, listed, quantity
 from stagec.support.diagnostics import DiagnosticError, render
+from stagec.support.json_values import is_object
 from tests.support import LONG, examples, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,9 +230,9 @@ def test_every_figure_has_a_path_that_changes_it_alone() -> None:
 
 def _flat(node: Any, way: str = "") -> dict[str, Any]:
     """Every leaf of a dump, by its path; levels by their names."""
-    levels = [part for part in listed(node) if is_table(part)]
+    levels = [part for part in listed(node) if is_object(part)]
     parts = {str(part["name"]): part for part in levels} if levels else node
-    if not is_table(parts):
+    if not is_object(parts):
         return {way: node}
     inner = [_flat(part, f"{way}.{name}" if way else name) for name, part in parts.items()]
     return {path: leaf for actual in inner for path, leaf in actual.items()}
@@ -379,7 +380,7 @@ def test_the_command() -> None:
 
 def test_what_each_constant_was_fitted_on_is_printed() -> None:
     efficiency = load_machine("h100").model_dump()["efficiency"]
-    parts = {n: part for n, part in efficiency.items() if n != "network" and is_table(part)}
+    parts = {n: part for n, part in efficiency.items() if n != "network" and is_object(part)}
     expected = [line for line in stagec("machines", "h100").out.splitlines() if ": " in line]
     for name, part in {**parts, **efficiency["network"]}.items():
         (line,) = [line for line in expected if line.startswith(f"efficiency of {name}: ")]

@@ -31,6 +31,7 @@ from stagec.time.clock.graph import StepGraph, step_graph
 from stagec.time.clock.hosts import HostTimes
 from stagec.time.clock.times import ClockedStep, NodeCosts
 from stagec.time.costs.nodes import CostTable
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.path import critical_path
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import BUBBLE, LAUNCH, Cost, merged, stretched
@@ -380,7 +381,8 @@ def test_parts_and_path_add_up_to_the_step() -> None:
         machine = load_machine(random.choice(MACHINES))
         figures = {"efficiency.interference.computations": random.choice((0.0, 0.2))}
         issued = issued_of(random_job(seed))
-        check_step(step_time(issued, machine.changed(figures), overlap=random.random() < 0.7))
+        replay = ReplayOptions(random.random() < 0.7)
+        check_step(step_time(issued, machine.changed(figures), replay))
 
 
 @EXHAUSTIVE

@@ -20,6 +20,7 @@ from stagec.machines import load_machine
 from stagec.program.classes import rank_classes
 from stagec.time.clock.graph import step_graph
 from stagec.time.clock.times import ClassTimes, ClockedStep
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.step import StepTime, host_costs
 from tests.support import DEEPSEEK, EXHAUSTIVE, LLAMA, LONG, MIXTRAL, stagec
 
@@ -72,7 +73,7 @@ def test_an_evaluation_is_that_of_a_compile_of_its_own(
         flags = {**base, **dict(zip(values, choice, strict=True))}
         actual = time_step(model, machine, overlap=overlap, **flags)
         options = JobOptions(model).changed(**flags, explicit=frozenset(flags))
-        alone = time_job(options, machine, Session(), overlap=overlap, levers=False).report
+        alone = time_job(options, machine, Session(), ReplayOptions(overlap), levers=False).report
         assert actual.as_json() == alone.as_json()
 
 

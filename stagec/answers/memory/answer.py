@@ -112,11 +112,7 @@ class PodsMemory(Report):
 
 
 def memory(
-    options: JobOptions,
-    session: Session,
-    *,
-    fit: str | None = None,
-    limit: Limit | None = None,
+    options: JobOptions, session: Session, *, fit: str | None = None, limit: Limit | None = None
 ) -> MemoryPlan | PodsMemory:
     """Plan the memory of a step, of each pod. With `fit` (`best-fit`, `caching`) all buffers are
     placed; with a limit it is said whether a rank of each class fits. Raises `DiagnosticError`."""

@@ -147,10 +147,7 @@ def draw(
     if not fitting:
         lasts = ((f"{p}/0" if p else "0", len(f["classes"]) - 1) for p, f in footprints.items())
         stages = ", ".join(f"{first} to {last}" if last else first for first, last in lasts)
-        raise error(
-            f"--stage {asked}: the job has no such stage",
-            remedy=f"choose {stages}",
-        )
+        raise error(f"--stage {asked}: the job has no such stage", remedy=f"choose {stages}")
     worst = max(fitting, key=peaks.__getitem__)
     others = [_planned(changes, options, session) for changes in given["compare"]]
     if given["snapshot"] is not None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stagec.answers.time.table import costed_text, seconds_text
+from stagec.answers.time.table import costed_text, seconds_text, spreads_table
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
@@ -171,19 +171,13 @@ class RequestsAnswer(Report):
                 "requests_per_second": rate,
                 "per_rank": rate / self.held_ranks,
             }
+        named = (
+            *("model", "machine", "load", "route", "ranks", "requests", "served", "seconds"),
+            *("prompt_tokens", "output_tokens", "kept_tokens"),
+        )
         return {
             "schema": SCHEMA,
-            "model": self.model,
-            "machine": self.machine,
-            "load": self.load,
-            "route": self.route,
-            "ranks": self.ranks,
-            "requests": self.requests,
-            "served": self.served,
-            "seconds": self.seconds,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "kept_tokens": self.kept_tokens,
+            **{name: getattr(self, name) for name in named},
             "requests_per_second": self.served / self.seconds,
             "tokens_per_second": self.output_tokens / self.seconds,
             "per_rank": self.per_rank,
@@ -227,12 +221,7 @@ class RequestsAnswer(Report):
             f"{self.model} on {self.machine}, {counted(self.ranks, 'rank')}: {self.load}",
             markup=False,
         )
-        names = ("mean", *(f"p{n}" for n in PERCENTILES))
-        shown = table("Requests that were served", "", *names)
-        for name, spread in self.spreads.items():
-            figures = spread.as_json()
-            shown.add_row(_TITLES[name], *(seconds_text(figures[n]) for n in names))
-        out.print(shown)
+        out.print(spreads_table({_TITLES[n]: s.as_json() for n, s in self.spreads.items()}))
         for line in self.lines():
             out.print(line, markup=False)
         out.print(self.pool_table())
@@ -300,20 +289,21 @@ class RequestsAnswer(Report):
 
     def pool_table(self) -> Any:
         """A row for each kind of replicas."""
-        shown = table(
-            "Replicas",
-            *("", "number", "ranks each", "busy", "running", "waiting", "cache", "steps"),
-            *("preempted", "prefix hits"),
-        )
-        for name, p in self.pools.items():
-            shown.add_row(
+        rows = (
+            (
                 name,
                 *(f"{p.replicas:,}", f"{p.ranks:,}", f"{p.busy:.1%}"),
                 *(f"{p.running:,.1f}", f"{p.waiting:,.1f}"),
                 "no bound" if p.cache is None else f"{p.cache:.1%} of {(p.blocks or 0):,} blocks",
                 *(f"{p.steps:,}", f"{p.preempted:,}", f"{p.hits:,}"),
             )
-        return shown
+            for name, p in self.pools.items()
+        )
+        heads = (
+            *("", "number", "ranks each", "busy", "running", "waiting", "cache", "steps"),
+            *("preempted", "prefix hits"),
+        )
+        return table("Replicas", *heads, rows=rows)
 
 
 def _loaded_text(pool: PoolFigures) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stagec.answers.time.table import seconds_text
@@ -11,7 +12,7 @@ from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.serving.latency import PERCENTILES
 
 if TYPE_CHECKING:
-    from stagec.answers.requests.answer import LoadMoment, RequestsAnswer
+    from stagec.answers.requests.answer import RequestsAnswer
 
 #: Points of a curve of times.
 _POINTS = 100
@@ -20,9 +21,9 @@ _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 def requests_page(answer: RequestsAnswer) -> str:
     """The pictures, the percentiles, and what there is to say."""
-    drawn = [load_plot(answer), _shares(answer), _spreads(answer)]
+    drawn = [load_plot(answer), _SHARES.plot(answer), _spreads(answer)]
     if any(pool.changes for pool in answer.pools.values()):
-        drawn.insert(1, _replicas(answer))
+        drawn.insert(1, _REPLICAS.plot(answer))
     heads = ["figure", "mean", *(f"p{n}" for n in PERCENTILES)]
     rows = [
         TableRow([_TITLES[name], *seconds], [_TITLES[name], *map(seconds_text, seconds)])
@@ -34,58 +35,60 @@ def requests_page(answer: RequestsAnswer) -> str:
     return page(answer.title, [*body, *paragraphs(answer.lines())])
 
 
+@dataclass(frozen=True)
+class _Curves:
+    """Figures of `LoadMoment` over time, by what they are called."""
+
+    title: str
+    axis: PlotAxis
+    figures: Mapping[str, str]
+
+    def plot(self, answer: RequestsAnswer) -> Plot:
+        """The curves of each pool."""
+        points: list[PlotPoint] = []
+        for pool, moments in answer.moments.items():
+            for name, figure in self.figures.items():
+                series = f"{pool}: {name}" if len(answer.moments) > 1 else name
+                for m in moments:
+                    if (value := getattr(m, figure)) is not None:
+                        about = f"{series} {self.axis.text(value)}, at {m.seconds:,.4g} s"
+                        points.append(PlotPoint(m.seconds, value, series, about))
+        x = PlotAxis("time, s", "{:,g}".format, linear=True)
+        return _joined(answer, self.title, points, x, self.axis)
+
+
+_LOAD = _Curves(
+    "Running and waiting requests",
+    PlotAxis("requests", "{:,g}".format, linear=True),
+    {"running": "running", "waiting": "waiting"},
+)
+_REPLICAS = _Curves(
+    "Replicas that hold their ranks, and those that take requests",
+    PlotAxis("replicas", "{:,.3g}".format, linear=True),
+    {"held": "held", "take requests": "up"},
+)
+_SHARES = _Curves(
+    "Share of time and cache in use",
+    PlotAxis("share", "{:.0%}".format, linear=True),
+    {"time in steps": "busy", "cache used": "cache"},
+)
+
+
 def load_plot(answer: RequestsAnswer) -> Plot:
     """Requests that run and that wait, over time."""
-    figures: dict[str, Callable[[LoadMoment], float | None]] = {
-        "running": lambda m: m.running,
-        "waiting": lambda m: m.waiting,
-    }
-    axis = PlotAxis("requests", lambda v: f"{v:,g}", linear=True)
-    return _over_time(answer, "Running and waiting requests", axis, figures)
+    return _LOAD.plot(answer)
 
 
-def _replicas(answer: RequestsAnswer) -> Plot:
-    figures: dict[str, Callable[[LoadMoment], float | None]] = {
-        "held": lambda m: m.held,
-        "take requests": lambda m: m.up,
-    }
-    axis = PlotAxis("replicas", lambda v: f"{v:,.3g}", linear=True)
-    title = "Replicas that hold their ranks, and those that take requests"
-    return _over_time(answer, title, axis, figures)
-
-
-def _shares(answer: RequestsAnswer) -> Plot:
-    figures: dict[str, Callable[[LoadMoment], float | None]] = {
-        "time in steps": lambda m: m.busy,
-        "cache used": lambda m: m.cache,
-    }
-    axis = PlotAxis("share", lambda v: f"{v:.0%}", linear=True)
-    return _over_time(answer, "Share of time and cache in use", axis, figures)
-
-
-def _over_time(
-    answer: RequestsAnswer,
-    title: str,
-    axis: PlotAxis,
-    figures: dict[str, Callable[[LoadMoment], float | None]],
+def _joined(
+    answer: RequestsAnswer, title: str, points: Sequence[PlotPoint], x: PlotAxis, y: PlotAxis
 ) -> Plot:
-    points: list[PlotPoint] = []
-    for pool, moments in answer.moments.items():
-        for name, figure in figures.items():
-            series = f"{pool}: {name}" if len(answer.moments) > 1 else name
-            for m in moments:
-                if (value := figure(m)) is not None:
-                    about = f"{series} {axis.text(value)}, at {m.seconds:,.4g} s"
-                    points.append(PlotPoint(m.seconds, value, series, about))
-    x = PlotAxis("time, s", lambda v: f"{v:,g}", linear=True)
-    about = answer.title
     return Plot(
         title=title,
-        about=about,
+        about=answer.title,
         command=answer.command,
         points=points,
         x=x,
-        y=axis,
+        y=y,
         joined=True,
         dots=False,
     )
@@ -98,13 +101,6 @@ def _spreads(answer: RequestsAnswer) -> Plot:
             value = spread.values[max(0, len(spread.values) * n // _POINTS - 1)]
             about = f"{_TITLES[name]} of {n}% of the requests: up to {seconds_text(value)}"
             points.append(PlotPoint(value, n / _POINTS, _TITLES[name], about))
-    return Plot(
-        title="Distribution of times: share of requests",
-        about=answer.title,
-        command=answer.command,
-        points=points,
-        x=PlotAxis("time", seconds_text),
-        y=PlotAxis("share of the requests", lambda v: f"{v:.0%}", linear=True),
-        joined=True,
-        dots=False,
-    )
+    x = PlotAxis("time", seconds_text)
+    y = PlotAxis("share of the requests", "{:.0%}".format, linear=True)
+    return _joined(answer, "Distribution of times: share of requests", points, x, y)

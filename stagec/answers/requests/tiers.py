@@ -51,8 +51,7 @@ def loading_speed(tier: str, machine: Machine, disk: float | None) -> float:
         return link
     if disk is None:
         raise error(
-            "the speed of the disk is missing",
-            remedy="give --disk-bandwidth 6.8, in GB/s per rank",
+            "the speed of the disk is missing", remedy="give --disk-bandwidth 6.8, in GB/s per rank"
         )
     return min(link, disk * 1e9)
 

@@ -12,6 +12,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -75,10 +76,7 @@ def _summary(job: CompiledJob | LoweredJob, case: Case, session: Session) -> Swe
     figures = job.figures()
     counts: SweepRow = {
         "model": job.name,
-        "ranks": figures.ranks,
-        "mesh": figures.mesh,
-        "parameters": figures.parameters,
-        "flops": figures.flops,
+        **{name: getattr(figures, name) for name in ("ranks", "mesh", "parameters", "flops")},
         "sent_bytes": figures.sent,
         "peak_bytes": figures.peak,
         "host_bytes": figures.host,
@@ -95,8 +93,7 @@ def _summary(job: CompiledJob | LoweredJob, case: Case, session: Session) -> Swe
     measured = measurements(case.measured, case.kernels_from, case.machine)
     if measured is not None:
         measured = measured.of(case.device or case.machine)
-    how: dict[str, Any] = {"overlap": case.overlap, "graphs": case.graphs, "measured": measured}
-    timed = job.time(case.machine, **how)
+    timed = job.time(case.machine, ReplayOptions(case.overlap, case.graphs, measured))
     remark_unused(timed.costed_by, measured, session)
     fit = {} if timed.fit is None else {"fit": timed.fit.as_json()}
     of_stack = case.options.stack, case.machine, case.options.serve
@@ -119,13 +116,9 @@ def time_row(report: TimeReport) -> SweepRow:
     """The figures of a time that rows have; shares are those of the slowest class."""
     step = report.step_seconds
     exposed = sum(time for part, time in report.breakdown.items() if part.startswith("exposed "))
+    named = "machine", "step_seconds", "tokens_per_second", "tokens_per_second_per_rank", "mfu"
     return {
-        "machine": report.machine,
-        "step_seconds": step,
-        "tokens_per_second": report.tokens_per_second,
-        "tokens_per_second_per_rank": report.tokens_per_second_per_rank,
-        "mfu": report.mfu,
-        "hfu": report.hfu,
+        **{name: getattr(report, name) for name in (*named, "hfu")},
         "bubble_share": report.breakdown.get("bubble", 0.0) / step,
         "exposed_share": exposed / step,
         "breakdown": dict(report.breakdown),

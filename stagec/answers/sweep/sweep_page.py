@@ -123,11 +123,7 @@ def sweep_page(answer: SweepAnswer) -> str:
 
 
 def _row(
-    row: SweepRow,
-    columns: Sequence[SweepColumn],
-    numbers: Mapping[str, int],
-    key: str,
-    opens: str,
+    row: SweepRow, columns: Sequence[SweepColumn], numbers: Mapping[str, int], key: str, opens: str
 ) -> TableRow:
     values, texts = zip(*((v, chosen_text(v)) for v in row["configuration"].values()), strict=True)
     if "error" in row:

@@ -27,6 +27,7 @@ from stagec.output.tables import console
 if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
+    from stagec.time.costs.replay_options import ReplayOptions
 
 NOT_GIVEN = Acceptance(1.0, 1, given=False)
 
@@ -123,44 +124,39 @@ def time(
     options: JobOptions,
     machine: Machine,
     session: Session,
+    replay: ReplayOptions,
     *,
-    overlap: bool = True,
-    graphs: bool = True,
     levers: bool | None = None,
-    measured: Measurements | None = None,
     accepted: Acceptance = NOT_GIVEN,
     memory: bool = False,
     again: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> StepAnswer | PodsTime:
-    """The time of a step. Without `overlap` all collectives are blocking; without `graphs` hosts
-    launch steps of serving op by op. `levers` says whether to try what would help: by default for
-    steps of few actions. `measured` times win over the models. With `memory`, what pictures need of
-    it is planned too. With `again` the structure of a job of one pod is compiled once in a process,
-    for what will ask for other sizes and degrees of it. `progress` is called with messages. Raises
-    `DiagnosticError`."""
+    """The time of a step. `levers` says whether to try what would help: by default for steps of few
+    actions. With `memory`, what pictures need of it is planned too. With `again` the structure of a
+    job of one pod is compiled once in a process, for what will ask for other sizes and degrees of
+    it. `progress` is called with messages. Raises `DiagnosticError`."""
     options = on_machine(options, machine)
-    how: dict[str, Any] = {"overlap": overlap, "graphs": graphs, "measured": measured}
     alone: Mapping[str, float] = {}
     turns: Mapping[str, float] = {}
-    drawn: Callable[[], Timed] = partial(_with_memory, options, machine, how)
+    drawn: Callable[[], Timed] = partial(_with_memory, options, machine, replay)
     if again and not has_pods(options):
         from stagec.jobs.figures import CompiledJob
 
-        report = CompiledJob.of(options, session).time(machine, **how, levers=bool(levers))
+        report = CompiledJob.of(options, session).time(machine, replay, levers=bool(levers))
     else:
         timed = time_job(
-            options, machine, session, **how, levers=levers, memory=memory, progress=progress
+            options, machine, session, replay, levers=levers, memory=memory, progress=progress
         )
         report = timed.report
         drawn = partial(_same, timed) if memory else drawn
         for step in timed.steps.values():
-            _remark(step.report, measured, levers, session)
+            _remark(step.report, replay.measured, levers, session)
         if options.serve == DISAGGREGATED:
-            sent = transfer_of(timed, machine, **how)
+            sent = transfer_of(timed)
             reports = {pod: step.report for pod, step in timed.steps.items()}
             return PodsTime(reports, sent, accepted, drawn)
-        alone, turns = alone_seconds(timed, machine, **how), turn_seconds(timed)
+        alone, turns = alone_seconds(timed), turn_seconds(timed)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(
         **each,
@@ -178,7 +174,7 @@ def _same(timed: Timed) -> Timed:
     return timed
 
 
-def _with_memory(options: JobOptions, machine: Machine, how: Mapping[str, Any]) -> Timed:
+def _with_memory(options: JobOptions, machine: Machine, replay: ReplayOptions) -> Timed:
     """A step once more, with its memory; what is reported was reported before. Raises
     `DiagnosticError`."""
-    return time_job(options, machine, Session(), **how, levers=False, memory=True)
+    return time_job(options, machine, Session(), replay, levers=False, memory=True)

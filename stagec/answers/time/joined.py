@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_events import EventPlans
 from stagec.program.classes import RankClass
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from stagec.answers.time.timed import Timed
     from stagec.formats.base import Layout
     from stagec.formats.timeline.ranks import Replay
-    from stagec.machines import Machine
 
 
 class JoinedPods(Issued):
@@ -56,14 +55,14 @@ class PodsPlans(EventPlans):
         return self._pods[id(each.module)].annotate(each, program)
 
 
-def replays_of(timed: Timed, machine: Machine, **how: Any) -> Sequence[Replay]:
+def replays_of(timed: Timed) -> Sequence[Replay]:
     """The replayed steps of a job, one behind the other: that of a pod which decodes begins when
-    all caches are there. `how` is what `step_time` takes. Raises `DiagnosticError`."""
+    all caches are there. Raises `DiagnosticError`."""
     from stagec.formats.timeline.ranks import Replay, replayed
 
     if not timed.pods.several:
         return [Replay.of(timed.issued, timed.step)]
-    return replayed(timed.each, _layouts(timed), machine, **how)
+    return replayed(timed.each, _layouts(timed), timed.machine, timed.replay)
 
 
 def _layouts(timed: Timed) -> Mapping[str, Layout]:

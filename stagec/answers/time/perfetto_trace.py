@@ -44,17 +44,15 @@ def draws(given: Mapping[str, Any]) -> bool:
 # -- Perfetto --------------------------------------------------------------------------------------
 
 
-def write_perfetto(
-    timed: Timed, path: Path, ranks: str | None, session: Session, **how: Any
-) -> None:
+def write_perfetto(timed: Timed, path: Path, ranks: str | None, session: Session) -> None:
     """Write a trace of these ranks, by default of the first rank of each class, those that end last
-    before others. `how` are the machine and what `step_time` takes. Raises `DiagnosticError` for
-    ranks that are not there, and for more nodes than a viewer takes."""
+    before others. Raises `DiagnosticError` for ranks that are not there, and for more nodes than a
+    viewer takes."""
     from stagec.answers.time.joined import replays_of
     from stagec.formats.perfetto.encode import perfetto_trace
     from stagec.formats.timeline.ranks import replayed_timeline
 
-    replays = replays_of(timed, **how)
+    replays = replays_of(timed)
     chosen = (
         _first_ranks(timed, replays, session)
         if ranks is None

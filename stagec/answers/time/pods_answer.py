@@ -17,7 +17,6 @@ from stagec.output.tables import bytes_text, console
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.answers.time.timed import Timed
-    from stagec.machines import Machine
     from stagec.time.transfer import TransferTime
 
 SCHEMA = 1
@@ -71,23 +70,23 @@ class PodsTime(Report):
         stream.write(accepted_text(self.pods[DECODE].step_seconds, self.accepted))
 
 
-def transfer_of(timed: Timed, machine: Machine, **how: Any) -> TransferTime:
-    """The time of the caches on their way. `how` is `overlap`, `graphs` and `measured`. Raises
-    `DiagnosticError`."""
+def transfer_of(timed: Timed) -> TransferTime:
+    """The time of the caches on their way. Raises `DiagnosticError`."""
     from stagec.time.costs.network import level_between_pods
     from stagec.time.transfer import transfer_time
 
+    machine, issued = timed.machine, timed.steps[PREFILL].issued
     level = level_between_pods(machine, [job.mesh for job in timed.each.values()])
-    return transfer_time(timed.steps[PREFILL].issued, machine, level, timed.step, **how)
+    return transfer_time(issued, machine, level, timed.step, timed.replay)
 
 
-def alone_seconds(timed: Timed, machine: Machine, **how: Any) -> Mapping[str, float]:
-    """The seconds of each of several pods without waiting for others. `how` is that of
-    `transfer_of`. Raises `DiagnosticError`."""
+def alone_seconds(timed: Timed) -> Mapping[str, float]:
+    """The seconds of each of several pods without waiting for others. Raises `DiagnosticError`."""
     from stagec.time.step import step_time
 
     each = timed.each.items() if timed.pods.several else ()
-    return {pod: step_time(issued, machine, **how).seconds for pod, issued in each}
+    alone = {pod: step_time(issued, timed.machine, timed.replay) for pod, issued in each}
+    return {pod: step.seconds for pod, step in alone.items()}
 
 
 def turn_seconds(timed: Timed) -> Mapping[str, float]:

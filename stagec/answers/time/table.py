@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rich.table import Table
+
 from stagec.output.tables import console, count_text, fit_text, table
+from stagec.serving.latency import PERCENTILES
 from stagec.support.words import counted
 from stagec.time.streams import LAUNCH
 
@@ -22,6 +26,13 @@ def seconds_text(seconds: float) -> str:
     """`1.234 s`, `56.70 ms`."""
     scale, unit = next((u for u in _UNITS if seconds >= u[0]), _UNITS[-1])
     return f"{seconds / scale:,.3f} {unit}" if unit == "s" else f"{seconds / scale:,.2f} {unit}"
+
+
+def spreads_table(spreads: Mapping[str, Mapping[str, float]]) -> Table:
+    """Seconds of the requests that were served by what they are of: the mean and percentiles."""
+    names = ("mean", *(f"p{n}" for n in PERCENTILES))
+    rows = ((what, *(seconds_text(each[n]) for n in names)) for what, each in spreads.items())
+    return table("Requests that were served", "", *names, rows=rows)
 
 
 def interval_text(interval: Mapping[str, Any] | None, measured: str) -> str:
@@ -62,11 +73,9 @@ def print_time(report: TimeReport, stream: TextIO, interval: str = "") -> None:
     _print_breakdown(report, stream)
     _print_path(report, stream)
     if report.levers:
-        rows = table("What would help", "with", "step", "faster by")
-        for lever in sorted(report.levers, key=lambda each: each.step_seconds):
-            gain = f"{lever.speedup - 1:.1%}"
-            rows.add_row(lever.name, seconds_text(lever.step_seconds), gain)
-        out.print(rows)
+        ordered = sorted(report.levers, key=lambda each: each.step_seconds)
+        texts = ((e.name, seconds_text(e.step_seconds), f"{e.speedup - 1:.1%}") for e in ordered)
+        out.print(table("What would help", "with", "step", "faster by", rows=texts))
 
 
 def costed_text(costed_by: Mapping[str, int]) -> str:
@@ -116,24 +125,13 @@ def _print_breakdown(report: TimeReport, stream: TextIO) -> None:
 
 
 def _print_path(report: TimeReport, stream: TextIO) -> None:
-    rows = table(
-        "Critical path", "class", "phase", "op", "counts as", "nodes", "time", "", text_columns=4
-    )
-    for link in report.critical_path[:_LINKS]:
-        share = f"{link.seconds / report.step_seconds:.1%}"
-        rows.add_row(
-            link.cls,
-            link.phase,
-            link.op,
-            link.part,
-            f"{link.nodes:,}",
-            seconds_text(link.seconds),
-            share,
-        )
-    rest = report.critical_path[_LINKS:]
+    links = [astuple(link) for link in report.critical_path]
+    links, rest = links[:_LINKS], links[_LINKS:]
     if rest:
-        time = sum(link.seconds for link in rest)
-        nodes = f"{sum(link.nodes for link in rest):,}"
-        share = f"{time / report.step_seconds:.1%}"
-        rows.add_row("others", "", "", "", nodes, seconds_text(time), share)
-    console(stream).print(rows)
+        links.append(("others", "", "", "", sum(r[4] for r in rest), sum(r[5] for r in rest)))
+    rows = (
+        (*what, f"{nodes:,}", seconds_text(seconds), f"{seconds / report.step_seconds:.1%}")
+        for *what, nodes, seconds in links
+    )
+    heads = "class", "phase", "op", "counts as", "nodes", "time", ""
+    console(stream).print(table("Critical path", *heads, rows=rows, text_columns=4))

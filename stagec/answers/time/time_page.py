@@ -48,7 +48,7 @@ def step_page(timed: Timed, report: TimeReport) -> str:
 
     machine = timed.machine
     picture = time_picture(timed.issued, timed.step, timed.plans)
-    commands = [step_command(timed.options, machine, overlap=timed.overlap)]
+    commands = [step_command(timed.options, machine, overlap=timed.replay.overlap)]
     commands.append(f"{step_command(timed.options, None)} --html memory.html")
     return time_page(report, picture, commands, machine.title, machine.memory.capacity.value)
 

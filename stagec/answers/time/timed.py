@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stagec.answers.time.joined import JoinedPods, PodsPlans
 from stagec.jobs.lowered import LoweredJob, TimedStep
@@ -13,25 +13,25 @@ from stagec.jobs.planned import Looks
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
     from stagec.ir.module import Module
     from stagec.machines import Machine
-    from stagec.time.costs.nodes import Measurements
     from stagec.time.step import Issued, StepTime
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A job on a machine: its command line is of `options` and `overlap`. `each` is what each pod
+    """A job on a machine: its command line is of `options` and `replay`. `each` is what each pod
     issues, `plans` are those of their memory, if they were asked for; the steps are by their first
     pods."""
 
     options: JobOptions
     machine: Machine
-    overlap: bool
+    replay: ReplayOptions
     pods: Pods
     each: Mapping[str, Issued]
     steps: Mapping[str, TimedStep]
@@ -57,11 +57,9 @@ def time_job(
     options: JobOptions,
     machine: Machine,
     session: Session,
+    replay: ReplayOptions = USUAL,
     *,
-    overlap: bool = True,
-    graphs: bool = True,
     levers: bool | None = None,
-    measured: Measurements | None = None,
     memory: bool = False,
     peers: Mapping[str, Module] = MappingProxyType({}),
     progress: Callable[[str], None] = lambda text: None,
@@ -72,10 +70,9 @@ def time_job(
     messages. Raises `DiagnosticError`."""
     job = LoweredJob.of(options, session, memory=memory, peers=peers, progress=progress)
     progress("replaying the step on the machine")
-    how: dict[str, Any] = {"graphs": graphs, "levers": levers, "measured": measured}
-    steps = job.steps(machine, overlap=overlap, **how)
+    steps = job.steps(machine, replay, levers=levers)
     plans = _plans_of(job.pods, job.looks) if memory else None
-    return Timed(options, machine, overlap, job.pods, job.issued, steps, plans)
+    return Timed(options, machine, replay, job.pods, job.issued, steps, plans)
 
 
 def _plans_of(pods: Pods, looks: Mapping[str, Looks]) -> EventPlans:

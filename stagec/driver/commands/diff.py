@@ -77,10 +77,8 @@ class DiffAnswer(Report):
             out.print(text, markup=False)
         rows = _differing(comparison)
         if rows:
-            shown = table("Sums that differ", *_SUMS, text_columns=3)
-            for key, one, two in rows:
-                shown.add_row(*key, *(f"{value:,}" for value in _beside(one, two)))
-            out.print(shown)
+            texts = ((*key, *(f"{value:,}" for value in _beside(a, b))) for key, a, b in rows)
+            out.print(table("Sums that differ", *_SUMS, rows=texts, text_columns=3))
         elif not comparison.same:
             out.print("nodes, FLOPs and bytes of each kind are the same")
         for each in comparison.differences:

@@ -83,10 +83,8 @@ class MachinesAnswer(Report):
     def print(self, stream: TextIO) -> None:
         from stagec.output.tables import console, table
 
-        rows = table("Machines", *_HEADS)
+        rows = table("Machines", *_HEADS, rows=map(_texts, self.machines))
         rows.columns[1].justify = rows.columns[6].justify = "left"
-        for m in self.machines:
-            rows.add_row(*_texts(m))
         console(stream, 170).print(rows)
 
     def page(self) -> str:
@@ -168,16 +166,14 @@ class MachineAnswer(Report):
 
         from stagec.output.tables import console, table
 
-        rows = table(escape(self.title), "figure", "value", "source")
+        figures = (row.values() for row in self.rows())
+        rows = table(escape(self.title), "figure", "value", "source", rows=figures)
         rows.columns[2].justify = "left"
-        for path, figure in self.machine.figures():
-            rows.add_row(path, figure_text(figure), escape(figure.source))
         out = console(stream, 170)
         out.print(rows)
-        levels = table("Network, from the inside out", *_LEVEL_HEADS)
+        texts = map(_level_texts, self.machine.network)
+        levels = table("Network, from the inside out", *_LEVEL_HEADS, rows=texts)
         levels.columns[1].justify = levels.columns[4].justify = "left"
-        for level in self.machine.network:
-            levels.add_row(*_level_texts(level))
         out.print(levels)
         for text in self._efficiency():
             out.print(text, markup=False)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.listing import LISTING, Listing, show_list
+from stagec.driver.shell.listing import LISTING, show_list
 from stagec.driver.shell.options import takes
 from stagec.driver.shell.show import write_output
 from stagec.importers.library import model_layers, model_sizes, model_source
 from stagec.models import LibraryModel, library
+from stagec.output.report import Report
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
@@ -34,11 +35,7 @@ def command(name: str | None, **given: Any) -> None:
             )
         write_output(model_text(models[name]), None)
         return
-    rows = [
-        {"name": m.name, "title": m.title, "text": m.text_name, "sizes": dict(model_sizes(m))}
-        for m in models.values()
-    ]
-    show_list(Listing(rows, partial(_print_table, models)), given, _HINT)
+    show_list(_Models([*models.values()]), given, _HINT)
 
 
 def model_text(model: LibraryModel) -> str:
@@ -72,17 +69,32 @@ def _first(sizes: Mapping[str, int], *names: str) -> str:
     return next((str(sizes[n]) for n in names if n in sizes), "")
 
 
-def _print_table(models: Mapping[str, LibraryModel], stream: TextIO) -> None:
-    """A line for each model; on a narrow terminal without its title and its sequence."""
-    from stagec.output.tables import NARROW, console, table
+@dataclass(frozen=True)
+class _Models(Report):
+    """The models of the library."""
 
-    out = console(stream, 140)
-    narrow = out.width < NARROW
-    about = ("name",) if narrow else ("name", "model")
-    shown = {n: each for n, each in _COLUMNS.items() if not (narrow and n == "sequence")}
-    rows = table("Models", *about, "layers", *shown, text_columns=len(about))
-    for m in models.values():
-        sizes, names = model_sizes(m), (m.name, m.title)[: len(about)]
-        numbers = (_first(sizes, *each) for each in shown.values())
-        rows.add_row(*names, str(model_layers(m) or ""), *numbers)
-    out.print(rows)
+    models: Sequence[LibraryModel]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [
+            {"name": m.name, "title": m.title, "text": m.text_name, "sizes": dict(model_sizes(m))}
+            for m in self.models
+        ]
+
+    def print(self, stream: TextIO) -> None:
+        """A line for each model; on a narrow terminal without its title and its sequence."""
+        from stagec.output.tables import NARROW, console, table
+
+        out = console(stream, 140)
+        narrow = out.width < NARROW
+        about = ("name",) if narrow else ("name", "model")
+        shown = {n: each for n, each in _COLUMNS.items() if not (narrow and n == "sequence")}
+        rows = (
+            (
+                *(m.name, m.title)[: len(about)],
+                str(model_layers(m) or ""),
+                *(_first(model_sizes(m), *each) for each in shown.values()),
+            )
+            for m in self.models
+        )
+        out.print(table("Models", *about, "layers", *shown, rows=rows, text_columns=len(about)))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,6 +14,7 @@ from stagec.driver.shell.options import takes
 from stagec.ir.opdef import OpDef
 from stagec.ir.param import Arity, Param
 from stagec.ir_spec.strategy.statement import Statement
+from stagec.output.report import Report
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import error
 
@@ -30,12 +30,26 @@ def command(name: str | None, plugin: tuple[Path, ...], **given: Any) -> None:
     registry = load_plugins(plugin).registry
     if name is None:
         rows = [_row(op) for op in sorted(registry, key=lambda op: op.name)]
-        show_list(Listing(rows, partial(_print_table, rows)), given, _HINT)
+        cells = [(row["name"], row["summary"]) for row in rows]
+        show_list(Listing(rows, ("Ops", "name", "what it does"), cells, 160), given, _HINT)
         return
     op = registry.get(name) or registry.get(f"stg.{name}")
     if op is None:
         raise error(f"unknown op '{name}'", remedy=registry.suggest(name))
-    show_list(Listing([_row(op)], partial(_print_description, op)), given)
+    show_list(_Described(op), given)
+
+
+@dataclass(frozen=True)
+class _Described(Report):
+    """An op."""
+
+    op: OpDef
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [_row(self.op)]
+
+    def print(self, stream: TextIO) -> None:
+        _print_description(self.op, stream)
 
 
 def summary(op: OpDef) -> str:
@@ -56,17 +70,6 @@ def _row(op: OpDef) -> dict[str, Any]:
         ],
         "flags": _flags(op),
     }
-
-
-def _print_table(rows: Iterable[Mapping[str, Any]], stream: TextIO) -> None:
-    from rich.markup import escape
-
-    from stagec.output.tables import console, table
-
-    shown = table("Ops", "name", "what it does", text_columns=2)
-    for row in rows:
-        shown.add_row(row["name"], escape(row["summary"]))
-    console(stream, 160).print(shown)
 
 
 def _print_description(op: OpDef, stream: TextIO) -> None:

@@ -62,10 +62,7 @@ class _PrintedModule(ResultFile):
 
 
 _OUTPUT = CommandOption(
-    "output",
-    _PrintedModule(),
-    "Write the result here instead of stdout.",
-    spelling="-o --output",
+    "output", _PrintedModule(), "Write the result here instead of stdout.", spelling="-o --output"
 )
 
 

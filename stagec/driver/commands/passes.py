@@ -67,17 +67,14 @@ class _Passes(Report):
         if self.name is not None:
             stream.write(_description(self.loaded, self.name))
             return
-        from rich.markup import escape
-
         from stagec.output.tables import console, table
 
-        passes = table("Passes", "name", "may run in -> gives", "what it does", text_columns=3)
+        rows = (row.values() for row in self.rows())
+        heads = "name", "may run in -> gives", "what it does"
+        passes = table("Passes", *heads, rows=rows, text_columns=3)
         passes.columns[1].no_wrap = True
-        for row in self.rows():
-            passes.add_row(*map(escape, row.values()))
-        pipelines = table("Pipelines", "name", "passes", text_columns=2)
-        for name, text in self.loaded.pipelines.items():
-            pipelines.add_row(name, escape(text))
+        named = self.loaded.pipelines.items()
+        pipelines = table("Pipelines", "name", "passes", rows=named, text_columns=2)
         out = console(stream, 160)
         out.print(passes)
         out.print(pipelines)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -12,7 +11,7 @@ from stagec.driver.shell import completion
 from stagec.driver.shell.listing import LISTING, Listing, show_list
 from stagec.driver.shell.options import takes
 from stagec.driver.shell.show import write_output
-from stagec.models import Preset, presets
+from stagec.models import presets
 from stagec.support.named import find
 
 _HINT = (
@@ -31,7 +30,7 @@ def command(name: str | None, **given: Any) -> None:
     if name is not None:
         write_output(find("preset", name, known).text, None)
         return
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": p.name,
             "title": p.title,
@@ -41,14 +40,13 @@ def command(name: str | None, **given: Any) -> None:
         }
         for p in known.values()
     ]
-    show_list(Listing(rows, partial(_print_table, known)), given, _HINT)
+    cells = [
+        (row["name"], row["title"], row["model"], _sizes_text({**row["sizes"], **row["step"]}))
+        for row in rows
+    ]
+    head = "Presets", "name", "run", "model", "sizes"
+    show_list(Listing(rows, head, cells), given, _HINT)
 
 
-def _print_table(known: Mapping[str, Preset], stream: TextIO) -> None:
-    from stagec.output.tables import console, table
-
-    rows = table("Presets", "name", "run", "model", "sizes", text_columns=4)
-    for p in known.values():
-        sizes = ", ".join(f"{n} = {v}" for n, v in {**p.values, **p.step}.items())
-        rows.add_row(p.name, p.title, p.model, sizes)
-    console(stream, 150).print(rows)
+def _sizes_text(sizes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in sizes.items())

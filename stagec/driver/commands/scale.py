@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,7 @@ from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.sizes import SizesType
 from stagec.jobs.written import formats_asked, log_written, write_formats
 from stagec.support.diagnostics import error
+from stagec.support.json_values import is_list, is_object
 
 if TYPE_CHECKING:
     from stagec.formats.base import Format
@@ -118,15 +119,12 @@ def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording,
         raise report.as_error()
     manifest = _manifest(folder)
     if mesh is None:
-        axes: Any = manifest.get("mesh")
-        if not isinstance(axes, dict) or not all(
-            type(n) is int and n > 0 for n in cast("dict[str, object]", axes).values()
-        ):
+        mesh = manifest.get("mesh")
+        if not is_object(mesh) or not all(type(n) is int and n > 0 for n in mesh.values()):
             raise error(
                 f"'{folder}' has no manifest with the mesh of its traces",
                 remedy="give the mesh, with the axis of adjacent ranks last: --from dp=2,tp=4",
             )
-        mesh = cast("dict[str, int]", axes)
     members = dict(groups.members) if groups is not None else dict[int, tuple[int, ...]]()
     return Recording(name, paths, members, mesh, _entries(manifest, mesh)), manifest
 
@@ -178,10 +176,10 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
     from stagec.traces.folder import MANIFEST
 
     try:
-        manifest: Any = json.loads((folder / MANIFEST).read_bytes())
+        manifest: object = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return cast("dict[str, Any]", manifest) if isinstance(manifest, dict) else {}
+    return manifest if is_object(manifest) else {}
 
 
 def _entries(manifest: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[int, Mapping[str, Any]]:
@@ -189,19 +187,11 @@ def _entries(manifest: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[int, 
     from stagec.traces.recorded import coordinates
 
     entries: dict[int, Mapping[str, Any]] = {}
-    classes: Any = manifest.get("classes")
-    for entry in filter(_is_object, classes if _is_list(classes) else ()):
-        if not _is_object(entry.get("coords")):
+    classes = manifest.get("classes")
+    for entry in filter(is_object, classes if is_list(classes) else ()):
+        if not is_object(entry.get("coords")):
             continue
         for rank in range(prod(mesh.values())):
             if entry["coords"].items() <= coordinates(mesh, rank).items():
                 entries[rank] = entry
     return entries
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)

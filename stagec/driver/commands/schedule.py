@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -105,8 +103,10 @@ def command(
     """Draw a pipeline schedule; without a name, list them with their closed forms."""
     plugin_schedules = _from_plugins(plugin) if plugin else []
     if name is None:
-        known = [*known_schedules(plugin_schedules).values()]
-        show_list(Listing([*map(_row, known)], partial(_print_table, known)), given, _HINT)
+        rows = [_row(each) for each in known_schedules(plugin_schedules).values()]
+        cells = [[row[n] for n in _COLUMNS] for row in rows]
+        head = "Pipeline schedules", *_COLUMNS.values()
+        show_list(Listing(rows, head, cells, 160), given, _HINT)
         return
     schedule = find_schedule(name, plugin_schedules)
     if stages is None or microbatches is None:
@@ -140,18 +140,15 @@ def _row(s: Schedule) -> dict[str, Any]:
     }
 
 
-def _print_table(schedules: Sequence[Schedule], stream: TextIO) -> None:
-    from rich.markup import escape
-
-    from stagec.output.tables import console, table
-
-    columns = "name", "what it does", "bubble per rank", "in flight on rank r", "when", "source"
-    rows = table("Pipeline schedules", *columns, text_columns=len(columns))
-    for s in schedules:
-        f = s.formulas
-        row = s.name, s.summary, f.bubble, f.in_flight, f.condition, s.source
-        rows.add_row(*map(escape, row))
-    console(stream, 160).print(rows)
+#: What the columns of a list show of a row.
+_COLUMNS = {
+    "name": "name",
+    "summary": "what it does",
+    "bubble": "bubble per rank",
+    "in_flight": "in flight on rank r",
+    "condition": "when",
+    "source": "source",
+}
 
 
 @dataclass(frozen=True)

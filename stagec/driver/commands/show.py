@@ -45,17 +45,16 @@ def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
     out = console(sys.stdout, 160)
     if rows:
         columns = [c for c in _COLUMNS if any(_cell(row, c) for row in rows)]
-        shown = table(str(trace), *columns, text_columns=3)
-        for row in rows:
-            shown.add_row(*(_cell(row, c) for c in columns))
-        out.print(shown)
+        texts = ((_cell(row, c) for c in columns) for row in rows)
+        out.print(table(str(trace), *columns, rows=texts, text_columns=3))
     if summary is not None:
         if summary.nodes > len(rows):
             log(f"{len(rows)} of {summary.nodes} nodes shown; --all shows the rest")
-        sums = table("Totals", "kind", *_TOTALS)
-        for kind, total in summary.by_kind.items():
-            sums.add_row(kind, *(f"{getattr(total, name, 0):,}" for name in _TOTALS.values()))
-        out.print(sums)
+        sums = (
+            (kind, *(f"{getattr(total, name, 0):,}" for name in _TOTALS.values()))
+            for kind, total in summary.by_kind.items()
+        )
+        out.print(table("Totals", "kind", *_TOTALS, rows=sums))
 
 
 _COLUMNS = (

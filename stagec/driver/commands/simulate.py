@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from stagec.driver.shell.show import write_json
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.json_values import is_list, is_object
 
 if TYPE_CHECKING:
     from stagec.formats.astra_sim.log import Breakdown, RankEnd
@@ -125,9 +126,7 @@ def command(folder: Path, binary: Path, *, as_json: bool, totals: bool) -> int:
     if as_json:
         write_json(simulation.as_json())
     else:
-        from stagec.driver.commands.simulate_table import print_simulated
-
-        print_simulated(simulation, sys.stdout)
+        _print(simulation, sys.stdout)
     return 0
 
 
@@ -178,9 +177,7 @@ def _about(folder: Path) -> dict[str, Any]:
     ranks, groups = given.get("ranks"), given.get("groups")
     if not isinstance(ranks, int) or not isinstance(given.get("name"), str) or ranks < 1:
         raise _no_job(folder / ABOUT)
-    if not isinstance(groups, dict):
-        raise _no_job(folder / ABOUT)
-    if not all(_is_range(each, ranks) for each in cast("dict[str, object]", groups).values()):
+    if not is_object(groups) or not all(_is_range(each, ranks) for each in groups.values()):
         raise _no_job(folder / ABOUT)
     return given
 
@@ -188,10 +185,9 @@ def _about(folder: Path) -> dict[str, Any]:
 def _is_range(given: object, ranks: int) -> bool:
     """Whether the numbers of an axis' groups are given as the first and the last one: there are at
     most as many as ranks, and no more than a simulator takes."""
-    numbers = cast("list[int]", given) if isinstance(given, list) else list[int]()
-    if [type(each) for each in numbers] != [int, int]:
+    if not is_list(given) or [*map(type, given)] != [int, int]:
         return False
-    first, last = numbers
+    first, last = list[int](given)
     return first <= last < first + min(ranks, _MOST_RANKS)
 
 
@@ -201,9 +197,9 @@ def _read_object(path: Path) -> dict[str, Any]:
         value: object = json.loads(path.read_bytes())
     except (OSError, ValueError):
         value = None
-    if not isinstance(value, dict):
+    if not is_object(value):
         raise _no_job(path)
-    return cast("dict[str, Any]", value)
+    return value
 
 
 def _no_job(path: Path) -> DiagnosticError:
@@ -343,3 +339,39 @@ def _peak_bytes(where: Path, rank: int) -> int | None:
         return round(max(used) * 2**20)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+# -- the answer for people -------------------------------------------------------------------------
+
+
+def _print(run: Simulated, out: TextIO) -> None:
+    """For people: the step, then where the time of the slowest rank goes."""
+    from stagec.output.tables import bytes_text
+
+    slowest = run.slowest
+    mfu = "" if run.mfu is None else f", MFU {run.mfu:.1%}"
+    out.write(f"{run.name}: {len(run.ends)} ranks, a step takes {_ms(slowest.end)}{mfu}\n")
+    if run.peak_bytes is not None:
+        out.write(f"peak of local memory: {run.peak_bytes:,} bytes\n")
+    if run.parts is None:
+        out.write(f"rank {slowest.rank}: {_ms(slowest.exposed)} without a computation\n")
+        return
+    out.write(f"rank {slowest.rank}, the slowest:\n")
+    rows = [("computation", "", "", "", run.parts.computation)]
+    for row in run.parts.exposed:
+        name = f"{row.kind} over {row.over}" if row.over else row.kind
+        rows.append((name, f"{row.calls:,}", bytes_text(row.bytes), _ms(row.busy), row.exposed))
+    rows.append(("idle", "", "", "", run.parts.idle))
+    title = ("", "calls", "bytes", "under way", "exposed", "of the step")
+    shown = [(*r[:4], _ms(r[4]), f"{r[4] / max(1, slowest.end):.1%}") for r in rows]
+    widths = [max(len(line[i]) for line in (title, *shown)) for i in range(len(title))]
+    for line in (title, *shown):
+        cells = (
+            c.ljust(w) if not i else c.rjust(w)
+            for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        )
+        out.write("  ".join(("", *cells)).rstrip() + "\n")
+
+
+def _ms(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e6:,.3f} ms"

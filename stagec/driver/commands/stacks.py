@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -37,7 +35,9 @@ def command(name: str | None, **given: Any) -> None:
         write_output(stack_source(name, session).text, None)
         return
     rows = [_row(each, session, registry) for each in stacks()]
-    show_list(Listing(rows, partial(_print_table, rows)), given, _HINT)
+    cells = [(row["name"], row["version"], ", ".join(row["statements"])) for row in rows]
+    head = "Stacks", "name", "version", "defaults of"
+    show_list(Listing(rows, head, cells), given, _HINT)
 
 
 def _row(name: str, session: Session, registry: Registry) -> dict[str, Any]:
@@ -46,12 +46,3 @@ def _row(name: str, session: Session, registry: Registry) -> dict[str, Any]:
     lines = read_stack(name, session, registry)
     statements = dict.fromkeys(line.op.name.removeprefix("stg.") for line in lines)
     return {"name": name, "version": version, "statements": [*statements]}
-
-
-def _print_table(rows: Iterable[Mapping[str, Any]], stream: TextIO) -> None:
-    from stagec.output.tables import console, table
-
-    shown = table("Stacks", "name", "version", "defaults of", text_columns=3)
-    for row in rows:
-        shown.add_row(row["name"], row["version"], ", ".join(row["statements"]))
-    console(stream, 150).print(shown)

@@ -24,6 +24,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.result import FORM, JSON, OUTPUT
 from stagec.jobs.request.units import on_machine
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.time.costs.replay_options import ReplayOptions
 
 
 @click.command("time", cls=LongCommand)
@@ -70,7 +71,8 @@ def command(**given: Any) -> int:
                 "--accepted cannot be used with --sweep, which has no TPOT", remedy="leave it out"
             )
         return _swept(options, given)
-    if given["machine"] is None:
+    machine, session = given["machine"], the_session()
+    if machine is None:
         raise _no_machine()
     check_alone(given)
     if given["limit"] is not None:
@@ -79,20 +81,21 @@ def command(**given: Any) -> int:
             remedy="run 'stagec memory', or add --sweep",
         )
     if options.print_strategy:
-        write_output(
-            Pods.of(on_machine(options, given["machine"]), the_session()).strategy(),
-            given["output"],
-        )
+        write_output(Pods.of(on_machine(options, machine), session).strategy(), given["output"])
         return 0
     pictures = draws(given)
-    how = {name: given[name] for name in ("machine", "overlap", "graphs")}
-    how["measured"] = measurements(given["measured"], given["kernels_from"], given["machine"])
-    more: dict[str, Any] = {"levers": given["levers"], "accepted": accepted, "memory": pictures}
-    with the_session().live() as progress:
-        answer = time(options, session=the_session(), progress=progress, **how, **more)
+    measured = measurements(given["measured"], given["kernels_from"], machine)
+    replay = ReplayOptions(given["overlap"], given["graphs"], measured)
+    with session.live() as progress:
+        answer = time(
+            *(options, machine, session, replay),
+            levers=given["levers"],
+            accepted=accepted,
+            memory=pictures,
+            progress=progress,
+        )
     if given["perfetto"] is not None:
-        ranks = given["perfetto_ranks"]
-        write_perfetto(answer.drawn(), given["perfetto"], ranks, the_session(), **how)
+        write_perfetto(answer.drawn(), given["perfetto"], given["perfetto_ranks"], session)
     show(answer, given)
     return 0
 

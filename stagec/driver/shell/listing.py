@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -18,16 +18,21 @@ LISTING = switch("as_json", "Print one JSON list.", "--json"), FORM
 
 @dataclass(frozen=True)
 class Listing(Report):
-    """Objects, and how people see them."""
+    """Objects, and the table of texts that people see; its `head` is the title and the columns."""
 
     objects: Sequence[Mapping[str, Any]]
-    table: Callable[[TextIO], None]
+    head: Sequence[str]
+    cells: Iterable[Iterable[str]]
+    width: int = 150
 
     def as_json(self) -> list[dict[str, Any]]:
         return [dict(each) for each in self.objects]
 
     def print(self, stream: TextIO) -> None:
-        self.table(stream)
+        from stagec.output.tables import console, table
+
+        shown = table(*self.head, rows=self.cells, text_columns=len(self.head))
+        console(stream, self.width).print(shown)
 
 
 def show_list(listing: Report, given: Mapping[str, Any], hint: str = "") -> None:

@@ -16,9 +16,9 @@ import io
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from stagec.formats.chakra.nodes import (
     MAX_RECORD_BYTES,
@@ -32,6 +32,7 @@ from stagec.formats.chakra.nodes import (
 )
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.json_stream import JsonStream
+from stagec.support.json_values import is_object
 from stagec.support.source import FileLoc
 
 MAX_NODES = 8_000_000
@@ -189,7 +190,7 @@ def _values(stream: JsonStream) -> Iterator[bytes]:
     """Records of protobuf's JSON, one after the other."""
     first = True
     for value in stream.values():
-        if not isinstance(value, dict):
+        if not is_object(value):
             raise stream.error("expected an object for each record")
         other = next((what for key, what in _OTHERS.items() if first and key in value), None)
         if other is not None:
@@ -198,7 +199,7 @@ def _values(stream: JsonStream) -> Iterator[bytes]:
                 "chakra_converter make one of both"
             )
         try:
-            yield record_of_json(cast("dict[str, object]", value), metadata=first)
+            yield record_of_json(value, metadata=first)
         except ValueError as problem:
             what = "the metadata of a trace" if first else "a Chakra node"
             raise stream.error(f"expected {what}: {problem}") from None
@@ -225,9 +226,9 @@ _FED_TYPES = {"comm_priority": "int32"}
 
 def _fed(value: object) -> TraceNode:
     """A node as the feeder names its parts; what it does not know is an attribute as it is."""
-    if not isinstance(value, dict):
+    if not is_object(value):
         raise TypeError("it is not an object")
-    given = dict(cast("Mapping[str, Any]", value))
+    given = dict(value)
     number, kind = given.pop("Id", None), given.pop("NodeType", int(NodeKind.INVALID))
     name, runtime = given.pop("Name", ""), given.pop("runtime", 0)
     deps = [given.pop(f"{which}_deps", given.pop(f"{which}Deps", [])) for which in ("data", "ctrl")]

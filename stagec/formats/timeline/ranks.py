@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from stagec.formats.base import Estimate, JobFormat, Layout, Need, TraceJob
 from stagec.ir.serving_step import DECODE
@@ -22,6 +22,7 @@ from stagec.time.clock.intervals import NodeTimes, node_times
 from stagec.time.clock.residency import ResidentBytes, residency
 from stagec.time.clock.times import ClassTimes
 from stagec.time.costs.network import level_between_pods
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.pods_step import IssuedPods
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
@@ -211,8 +212,8 @@ def replays_of(job: TraceJob) -> list[Replay]:
     if before is None or [*map(id, before[0])] != [*map(id, asked)]:
         issued = {model.pod: Issued.of(model.module) for model in models}
         layouts = {pod: job.layout_of(number) for pod, number in _first(issued).items()}
-        how: dict[str, Any] = {"measured": models[0].measured, "graphs": models[0].graphs}
-        before = _last[""] = asked, replayed(issued, layouts, machine, **how)
+        how = ReplayOptions(graphs=models[0].graphs, measured=models[0].measured)
+        before = _last[""] = asked, replayed(issued, layouts, machine, how)
     return before[1]
 
 
@@ -222,10 +223,13 @@ def _first(issued: Mapping[str, Issued]) -> dict[str, int]:
 
 
 def replayed(
-    issued: Mapping[str, Issued], layouts: Mapping[str, Layout], machine: Machine, **how: Any
+    issued: Mapping[str, Issued],
+    layouts: Mapping[str, Layout],
+    machine: Machine,
+    how: ReplayOptions,
 ) -> list[Replay]:
     """The replayed steps of pods: at once, but of one that decodes, whose step is behind the
-    others. `how` is what `step_time` takes. Raises `DiagnosticError`."""
+    others. Raises `DiagnosticError`."""
     first, levels = _first(issued), dict[str, Level]()
     ahead = {pod: each for pod, each in issued.items() if pod != DECODE}
     other_pods = {
@@ -237,12 +241,12 @@ def replayed(
     if DECODE in issued:
         levels[DECODE] = level_between_pods(machine, [each.mesh for each in issued.values()])
     together = IssuedPods(ahead, other_pods) if len(ahead) > 1 else next(iter(ahead.values()))
-    step = step_time(together, machine, pods=levels, **how)
+    step = step_time(together, machine, how, pods=levels)
     replays: list[Replay] = []
     for pod, each in issued.items():
         begins, mine, at = 0, step, first[pod]
         if pod == DECODE:
-            begins, mine, at = step.picoseconds, step_time(each, machine, **how), 0
+            begins, mine, at = step.picoseconds, step_time(each, machine, how), 0
         classes = mine.devices[at : at + len(each.classes)]
         about = layouts[pod], first[pod], begins, f"{pod}/" if len(issued) > 1 else ""
         replays.append(Replay(each, classes, mine.devices.end, mine.picoseconds, *about))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from stagec.ir.expr import MAX_INTEGER
 from stagec.jobs.request.option import Kind
 from stagec.support.diagnostics import error
+from stagec.support.json_values import is_list
 from stagec.support.source import UNKNOWN, FileLoc, Loc
 
 #: One tuple for all layers, or one for each.
@@ -46,24 +47,19 @@ def read_loads(path: Path) -> ExpertLoads:
 
 def _parsed(where: str, text: str | bytes) -> ExpertLoads:
     try:
-        parsed = cast(object, json.loads(text))
+        parsed: object = json.loads(text)
     except json.JSONDecodeError as e:
         raise _wrong(where, f"not JSON ({e.msg})", FileLoc(where, e.lineno, e.colno)) from None
     except (ValueError, RecursionError) as e:
         raise _wrong(where, f"not JSON ({e})") from None
-    rows = _list(parsed)
-    if rows and all(isinstance(row, list) for row in rows):
-        return tuple(_row(where, row) for row in rows)
+    if is_list(parsed) and parsed and all(map(is_list, parsed)):
+        return tuple(_row(where, row) for row in parsed)
     return _row(where, parsed)
-
-
-def _list(value: object) -> list[object]:
-    return cast(list[object], value) if isinstance(value, list) else []
 
 
 def _row(where: str, value: object) -> tuple[int, ...]:
     numbers: list[int] = []
-    for number in _list(value):
+    for number in value if is_list(value) else ():
         if isinstance(number, bool) or not isinstance(number, int) or number not in _WHOLE:
             raise _wrong(where, f"{json.dumps(number)[:40]} among the loads")
         numbers.append(number)

@@ -38,6 +38,7 @@ from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.session import Session
 from stagec.models import library
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.json_values import is_list, is_object
 from stagec.support.source import FileLoc, Source
 from stagec.support.suggest import did_you_mean
 from stagec.support.toml_text import toml_tables
@@ -74,16 +75,15 @@ def read_job_file(path: str, session: Session) -> JobFile:
     tables = toml_tables(source, _EXAMPLE)
     flags: dict[str, Any] = {}
     for name, value in tables.items():
-        if isinstance(value, dict) and name in _SECTIONS:
-            table = cast("dict[str, Any]", value)
-            for key, each in table.items():
+        if is_object(value) and name in _SECTIONS:
+            for key, each in value.items():
                 flags[_known(source, name, key)] = each
         elif name not in _TOP:
             place = key_place(source, "", name)
             raise error(f"unknown key '{name}' in a job", place, remedy=_where(name))
     flags |= {name: tables[name] for name in ("sizes", "mesh", "preset") if name in tables}
     plugins: object = flags.get("plugin", [])
-    files = cast("list[object]", plugins) if isinstance(plugins, list) else [plugins]
+    files = plugins if is_list(plugins) else [plugins]
     flags["plugin"] = [_beside(path, str(each)) for each in files]
     files = [tables.get("model", ""), tables.get("strategy_file", "")]
     names = [_beside(path, str(each)) for each in files]
@@ -101,9 +101,9 @@ def read_job_file(path: str, session: Session) -> JobFile:
 
 def _machine(source: Source, given: object) -> tuple[str | None, Mapping[str, int]]:
     """The name of a machine and its used ranks. Raises `DiagnosticError`."""
-    table = cast("dict[str, object]", given) if isinstance(given, dict) else {"": given}
+    table: dict[str, Any] = given if is_object(given) else {"": given}
     name, used = table.pop("name", None), table.pop("used_ranks", {})
-    sizes = cast("dict[str, int]", used) if isinstance(used, dict) else {"": -1}
+    sizes: dict[str, Any] = used if is_object(used) else {"": -1}
     numbers = all(type(number) is int and number > 0 for number in sizes.values())
     if not table and numbers and (name is None or isinstance(name, str)):
         return name, sizes

@@ -47,10 +47,7 @@ def measurements(
 
 
 def remark_unused(
-    costed_by: Mapping[str, int],
-    measured: object,
-    session: Session,
-    steps: str = "this step",
+    costed_by: Mapping[str, int], measured: object, session: Session, steps: str = "this step"
 ) -> None:
     """Remark on measured times of which steps, here in words, take none; of these `costed_by`
     counts kernels and collectives as `TimeReport` does."""

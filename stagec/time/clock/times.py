@@ -10,14 +10,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from stagec.program.nodes import Ints
-from stagec.time.clock.graph import (
-    CALL,
-    RECEIVE,
-    ClassNodes,
-    Indices,
-    OnStreams,
-    StepGraph,
-)
+from stagec.time.clock.graph import CALL, RECEIVE, ClassNodes, Indices, OnStreams, StepGraph
 from stagec.time.clock.speed import looped
 from stagec.time.streams import BUBBLE, INTERFERENCE, LAUNCH, MOST, Cost, Part
 

@@ -35,6 +35,7 @@ from stagec.time.costs.network import (
     once_a_node,
     spans,
 )
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
 from stagec.time.measured.tables import NOT_FOUND, Measured, Table
 from stagec.time.streams import PICOSECONDS, Cost
@@ -60,10 +61,7 @@ class Measurements:
     """
 
     def __init__(
-        self,
-        own: Sequence[Table] = (),
-        others: Sequence[Table] = (),
-        device: Machine | None = None,
+        self, own: Sequence[Table] = (), others: Sequence[Table] = (), device: Machine | None = None
     ) -> None:
         self.device = device
         mine = {(t.kind, t.dtype, t.causal, t.op) for t in own}
@@ -113,19 +111,18 @@ class CostTable:
         machine: Machine,
         mesh: Mapping[str, int],
         *,
-        overlap: bool = True,
+        replay: ReplayOptions = USUAL,
         communicates: bool = True,
-        measured: Measurements | None = None,
         pods: Mapping[str, Level] = MappingProxyType({}),
         software: Software | None = None,
     ) -> None:
         self._pods = pods
-        self._communicates, self._measured = communicates, measured or Measurements()
+        self._communicates, self._measured = communicates, replay.measured or Measurements()
         #: How many kernels and collectives were matched, interpolated, and modelled.
         self.ways: Counter[int] = Counter()
         software = software or Software()
         self._machine = software.on(machine).for_mesh(mesh)
-        self._mesh, self._overlap = mesh, overlap
+        self._mesh, self._overlap = mesh, replay.overlap
         self._direct = software.collectives
         device = self._measured.device
         self._device = None if device is None or device is machine else software.on(device)

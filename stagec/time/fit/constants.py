@@ -20,12 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from stagec.machines import Machine
-from stagec.machines.writing import (
-    kernel_section,
-    network_section,
-    rounded,
-    rounded_network,
-)
+from stagec.machines.writing import kernel_section, network_section, rounded, rounded_network
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.kernels import peak
 from stagec.time.costs.network import ROUNDS, spans

@@ -108,9 +108,7 @@ def attention_rows(tables: Sequence[Table]) -> Rows:
         size = element * (moved(extents) * (2 if backward else 1))
         used = with_constants(machine, "attention", values, dtype)
         return attention_seconds(
-            *(used, dtype, b, h, g, q, t, qk, v, size),
-            causal=extents[:, 7] > 0,
-            backward=backward,
+            *(used, dtype, b, h, g, q, t, qk, v, size), causal=extents[:, 7] > 0, backward=backward
         )
 
     marked = [np.insert(t.extents, 7, int(t.causal), axis=1) for t in tables]

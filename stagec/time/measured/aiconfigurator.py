@@ -63,8 +63,7 @@ def _installed() -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise error(
-            "the tables of aiconfigurator are not installed",
-            remedy="pip install 'stagec[kernels]'",
+            "the tables of aiconfigurator are not installed", remedy="pip install 'stagec[kernels]'"
         )
     return Path(spec.submodule_search_locations[0])
 

@@ -27,9 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stagec.ir.types import DTYPE_BYTES
-from stagec.machines.figures import is_table, listed
+from stagec.machines.figures import listed
 from stagec.program.kernels import EXTENTS
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
+from stagec.support.json_values import is_object
 from stagec.support.source import FileLoc, Loc
 from stagec.support.suggest import did_you_mean
 from stagec.support.texts import file_text
@@ -152,7 +153,7 @@ def _json(path: Path, text: str) -> Iterator[tuple[Loc, str, Mapping[str, Any]]]
     if not isinstance(entries, list):
         raise error("expects a list of objects", place, remedy='[{"kind": "matmul", ...}]')
     for number, entry in enumerate(listed(entries), 1):
-        if not is_table(entry):
+        if not is_object(entry):
             raise error(f"entry {number}: expects an object", place, remedy=_REMEDY)
         try:
             _check_names(list(entry), place)

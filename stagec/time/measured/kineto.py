@@ -16,12 +16,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from stagec.support.diagnostics import error
 from stagec.support.json_stream import JsonStream
+from stagec.support.json_values import is_list, is_object
 from stagec.support.source import FileLoc
 from stagec.time.measured.kernel_tables import Key
 from stagec.time.measured.torch_ops import Recorded, row_of, row_of_collective
@@ -116,8 +117,8 @@ def _read(stream: BinaryIO, result: Reading, columns: _Columns, report: Callable
 def _note(result: Reading, name: str, value: Any) -> None:
     if name == "distributedInfo" and type(rank := _object(value).get("rank")) is int:
         result.rank = rank
-    if name == "deviceProperties" and isinstance(value, list):
-        names = (_object(device).get("name") for device in cast("list[object]", value))
+    if name == "deviceProperties" and is_list(value):
+        names = (_object(device).get("name") for device in value)
         result.device = next((n for n in names if isinstance(n, str)), "")
 
 
@@ -147,9 +148,8 @@ class _Columns:
 
     def add(self, event: Any) -> None:
         """Note an event. Raises `ValueError` for what is not an event."""
-        if not isinstance(event, dict):
+        if not is_object(event):
             raise ValueError("expects an event, an object")
-        event = _object(event)
         if event.get("ph") != "X":
             return
         category = str(event.get("cat"))
@@ -243,13 +243,14 @@ def _work(name: str, category: str, size: Any) -> _Op:
 
 
 def _object(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    return value if is_object(value) else {}
 
 
 def _args(event: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(event.get("args", {}), dict):
+    args = event.get("args", {})
+    if not is_object(args):
         raise ValueError("'args': expects an object")
-    return _object(event.get("args"))
+    return args
 
 
 def _name(event: dict[str, Any]) -> str:

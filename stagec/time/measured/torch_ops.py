@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
+from stagec.support.json_values import is_list
 from stagec.time.measured.kernel_tables import Key
 
 #: Element types as the profiler calls them: stagec's name, and bytes.
@@ -66,12 +67,13 @@ class Recorded:
 
     def tensor(self, i: int) -> Tensor:
         """An argument. Raises `ValueError` if it is no tensor whose shape is recorded."""
-        shape, width = _list(_item(self.dims, i)), TYPES.get(str(_item(self.types, i)))
-        if any(isinstance(n, list) for n in shape or ()):
+        shape, width = _item(self.dims, i), TYPES.get(str(_item(self.types, i)))
+        if is_list(shape) and any(map(is_list, shape)):
             raise ValueError("the types of lists of tensors are not recorded")
-        if shape is None or width is None or not all(type(n) is int and n >= 0 for n in shape):
+        if not is_list(shape) or width is None or not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError(NO_SHAPES)
-        return Tensor(tuple(shape), *width, _list(_item(self.strides, i)) or [])
+        strides = _item(self.strides, i)
+        return Tensor(tuple(shape), *width, strides if is_list(strides) else [])
 
     def has(self, i: int) -> bool:
         """Whether an argument is a tensor."""
@@ -98,14 +100,9 @@ class Tensor:
         return math.prod(n for n, s in zip(self.shape, strides, strict=True) if s) * self.width
 
 
-def _list(value: Any) -> list[Any] | None:
-    return cast("list[object]", value) if isinstance(value, list) else None
-
-
 def _item(values: Any, i: int) -> Any:
     """An element of a list; None if there is none."""
-    known = _list(values) or ()
-    return known[i] if i < len(known) else None
+    return values[i] if is_list(values) and i < len(values) else None
 
 
 def row_of(op: Recorded) -> Key | str | None:
