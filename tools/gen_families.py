@@ -1,4 +1,4 @@
-"""docs/reference/families.md: the families of models whose configurations are read, from their readers."""
+"""docs/reference/families.md: the families whose configurations are read, from their readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/flags.md: every flag that says how to parallelize, from the statements that it writes."""
+"""docs/reference/flags.md: every flag that says how to parallelize, from its statement."""
 
 from __future__ import annotations
 
