@@ -24,6 +24,8 @@ _SCRIPTS = (
 )
 #: Classes whose parts are drawn.
 _MOST_CLASSES = 128
+_PARTS = """<div class="rows" tabindex="0">
+<table id="parts" aria-label="parts of the step"></table></div>"""
 _BODY = """<div class="bar">
 <button type="button" id="out" aria-label="zoom out">−</button>
 <button type="button" id="in" aria-label="zoom in">+</button>
@@ -75,8 +77,7 @@ def time_page(
         facts(_facts(report)),
         _BODY,
         figures(charts),
-        '<div class="rows" tabindex="0">'
-        '<table id="parts" aria-label="parts of the step"></table></div>',
+        _PARTS,
         "<h2>Critical path</h2>",
         *paragraphs(
             ["What the step is made of, from its start to its end, with the waits before each."],
