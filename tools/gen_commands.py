@@ -20,11 +20,11 @@ from tools.markup import ROOT, markdown, page
 
 _INTRO = (
     "The commands of `stagec`, with what `--help` says of each. Flags of a strategy, which several "
-    "commands take, are in [flags.md](../../flags.md); [commands.md](../../commands.md) shows the "
+    "commands take, are in [flags.md](../flags.md); [commands.md](../../commands.md) shows the "
     "commands at work, with exit codes."
 )
 _SHARED = (
-    "It takes the [flags of a strategy](../../flags.md) as well. Options marked * are shown by "
+    "It takes the [flags of a strategy](../flags.md) as well. Options marked * are shown by "
     "`--help-all` only."
 )
 

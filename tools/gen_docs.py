@@ -1,5 +1,5 @@
-"""Writes docs/reference, docs/flags.md and docs/families.md from the definitions: a page for each
-op, each pass, each command, and each part of the API. What else is written are the signature of
+"""Writes docs/reference from the definitions: a page for each op, each pass, each command, and each
+part of the API, all flags, and all families. What else is written are the signature of
 Python jobs and the schema of machines.
 
 `python -m tools.gen_docs` rewrites the pages; with `--check` it compares them with the definitions,
@@ -39,7 +39,7 @@ ROOMS: Mapping[str, tuple[str, str]] = {
     ),
     "strategy": (
         "Statements of a strategy",
-        "In the region of a `stg.strategy`. [Flags](../../flags.md) has the flags that write them.",
+        "In the region of a `stg.strategy`. [Flags](../flags.md) has the flags that write them.",
     ),
     "contraction": ("Contractions, sums, scaling", "In functions."),
     "extremes": (
@@ -128,8 +128,8 @@ def pages() -> Mapping[Path, str]:
             for folder, texts in folders.items()
             for name, text in texts.items()
         },
-        docs / "flags.md": flags_page(),
-        docs / "families.md": families_page(),
+        docs / "reference" / "flags.md": flags_page(),
+        docs / "reference" / "families.md": families_page(),
         ROOT / "stagec" / "jobs" / "request" / "signature.py": signature(),
         ROOT / "stagec" / "answers" / "machines.schema.json": machines_schema(),
     }
@@ -217,7 +217,7 @@ def _op(op: OpDef) -> Iterator[str]:
         yield f"- stands in: {', '.join(f'`{name}`' for name in op.parents)}"
     if isinstance(op, Statement) and op.flags:
         flags = ", ".join(f"`{flag.option}`" for flag in op.flags)
-        yield f"- [flags](../../flags.md): {flags}"
+        yield f"- [flags](../flags.md): {flags}"
     if op.params:
         yield from ("", "| parameter | kind | meaning |", "|---|---|---|")
         yield from (_param(p) for p in op.params)

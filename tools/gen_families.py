@@ -1,4 +1,4 @@
-"""docs/families.md: the families of models whose configurations are read, from their readers."""
+"""docs/reference/families.md: the families whose configurations are read, from their readers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INTRO = (
     "The families whose configurations `stagec import` reads: the values of `model_type`, and what "
     "distinguishes a family from Llama. The name of a family leads to its reader, which asks for "
     "the keys of the family; a key that it does not ask for is an error that names it. "
-    "[models.md](models.md) says how an import works."
+    "[models.md](../models.md) says how an import works."
 )
 
 
@@ -27,7 +27,7 @@ def _body() -> Iterator[str]:
     yield "|---|---|---|"
     for family in sorted(BUILT_IN, key=lambda f: f.name.lower()):
         names = _listed((*family.model_types, *family.marks))
-        file = f"../{family.read.__module__.replace('.', '/')}.py"
+        file = f"../../{family.read.__module__.replace('.', '/')}.py"
         yield f"| [{family.name}]({file}) | {names} | {family.features} |"
     yield from ("", "## Keys without effect", "")
     yield "Any family may have these; they do not change what a training step computes:"

@@ -1,4 +1,4 @@
-"""docs/flags.md: every flag that says how to parallelize, from the statements that it writes."""
+"""docs/reference/flags.md: every flag that says how to parallelize, from its statement."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tools.markup import page
 _INTRO = (
     "Every flag of `compile`, `analyze` and `memory` that says how to parallelize, in the sections "
     "of `--help`: what it writes (`--print-strategy` shows the text), its values, and its default. "
-    "[strategies.md](strategies.md) says what each does to placements and traffic, "
-    "[the reference](reference/ops/index.md#statements-of-a-strategy) what else a statement takes. "
+    "[strategies.md](../strategies.md) says what each does to placements and traffic, "
+    "[the reference](ops/index.md#statements-of-a-strategy) what else a statement takes. "
     "All of them can be swept: `--sweep zero=1,2,3`."
 )
 _MESH = "stg.mesh"
@@ -23,7 +23,7 @@ _HEAD = ("| flag | writes | values | default | meaning |", "|---|---|---|---|---
 
 
 def flags_page() -> str:
-    """docs/flags.md."""
+    """docs/reference/flags.md."""
     return page("Flags", _INTRO, _rows())
 
 
@@ -41,7 +41,7 @@ def _row(flag: Flag, op: str) -> str:
     meaning = " ".join([flag.help, *_needs(flag)])
     cells = (
         f"`{flag.option}`",
-        f"[`{op}`](reference/ops/{op}.md)",
+        f"[`{op}`](ops/{op}.md)",
         _values(flag),
         _default(flag),
         meaning,

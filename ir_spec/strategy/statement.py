@@ -2,7 +2,7 @@
 
 A statement is defined once, by two classes side by side: a record with its parameters (`Record`),
 which passes read, and its op (`Statement`). The command line, sweeps, `--print-strategy`, commands
-in manifests and docs/flags.md are derived from them.
+in manifests and docs/reference/flags.md are derived from them.
 
     @dataclass(frozen=True)
     class BucketRule(Record):

@@ -25,6 +25,8 @@ class CheckAnswer(Report):
     report: CheckReport
     strict: bool = False
 
+    column_names = ("kind", "file", "node", "code", "message", "remedy")
+
     @property
     def ok(self) -> bool:
         """Whether nothing is."""

@@ -119,6 +119,8 @@ class LazyGroup(click.Group):
                 message = f"No such option {option!r}. It is an option of: {', '.join(having)}."
             elif here := flag_here(option):
                 message = f"No such option {option!r}; {here}"
+            elif len(option) == len("-t"):
+                message = f"No such option {option!r}; names of several letters have two dashes"
             else:
                 raise
             raise click.NoSuchOption(option, message, ctx=problem.ctx) from None

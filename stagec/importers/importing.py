@@ -76,7 +76,7 @@ def _family_of(
         )
     name = config.text(key)
     if name not in known:
-        others = "docs/families.md lists those that are read; a plug-in may add others"
+        others = "docs/reference/families.md lists those that are read; a plug-in may add others"
         raise error(
             f"unknown model type {name!r:.60}",
             config.place(key),

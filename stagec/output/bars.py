@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from html import escape
 from math import floor
 
@@ -24,7 +25,8 @@ class Bar:
 @dataclass(frozen=True, kw_only=True)
 class Bars(Chart):
     """Stacked bars, one below the other, on one axis from zero; a `limit` is a line with its text.
-    Of very many bars the first are drawn."""
+    Of very many bars the first are drawn. The smallest parts for which there is no color of their
+    own are one, `others`."""
 
     bars: Sequence[Bar]
     axis: PlotAxis
@@ -34,7 +36,7 @@ class Bars(Chart):
     most: int = 60
 
     def draw(self, width: int) -> tuple[list[str], float]:
-        bars = self.bars[: self.most]
+        bars = self._bars()
         names = list(dict.fromkeys(n for bar in bars for n, v in bar.parts.items() if v))
         colors = {n: i % COLORS for i, n in enumerate(dict.fromkeys((*self.order, *names)))}
         sums = [sum(bar.parts.values()) for bar in bars]
@@ -89,6 +91,17 @@ class Bars(Chart):
         legend, more = legend_rows(items, width, bottom + 40)
         return [*parts, *legend], bottom + 40 + more
 
+    def _bars(self) -> list[Bar]:
+        """The bars that are drawn, each of parts that have colors of their own."""
+        bars = list(self.bars[: self.most])
+        sums = Counter[str]()
+        for bar in bars:
+            sums.update(bar.parts)
+        if self.order or len(sums) <= COLORS:
+            return bars
+        own = {name for name, _ in sums.most_common(COLORS - 1)}
+        return [replace(bar, parts=_joined(bar.parts, own)) for bar in bars]
+
     def _bar(
         self, bar: Bar, left: float, y: float, high: float, scale: float, colors: Mapping[str, int]
     ) -> Iterator[str]:
@@ -106,3 +119,9 @@ class Bars(Chart):
                     x + 4, y + 13, name, style=f"i{color}", more=' pointer-events="none"'
                 )
             x += wide
+
+
+def _joined(parts: Mapping[str, float], own: Set[str]) -> dict[str, float]:
+    """The parts, those that are not among `own` as one at the end."""
+    shown = {name: value for name, value in parts.items() if name in own}
+    return {**shown, "others": sum(v for name, v in parts.items() if name not in own)}

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from itertools import count
 from string import Template
 from typing import Any, cast
 
@@ -84,11 +85,11 @@ def table(heads: Sequence[str], rows: Sequence[TableRow], name: str = "rows") ->
     numbers = set(range(len(heads)))
     for row in rows:
         numbers -= {i for i, v in enumerate(row.values) if v is not None and not _is_number(v)}
+    wide = {i for row in rows for i, text in enumerate(_texts(row)) if len(text) > _LONG}
     for row in rows:
         key = f' data-key="{escape(row.key)}"' if row.key else ""
         key += f' data-opens="{escape(row.opens)}"' if row.opens else ""
-        texts = row.texts or [_shown(value) for value in row.values]
-        cells = "".join(map(_cell, row.values, texts))
+        cells = "".join(map(_cell, row.values, _texts(row), (i in wide for i in count())))
         more = len(heads) - len(row.values)
         cells += f'<td colspan="{more}"></td>' if more else ""
         lines.append(f"<tr{key}>{cells}</tr>")
@@ -112,14 +113,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: Any, text: str) -> str:
+def _texts(row: TableRow) -> Sequence[str]:
+    return row.texts or [_shown(value) for value in row.values]
+
+
+def _cell(value: Any, text: str, wide: bool) -> str:
     if _is_number(value):
         return f'<td class="number" data-value="{value!r}">{escape(text)}</td>'
     items = _items(value)
     if items and all(isinstance(item, Mapping) for item in items):
         return f"<td><details><summary>{len(items):,}</summary>{data_table(items)}</details></td>"
-    wide = ' class="wide"' if len(text) > _LONG else ""
-    return f"<td{wide}>{escape(text)}</td>"
+    lines = ' class="wide"' if wide else ""
+    return f"<td{lines}>{escape(text)}</td>"
 
 
 def _shown(value: Any) -> str:

@@ -6,9 +6,9 @@ import csv
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any, TextIO, cast
+from typing import Any, ClassVar, TextIO, cast
 
 from stagec.support.diagnostics import error
 
@@ -16,6 +16,9 @@ from stagec.support.diagnostics import error
 class Report(ABC):
     """An answer. `str` is the text that a command prints; notebooks show the same with tables that
     are sorted by their heads."""
+
+    #: The columns of `--format csv` where there may be no row.
+    column_names: ClassVar[Sequence[str]] = ()
 
     @abstractmethod
     def as_json(self) -> Any:
@@ -55,7 +58,7 @@ class Report(ABC):
             for row in self.rows()
         ]
         text = io.StringIO()
-        names = dict.fromkeys(name for line in lines for name in line)
+        names = dict.fromkeys([*self.column_names, *(n for line in lines for n in line)])
         writer = csv.DictWriter(text, list(names), lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)

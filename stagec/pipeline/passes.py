@@ -47,7 +47,7 @@ class Pass:
 
     def run(self, module: Module) -> None:
         """Change the module in place. Raises `DiagnosticError` if the input is wrong."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method run(module)")
 
     def applies(self, module: Module) -> bool:
         """Whether there is anything to do: else the pass is not run, and what it leaves is not

@@ -112,7 +112,7 @@ def _threads(points: Sequence[Mapping[str, Any]], about: str) -> Threads:
     scales: dict[str, Callable[[float], str]] = {"step time": seconds_text, "memory": _bytes}
     threads = [
         Thread(
-            {n: p["flags"].get(n, "") for n in names}
+            {n.replace("_", "-"): p["flags"].get(n, "") for n in names}
             | {"step time": p["step_seconds"], "memory": p["memory_peak"]},
             _about(p),
             f"p{n}",
@@ -122,7 +122,7 @@ def _threads(points: Sequence[Mapping[str, Any]], about: str) -> Threads:
     return Threads(
         title="All flags that differ",
         about=about,
-        axes=[*names, *scales],
+        axes=[*(n.replace("_", "-") for n in names), *scales],
         threads=threads,
         scales=scales,
     )

@@ -173,11 +173,10 @@ def _together(better: Iterable[tuple[float, _Trial, Evaluated]]) -> dict[str, An
 def _row(
     answer: Answer, number: int, part: float, trial: _Trial, result: Evaluated
 ) -> dict[str, Any]:
-    changes = (_change(name, value) for name, value in trial.values.items())
     name = f"1{ascii_lowercase[number]}" if number < len(ascii_lowercase) else f"1-{number + 1}"
     return {
         "name": name,
-        "change": ", ".join(changes),
+        "change": changes_text(trial.values, trial.job),
         "strategy": strategy_of(trial.job),
         "command": command_of(trial.job, name),
         "more": part - 1,
@@ -186,5 +185,7 @@ def _row(
     }
 
 
-def _change(name: str, value: Any) -> str:
-    return f"{name.replace('_', '-')} {values_text(name, [value])}"
+def changes_text(values: Mapping[str, Any], job: JobOptions) -> str:
+    """`sp off, fusion epilogue`: those of the values that the job has; others have no effect."""
+    kept = {name: value for name, value in values.items() if getattr(job, name, value) == value}
+    return ", ".join(f"{n.replace('_', '-')} {values_text(n, [v])}" for n, v in kept.items())

@@ -122,15 +122,33 @@ def compare_dirs(actual: Path, expected: Path) -> Iterator[Problem]:
         elif name not in theirs:
             yield Problem(f"extra: {name} was written but is not expected")
         else:
-            yield from compare_texts(name, ours[name], theirs[name], expected.parent)
+            yield from compare_files(name, ours[name], theirs[name], expected.parent)
 
 
-def compare_texts(name: str, actual: Path, expected: Path, home: Path) -> Iterator[Problem]:
-    """The difference of one pair of files, if any."""
-    ours = scrub(actual.read_text(encoding="utf-8"), home).splitlines()
-    theirs = expected.read_text(encoding="utf-8").splitlines()
-    if ours != theirs:
-        yield Problem(f"different: {name}", unified(theirs, ours, name))
+def compare_files(name: str, actual: Path, expected: Path, home: Path) -> Iterator[Problem]:
+    """The difference of one pair of files, if any: of lines, or of bytes if one is not a text."""
+    ours, theirs = content(actual, home), expected.read_bytes()
+    if ours == theirs:
+        return
+    try:
+        lines = theirs.decode("utf-8").splitlines(), ours.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        yield Problem(
+            f"different: {name}: {len(theirs):,} bytes are expected, {len(ours):,} were written; "
+            "'stagec diff' compares traces"
+        )
+        return
+    if diff := unified(*lines, name):
+        yield Problem(f"different: {name}", diff)
+
+
+def content(path: Path, home: Path) -> bytes:
+    """What is compared of a file: a text scrubbed, the bytes of anything else, such as a trace."""
+    data = path.read_bytes()
+    try:
+        return scrub(data.decode("utf-8"), home).encode("utf-8")
+    except UnicodeDecodeError:
+        return data
 
 
 def bless_dir(actual: Path, expected: Path) -> None:
@@ -140,8 +158,7 @@ def bless_dir(actual: Path, expected: Path) -> None:
     for name, path in files_below(actual).items():
         target = expected / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = scrub(path.read_text(encoding="utf-8"), expected.parent)
-        target.write_text(text, encoding="utf-8")
+        target.write_bytes(content(path, expected.parent))
 
 
 def check_dir(actual: Path, expected: Path) -> list[Problem]:

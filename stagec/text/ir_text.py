@@ -8,7 +8,12 @@ from html import escape
 
 #: A region of more lines is folded at first.
 FOLDED = 60
-_STYLE = "font-family: monospace; font-size: 0.9em; line-height: 1.35; overflow-x: auto"
+_STYLE = (
+    "font-family: monospace; font-size: 0.9em; line-height: 1.35; overflow-x: auto; "
+    "padding-left: 1.4em"
+)
+#: The triangle of a region stands left of its line, which keeps its indentation.
+_SUMMARY = "cursor: pointer; list-style-position: outside"
 #: What a token is -> its color: the variable of JupyterLab's theme, else a color that is legible on
 #: white and on black.
 _COLORS = {
@@ -59,7 +64,7 @@ def _folding(lines: list[str]) -> Iterator[str]:
         size = ends[number] - number - 1
         shown = " open" if depth == 0 or size <= FOLDED else ""
         count = f" {_colored(f'// {size} lines')}" if not shown else ""
-        yield f'<details{shown}><summary style="cursor: pointer">{_colored(line)}{count}</summary>'
+        yield f'<details{shown}><summary style="{_SUMMARY}">{_colored(line)}{count}</summary>'
         depth += 1
 
 

@@ -224,3 +224,19 @@ def test_a_page_in_a_browser(tmp_path: Path) -> None:
     assert seen["tip"].startswith("at 1 of 0")
     assert seen["saved"] == [False, True]
     assert seen["named"] == ["a model", "run it"]
+
+
+def test_parts_without_a_color_of_their_own_are_one() -> None:
+    parts = {f"part {n}": float(n + 1) for n in range(COLORS + 3)}
+    text = Bars(title="Bars", bars=[Bar("one", parts)], axis=_NUMBER).svg()
+    colors = re.findall(r'<rect class="(f\d+)"', text)
+    assert len(colors) == len({*colors}) == COLORS
+    assert f"others: {1 + 2 + 3 + 4}, " in text
+    assert "part 3" not in text
+    own = Bars(title="Bars", bars=[Bar("one", dict(list(parts.items())[3:]))], axis=_NUMBER)
+    assert "others" not in own.svg()
+
+
+def test_a_column_with_a_long_text_wraps_in_each_row() -> None:
+    rows = [TableRow(["short", 1]), TableRow(["long " * 20, 2])]
+    assert table(("text", "number"), rows).count('<td class="wide">') == len(rows)

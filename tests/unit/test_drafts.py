@@ -151,6 +151,14 @@ def test_models_on_the_same_ranks_share_memory(main: str, own: str, flags: str) 
     assert "main" in stagec("memory", *words, *draft(flags)).out
 
 
+def test_the_rate_of_a_step_that_verifies_is_that_of_verified_tokens() -> None:
+    words = ("time", *STEP, "--machine", "h100-sxm", "--no-levers")
+    assert " verified tokens/s (" in stagec(*words, "--speculative", "3").out
+    plain = stagec(*words).out
+    assert " tokens/s (" in plain
+    assert "verified" not in plain
+
+
 def test_a_draft_without_experts_has_the_axes_of_a_model_with_experts() -> None:
     words = (
         "mixtral-8x7b",

@@ -400,6 +400,8 @@ def test_mistakes_are_reported_and_leave_no_output(tmp_path: Path) -> None:
     table.write_text("kind,dtype,extents,microseconds\nmatmul,bf16,1x2x3,5\n")
     assert "h100.csv:2:1: error: extents: expects batchxmxnxk" in refused(*ask, "h100")
     assert "No such file" in refused("--measured", tmp_path / "none.csv", "--machine", "h100")
+    lost = ("--measured", tmp_path / "none.csv", "-o", tmp_path / "none" / "mine.toml")
+    assert "none/mine.toml: No such file" in refused(*lost, "--machine", "h100")
     assert output.read_text() == 'base = "h100-sxm"\n'
     assert sorted(p.name for p in tmp_path.iterdir()) == ["h100.csv", "mine.toml"]
     assert stagec("fit", "--machine", "h100").code == 2

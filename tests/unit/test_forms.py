@@ -26,6 +26,7 @@ def test_each_form_has_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in out["plain"]
     peak = json.loads(out["json"])["classes"][0]["peak"]
     assert out["json"] == stagec(*JOB, "--json").out
+    assert out["csv"] == stagec(*JOB, "--csv").out
     (row,) = csv.DictReader(io.StringIO(out["csv"]))
     assert int(row["peak"]) == peak
     assert "| --- | ---: | ---: |\n" in out["markdown"]
@@ -35,6 +36,13 @@ def test_each_form_has_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lists_in_rows_are_json() -> None:
     (row,) = csv.DictReader(io.StringIO(stagec("doctor", "--format", "csv").out))
     assert "click" in [package["name"] for package in json.loads(row["required"])]
+
+
+def test_an_answer_without_rows_has_the_names_of_columns(tmp_path: Path) -> None:
+    stagec("compile", *JOB[1:4], "--dp", "2", "-o", tmp_path)
+    assert stagec("check", tmp_path, "--format", "csv").out == (
+        "kind,file,node,code,message,remedy\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["models", "presets", "stacks"])

@@ -127,3 +127,17 @@ def test_an_empty_actual_directory_never_wipes_the_expected_one(
 
 def test_only_directories_named_golden_are_compared(dirs: tuple[Path, Path]) -> None:
     assert check_dirs(dirs[0], dirs[0]) == 1
+
+
+def test_traces_are_compared_by_bytes(
+    dirs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = dirs[0] / "sub" / "a.et"
+    trace.write_bytes(b"\xd8\x00")
+    monkeypatch.setenv(golden.BLESS, "1")
+    assert check_dirs(*dirs) == 0
+    monkeypatch.delenv(golden.BLESS)
+    assert check_dirs(*dirs) == 0
+    trace.write_bytes(b"\xd8\x00\x01")
+    assert check_dirs(*dirs) == 1
+    assert "sub/a.et: 2 bytes are expected, 3 were written" in capsys.readouterr().err

@@ -130,6 +130,9 @@ def test_a_trace_that_was_cut_is_reported(tmp_path: Path, packed: bool) -> None:
 def test_missing_files_and_folders_are_reported(tmp_path: Path) -> None:
     assert "nowhere.json: No such file" in stagec("measure", tmp_path / "nowhere.json").err
     assert "Is a directory" in stagec("measure", tmp_path).err
+    table = tmp_path / "none" / "table.csv"
+    ran = stagec("measure", tmp_path / "nowhere.json", "-o", table)
+    assert f"{table}: No such file" in ran.err
     assert stagec("measure").code == 2
 
 

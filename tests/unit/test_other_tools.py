@@ -9,6 +9,7 @@ import pytest
 
 from stagec.driver.cli import COMMANDS, cli
 from stagec.jobs.request.other_tools import FLAGS_HERE, flag_here
+from tests.support import stagec
 
 
 def _options() -> set[str]:
@@ -30,3 +31,8 @@ def test_flags_of_other_tools_are_none_here_and_lead_to_flags_that_are() -> None
 )
 def test_what_an_option_is_here(flag: str, here: str | None) -> None:
     assert flag_here(flag) == here
+
+
+def test_a_name_of_several_letters_has_two_dashes() -> None:
+    ran = stagec("time", "llama3-8b", "-tp", "8")
+    assert (ran.code, "No such option '-t'; names of several letters" in ran.err) == (2, True)

@@ -53,7 +53,7 @@ from stagec.searches.question import questions
 from stagec.searches.run import Answer, Question, search
 from stagec.searches.space import KNOBS, Listed, default_space, listed
 from stagec.searches.table import command_of
-from stagec.searches.tried import flags_to_try
+from stagec.searches.tried import changes_text, flags_to_try
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, LONG, examples, stagec, tries
 from tests.unit.test_memory_page import BROWSER, BROWSER_FLAGS, ERRORS
@@ -546,6 +546,13 @@ def test_what_only_spares_memory_is_not_tried_for_time(objective: str, tries: bo
     names = {flag.name for flag in flags_to_try(answer)}
     assert ("offload" in names) == tries
     assert "fusion" in names
+
+
+def test_changes_name_what_the_job_has() -> None:
+    """Without sequence parallelism no product has a gather to overlap with."""
+    values = {"tp_gathers": "in_steps", "sp": False, "microbatch_size": 2}
+    job: Any = SimpleNamespace(tp_gathers="whole", sp=False)
+    assert changes_text(values, job) == "sp off, microbatch-size 2"
 
 
 @pytest.mark.long

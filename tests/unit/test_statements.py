@@ -167,7 +167,7 @@ def test_a_flag_says_what_it_is(name: str) -> None:
     "name", ["compile", "analyze", "memory", "time", "serve", "search"], ids=str
 )
 def test_help_has_sections(name: str) -> None:
-    """Each option once, a flag in the section that docs/flags.md has it in too."""
+    """Each option once, a flag in the section that docs/reference/flags.md has it in too."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     expected = stagec(name, "--help-all").out

@@ -365,6 +365,19 @@ def test_a_flag_is_set_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("tp=", "'tp=' lacks a value after '=' or ',', expected tp=VALUE,..."),
+        ("tp=1,,2", "'tp=1,,2' lacks a value"),
+        ("tp", "'tp' is neither NAME=VALUE,... nor a .toml file"),
+    ],
+)
+def test_a_sweep_without_values_is_a_mistake_in_the_command(sweep: str, message: str) -> None:
+    ran = stagec("analyze", LLAMA, "--sweep", sweep)
+    assert (ran.code, message in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--sweep", "tp=1", "--sweep", "tp=2"], "--sweep tp is given twice"),
@@ -372,7 +385,6 @@ def test_a_flag_is_set_once(tmp_path: Path) -> None:
         (["--sweep", "tp=1", "--print-after", "all"], "leave out --print-after"),
         (["--sweep", "tp=1", "--json", "--csv"], "choose one of them"),
         (["--jobs", "2"], "add --sweep"),
-        (["--csv"], "add --sweep"),
         (["--sort", "peak"], "add --sweep"),
         (
             ["--limit", "80GiB"],

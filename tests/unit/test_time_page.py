@@ -14,11 +14,9 @@ import pytest
 
 from stagec.analysis import time_picture as pictures
 from stagec.analysis.time_picture import time_picture
-from stagec.answers.time.time_page import distinct_names
 from stagec.answers.time.timed import Timed, time_job
 from stagec.jobs.session import Session
 from stagec.machines import load_machine
-from stagec.output.chart import COLORS
 from stagec.program.nodes import MICROBATCH, marker_of
 from stagec.time.clock.intervals import NONE, node_times, title_of
 from stagec.time.clock.residency import ResidentBytes
@@ -195,16 +193,6 @@ def test_the_page_loads_nothing(page: Path) -> None:
 def test_the_command_names_a_machine_as_it_was_given(page: Path) -> None:
     machine = page.with_name("devices.toml")
     assert f"--machine {machine}</code>" in page.read_text("utf-8")
-
-
-def test_parts_without_a_color_of_their_own_are_others() -> None:
-    """Two parts of a bar never have one color."""
-    parts = {f"part {n}": float(COLORS + 1 - n) for n in range(COLORS + 1)}
-    shown = distinct_names(parts, list(parts))
-    assert list(shown) == [*list(parts)[: COLORS - 1], "others"]
-    assert sum(shown.values()) == sum(parts.values())
-    del parts[f"part {COLORS}"]
-    assert distinct_names(parts, list(parts)) == parts
 
 
 def test_names_are_text(tmp_path: Path) -> None:

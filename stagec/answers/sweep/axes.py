@@ -114,8 +114,10 @@ class SweepType(Kind[Axis]):
             return _read(text, timed=self._timed)
         name, _, rest = (part.strip() for part in text.partition("="))
         parts = [part.strip() for part in rest.split(",")]
-        if not name or not all(parts):
+        if not name or "=" not in text:
             raise ValueError(f"'{text}' is neither NAME=VALUE,... nor a {_SUFFIX} file")
+        if not all(parts):
+            raise ValueError(f"'{text}' lacks a value after '=' or ',', expected {name}=VALUE,...")
         texts = list(dict.fromkeys(t for part in parts for t in self._texts(part)))
         return _axis(name, texts, timed=self._timed)
 

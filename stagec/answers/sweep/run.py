@@ -20,9 +20,9 @@ from stagec.jobs.builder import is_file_name
 from stagec.jobs.request.command_line import question_command, step_command
 from stagec.jobs.request.emission import WORKERS, workers
 from stagec.jobs.request.limit import Limit
-from stagec.jobs.request.option import AnyText, CommandOption, switch
+from stagec.jobs.request.option import AnyText, CommandOption
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.result import PLOTS, form_of
+from stagec.jobs.request.result import CSV, PLOTS, form_of
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
@@ -72,7 +72,7 @@ _OPTIONS = (
         "With --sweep and --html: the columns to draw (default: time or counts, and memory).",
         metavar="X,Y",
     ),
-    switch("as_csv", "With --sweep: print comma-separated values.", "--csv"),
+    CSV,
 )
 
 
@@ -91,10 +91,9 @@ def sweep_options(*, timed: bool = False) -> tuple[CommandOption, ...]:
 
 def check_alone(given: Mapping[str, Any]) -> None:
     """Raise `DiagnosticError` for options of a sweep where there is none."""
-    wrong = [n for n in ("sort", "pareto", "plot", "as_csv", "jobs", "scheduler") if given[n]]
+    wrong = [n for n in ("sort", "pareto", "plot", "jobs", "scheduler") if given[n]]
     if wrong:
-        flag = wrong[0].removeprefix("as_")
-        raise error(f"--{flag} needs --sweep", remedy="add --sweep")
+        raise error(f"--{wrong[0]} needs --sweep", remedy="add --sweep")
     if given["html"] is not None and given["html"].suffix in PLOTS:
         raise error(
             f"--html FILE{given['html'].suffix} is a plot of many configurations, and needs "

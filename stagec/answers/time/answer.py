@@ -11,7 +11,13 @@ from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
 from stagec.answers.intervals import StackErrors, kind_of, stack_errors
 from stagec.answers.time.pods_answer import PodsTime, alone_seconds, transfer_of, turn_seconds
-from stagec.answers.time.table import accepted_text, interval_text, print_time, seconds_text
+from stagec.answers.time.table import (
+    accepted_text,
+    interval_text,
+    print_time,
+    rate_unit,
+    seconds_text,
+)
 from stagec.answers.time.timed import Timed, time_job
 from stagec.ir.serving_step import PREFILL
 from stagec.jobs.pod_options import has_pods
@@ -101,7 +107,8 @@ class StepAnswer(TimeReport, Report):
 
     def print(self, stream: TextIO) -> None:
         measured = "" if self.errors is None else self.errors.said(kind_of(self.serve))
-        print_time(self, stream, measured and interval_text(self.interval, measured))
+        interval = measured and interval_text(self.interval, measured)
+        print_time(self, stream, interval, tokens=rate_unit(self.accepted))
         said = {"Without waiting for other pods": self.alone_seconds, "By turns": self.turn_seconds}
         for text, seconds in said.items():
             each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in seconds.items())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stagec.answers.time.table import accepted_text, print_time, seconds_text
+from stagec.answers.time.table import accepted_text, print_time, rate_unit, seconds_text
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.request.acceptance import Acceptance
 from stagec.jobs.request.serving_flags import PODS
@@ -65,7 +65,8 @@ class PodsTime(Report):
 
     def print(self, stream: TextIO) -> None:
         for pod in PODS:
-            print_time(self.pods[pod], stream)
+            unit = rate_unit(self.accepted) if pod == DECODE else "tokens/s"
+            print_time(self.pods[pod], stream, tokens=unit)
         _print(self, stream)
         stream.write(accepted_text(self.pods[DECODE].step_seconds, self.accepted))
 

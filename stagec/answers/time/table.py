@@ -43,9 +43,11 @@ def interval_text(interval: Mapping[str, Any] | None, measured: str) -> str:
     return f"interval: {low} to {high}, as 8 of 10 of {measured}"
 
 
-def print_time(report: TimeReport, stream: TextIO, interval: str = "") -> None:
+def print_time(
+    report: TimeReport, stream: TextIO, interval: str = "", *, tokens: str = "tokens/s"
+) -> None:
     """The step, the interval that it is in, where its time goes, its critical path, and what would
-    help."""
+    help. `tokens` is the unit of its rate."""
     out = console(stream)
     mesh = " x ".join(f"{a} {n}" for a, n in report.mesh.items()) or "one device"
     out.print(
@@ -54,7 +56,7 @@ def print_time(report: TimeReport, stream: TextIO, interval: str = "") -> None:
     facts = [f"a step takes {seconds_text(report.step_seconds)}"]
     if report.tokens_per_second is not None and report.tokens_per_second_per_rank is not None:
         each = report.tokens_per_second_per_rank
-        facts.append(f"{report.tokens_per_second:,.0f} tokens/s ({each:,.1f} per rank)")
+        facts.append(f"{report.tokens_per_second:,.0f} {tokens} ({each:,.1f} per rank)")
     if report.mfu is not None:
         facts.append(f"MFU {report.mfu:.1%}")
     facts.append(f"HFU {report.hfu:.1%}")
@@ -84,6 +86,11 @@ def costed_text(costed_by: Mapping[str, int]) -> str:
         return ""
     counts = ", ".join(f"{count:,} {way}" for way, count in costed_by.items())
     return f"kernels and collectives: {counts}"
+
+
+def rate_unit(accepted: Acceptance) -> str:
+    """The unit of the tokens of a step per second: a step that verifies drafts computes all."""
+    return "verified tokens/s" if accepted.speculates else "tokens/s"
 
 
 def accepted_text(step: float, accepted: Acceptance) -> str:

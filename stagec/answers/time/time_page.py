@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stagec.analysis.time_report import TimeReport
 from stagec.answers.time.table import seconds_text
 from stagec.jobs.request.command_line import step_command
 from stagec.output.bars import Bar, Bars
-from stagec.output.chart import COLORS
 from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
 from stagec.output.plot import PlotAxis
 from stagec.output.tables import bytes_text, count_text, verdict_text
@@ -24,6 +24,8 @@ _SCRIPTS = (
 )
 #: Classes whose parts are drawn.
 _MOST_CLASSES = 128
+_PARTS = """<div class="rows" tabindex="0">
+<table id="parts" aria-label="parts of the step"></table></div>"""
 _BODY = """<div class="bar">
 <button type="button" id="out" aria-label="zoom out">−</button>
 <button type="button" id="in" aria-label="zoom in">+</button>
@@ -75,7 +77,7 @@ def time_page(
         facts(_facts(report)),
         _BODY,
         figures(charts),
-        '<div class="rows"><table id="parts" aria-label="parts of the step"></table></div>',
+        _PARTS,
         "<h2>Critical path</h2>",
         *paragraphs(
             ["What the step is made of, from its start to its end, with the waits before each."],
@@ -99,7 +101,7 @@ def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
     ]
     sums = {n: sum(bar.parts.get(n, 0) for bar in bars) for bar in bars for n in bar.parts}
     order = sorted(sums, key=lambda n: -sums[n])
-    bars = [Bar(bar.name, distinct_names(bar.parts, order), key=bar.key) for bar in bars]
+    bars = [replace(b, parts={n: b.parts[n] for n in order if n in b.parts}) for b in bars]
     return Bars(
         title="Where the time of each class goes",
         about=about,
@@ -109,13 +111,6 @@ def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
         most=_MOST_CLASSES,
         limit=(picture["step"] / 1e12, "the step"),
     )
-
-
-def distinct_names(parts: Mapping[str, float], order: Sequence[str]) -> dict[str, float]:
-    """Parts in this order; those for which there is no color of their own as one."""
-    own = order if len(order) <= COLORS else order[: COLORS - 1]
-    shown = {name: parts[name] for name in own if name in parts}
-    return {**shown, "others": sum(parts.values()) - sum(shown.values())} if own != order else shown
 
 
 def _levers(report: TimeReport, about: str, said: str) -> Bars:

@@ -17,6 +17,7 @@ from stagec.driver.shell.session import progress, the_session
 from stagec.driver.shell.show import write_output
 from stagec.jobs.request.machine import machine_of
 from stagec.support.diagnostics import error
+from stagec.support.files import check_new_file
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -71,6 +72,7 @@ def command(
             raise error(
                 f"-o {output} is the file of the base machine itself", remedy="choose another -o"
             )
+        check_new_file(Path(output))
     if is_file(base):
         folder = Path(output).parent if output is not None else Path()
         name = _as_file(os.path.relpath(base, folder))

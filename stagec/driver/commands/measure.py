@@ -34,6 +34,7 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
     A summary of what was read, and of GPU time that is not in the table, goes to stderr.
     """
     from stagec.support.diagnostics import error
+    from stagec.support.files import check_new_file
     from stagec.time.measured.kernel_tables import table_text
     from stagec.time.measured.observed import rows
 
@@ -42,6 +43,8 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
         raise error(
             f"{output} does not end in .json, but the output is JSON", remedy="give -o NAME.json"
         )
+    if output not in (None, "-"):
+        check_new_file(Path(output))
     readings = _readings(traces, quiet)
     measured = rows(readings)
     if not quiet or not measured:

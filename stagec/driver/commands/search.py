@@ -27,7 +27,7 @@ from stagec.support.diagnostics import DiagnosticError, error
 #: Options of whole servers.
 _OF_SERVERS = ("emit_run", "verify", "measured", "kernels_from")
 #: What other commands have of the same name is something else.
-_PLACES = {"batch": Section.DATA, "pareto": None, "as_csv": None}
+_PLACES = {"batch": Section.DATA, "pareto": None}
 #: The remedy where an interrupt leaves nothing to tell.
 _LESS = "let it run, or give a smaller space"
 

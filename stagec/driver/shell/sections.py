@@ -37,7 +37,7 @@ _OTHERS: Mapping[Section, str] = {
     "preempt fail step_grid mtbf repair autoscale scale_window scale_delay start_time price",
     Section.PASSES: "pipeline print_strategy print_job print_after dump_dir time_passes reproducer "
     "check_numerics plugin",
-    Section.MANY: "sweep sort pareto plot as_csv",
+    Section.MANY: "sweep sort pareto plot",
     Section.MACHINE: "machine used_ranks measured kernels_from peak_tflops memory_gbps overlap "
     "graphs",
     Section.WORKERS: "jobs scheduler",
