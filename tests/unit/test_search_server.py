@@ -551,6 +551,7 @@ def test_launch_files_have_adapters(engine: str, flags: list[str]) -> None:
             ("--machine", "h100-sxm", "--emit-run", "vllm", "--speculative", "2"),
             "--emit-run does not support drafts",
         ),
+        (("--machine", "h100-sxm", "--lora", "nothing"), "no worker of the space can be compiled"),
         (("--machine", "h100-sxm", "--accepted", "2"), "needs drafts, which this step"),
         (("--machine", "h100-sxm", "--part", "encoder=e: dp=1"), "have no encoder"),
         (("--machine", "h100-sxm", "--emit-run", "vllm="), "expects a folder"),
