@@ -102,9 +102,10 @@ def _op_data(given: OpDef) -> Iterator[_Fault]:
     if not isinstance(cast("object", given.index), IndexRule | None):
         message = f"op '{given.name}' has {given.index!r} as its index rule"
         yield message, 'write index = IndexRule("...->...")'
-    if not isinstance(cast("object", given.flops_per_point), int):
-        message = f"op '{given.name}' has {given.flops_per_point!r} FLOPs per point"
-        yield message, "write an integer, or define 'flops'"
+    flops = cast("object", given.flops_per_point)
+    if not isinstance(flops, int) or flops < 0:
+        message = f"op '{given.name}' has {flops!r} FLOPs per point"
+        yield message, "write an integer from 0, or define 'flops'"
 
 
 def _param(param: object, seen: set[str]) -> Iterator[_Fault]:

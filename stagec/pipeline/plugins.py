@@ -218,14 +218,14 @@ def _loading(where: str, remedy: str) -> Generator[None]:
         yield
     except DiagnosticError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:  # a script that ends by itself ends no command
         culprit = blamed(e)
         loc, notes = (culprit.loc, culprit.notes) if culprit else (_syntax_place(e), ())
         message = f"{where} cannot be loaded: {type(e).__name__}: {e}"
         raise error(message, loc, remedy=remedy, notes=notes) from None
 
 
-def _syntax_place(problem: Exception) -> Loc:
+def _syntax_place(problem: BaseException) -> Loc:
     if isinstance(problem, SyntaxError) and problem.filename and problem.lineno:
         return FileLoc(problem.filename, problem.lineno, problem.offset or 1)
     return UNKNOWN

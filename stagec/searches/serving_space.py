@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Whole servers, aggregated or disaggregated: see `stagec.searches.server`.
 SERVER = "server"
-#: The most tokens of a step of a server that are tried where --chunk gives none.
-BUDGETS = (8192,)
 #: The most sequences of a step that are tried where none are given.
 _MOST = {DECODE: 4096, PREFILL: 64}
 #: The limits of the time of a step, and the steps that they are about.

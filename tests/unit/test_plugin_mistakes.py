@@ -176,6 +176,8 @@ LOADS = {
     "index": (OP, 'index = "...->..."', "has '...->...' as its index rule"),
     "index text": (OP, 'index = IndexRule("x")', "'x' has no '->'"),
     "flops": (OP, 'flops_per_point = "2"', "has '2' FLOPs per point"),
+    "fewer flops": (OP, "flops_per_point = -2", "has -2 FLOPs per point"),
+    "exit": ("raise SystemExit(3)\n", "", "cannot be loaded: SystemExit: 3"),
     "types": (OP, 'element_types = "f32"', "the element_types of op 'my.twice' are no tuple"),
     "op name": (OP, 'name = "twice"', "'twice' is not a valid name of an op"),
     "class": (OP.replace("Twice(),", "Twice,"), "", "Twice is the class of an op"),

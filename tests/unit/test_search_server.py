@@ -6,6 +6,7 @@ import json
 import random
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 import stagec as library
 from stagec.analysis.serving_rates import PodStep, beside
 from stagec.analysis.steady_server import chunks, matched
+from stagec.ir.expr import const
+from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.request.options import JobOptions
 from stagec.searches.server.answer import ServerSearchAnswer
 from stagec.searches.server.launch import ENGINES, LaunchedWorker, layout_of
@@ -367,24 +370,54 @@ def test_the_command_of_a_server_gives_its_figures(case: str) -> None:
 
 def worker(role: str, **flags: Any) -> LaunchedWorker:
     options = JobOptions("deepseek-v3", weight_dtype="fp8", kv_dtype="fp8", **flags)
-    return LaunchedWorker(role, 2, layout_of(options, experts=True), 64, 8192, 4500, options)
+    layout, rule = layout_of(options, experts=True), SchedulerRule(memory=const(9) / 10)
+    return LaunchedWorker(role, 2, layout, 64, 8192, 4500, options, rule, 256)
 
 
 def test_layouts_of_workers() -> None:
     wide = layout_of(JobOptions("m", dp=4, ep=8, tp=2, etp=1, dp_attention=True), experts=True)
     assert (wide.tp, wide.dp, wide.ep, wide.moe_tp, wide.problem) == (1, 8, 8, 1, "")
+    plain = JobOptions("m")
     mixed = layout_of(JobOptions("m", dp=2, ep=2, tp=4), experts=True)
     assert (mixed.tp, mixed.dp, mixed.ep, mixed.moe_tp) == (4, 2, 2, 4)
-    assert ENGINES["vllm"].lacks(mixed)
-    assert ENGINES["trtllm"].lacks(mixed)
-    assert not ENGINES["sglang"].lacks(mixed)
+    assert ENGINES["vllm"].lacks(mixed, plain)
+    assert ENGINES["trtllm"].lacks(mixed, plain)
+    assert not ENGINES["sglang"].lacks(mixed, plain)
     copied = layout_of(JobOptions("m", tp=4, etp=1, dp_attention=True), experts=True)
-    assert all(engine.lacks(copied) for engine in ENGINES.values())
+    assert all(engine.lacks(copied, plain) for engine in ENGINES.values())
     dense = layout_of(JobOptions("m", tp=4, dp_attention=True), experts=False)
-    assert all(engine.lacks(dense) for engine in ENGINES.values())
+    assert all(engine.lacks(dense, plain) for engine in ENGINES.values())
     assert not any(
-        e.lacks(layout_of(JobOptions("m", tp=4), experts=False)) for e in ENGINES.values()
+        e.lacks(layout_of(JobOptions("m", tp=4), experts=False), plain) for e in ENGINES.values()
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "who", "what"),
+    [
+        ({"kv_dtype": "int8"}, "vllm sglang trtllm", "caches in int8"),
+        ({"pp": 2, "afd": True}, "vllm sglang trtllm", "feed-forward on ranks of their own"),
+        ({"lora": "wq", "lora_rank": 12}, "vllm", "adapters of rank 12, but of 1, 8, 16"),
+        ({"lora": "wq,embed", "lora_rank": 16}, "trtllm", "adapters of embed"),
+        ({"two_batch_overlap": True}, "trtllm", "two half batches"),
+        ({"prompt_steps": "alone"}, "vllm trtllm", "prompts in steps of their own"),
+    ],
+)
+def test_what_engines_have_no_flags_for(flags: dict[str, Any], who: str, what: str) -> None:
+    options = JobOptions("m", **flags)
+    for name, engine in ENGINES.items():
+        lacks = engine.lacks(layout_of(options, experts=False), options)
+        assert (what in lacks) if name in who.split() else not lacks
+
+
+def test_copies_of_experts_and_half_batches_have_flags() -> None:
+    wide = worker("decode", dp=8, ep=8, redundant_experts=32, two_batch_overlap=True)
+    files = {n: "".join(e.files("about", [wide]).values()) for n, e in ENGINES.items()}
+    assert """--enable-eplb \\\n  --eplb-config '{"num_redundant_experts": 32}'""" in files["vllm"]
+    assert "--enable-dbo" in files["vllm"]
+    assert "--ep-num-redundant-experts 32" in files["sglang"]
+    assert "--enable-two-batch-overlap" in files["sglang"]
+    assert "load_balancer:\n    num_slots: 288" in files["trtllm"]
 
 
 def test_vllm_files() -> None:
@@ -404,7 +437,8 @@ vllm serve "$MODEL" \\
   --max-model-len 4500 \\
   --dtype bfloat16 \\
   --quantization fp8 \\
-  --kv-cache-dtype fp8
+  --kv-cache-dtype fp8 \\
+  --gpu-memory-utilization 0.9
 """
     )
     assert "--worker-urls http://server-0:8000 http://server-1:8000" in files["router.sh"]
@@ -427,7 +461,10 @@ def test_sglang_files() -> None:
     assert "--prefill http://prefill-0:8000 8998" in files["router.sh"]
     alone = ENGINES["sglang"].files("about", [worker("server", tp=4)])["server.sh"]
     assert "--enable-mixed-chunk" in alone
+    assert "--mem-fraction-static 0.9" in alone
     assert "disaggregation" not in alone
+    turns = replace(worker("server", tp=4), scheduler=SchedulerRule(prompts="alone"))
+    assert "--enable-mixed-chunk" not in ENGINES["sglang"].files("about", [turns])["server.sh"]
 
 
 def test_trtllm_files() -> None:
@@ -468,6 +505,16 @@ def test_launch_files_are_written(tmp_path: Path) -> None:
     assert "--max-num-seqs 5" in data["launch"]["files"]["server.sh"]  # four, and a prompt
 
 
+def test_launched_servers_have_what_was_searched() -> None:
+    """The tokens of a step, and the cached tokens before a prompt."""
+    more = ["--context", "300", "--step-tokens", "256", "--emit-run", "vllm", "--json"]
+    data = json.loads(stagec(*ASKED, "--machine", "h100-sxm", *more).out)
+    script = data["launch"]["files"]["server.sh"]
+    assert "--max-model-len 850" in script
+    assert "--max-num-batched-tokens 256" in script
+    assert data["best"][0]["decode"]["max_tokens"] == 256
+
+
 @pytest.mark.parametrize(
     ("engine", "flags"),
     [
@@ -504,6 +551,7 @@ def test_launch_files_have_adapters(engine: str, flags: list[str]) -> None:
             ("--machine", "h100-sxm", "--emit-run", "vllm", "--speculative", "2"),
             "--emit-run does not support drafts",
         ),
+        (("--machine", "h100-sxm", "--lora", "nothing"), "no worker of the space can be compiled"),
         (("--machine", "h100-sxm", "--accepted", "2"), "needs drafts, which this step"),
         (("--machine", "h100-sxm", "--part", "encoder=e: dp=1"), "have no encoder"),
         (("--machine", "h100-sxm", "--emit-run", "vllm="), "expects a folder"),

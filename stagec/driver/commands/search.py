@@ -96,6 +96,12 @@ def _servers(given: Mapping[str, Any]) -> int:
     if run is not None and run.folder is not None and answer.best:
         paths = answer.write_launch(run.folder)
         log(f"wrote {', '.join(map(str, paths))}")
+    if not answer.data["timed"]:
+        raise error(
+            "no worker of the space can be compiled and fits its device",
+            remedy="the counts above say why they were left out; for less memory give --tp, "
+            "--weight-dtype fp8 or --kv-dtype fp8",
+        )
     if not answer.best:
         raise error(
             "no server meets the limits of time and memory",

@@ -16,7 +16,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
+from stagec.ir.expr import fraction
 from stagec.ir.serving_step import PREFILL
+from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.option import Kind
 from stagec.jobs.request.options import JobOptions
@@ -96,7 +98,9 @@ def layout_of(options: JobOptions, *, experts: bool) -> WorkerLayout:
 class LaunchedWorker:
     """A worker to be started: what it does (`server`, `prefill` or `decode`), how many there are,
     its layout, the sequences in flight and the most tokens of a step of each group of ranks, and
-    the longest sequence. Weights and caches have the types of the job."""
+    the longest sequence. Weights and caches have the types of the job, `scheduler` says which share
+    of the memory is used, and whether prompts share steps with sequences that decode. A layer has
+    so many `experts`, 0 if it has none."""
 
     role: str
     workers: int
@@ -105,6 +109,14 @@ class LaunchedWorker:
     tokens: int
     longest: int
     options: JobOptions
+    scheduler: SchedulerRule
+    experts: int = 0
+
+    @property
+    def memory(self) -> float | None:
+        """The share of the memory of a device that is used; None if nothing says so."""
+        share = self.scheduler.memory
+        return None if share is None else float(fraction(share))
 
     @property
     def urls(self) -> list[str]:
@@ -115,8 +127,12 @@ class LaunchedWorker:
 class LaunchEngine(ABC):
     """An engine: which layouts it has, and its launch files."""
 
-    def lacks(self, layout: WorkerLayout) -> str:
-        """What of a layout the engine has no flags for; empty if it has."""
+    def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
+        """What of a worker the engine has no flags for; empty if it has for all."""
+        if options.kv_dtype == "int8":
+            return "caches in int8"
+        if options.afd:
+            return "attention and feed-forward on ranks of their own"
         return layout.problem
 
     @abstractmethod
@@ -167,6 +183,8 @@ def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
     return words, more
 
 
+#: Ranks of adapters that vLLM takes (vllm/config/lora.py: MaxLoRARanks).
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: Modules with adapters as TensorRT-LLM calls them (lora_helper.py), by names of parameters.
 _LORA_MODULES: Mapping[str, Sequence[str]] = {
     "wq": ["attn_q"],
@@ -181,12 +199,15 @@ _LORA_MODULES: Mapping[str, Sequence[str]] = {
 class VLLM(ScriptedEngine):
     """vLLM."""
 
-    def lacks(self, layout: WorkerLayout) -> str:
-        if layout.problem:
-            return layout.problem
+    def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
         if layout.ep > 1 and layout.moe_tp > 1:
             return "experts that are split and shared out at once"
-        return ""
+        if options.prompt_steps == ALONE:
+            return "prompts in steps of their own"
+        if options.lora and options.lora_rank not in _VLLM_RANKS:
+            ranks = ", ".join(map(str, _VLLM_RANKS))
+            return f"adapters of rank {options.lora_rank}, but of {ranks}"
+        return super().lacks(layout, options)
 
     def server(self, about: str, worker: LaunchedWorker) -> str:
         layout = worker.layout
@@ -199,9 +220,16 @@ class VLLM(ScriptedEngine):
             words += ["--data-parallel-size", str(layout.dp)]
         if layout.ep > 1:
             words.append("--enable-expert-parallel")
+        if worker.options.redundant_experts:
+            copies = {"num_redundant_experts": worker.options.redundant_experts}
+            words += ["--enable-eplb", "--eplb-config", shlex.quote(json.dumps(copies))]
+        if worker.options.two_batch_overlap:
+            words += ["--enable-dbo", "--all2all-backend", "deepep_low_latency"]
         words += ["--max-num-seqs", str(worker.sequences)]
         words += ["--max-num-batched-tokens", str(worker.tokens)]
         words += ["--max-model-len", str(worker.longest), *precision]
+        if worker.memory is not None:
+            words += ["--gpu-memory-utilization", f"{worker.memory:g}"]
         if worker.options.page > 1:
             words += ["--block-size", str(worker.options.page)]
         if worker.options.lora:
@@ -235,11 +263,12 @@ class SGLang(ScriptedEngine):
             words += ["--pp-size", str(layout.pp)]
         if layout.dp > 1:
             words += ["--dp-size", str(layout.dp), "--enable-dp-attention"]
-        if layout.ep > 1:
-            words += ["--ep-size", str(layout.ep)]
+        words += self._experts(worker)
         words += ["--max-running-requests", str(worker.sequences * layout.dp)]
         words += ["--chunked-prefill-size", str(worker.tokens * layout.dp)]
         words += ["--context-length", str(worker.longest), *precision]
+        if worker.memory is not None:
+            words += ["--mem-fraction-static", f"{worker.memory:g}"]
         if worker.options.page > 1:
             words += ["--page-size", str(worker.options.page)]
         if worker.options.lora:
@@ -247,12 +276,22 @@ class SGLang(ScriptedEngine):
             words += ["--max-lora-rank", str(worker.options.lora_rank)]
             words += ["--lora-target-modules", "all"]
         if worker.role == SERVER:
-            words.append("--enable-mixed-chunk")
+            words += ["--enable-mixed-chunk"] if worker.scheduler.prompts != ALONE else []
         else:
             words += ["--disaggregation-mode", worker.role]
         if worker.role == PREFILL:
             words += ["--disaggregation-bootstrap-port", str(_BOOTSTRAP)]
         return _script(about, words, more)
+
+    def _experts(self, worker: LaunchedWorker) -> list[str]:
+        words: list[str] = []
+        if worker.layout.ep > 1:
+            words += ["--ep-size", str(worker.layout.ep)]
+        if copies := worker.options.redundant_experts:
+            words += ["--enable-eplb", "--ep-num-redundant-experts", str(copies)]
+        if worker.options.two_batch_overlap:
+            words += ["--moe-a2a-backend", "deepep", "--enable-two-batch-overlap"]
+        return words
 
     def router(self, about: str, workers: Sequence[LaunchedWorker]) -> str:
         words = ["python -m sglang_router.launch_router", "--host", "0.0.0.0"]
@@ -269,12 +308,16 @@ class SGLang(ScriptedEngine):
 class TensorRTLLM(LaunchEngine):
     """TensorRT-LLM: a YAML for each kind of worker, and one for the server that joins them."""
 
-    def lacks(self, layout: WorkerLayout) -> str:
-        if layout.problem:
-            return layout.problem
+    def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
         if layout.dp > 1 and layout.tp > 1:
             return "attention that is split within groups that have sequences of their own"
-        return ""
+        if options.prompt_steps == ALONE:
+            return "prompts in steps of their own"
+        if options.two_batch_overlap:
+            return "two half batches that take turns"
+        if others := [n for n in (options.lora or "").split(",") if n and n not in _LORA_MODULES]:
+            return f"adapters of {others[0]}"
+        return super().lacks(layout, options)
 
     def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
         files: dict[str, str] = {}
@@ -293,7 +336,7 @@ class TensorRTLLM(LaunchEngine):
 
     def _config(self, worker: LaunchedWorker, several: bool) -> dict[str, Any]:
         layout = worker.layout
-        caches: dict[str, Any] = {"free_gpu_memory_fraction": 0.9}
+        caches: dict[str, Any] = {"free_gpu_memory_fraction": worker.memory or 0.9}
         if worker.options.kv_dtype == "fp8":
             caches["dtype"] = "fp8"
         if worker.options.page > 1:
@@ -306,6 +349,8 @@ class TensorRTLLM(LaunchEngine):
         if layout.ep > 1 or layout.moe_tp != layout.ranks:
             config["moe_expert_parallel_size"] = layout.ep
             config["moe_tensor_parallel_size"] = layout.moe_tp
+        if copies := worker.options.redundant_experts:
+            config["moe_config"] = {"load_balancer": {"num_slots": worker.experts + copies}}
         config |= {
             "enable_attention_dp": layout.dp > 1,
             "max_batch_size": worker.sequences,
@@ -319,7 +364,7 @@ class TensorRTLLM(LaunchEngine):
                 "max_lora_rank": worker.options.lora_rank,
                 "max_loras": worker.options.max_loras,
                 "lora_target_modules": [
-                    each for name in names.split(",") for each in _LORA_MODULES.get(name, [name])
+                    each for name in names.split(",") for each in _LORA_MODULES[name]
                 ],
             }
         if worker.role != PREFILL:

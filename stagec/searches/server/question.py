@@ -27,7 +27,7 @@ from stagec.searches.job_file import with_job
 from stagec.searches.question import GOODPUT, layers_of, prices_of, said_values, space_of
 from stagec.searches.server.launch import EngineRun, engine_of, layout_of
 from stagec.searches.server.worker import ServerLoad, WorkerTask
-from stagec.searches.serving_space import BUDGETS, SERVER
+from stagec.searches.serving_space import SERVER
 from stagec.searches.space import listed
 from stagec.searches.stack import with_stack
 from stagec.support.diagnostics import error
@@ -54,9 +54,9 @@ _COPIES = "copies of a smaller worker"
 @dataclass(frozen=True)
 class ServerQuestion:
     """Servers of a model on each of `ranks`: workers are `tasks`, of which the rules left out those
-    that are `refused`, by their message. `layers` are those of the model, which may have `experts`;
-    `run` is the engine whose launch files are wanted. So many of the best are `verified` over
-    time. `measured` are the values of `MEASURED`."""
+    that are `refused`, by their message. `layers` are those of the model, each with so many
+    `experts`, 0 if it has none; `run` is the engine whose launch files are wanted. So many of the
+    best are `verified` over time. `measured` are the values of `MEASURED`."""
 
     model: JobOptions
     load: ServerLoad
@@ -66,7 +66,7 @@ class ServerQuestion:
     objective: str
     wanted: int
     points: int
-    experts: bool = False
+    experts: int = 0
     run: EngineRun | None = None
     refused: Counter[str] = field(default_factory=Counter[str])
     verified: int = VERIFIED
@@ -107,7 +107,7 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
         given["objective"] or OBJECTIVES[0],
         given["top"],
         0,
-        EXPERTS in known,
+        known.get(EXPERTS, 0),
         given["emit_run"],
         verified=given["verify"],
         measured={option.name: given[option.name] for option in MEASURED},
@@ -164,7 +164,7 @@ def _with_tasks(
     """The question with the workers of its space: on so many ranks as double, up to all of them,
     for each machine and stack."""
     said = said_values(given, session)
-    budgets = (given["chunk"],) if given["chunk"] else BUDGETS
+    budgets = (given["chunk"],) if given["chunk"] else ()
     tasks: list[WorkerTask] = []
     refused, points = Counter[str](), 0
     limit = given["limit"] or Limit(AT_HAND, 0)
@@ -198,7 +198,8 @@ def _lacks(question: ServerQuestion, job: JobOptions) -> str:
     """Why the engine that is to run a worker cannot: that of --emit-run, or else of its stack."""
     name = question.run.engine if question.run is not None else job.stack
     engine = engine_of(name)
-    what = engine.lacks(layout_of(job, experts=question.experts)) if engine is not None else ""
+    layout = layout_of(job, experts=question.experts > 0)
+    what = engine.lacks(layout, job) if engine is not None else ""
     return f"{name} has no flags for {what}" if what else ""
 
 

@@ -41,7 +41,7 @@ from stagec.searches.server.servers import (
 )
 from stagec.searches.server.verify import ServerOverTime, VerifyTask, over_time
 from stagec.searches.server.worker import ServerLoad, Worker, kind_of, timed_worker
-from stagec.searches.serving_space import BUDGETS, SERVER, without_step
+from stagec.searches.serving_space import SERVER, without_step
 from stagec.searches.stack import as_written
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.network import message_seconds
@@ -273,9 +273,9 @@ def launched(question: ServerQuestion, server: ServerPlan) -> list[LaunchedWorke
         if role == PREFILL:
             tokens = each // worker.stages * load.prompt
         else:
-            tokens = max(point.budget if point is not None else min(BUDGETS), each)
+            tokens = max(point.budget if point is not None else worker.scheduler.tokens, each)
         more = point.work.prompts * worker.stages if point is not None else 0
-        layout = layout_of(options, experts=question.experts)
-        about = each + more, tokens, load.prompt + load.output, options
+        layout = layout_of(options, experts=question.experts > 0)
+        about = each + more, tokens, load.last + 1, options, worker.scheduler, question.experts
         workers.append(LaunchedWorker(role, pool.workers, layout, *about))
     return workers

@@ -80,9 +80,9 @@ class ServerLoad:
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
     """A worker to be timed. `options` are its job, of any step; `budgets` the most tokens of a step
-    that are tried, `batches` the sequences in decode, those that double if None; `price` what a
-    rank of the machine costs an hour, if that is known. `measured` are values of `MEASURED`, whose
-    tables each process reads once."""
+    that are tried, those of its scheduler if there are none, `batches` the sequences in decode,
+    those that double if None; `price` what a rank of the machine costs an hour, if that is known.
+    `measured` are values of `MEASURED`, whose tables each process reads once."""
 
     options: JobOptions
     machine: Machine
@@ -197,6 +197,7 @@ class _Timing:
         self._groups, self._halves = module.env[strategy.batch], strategy.one(MoeRule).halves
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
         self._scheduler, self._alone = scheduler, scheduler.prompts == ALONE
+        self._budgets = self.task.budgets or (scheduler.tokens,)
         room = limit.room(mesh, self.task.machine)
         self._room = scheduler.room(room) if limit.text == AT_HAND else room
 
@@ -207,7 +208,7 @@ class _Timing:
         decode = list(_climbed(self._decode, self._is_slow, wanted))
         mixed: list[MixedPoint] = []
         # a step that prefills beside decode has no drafts
-        for budget in task.budgets if decode and not task.load.drafts else ():
+        for budget in self._budgets if decode and not task.load.drafts else ():
             mixed += _climbed(partial(self._mixed, budget), self._is_late, wanted)
         prefill = [*self._prefills()] if decode else []
         about = self._ranks, self._groups, self._stages, self._room, self._request, self._cached
@@ -298,7 +299,7 @@ class _Timing:
     def _prefills(self) -> Iterator[StepPoint]:
         """Steps that prefill whole prompts: one of each group, and as many as a step takes."""
         load = self.task.load
-        most = max(1, max(self.task.budgets) // load.prompt)
+        most = max(1, max(self._budgets) // load.prompt)
         step = {"prompt": load.prompt, "context": load.cached or None}
         each = 1
         while each <= most:
