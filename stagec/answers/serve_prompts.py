@@ -117,6 +117,9 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     verify_module(module)  # so that its ranks can be numbered
     strategy = read_strategy(module)
     halves = strategy.one(MoeRule).halves
+    if options.serve == DISAGGREGATED:  # caches cross in halves if either pod has half batches
+        decode = JobBuilder(options_of_pod(DECODE, options.changed(chunk=None))).module
+        halves = max(halves, read_strategy(decode).one(MoeRule).halves)
     most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
     yield from divisors(most)
 
