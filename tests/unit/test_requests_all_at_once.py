@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
+from stagec.serving.adapters import AdapterSlots
 from stagec.serving.fleet import Autoscale, Failure, FleetPlan
 from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.policy import ServerLimits
@@ -42,6 +43,7 @@ class Server:
     failures: Sequence[Failure]
     route: str
     link: tuple[int, int]
+    adapters: tuple[int, int] | None = None  # slots, and the time of a load
     pages: int = 120
 
     def run(self, requests: Sequence[Request], concurrency: int | None = None) -> Simulation:
@@ -73,6 +75,7 @@ class Server:
         how: dict[str, Any] = {"scheduler": self.scheduler, "prefills": first}
         how |= {"prefix_block": HASH_BLOCK, "tiers": self.tiers and _tiers(*self.tiers)}
         how["swap"] = 0 if first else self.swap
+        how["adapters"] = self.adapters and AdapterSlots(*self.adapters)
         limits = ServerLimits(700, 4, self.pages, PAGE)
         if self.stages == 1:
             return Replica(number, limits, Linear(), **how)
@@ -94,7 +97,8 @@ def conversations(draw: st.DrawFn, most: int = 10) -> list[Request]:
         if draw(st.booleans()):
             later = Request(0, size + 20, 3, prefix=blocks)
             request = replace(request, then=(draw(st.integers(0, 50_000)), later))
-        made.append(request)
+        name = draw(st.sampled_from(["", "a", "b", "c"]))
+        made.append(request.with_adapter(name) if name else request)
     return made
 
 
@@ -146,6 +150,7 @@ SERVERS = st.builds(
     failures=FAILURES,
     route=st.sampled_from(sorted(ROUTERS)),
     link=st.tuples(st.integers(0, 10**9), st.integers(0, 10**11)),
+    adapters=st.tuples(st.integers(1, 3), st.integers(0, 10**12)),
 )
 
 
@@ -168,6 +173,9 @@ def test_requests_tokens_pages_and_time_are_conserved(
     assert computed == cached_tokens(run) + sum(t.lost for t in tallies)
     for replica in every:
         assert replica.tally.loaded.total() <= replica.tally.hits
+        assert replica.adapters is not None
+        assert not any(replica.adapters.kept.values())
+        assert len(replica.adapters.kept) <= replica.adapters.slots
     # Little's law, of all replicas and those that wait for one
     assert run.area == sum(j.last - j.arrival for j in run.done)
     fleets = [run.fleet, *([run.prefill_fleet] if run.prefills else [])]
