@@ -43,7 +43,13 @@ from stagec.ir_spec.ops.comm import (
     operand_dim,
 )
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.ir_spec.ops.pod_crossings import BY_LAYER, PodOp, end_type, message_bytes
+from stagec.ir_spec.ops.pod_crossings import (
+    BY_LAYER,
+    PodOp,
+    TakeOver,
+    end_type,
+    message_bytes,
+)
 from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
@@ -381,8 +387,11 @@ class _Lowering:
         """A message for each rank of the other pod that a rank meets; what arrives is there when
         all of them have come. Into a new buffer, or where it is yielded, they are received one
         after the other, so that the last one stands for the value, whichever op views or carries
-        it."""
+        it. The second half of a cache does not wait for the first one."""
         sends = not op.results
+        other = op.operands[0].producer if op.operands else None
+        halved = other is not None and isinstance(other.definition, TakeOver)
+        arrived = self._deps(op.operands) if halved else []
         attrs: dict[str, RawAttr] = {
             "pod": op.text("to" if sends else "source"),
             "bytes": message_bytes(op),
@@ -392,7 +401,8 @@ class _Lowering:
         }
         attrs |= {p.name: op.attrs[p.name] for p in BY_LAYER if p.name in op.attrs}
         name = op.operands[0].name if sends else op.result.name
-        deps, end = self._deps(op.operands), "et.send" if sends else "et.recv"
+        deps = self._deps(other.operands if other is not None and halved else op.operands)
+        end = "et.send" if sends else "et.recv"
         first, ways = op.integer("first", 0), op.integer("ways")
         if "shares" in op.attrs:
             attrs["ways"] = ways
@@ -407,7 +417,7 @@ class _Lowering:
             nodes.append(b.value(end, [*deps, *before], {**attrs, **own}, hint=name))
         for result in op.results:
             self._nodes[result] = nodes[-1]
-            self._more[result] = [] if in_turn else nodes[:-1]
+            self._more[result] = [] if in_turn else [*arrived, *nodes[:-1]]
 
     def _shift(self, op: Operation, definition: CollectivePermute, b: Builder) -> Value:
         """Both ends are posted together, beside the computation on the present part. So two

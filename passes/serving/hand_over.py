@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from stagec.api import (
@@ -11,6 +11,7 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
+    Region,
     Value,
     const,
     error,
@@ -25,7 +26,6 @@ from stagec.ir_spec.ops.cache_rows import rows_of
 from stagec.ir_spec.ops.pod_crossings import message_bytes
 from stagec.pipeline.peers import peer_module
 from stagec.program.crossings import (
-    TOKEN,
     Crossing,
     Crossings,
     caches_of,
@@ -46,7 +46,8 @@ class HandOver(Pass):
 
     A cache goes to the cache of the same name in the other pod, and to the placement that it has
     there; each rank that holds a part gets each byte of it once. It is handed over where the step
-    has brought it up to date, layer by layer, and taken over before the step uses it. The other pod
+    has brought it up to date, layer by layer, and taken over before the step uses it. Where one pod
+    has two half batches, a cache of the other one crosses in two halves. The other pod
     is one of the job, or a text, `module`, in the phase `partitioned`. Sizes have to be known.
 
     Before:
@@ -80,32 +81,23 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
     """
     pods = (module, other) if to else (other, module)
     ways = crossings(*pods)
-    rows = {name: _rows(pods[1], arg) for _, arg, name, _ in caches_of(pods[1])}
-    for func, arg, name, chunk in list(caches_of(module)):
-        cache = _Cache(module, arg)
-        crossing = ways.caches[name]
-        attrs = {**_ends(crossing, ways, func, chunk, sends=bool(to)), **rows[name]}
-        if to:
-            cache.send({"to": to, **attrs}, crossing)
-        else:
-            cache.receive({"source": source, **attrs})
-    token = ways.caches.get(TOKEN)
-    if token is None:
-        return
-    for func, value, chunk in list(token_of(module)):
-        attrs = {**_ends(token, ways, func, chunk, sends=bool(to)), "last": True}
-        op = value.producer
-        if op is not None:
-            b = Builder.after(module.registry, op, loc=made_by(PASS, op.loc))
-            pieces = token.way.pieces * token.source.turns
-            b.op("stg.hand_over", [value], {"to": to, "pieces": pieces, **attrs})
-        else:
-            tokens = evaluate(value.tensor.shape[1], module.env)
-            one: dict[str, RawAttr] = {"dim": 1, "rows": const(1)} if tokens > 1 else {}
-            _Cache(module, value).receive({"source": source, **attrs, **one})
+    rows = {n: _rows(pods[1], v) for _, v, c, _ in caches_of(pods[1]) for n, _ in ways.of_cache(c)}
+    places: dict[Region | None, Operation] = {}
+    ends = list(_ends_of(module, sends=bool(to)))
+    for half in range(2):
+        for end, func, whole, chunk in ends:
+            for name, crossing in ways.of_cache(whole)[half : half + 1]:
+                attrs = {
+                    **_attrs(crossing, ways, func, chunk, sends=bool(to)),
+                    **rows.get(name, {}),
+                }
+                if to:
+                    end.send({"to": to, **attrs}, crossing, places, first=not half)
+                else:
+                    end.receive({"source": source, **attrs}, crossing, places)
 
 
-def _ends(
+def _attrs(
     crossing: Crossing, crossings: Crossings, func: Operation, chunk: int, *, sends: bool
 ) -> dict[str, RawAttr]:
     """What an end says of its messages."""
@@ -143,40 +135,91 @@ def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
     return {"dim": rows.dim - depth, "rows": const(evaluate(cached, decode.env))}
 
 
-class _Cache:
-    """A cache of a pod, where the step uses it: in the function, in a microbatch, or in a repeat of
-    layers."""
+def _ends_of(module: Module, *, sends: bool) -> Iterator[tuple[_End, Operation, str, int]]:
+    """What crosses, where the step makes or uses it, in order; its function, its name, and its
+    chunk. Raises `DiagnosticError` for a cache that the step does not update."""
+    ends: list[tuple[_End, Operation, str, int]] = []
+    for func, arg, name, chunk in caches_of(module):
+        op, index, depth = used(arg)
+        made = _made(op, index) if sends else op.operands[index]
+        ends.append((_End(module, op, made, depth), func, name, chunk))
+    yield from sorted(ends, key=lambda end: end[0].op.position())
+    for func, value, name, chunk in list(token_of(module)):
+        more: dict[str, RawAttr] = {"last": True}
+        if value.producer is not None:
+            yield _End(module, value.producer, value, more=more), func, name, chunk
+            continue
+        if evaluate(value.tensor.shape[1], module.env) > 1:
+            more |= {"dim": 1, "rows": const(1)}
+        op, index, depth = used(value)
+        yield _End(module, op, op.operands[index], depth, more), func, name, chunk
 
-    def __init__(self, module: Module, arg: Value) -> None:
-        self._module = module
-        self._op, self._index, self._depth = used(arg)
-        self.value = self._op.operands[self._index]
 
-    def send(self, attrs: Mapping[str, RawAttr], crossing: Crossing) -> None:
-        """Send what the step makes of it, as soon as that is there."""
-        op, pieces = self._op, crossing.way.pieces * crossing.source.turns
-        made = [r for r in op.results if op.definition.reuses(op, r.index) == self._index]
-        if not made:
-            raise error(
-                f"'{op.name}' does not update the cache %{self.value.name}",
-                op.loc,
-                remedy="transfer the caches that 'to-serving' adds",
-            )
-        b = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
-        sent = b.op("stg.hand_over", made[:1], {**attrs, "pieces": pieces})
+def _made(op: Operation, index: int) -> Value:
+    """What an operation makes of a cache. Raises `DiagnosticError`."""
+    for result in op.results:
+        if op.definition.reuses(op, result.index) == index:
+            return result
+    raise error(
+        f"'{op.name}' does not update the cache %{op.operands[index].name}",
+        op.loc,
+        remedy="transfer the caches that 'to-serving' adds",
+    )
+
+
+class _End:
+    """Where a step has what crosses: in the function, in a microbatch, or in a repeat of layers.
+    What crosses in halves does so layer by layer, all of one half before the other one, as a pod
+    with two half batches computes it."""
+
+    def __init__(
+        self,
+        module: Module,
+        op: Operation,
+        value: Value,
+        depth: int = 0,
+        more: Mapping[str, RawAttr] | None = None,
+    ) -> None:
+        self._module, self._depth, self._more = module, depth, dict(more or {})
+        self.op, self.value = op, value
+
+    def send(
+        self,
+        attrs: Mapping[str, RawAttr],
+        crossing: Crossing,
+        places: dict[Region | None, Operation],
+        *,
+        first: bool,
+    ) -> None:
+        """Send it as soon as it is there, or the second half behind all that was sent before of its
+        layer, which is in `places`."""
+        place = self.op if first else places[self.op.parent]
+        b = Builder.after(self._module.registry, place, loc=made_by(PASS, self.op.loc))
+        pieces = crossing.way.pieces * crossing.source.parts
+        sent = b.op("stg.hand_over", [self.value], {**attrs, "pieces": pieces, **self._more})
+        places[self.op.parent] = sent
         self._check(sent)
         self._check_cuts(sent, crossing)
 
-    def receive(self, attrs: Mapping[str, RawAttr]) -> None:
-        """Receive it before the step uses it."""
+    def receive(
+        self,
+        attrs: Mapping[str, RawAttr],
+        crossing: Crossing,
+        places: dict[Region | None, Operation],
+    ) -> None:
+        """Receive it before the step uses it, or halves before the first use in their layer of what
+        crosses, which is in `places`."""
+        halves = crossing.target.halves
+        place = places.setdefault(self.op.parent, self.op) if halves > 1 else self.op
         users = list(self.value.uses)
-        b = Builder.before(self._module.registry, self._op, loc=made_by(PASS, self._op.loc))
+        b = Builder.before(self._module.registry, place, loc=made_by(PASS, self.op.loc))
         name, types = f"{self.value.name}_taken", [self.value.tensor]
-        given = {**attrs, "pieces": attrs["ways"]}
+        given = {**attrs, "pieces": crossing.target.ways * halves, **self._more}
         taken = b.op("stg.take_over", [self.value], given, types=types, names=[name])
         self._check(taken)
         for user, index in users:
             user.set_operand(index, taken.result)
+        self.value = taken.result
 
     def _check(self, op: Operation) -> None:
         """Raises `DiagnosticError` for messages without a whole number of bytes."""
@@ -196,7 +239,7 @@ class _Cache:
         split = read_strategy(self._module).batch
         for d, dim in enumerate(self.value.tensor.dims):
             cuts = crossing.way.cuts[d + self._depth]
-            turns = crossing.source.turns if split in dim.size.symbols else 1
+            turns = crossing.source.parts if split in dim.size.symbols else 1
             size = evaluate(dim.local, self._module.env)
             if op.attrs.get("dim") != const(d) and size % (cuts * turns):
                 raise error(

@@ -27,6 +27,7 @@ from stagec.answers.serve_prompts import (
     handover_between,
     prefill_step,
     prompt_chunks,
+    prompts_fit,
 )
 from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import (
@@ -177,6 +178,9 @@ def _served(
         rows = list(_rows(steps, timer, aside, prefill, *asking, two_pods=two_pods))
         loads = context_seconds(steps[PREFILL], timer, aside, given)
         rows = [replace(row, rates=row.rates.delayed(loads)) for row in rows]
+        if two_pods:
+            fit, said = prompts_fit(first, timer.machine, asked=bool(given["batches"]))
+            rows = [replace(row, prompts=fit, cautions=(*said, *row.cautions)) for row in rows]
     return ServeAnswer(
         model=steps[PREFILL].model,
         machine=timer.machine.name,
@@ -325,7 +329,8 @@ def _rows(
         fit = replace(fit, peak=peak + reserved)
         if not fit.fits and first:
             asked, mesh = job.changed(batch=whole), report.mesh
-            cautions = (*cautions, misfit(asked, timer.machine, fit, mesh, asked=bool(wanted)))
+            about, pod = (asked, timer.machine, fit, mesh), DECODE if two_pods else ""
+            cautions = (*cautions, misfit(*about, asked=bool(wanted), pod=pod))
         if rates is None or not (fit.fits or wanted):
             return
         command, steps = timer.command(job), (prefill, engine)

@@ -25,7 +25,8 @@ SCHEMA = 1
 @dataclass(frozen=True, slots=True)
 class ServedBatch:
     """A batch: what it gives, its `steps` of prefill and of decode, whether what a rank holds fits,
-    what to know of it, and the command that times its step of decode."""
+    what to know of it, and the command that times its step of decode. `prompts` says whether what
+    a rank of a pod of their own holds fits."""
 
     rates: ServingRates
     steps: tuple[PodStep, PodStep]
@@ -33,6 +34,7 @@ class ServedBatch:
     fit: MemoryFit
     cautions: tuple[str, ...]
     command: str
+    prompts: MemoryFit | None = None
 
     @property
     def peak(self) -> int:
@@ -41,8 +43,8 @@ class ServedBatch:
 
     @property
     def fits(self) -> bool:
-        """Whether these fit."""
-        return self.fit.fits
+        """Whether these fit, and so do prompts on ranks of their own."""
+        return self.fit.fits and (self.prompts is None or self.prompts.fits)
 
     def as_json(self) -> dict[str, Any]:
         """The object of `--json`."""
@@ -103,6 +105,7 @@ class ServeAnswer(Report):
             "prompt": self.prompt,
             "output": self.output,
             **({"handover": asdict(self.handover)} if self.handover is not None else {}),
+            **({} if (fit := self.points[0].prompts) is None else {"prefill_fit": fit.as_json()}),
             "points": [point.as_json() for point in self.points],
             "best": self.best.as_json() if self.best is not None else None,
             "cautions": self.cautions,
@@ -136,13 +139,15 @@ def _print(answer: ServeAnswer, stream: TextIO) -> None:
             f"{seconds_text(sent.exposed_seconds)} behind prefill, which TTFT has",
             markup=False,
         )
+    if (fit := answer.points[0].prompts) is not None:
+        out.print(f"Pod that prefills: {fit_text(fit)}", markup=False)
     titles = ["batch", "TTFT", "TPOT", "latency", "tokens/s", "per rank", "per user", "memory"]
     made = table("Serving", *titles, *(["prefill pods"] if two_pods else []), text_columns=0)
     for row in answer.points:
         r = row.rates
         cells = [f"{r.batch:,}", *map(seconds_text, (r.ttft, r.tpot, r.latency))]
         cells += [f"{v:,.1f}" for v in (r.tokens_per_second, r.per_rank, r.per_user)]
-        cells.append(bytes_text(row.peak) + ("" if row.fits else " (too much)"))
+        cells.append(bytes_text(row.peak) + ("" if row.fit.fits else " (too much)"))
         made.add_row(*cells, *([f"{r.prefill_pods:.2f}"] if two_pods else []))
     out.print(made)
     if best is None:

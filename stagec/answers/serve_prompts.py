@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stagec.analysis.memory_fit import MemoryFit, room_of
 from stagec.analysis.serving_rates import (
     PodStep,
     chunks_pass,
@@ -14,14 +15,17 @@ from stagec.analysis.serving_rates import (
 from stagec.answers.requests.options import DEVICE
 from stagec.answers.requests.run import Handover
 from stagec.answers.requests.tiers import context_bytes, loading_speed
+from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import (
     paced_seconds,
+    peak_of,
     request_seconds,
     timed_step,
 )
 from stagec.answers.time.timed import time_job
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule
+from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import (
     guests,
@@ -46,6 +50,7 @@ from stagec.time.costs.replay_options import ReplayOptions
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.ir.module import Module
+    from stagec.machines import Machine
     from stagec.time.transfer import TransferTime
 
 Figures = TypeVar("Figures")
@@ -109,15 +114,22 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     if options.batch is not None:
         yield options.batch
         return
-    options = options.changed(chunk=None)
-    if has_pods(options):
-        options = options_of(pod_names(options)[0], options).changed(draft=None)
-    module = JobBuilder(options).module
+    module = _prompts_module(options.changed(chunk=None))
     verify_module(module)  # so that its ranks can be numbered
     strategy = read_strategy(module)
     halves = strategy.one(MoeRule).halves
+    if options.serve == DISAGGREGATED:  # caches cross in halves if either pod has half batches
+        decode = JobBuilder(options_of_pod(DECODE, options.changed(chunk=None))).module
+        halves = max(halves, read_strategy(decode).one(MoeRule).halves)
     most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
     yield from divisors(most)
+
+
+def _prompts_module(options: JobOptions) -> Module:
+    """The module of the pod that has the prompts. Raises `DiagnosticError`."""
+    if has_pods(options):
+        options = options_of(pod_names(options)[0], options).changed(draft=None)
+    return JobBuilder(options).module
 
 
 def at_least(options: JobOptions, look: Callable[[JobOptions], Figures]) -> Figures:
@@ -160,6 +172,29 @@ def prefill_step(
         return PodStep(sequences * stages, paced, ranks, *links, passes), sent
 
     return at_least(options, look)
+
+
+def prompts_fit(
+    options: JobOptions, machine: Machine, *, asked: bool
+) -> tuple[MemoryFit, Sequence[str]]:
+    """Whether what the fullest rank of a pod that prefills holds fits in what `stg.scheduler` takes
+    of the memory, in the chunk in which that is most, and what helps if it does not. Every stage
+    has the caches of the prompts of all. Of a pod with parts it is the rank for which least is
+    left. Raises `DiagnosticError`, also if it does not fit and batches were not `asked` for."""
+    from stagec.jobs.lowered import job_costs
+
+    def look(options: JobOptions) -> tuple[MemoryFit, JobOptions, Mapping[str, int]]:
+        fits: list[tuple[MemoryFit, JobOptions, Mapping[str, int]]] = []
+        for pod in map(_prefills, prompt_chunks(options)):
+            rule = read_strategy(_prompts_module(pod)).one(SchedulerRule)
+            for each in job_costs(pod).figures().each:
+                peak = peak_of(each.by_stage, steps_in_flight(pod) - 1, 1)
+                room = rule.room(room_of(machine, each.mesh))
+                fits.append((MemoryFit(peak, room), pod, each.mesh))
+        return min(fits, key=lambda each: each[0].by)
+
+    fit, pod, mesh = at_least(options, look)
+    return fit, () if fit.fits else (misfit(pod, machine, fit, mesh, asked=asked, pod=PREFILL),)
 
 
 def context_seconds(

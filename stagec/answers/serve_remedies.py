@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
 from stagec.analysis.memory_fit import MemoryFit, room_of
+from stagec.ir.serving_step import PREFILL
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.units import on_machine
 from stagec.machines import machines
@@ -31,12 +32,13 @@ def misfit(
     mesh: Mapping[str, int],
     *,
     asked: bool,
+    pod: str = "",
 ) -> str:
     """`a batch of 1 needs 131.75 GiB per rank, but h100-sxm has 78.56 GiB: split the model with
     --tp 2, or add --weight-dtype fp8, or give --machine h200`: each of these alone makes the step
     of decode fit. They are the fewest ranks of a node that split layers, the most bits of weights,
     and the smallest device; without any of them, what to combine. Raises it as a `DiagnosticError`
-    unless the batch was `asked` for."""
+    unless the batch was `asked` for. Of one of two pods its own strategy has the split."""
     splits = _first(_splits(options, machine, prod(mesh.values())), machine)
     formats = _FORMATS if options.weight_dtype in (None, "bf16") else ()
     format_ = _first(((name, options.changed(weight_dtype=name)) for name in formats), machine)
@@ -48,13 +50,15 @@ def misfit(
         if other.memory.capacity.value > capacity and rooms[name] >= fit.peak
     ]
     device = min(larger, key=rooms.__getitem__, default=None)
+    split = f"--{pod} tp=" if pod else "--tp "
     texts = [
-        *([f"split the model with --tp {splits}"] if splits else []),
+        *([f"split the model with {split}{splits}"] if splits else []),
         *([f"add --weight-dtype {format_}"] if format_ else []),
         *([f"give --machine {device}"] if device else []),
     ]
+    where = " in the pod that prefills" if options.serve == PREFILL else ""
     problem = (
-        f"a batch of {options.batch} needs {bytes_text(fit.peak)} per rank, but "
+        f"a batch of {options.batch}{where} needs {bytes_text(fit.peak)} per rank, but "
         f"{machine.name} has {bytes_text(fit.room)}"
     )
     remedy = ", or ".join(texts) or "split the model over more ranks, and add --weight-dtype fp8"

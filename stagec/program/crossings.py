@@ -8,7 +8,7 @@ layers from 3 on, and meets two stages: layer 3 goes to the second one, 4 and 5 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -46,12 +46,14 @@ class LayerShare:
 @dataclass(frozen=True, slots=True)
 class HeldCache:
     """How a pod holds a cache: its placement on the ranks of a stage, the stages, and so many
-    `layers` in all. `value` is one of the arguments that are parts of it."""
+    `layers` in all. `value` is one of the arguments that are parts of it. It crosses in so many
+    `halves`: 2 where the other pod has two half batches."""
 
     layouts: Layouts
     shares: tuple[LayerShare, ...]
     layers: int
     value: Value = field(compare=False)
+    halves: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class PodEnd:
     For each chunk of the pod, `first` is the number of its first message among all of the pod;
     `starts` are the first layers of stages and chunks. Each share of the other pod, whose first
     layers are `shares`, has `ways` of them: so many ranks, and for each the `turns`, since the
-    other pod has so many microbatches for one of here.
+    other pod has so many microbatches for one of here. They are of one of so many `halves`.
     """
 
     first: Mapping[int, int]
@@ -100,6 +102,12 @@ class PodEnd:
     shares: tuple[int, ...]
     ways: int
     turns: int
+    halves: int
+
+    @property
+    def parts(self) -> int:
+        """The parts of a batch of here that cross by themselves."""
+        return self.turns * self.halves
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +136,12 @@ class Crossings:
         """The layers of all caches."""
         return sum(c.layers for c in self.caches.values())
 
+    def of_cache(self, name: str) -> Sequence[tuple[str, Crossing]]:
+        """What a cache of either pod crosses as, by name: itself, or two halves. Nothing for a
+        token that the other pod does not take."""
+        names = (name,) if name in self.caches else _halves(name)
+        return [(n, self.caches[n]) for n in names if n in self.caches]
+
 
 def crossings(source: Module, target: Module) -> Crossings:
     """How the caches of two placed modules cross, whether cut into stages or not.
@@ -150,22 +164,42 @@ def crossings(source: Module, target: Module) -> Crossings:
 
 def _crossings(source: Module, target: Module) -> Crossings:
     mine, theirs = caches_by_name(source), caches_by_name(target)
-    if not (TOKEN in mine and TOKEN in theirs):
-        mine.pop(TOKEN, None)
-        theirs.pop(TOKEN, None)
+    mine, theirs = _in_halves(mine, theirs), _in_halves(theirs, mine)
+    for name in filter(_is_of_token, mine.keys() ^ theirs.keys()):
+        mine.pop(name, None)
+        theirs.pop(name, None)
     _check_alike(source, mine, theirs)
     more, fewer = ratio(microbatches(source), microbatches(target), "microbatches")
     meshes = pod_mesh(source), pod_mesh(target)
     to, of = Numbers(meshes[0], meshes[1]), Numbers(meshes[1], meshes[0])
     crossings_by_cache: dict[str, Crossing] = {}
     stream = 0
-    for name in sorted(mine, key=lambda name: (name == TOKEN, name)):
+    for name in sorted(mine, key=lambda name: (_is_of_token(name), name)):
         ends = mine[name], theirs[name]
         way = handover(ends[0].layouts, ends[1].layouts)
         sent, got = to.end(*ends, way.to, fewer), of.end(ends[1], ends[0], way.of, more)
         crossings_by_cache[name] = Crossing(way, sent, got, stream, mine[name].layers)
         stream += mine[name].layers
     return Crossings(crossings_by_cache, to.peers, of.peers)
+
+
+def _halves(name: str) -> tuple[str, str]:
+    """The names of the halves of a value, as `overlap-batches` gives them."""
+    return f"{name}_a", f"{name}_b"
+
+
+def _is_of_token(name: str) -> bool:
+    return name in (TOKEN, *_halves(TOKEN))
+
+
+def _in_halves(mine: Mapping[str, HeldCache], theirs: Collection[str]) -> dict[str, HeldCache]:
+    """The caches of a pod by name; one of which the other pod has two halves is there twice."""
+    caches: dict[str, HeldCache] = {}
+    for name, cache in mine.items():
+        halved = name not in theirs and all(half in theirs for half in _halves(name))
+        names = _halves(name) if halved else (name,)
+        caches |= dict.fromkeys(names, replace(cache, halves=len(names)))
+    return caches
 
 
 class Numbers:
@@ -193,7 +227,7 @@ class Numbers:
                     self.peers += [self._stages[stage][way[self._places]]] * turns
             first[chunk] = self._first[key] + skipped * each
         starts = {(s.stage, s.chunk): s.start for s in here.shares}
-        return PodEnd(first, starts, tuple(s.start for s in shares), each, turns)
+        return PodEnd(first, starts, tuple(s.start for s in shares), each, turns, here.halves)
 
 
 def _check_alike(
@@ -230,19 +264,32 @@ def caches_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
                 yield func, arg, name, chunk
 
 
-def token_of(module: Module) -> Iterator[tuple[Operation, Value, int]]:
+def token_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
     """The token that a step of prefill samples of each sequence, where it does, or the argument
-    that a step of decode takes it by; the function of it, and its chunk. Nothing for a step without
-    one, or with several such arguments."""
+    that a step of decode takes it by; the function of it, its name as what crosses, and its chunk.
+    Two half batches have one each. Nothing for a step without one, or with several such
+    arguments."""
     funcs = _computed(module)
     made = [(f, _inside(v)) for f in funcs for v in f.body.terminator.operands if _is_token(v)]
     taken = [(f, a) for f in funcs for a in f.body.args if _is_token(a) and a.uses]
     # a chunk of a prompt has tokens behind it too, and says that it prefills
     step = module.serving or ("decode" if PAST in module.symbols else "prefill")
     if step == "prefill":
-        yield from ((f, v, chunk_of(v.producer)) for f, v in made if v.producer is not None)
-    elif len({arg.name for _, arg in taken}) == 1:
-        yield from ((f, arg, chunk_of(used(arg)[0])) for f, arg in taken)
+        names = _token_names({value.name for _, value in made})
+        for func, value in made:
+            if value.producer is not None:
+                yield func, value, names.get(value.name, TOKEN), chunk_of(value.producer)
+    elif names := _token_names({arg.name for _, arg in taken}):
+        yield from ((f, arg, names[arg.name], chunk_of(used(arg)[0])) for f, arg in taken)
+
+
+def _token_names(values: Collection[str]) -> dict[str, str]:
+    """What tokens of these names are called as they cross, if they are one or two halves of it."""
+    if len(values) == 1:
+        return dict.fromkeys(values, TOKEN)
+    halves = sorted(values)
+    whole = halves[0].removesuffix("_a") if halves else ""
+    return dict(zip(halves, _halves(TOKEN), strict=True)) if halves == [*_halves(whole)] else {}
 
 
 def _computed(module: Module) -> Sequence[Operation]:
@@ -275,7 +322,7 @@ def caches_by_name(module: Module) -> dict[str, HeldCache]:
     """The caches of a placed module by name. Raises `DiagnosticError` for open sizes."""
     layouts = pod_mesh(module).inner
     ends = [(f, v, name, chunk, _layers(module, v)) for f, v, name, chunk in caches_of(module)]
-    ends += [(func, value, TOKEN, chunk, 1) for func, value, chunk in token_of(module)]
+    ends += [(func, value, name, chunk, 1) for func, value, name, chunk in token_of(module)]
     parts: dict[str, dict[int, tuple[LayerShare, int, Value]]] = {}
     for func, value, name, chunk, count in ends:
         for stage in stages_of(func) or (0,):

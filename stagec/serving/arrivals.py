@@ -71,6 +71,13 @@ def poisson(text: str) -> list[Request]:
     return made
 
 
+def with_adapters(requests: Sequence[Request], number: int, seed: int) -> list[Request]:
+    """The same requests, each with one of so many adapters, all equally likely; the turns of a
+    conversation have one."""
+    source = random.Random(f"{seed} adapters")
+    return [request.with_adapter(str(1 + source.randrange(number))) for request in requests]
+
+
 @dataclass(frozen=True, slots=True)
 class Conversations:
     """Requests of several turns: how many (a text as of lengths), the nanoseconds from the end of

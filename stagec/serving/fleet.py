@@ -171,8 +171,7 @@ class Fleet:
             member.life += 1
         if state is ReplicaState.OFF:
             self.tally.stopped += 1
-            if member.replica.prefixes is not None:
-                member.replica.prefixes.clear()
+            member.replica.forget()
         self._list()
 
     # -- requests without a replica ----------------------------------------------------------------

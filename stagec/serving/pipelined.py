@@ -63,7 +63,7 @@ class PipelinedReplica(Replica):
     def looks(self, now: int) -> bool:
         """Plan again now, if a request has just come and a batch has nothing to do."""
         soon = self.way is not None and not self.way.count
-        if soon or len(self._under) == self.stages or len(self.waiting) > 1:
+        if soon or len(self._under) == self.stages or (len(self.waiting) > 1 and not self.adapters):
             return False
         self.way = StepsUnderWay(now, now, 0, 0, None, [])
         return True

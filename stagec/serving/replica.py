@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
+from stagec.serving.adapters import AdapterSlots
 from stagec.serving.batch import Batch
 from stagec.serving.policy import ServerLimits
 from stagec.serving.prefixes import PrefixCache
@@ -31,7 +32,7 @@ class Tally:
     """What a replica did: steps, the time that they took, tokens `computed` in chunks, `decoded`
     one by one, those of prompts that a prefix cache had (`hits`), of which tiers below the device
     `loaded` some by their names, and cached ones that were `lost` to preemptions and failures,
-    which are computed again."""
+    which are computed again. `adapters` were loaded into slots."""
 
     steps: int = 0
     busy: int = 0
@@ -41,6 +42,7 @@ class Tally:
     lost: int = 0
     preempted: int = 0
     swapped: int = 0
+    adapters: int = 0
     loaded: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -49,7 +51,7 @@ class Replica:
     sequence that is preempted is computed again. A replica that only `prefills` hands each request
     over when its prompt is there. `tiers` hold blocks of prompts that the device has no room for.
     `scheduler` says whether prompts have steps of their own, and when requests are let in; tokens
-    of a step are those of `limits`."""
+    of a step are those of `limits`. `adapters` are slots for those that requests name."""
 
     def __init__(
         self,
@@ -62,7 +64,9 @@ class Replica:
         swap: int = 0,
         prefills: bool = False,
         scheduler: SchedulerRule | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
+        self.adapters = adapters
         self.scheduler = scheduler or SchedulerRule()
         self.alone = self.scheduler.prompts == ALONE
         self.number, self.limits, self.costs = number, limits, costs
@@ -154,9 +158,14 @@ class Replica:
         be let in; whether they end sooner than before."""
         if not self._has_place():
             return False
-        if len(self.waiting) > 1 and not (self.scheduler.gather or self.scheduler.balance):
+        if len(self.waiting) > 1 and not self._may_overtake:
             return False  # the first one that waits has cut them
         return self.cut(now)
+
+    @property
+    def _may_overtake(self) -> bool:
+        """Whether a request may be let in with others, or before those that came sooner."""
+        return bool(self.scheduler.gather or self.scheduler.balance or self.adapters)
 
     def _has_place(self) -> bool:
         """Whether one more sequence may run."""
@@ -229,7 +238,9 @@ class Replica:
         self._release(job)
 
     def _release(self, job: ServedRequest) -> None:
-        """Free the pages of a job, but those of prefixes that others use."""
+        """Free the slot of a job and its pages, but those of prefixes that others use."""
+        if self.adapters is not None:
+            self.adapters.leave(job.request.adapter)
         self.free += self.limits.blocks_for(job.cached)
         self._reserved -= self._at_end(job)
         if self.prefixes is not None and job.shared:
@@ -238,11 +249,15 @@ class Replica:
             job.shared = []
 
     def _admit(self, budget: int, chunks: list[tuple[ServedRequest, int]]) -> int:
-        """Let in those that wait while tokens, sequences and pages last; the time to swap them
-        in."""
+        """Let in those that wait while tokens, sequences and pages last, but for those whose
+        adapters have no slot; the time to swap them in and to load adapters."""
         took, limits, waiting = 0, self.limits, self.waiting
+        passed: list[ServedRequest] = []
         while len(waiting) > self._unseen and budget > 0 and self._has_place():
             job = waiting[0]
+            if self.adapters is not None and not self.adapters.has_room(job.request.adapter):
+                passed.append(waiting.popleft())
+                continue
             if self.scheduler.reserve and self._reserved + self._at_end(job) > self.room:
                 break
             matched = self._matched(job)
@@ -260,8 +275,12 @@ class Replica:
             job.swapped = False
             self._begin(job, matched)
             took += self._load(job, below)
+            if self.adapters is not None and self.adapters.use(job.request.adapter):
+                took += self.adapters.load
+                self.tally.adapters += 1
             if job.ready <= self._now:
                 budget -= self._take(job, tokens, chunks)
+        waiting.extendleft(reversed(passed))
         return took
 
     def _below(self, job: ServedRequest, matched: int) -> Sequence[CacheTier]:
@@ -467,10 +486,16 @@ class Replica:
         self._batch = Batch.of(self.limits.block)
         self.running = self._reserved = self._unseen = 0
         self._partial, self.free = {}, self.room
-        if self.prefixes is not None:
-            self.prefixes.clear()
+        self.forget()
         self.way = None
         return jobs
+
+    def forget(self) -> None:
+        """Lose prefixes and adapters."""
+        if self.prefixes is not None:
+            self.prefixes.clear()
+        if self.adapters is not None:
+            self.adapters.kept.clear()
 
     def kept_tokens(self, now: int) -> int:
         """Tokens of the requests that are there."""

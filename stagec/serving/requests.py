@@ -10,10 +10,11 @@ Forms of files are distinguished by the names of their columns or members:
     {"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}
                                                                  JSONL of Mooncake, milliseconds
 
-Vidur: microsoft/vidur, `data/processed_traces`; LLMServingSim: casys-kaist/LLMServingSim,
-`dataset`; Splitwise: Mutinifni/splitwise-sim, `traces`; Azure: Azure/AzurePublicDataset,
-`AzureLLMInferenceTrace_*.csv`; Mooncake: kvcache-ai/Mooncake, `FAST25-release/traces`. Other
-columns and members are not looked at. The times of Azure count from the first one of the file.
+Each form may have `adapter`, the name of a low-rank adapter. Vidur: microsoft/vidur,
+`data/processed_traces`; LLMServingSim: casys-kaist/LLMServingSim, `dataset`; Splitwise:
+Mutinifni/splitwise-sim, `traces`; Azure: Azure/AzurePublicDataset, `AzureLLMInferenceTrace_*.csv`;
+Mooncake: kvcache-ai/Mooncake, `FAST25-release/traces`. Other columns and members are not looked at.
+The times of Azure count from the first one of the file.
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ _OUTPUT = (
     "output_length",
 )
 _PREFIX = "hash_ids"
+#: The name of a low-rank adapter, in any of the forms.
+_ADAPTER = "adapter"
+#: More than numbers of blocks have.
+_BLOCK_BITS = 160
 #: Tokens of a block that `hash_ids` number (Mooncake's README).
 HASH_BLOCK = 512
 _DATE = re.compile(
@@ -72,7 +77,8 @@ class Request:
     """A request: `arrival` in nanoseconds from the start, tokens of the prompt, tokens of the
     answer; `loc` is where it stands. `prefix` numbers the blocks of its text, of `HASH_BLOCK`
     tokens in files: equal numbers stand for equal texts up to there. `then` is the next turn of a
-    conversation, with the nanoseconds from the end of this one until it comes."""
+    conversation, with the nanoseconds from the end of this one until it comes. `adapter` names the
+    low-rank adapter that it uses, '' if none."""
 
     arrival: int
     prompt: int
@@ -80,6 +86,15 @@ class Request:
     loc: Loc = UNKNOWN
     prefix: Sequence[int] = ()
     then: tuple[int, Request] | None = None
+    adapter: str = ""
+
+    def with_adapter(self, name: str) -> Request:
+        """The same with an adapter, in all turns. Blocks of prompts are kept for each adapter by
+        itself, since it changes their keys and values."""
+        first = int.from_bytes(name.encode(), "big") << _BLOCK_BITS
+        prefix = tuple(first + block for block in self.prefix)
+        then = self.then and (self.then[0], self.then[1].with_adapter(name))
+        return replace(self, adapter=name, prefix=prefix, then=then)
 
 
 def turns(requests: Iterable[Request]) -> Iterator[Request]:
@@ -212,7 +227,9 @@ def _request(loc: Loc, row: Mapping[str, object], *, timed: bool) -> Request:
         raise _missing(loc, "when it arrives", _ARRIVAL)
     arrival = _time(loc, times[0], row[times[0]]) if timed else 0
     prompt, output = _length(loc, row, "prompt", _PROMPT), _length(loc, row, "output", _OUTPUT)
-    return Request(arrival, prompt, output, loc, _prefix(loc, row))
+    request = Request(arrival, prompt, output, loc, _prefix(loc, row))
+    name = str(row.get(_ADAPTER) or "")
+    return request.with_adapter(name) if name else request
 
 
 def _prefix(loc: Loc, row: Mapping[str, object]) -> tuple[int, ...]:

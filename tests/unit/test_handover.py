@@ -24,6 +24,7 @@ from stagec.traces.archive_index import parse_index
 from tests.support import examples, stagec
 
 DEGREES = st.sampled_from([1, 2, 4])
+HALVES = ",two_batch_overlap"
 
 
 @st.composite
@@ -345,3 +346,18 @@ def test_the_index_of_pods_is_checked() -> None:
     wrong(lambda i: i["classes"][0].update(pod="b"))
     wrong(lambda i: i["classes"][0]["variants"][0].update(peers=[["b", 1, 1]]))
     wrong(lambda i: i["classes"][0]["variants"][0].update(peers=[["y", 1, 1]]))
+
+
+@pytest.mark.parametrize("tp", ["", ",tp=2"])
+def test_half_batches_meet_whole_ones(tp: str) -> None:
+    """All bytes cross, in twice as many messages, whichever pod has two half batches."""
+    words = ("mixtral-8x7b", "--set", "L=2", "--serve", "disaggregated", "--batch", "8")
+    sent: list[tuple[int, int]] = []
+    for first, then in (("", ""), (HALVES, ""), ("", HALVES), (HALVES, HALVES)):
+        pods = ("--prefill", f"dp=2,ep=2{first}", "--decode", f"dp=2,ep=2{tp}{then}")
+        ran = stagec("analyze", *words, "--prompt", "16", *pods, "--json")
+        assert ran.code == 0, ran.err
+        handover = json.loads(ran.out)["handover"]
+        sent.append((handover["messages"], handover["bytes"]))
+    messages, bytes_ = sent[0]
+    assert sent[1:] == [(2 * messages, bytes_)] * 3

@@ -236,6 +236,31 @@ def test_two_pods(tmp_path: Path) -> None:
     assert "://" not in text
 
 
+def test_the_pod_that_prefills_must_fit_as_well() -> None:
+    """It holds what `stagec memory` says of its step, with caches of the prompts on each stage; of
+    a prompt in chunks those of the largest count, of which the last one has a token."""
+    job = ("--serve", "disaggregated", "--decode", "tp=8", "--batches", "8")
+    words = (*job, "--prefill", "tp=1", "--prompt")
+    actual = served(*words, "1025", "--chunk", "512", model="llama3-70b")
+    step = ("--serve", "prefill", "--batch", "1", "--prompt", "512", "--context", "512", "--json")
+    (held,) = json.loads(stagec("memory", "llama3-70b", *step).out)["classes"]
+    assert actual["prefill_fit"]["peak"] == held["peak"]
+    assert not actual["prefill_fit"]["fits"]
+    assert actual["best"] is None
+    (point,) = actual["points"]
+    assert (point["fits"], point["fit"]["fits"]) == (False, True)
+    assert "in the pod that prefills needs" in actual["cautions"][0]
+    refused = run(*words, "1025", "--batches", "", model="llama3-70b")
+    assert refused.code == 2
+    alone = run(*(w for w in words[:-1] if w not in ("--batches", "8")), model="llama3-70b")
+    assert (alone.code, "split the model with --prefill tp=2, or" in alone.err) == (1, True)
+    one, two = (
+        served(*job, "--prefill", f"tp=2{pp}", model="llama3-70b")["prefill_fit"]["peak"]
+        for pp in ("", ",pp=2")
+    )
+    assert 0 < two - one // 2 < 2 << 30
+
+
 @LONG
 @pytest.mark.parametrize(
     ("prefill", "decode", "sequences", "tokens"),

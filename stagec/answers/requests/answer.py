@@ -50,9 +50,10 @@ class PoolFigures:
     """Replicas that are alike, and what they did: shares of the time in which they had a step
     (`busy`), of the cache that was used on average (`cache`, None where it has no bound) and the
     most, sequences on average, and counts of `stagec.serving.replica.Tally`; of the `hits` tiers
-    below the device `loaded` some. `blocks` and `max_batch` are those of a replica. `held` replicas
-    have their ranks on average over time, for `replica_seconds` in all, and `up` of them take
-    requests; `start_seconds` is the time of a start."""
+    below the device `loaded` some, and `adapters` are loads into slots. `blocks` and `max_batch`
+    are those of a replica. `held` replicas have their ranks on average over time, for
+    `replica_seconds` in all, and `up` of them take requests; `start_seconds` is the time of a
+    start."""
 
     replicas: int
     ranks: int
@@ -72,6 +73,7 @@ class PoolFigures:
     lost: int
     preempted: int
     swapped: int
+    adapters: int
     held: float
     up: float
     replica_seconds: float
@@ -249,6 +251,8 @@ class RequestsAnswer(Report):
             )
         lines += filter(None, (self._changes(name) for name in self.pools))
         lines += filter(None, map(_loaded_text, self.pools.values()))
+        if loads := sum(pool.adapters for pool in self.pools.values()):
+            lines.append(f"{counted(loads, 'load')} of adapters, for {self.requests:,} requests")
         if self.hourly is not None and self.cost is not None:
             lines.append(
                 f"{self.rank_seconds / 3600:,.4g} rank-hours at {self.hourly:g}: "
@@ -394,7 +398,7 @@ def _figures(pool: Pool, run: Simulation) -> PoolFigures:
     held, up, parked = (value / max(1, run.end) for value in fleet.series.totals)
     tallies = [r.tally for r in replicas]
     blocks = limits.blocks
-    counts = ("steps", "computed", "decoded", "hits", "lost", "preempted", "swapped")
+    counts = ("steps", "computed", "decoded", "hits", "lost", "preempted", "swapped", "adapters")
     return PoolFigures(
         replicas=len(replicas),
         ranks=pool.ranks,

@@ -13,7 +13,7 @@ from stagec.jobs.request.option import AnyText, CommandOption, File, Kind, Numbe
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK, SEQUENCES, Blocks
 from stagec.jobs.request.times import TimeType
-from stagec.serving.arrivals import Conversations, renewal
+from stagec.serving.arrivals import Conversations, renewal, with_adapters
 from stagec.serving.requests import HASH_BLOCK, MAX_REQUESTS, Request, read_requests
 from stagec.serving.requests import SECOND as NANOSECONDS
 from stagec.serving.routing import ROUTERS
@@ -124,6 +124,13 @@ OVER_TIME = (
         "count",
         Whole(1, MAX_REQUESTS),
         f"Number of random requests (default: {_COUNT:,}), or of requests to read from the file.",
+    ),
+    CommandOption(
+        "adapters",
+        Whole(1, MAX_REQUESTS),
+        "With --lora: adapters that requests name at random; those beyond --max-loras are loaded "
+        "from the host.",
+        rare=True,
     ),
     CommandOption("seed", Whole(0), "Seed of random numbers (default: 0).", 0, rare=True),
     CommandOption(
@@ -257,13 +264,33 @@ def asked_requests(options: JobOptions, given: Mapping[str, Any]) -> list[Reques
                 "--turns cannot be used with --requests: the file has all requests",
                 remedy="leave it out",
             )
-        return read_requests(file)[:count]
+        if given["adapters"] is not None:
+            raise error(
+                "--adapters cannot be used with --requests: the file has all requests",
+                remedy="give the file a column 'adapter'",
+            )
+        return _checked_adapters(options, read_requests(file)[:count])
     drawn = given["rate"] or 0.0, given["burst"], count or _COUNT, given["lengths"], given["seed"]
     several = None
     if given["turns"] is not None:
         pause = round((given["pause"] or 0.0) * NANOSECONDS)
         several = Conversations(given["turns"], pause, page_of(options))
-    return renewal(*drawn, options.prompt, given["output_tokens"], several)
+    requests = renewal(*drawn, options.prompt, given["output_tokens"], several)
+    if given["adapters"] is None:
+        return requests
+    return _checked_adapters(options, with_adapters(requests, given["adapters"], given["seed"]))
+
+
+def _checked_adapters(options: JobOptions, requests: list[Request]) -> list[Request]:
+    """The requests. Raises `DiagnosticError` if they name adapters of a model without any."""
+    named = next((r for r in requests if r.adapter), None)
+    if named is not None and not options.lora:
+        raise error(
+            f"a request uses the adapter '{named.adapter:.40}', but the server has none",
+            named.loc,
+            remedy="add --lora wq,wk,wv,wo --max-loras 8",
+        )
+    return requests
 
 
 def page_of(options: JobOptions) -> int:

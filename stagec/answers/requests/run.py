@@ -29,6 +29,7 @@ from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage
 from stagec.jobs.step_surface import DraftedSteps, ExactSteps, StepSurface
 from stagec.jobs.step_timer import StepTimer
+from stagec.serving.adapters import AdapterSlots
 from stagec.serving.fleet import FleetPlan
 from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.policy import ServerLimits
@@ -224,6 +225,7 @@ def _pools(
         computes = prefills or not two_pods
         kept = prefix_block(own, given, requests) if computes else 0
         tiers = tiers_below(pool.models, timer.machine, given, kept) if computes else None
+        load = _load(own, timer.machine, session) if any(r.adapter for r in requests) else 0
         made: Callable[..., Replica] = Replica
         if pool.pace is not None:
             made = partial(PipelinedReplica, pace=pool.pace, stages=pool.stages)
@@ -237,6 +239,7 @@ def _pools(
                 swap=swap,
                 prefills=prefills,
                 scheduler=pool.scheduler,
+                adapters=AdapterSlots(own.max_loras, load) if load else None,
             )
             for number in range(copies * alone)
         )
@@ -347,6 +350,18 @@ def _start(models: ServedModels, machine: Machine) -> int:
     """Femtoseconds in which the weights of a rank come from its host."""
     bytes_ = models.together(most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
     return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
+
+
+def _load(options: JobOptions, machine: Machine, session: Session) -> int:
+    """Femtoseconds in which an adapter of a rank comes from its host: the bytes of one more slot.
+    Raises `DiagnosticError`."""
+    one, two = (
+        ServedModels.of(options.changed(max_loras=slots), session).together(
+            most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)])
+        )
+        for slots in (1, 2)
+    )
+    return max(1, round((two - one) / machine.host.bandwidth.value * SECOND))
 
 
 def _swap(pool: Pool, machine: Machine) -> int:
