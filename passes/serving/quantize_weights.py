@@ -38,12 +38,15 @@ from stagec.ir_spec.ops.quantized import (
     WeightFormat,
 )
 from stagec.ir_spec.ops.scan_base import ScanOp
+from stagec.ir_spec.strategy.axes import HEADS
 from stagec.ir_spec.strategy.weights import AUTO, WeightsRule
 
 PASS = "quantize-weights"
 #: Blocks get no smaller than this part of what the format has.
 _SMALLEST = 8
 _LETTERS = "wvuzyxtsrqponmlkjihgfedcba"
+#: Sizes that count heads, not elements of them.
+_COUNTS = frozenset(HEADS) - {"I"}
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,10 @@ class QuantizeWeights(Pass):
 
     `stg.weights[format = ...]` of a strategy asks for it, or the option. It takes the parameters
     that one product inside of a repeat uses, of the `parts` that the statement says. Routers,
-    embeddings, the head, norms, and matrices of less than half a block, such as those of a number
-    for each head, keep their type. A block does not reach over the dimensions of a weight: along
-    heads of 64 it has 64 elements, along 192 as well.
+    embeddings, the head, norms, and matrices of less than half a block keep their type; with
+    blocks of columns those of a number for each head, too: engines refuse ranks with a part of a
+    block (SGLang, layers/quantization/fp8.py: validate_block_quant_shapes). A block does not reach
+    over the dimensions of a weight: along heads of 64 it has 64 elements, along 192 as well.
 
     Before:
         stg.strategy @s {
@@ -193,14 +197,17 @@ def _is_sum(op: Operation) -> bool:
 
 def _is_large(module: Module, format_: WeightFormat, param: Value) -> bool:
     """Whether the matrix of a weight has at least half a block of rows and of columns, as the 64
-    columns of rotated keys beside a latent, which checkpoints have in one matrix with it; a size
-    that is not known is large."""
+    columns of rotated keys beside a latent, which checkpoints have in one matrix with it, and in
+    blocks of columns more than a number for each head; a size that is not known is large."""
     ((op, index, _),) = uses_inside(param)
     shapes, (out,) = parse_rule(op.text("spec"))
     weight, x = shapes[index], shapes[1 - index]
     sizes = dict(zip(weight, op.operands[index].tensor.shape, strict=True))
+    kept = [size for group, size in sizes.items() if group not in x]
+    if format_.columns > 1 and all(size.symbol_name in _COUNTS for size in kept):
+        return False
     rows = product(size for group, size in sizes.items() if group not in out)
-    columns = product(size for group, size in sizes.items() if group not in x)
+    columns = product(kept)
     return all(
         not number.symbols <= module.env.keys() or evaluate(number, module.env) >= (block or 1) / 2
         for number, block in ((rows, format_.rows), (columns, format_.columns))

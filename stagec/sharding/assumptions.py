@@ -10,7 +10,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const, evaluate, fraction, numerator_and_denominator, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.module import Module
-from stagec.ir_spec.strategy.axes import WIDTHS
+from stagec.ir_spec.strategy.axes import DATA_AXES, EXPERT_WIDTH, EXPERTS, WIDTHS
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Loc, made_by
 
@@ -85,13 +85,25 @@ class Assumptions:
             common = gcd(*(evaluate(s, env) for s in self._wanted[divisor]))
             remedy = _choices(sizes, divisor, common, tried)
             padded = any(size.symbol_name in WIDTHS for size in sizes) and below != const(1)
-            return f"{remedy}, or --pad-widths {below}" if padded else remedy
+            whole = self._whole_experts(sizes, tried // evaluate(below, env)) if padded else ""
+            return f"{remedy}{whole}, or --pad-widths {below}" if padded else remedy
         remedy = f"choose {sizes[0]} as a multiple of {tried}"
         if (capacity := self._capacity()) is not None:
             have = evaluate(sizes[0], env)
             more = Fraction(-(-have // tried) * tried, have) * capacity
             remedy += f", or --capacity-factor {more}"
         return remedy
+
+    def _whole_experts(self, sizes: Sequence[Expr], ranks: int) -> str:
+        """What leaves experts whole on `ranks` that would split them, as engines ask for where
+        blocks of low-bit weights do not divide (vLLM: --enable-expert-parallel; Fp8MoEMethod of
+        layers/quantization/fp8.py refuses else); "" if their width is not all that is split, if
+        experts do not divide, or if data-parallel ranks would take them."""
+        axes, experts = self._module.axis_sizes, self._module.env.get(EXPERTS, 0)
+        data = any(axes.get(axis, 1) > 1 for axis in DATA_AXES)
+        alone = all(size.symbol_name == EXPERT_WIDTH for size in sizes)
+        fits = alone and not data and experts and experts % ranks == 0
+        return f", or --ep {ranks} for whole experts" if fits else ""
 
     def _capacity(self) -> Fraction | None:
         """The room of experts; None if there are none."""

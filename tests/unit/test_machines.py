@@ -39,6 +39,7 @@ def test_capacities_as_published() -> None:
         "a100-80g": 80 * GIB,
         "h100-sxm": 80 * GIB,
         "h800": 80 * GIB,
+        "h20": 96 * GIB,
         "h200": 141 * GIB,
         "b200": 180 * GIB,
         "b300": 275_040 * MIB,
@@ -374,8 +375,8 @@ def test_the_command() -> None:
     dumped = json.loads(stagec("machines", "mi300x", "--json").out)
     assert dumped["network"][0]["bandwidth"]["value"] == 448e9
     assert [m["name"] for m in json.loads(stagec("machines", "--json").out)] == list(machines())
-    ran = stagec("machines", "h10")
-    assert (ran.code, ran.err) == (1, "error: no machine 'h10'\n  help: did you mean 'h100'?\n")
+    ran = stagec("machines", "h100s")
+    assert (ran.code, ran.err) == (1, "error: no machine 'h100s'\n  help: did you mean 'h100'?\n")
 
 
 def test_what_each_constant_was_fitted_on_is_printed() -> None:

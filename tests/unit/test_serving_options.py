@@ -42,6 +42,24 @@ def test_what_makes_no_step_is_refused(flags: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "flags", "offered"),
+    [
+        ("qwen3-235b-a22b", "--tp 8", True),
+        ("qwen3-235b-a22b", "--tp 8 --dp 2", False),  # those would take the experts
+        ("glm-4.5", "--tp 8", False),  # nor do its shared experts divide
+    ],
+)
+def test_whole_experts_where_blocks_of_their_widths_do_not_divide(
+    model: str, flags: str, offered: bool
+) -> None:
+    job = (model, "--serve", "decode", "--batch", "16", "--context", "31", "--weight-dtype", "fp8")
+    ran = stagec("analyze", *job, *flags.split())
+    assert (ran.code, "--pad-widths 128" in ran.err) == (1, True)
+    assert ("or --ep 8 for whole experts" in ran.err) == offered
+    assert not offered or stagec("analyze", *job, *flags.split(), "--ep", "8").code == 0
+
+
+@pytest.mark.parametrize(
     ("argv", "text"),
     [
         (("llama3-8b", "--context", "4"), "--context needs a step of serving"),
