@@ -2,10 +2,10 @@
 
 Kernels and collectives are fitted on tables of their own (`fit_machines.py`, `fit_network.py`);
 whole steps tell what such tables cannot: what is left of the speed of products in a step, how fast
-a host issues computations, how fast the backward of attention is. Every second row of a source is
-fitted, the others judge; with `--all` every row is fitted, and sources that are left out judge.
-`--write` puts the constants with this record into the machine's text. Nothing is fitted for a row,
-a model or a source.
+the backward of attention is. Times of hosts are those of stacks, which the rows run: no row tells
+`efficiency.host.issue` of a machine. Every second row of a source is fitted, the others judge; with
+`--all` every row is fitted, and sources that are left out judge. `--write` puts the constants with
+this record into the machine's text. Nothing is fitted for a row, a model or a source.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Values: TypeAlias = dict[str, float]
 #: Names of constants with their values.
 Point: TypeAlias = tuple[tuple[str, float], ...]
 
-PRODUCTS, ISSUE = "efficiency.sustained.products", "efficiency.host.issue"
+PRODUCTS = "efficiency.sustained.products"
 ATTENTION = "efficiency.attention.rate.bf16"
 #: The constants of a device with their bounds; they are fitted on the sources of its steps.
 DEVICES: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
-    "a100-80g": {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
+    "a100-80g": {PRODUCTS: (0.5, 1.0)},
     "h100-sxm": {PRODUCTS: (0.5, 1.0)},
-    "h100-p5": {PRODUCTS: (0.5, 1.0), ISSUE: (2e-5, 3e-4)},
+    "h100-p5": {PRODUCTS: (0.5, 1.0)},
     "h100-500w": {PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)},
     "b200": {PRODUCTS: (0.4, 1.0)},
 }
@@ -130,7 +130,7 @@ def main(names: Sequence[str], every: bool, write: bool) -> None:
             some = "all rows of measured steps" if every else "every second row of measured steps"
             write_constants(name, values, f"{some}; {judged}: {'; '.join(record)}")
             for other in ALIKE.get(name, ()):
-                same = {n: values[n] for n in (PRODUCTS, ISSUE) if n in values}
+                same = {PRODUCTS: values[PRODUCTS]}
                 write_constants(other, same, f"no steps of its own, constants of {name}")
 
 
@@ -140,10 +140,9 @@ def write_constants(name: str, values: Values, record: str) -> None:
     text = path.read_text(encoding="utf-8")
     for constant, value in values.items():
         _, section, key, *_ = constant.split(".")
-        if constant in (PRODUCTS, ISSUE):
-            shown = f'"{value * 1e6:.4g} us"' if constant == ISSUE else f"{value:g}"
+        if constant == PRODUCTS:
             title = f"efficiency.{section}"
-            body = f'[{title}]\n{key} = {shown}\nfitted = "{record}"\n'
+            body = f'[{title}]\n{key} = {value:g}\nfitted = "{record}"\n'
             text = with_sections(text, {title: body})
             continue
         head, heading, tail = text.partition(f"[efficiency.{section}]\n")

@@ -30,6 +30,8 @@ MEAN = Param(
 DEFAULT_CHUNKS = 8
 #: Of a loss and of its logarithms: software that does not cast them computes in 16 bits.
 GIVEN_TYPE = Param("given_type", "flag", "model code computes it in the type of the logits")
+#: Of a loss in place: each step of it is a kernel of its own over the buffer of the logits.
+STEPS = Param("steps", "flag", "each step is a kernel over the logits")
 _CHUNKS = Param("chunks", "size", "parts of the tokens, one after the other (default 1)")
 
 
@@ -39,14 +41,17 @@ def logsumexp(x: Array) -> Array:
     return (np.log(np.exp(x - top).sum(-1, keepdims=True)) + top)[..., 0]
 
 
-def row_sums(b: Builder, logits: Value, over: tuple[str, ...]) -> tuple[Value, Value]:
+def row_sums(
+    b: Builder, logits: Value, over: tuple[str, ...], *, steps: bool = False
+) -> tuple[Value, Value]:
     """The maximum of each row of logits that are split over axes, and the sum of exponentials less
-    it (arXiv 1909.08053, section 3)."""
+    it (arXiv 1909.08053, section 3), by kernels of their own for `steps`."""
     row = letters(logits.tensor.rank)
     spec = Quoted(f"{row}->{row[:-1]}")
     mine = b.value("stg.max", [logits], {"spec": spec, "to": "f32"}, hint="top")
     top = b.value("stg.all_reduce", [mine], {"over": over, "kind": "max"}, hint="row_max")
-    part = b.value("stg.sum_exp", [logits, top], hint="part_sum")
+    flags: dict[str, RawAttr] = {STEPS.name: True} if steps else {}
+    part = b.value("stg.sum_exp", [logits, top], flags, hint="part_sum")
     return top, b.value("stg.all_reduce", [part], {"over": over}, hint="row_sum")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, const, product
+from stagec.ir.expr import ZERO, Expr, const, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, LossForm, OpDef, Sizes, Splits
@@ -19,6 +19,7 @@ from stagec.ir_spec.ops.loss_forms import (
     DEFAULT_CHUNKS,
     GIVEN_TYPE,
     MEAN,
+    STEPS,
     logsumexp,
     row_sums,
     target_of,
@@ -84,15 +85,17 @@ class CrossEntropy(OpDef):
 
     Where the vocabulary is split it becomes three all_reduces of [batch, sequence] in fp32: the
     maximum, the sum of exponentials, the target logit (arXiv 1909.08053). 5 FLOPs per logit. With
-    the flag `in_place` the gradient of the logits takes their buffer. With `given_type` the stock
-    form has no tensor in fp32.
+    the flag `in_place` the gradient of the logits takes their buffer. With `steps` the maximum, a
+    subtraction, exponentials and their sum are kernels, which read a logit four times and write it
+    twice (megatron/mpu/cross_entropy.py, `_VocabParallelCrossEntropy.forward`); the division of the
+    softmax counts in its gradient. With `given_type` the stock form has no tensor in fp32.
     """
 
     name = "stg.cross_entropy"
     traits = (Wide(), TakesLogits())
     operands = ("logits", "labels")
     results = ("loss", "lse?")
-    params = (MEAN, _IN_PLACE, GIVEN_TYPE)
+    params = (MEAN, _IN_PLACE, STEPS, GIVEN_TYPE)
     index = IndexRule("...v,...->,...", special="v")
     element_types = ("f32", "f32")
     flops_per_point = 5
@@ -102,6 +105,10 @@ class CrossEntropy(OpDef):
         if grads[0] is None:
             return [None, None]
         return gradients(b, op, [*op.operands, need_result(op, 1, "lse"), grads[0]])
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        more = op.operands[0].tensor.local_bytes * 5 if op.flag(STEPS.name) else ZERO
+        return super().bytes_touched(op) + more
 
     def logits(self, op: Operation) -> Value:
         return op.operands[0]
@@ -126,8 +133,11 @@ class CrossEntropy(OpDef):
                 attrs = {**mean, **chunks}
                 return b.value("stg.saved_cross_entropy", operands, attrs, type=type_, hint=hint)
             case "in_place":
-                op.attrs["in_place"] = True
+                op.attrs |= {_IN_PLACE.name: True, STEPS.name: True}
                 return op.result
+            case "fused_in_place":
+                flags = {_IN_PLACE.name: True}
+                return b.value("stg.cross_entropy", [plain, labels], {**mean, **flags})
             case "linear" if not form.split and (head := plain.producer) is not None:
                 return with_head(b, op, head, form)
             case _:
@@ -137,7 +147,7 @@ class CrossEntropy(OpDef):
         return op.operands[0].tensor.shape[-1] if operand == 1 else None
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
-        top, exp = row_sums(b, op.operands[0], special["v"])
+        top, exp = row_sums(b, op.operands[0], special["v"], steps=op.flag(STEPS.name))
         target = target_of(b, op, special["v"])
         return b.op(
             "stg.nll", [top, exp, target], {"mean": op.expr("mean")}, names=["loss", "lse"]
@@ -151,13 +161,18 @@ class CrossEntropy(OpDef):
 
 
 class CrossEntropyGrad(OpDef):
-    """(softmax(logits) - onehot(labels)) * dloss / mean, 4 FLOPs per logit."""
+    """(softmax(logits) - onehot(labels)) * dloss / mean, 4 FLOPs per logit. With `steps` the
+    softmax is divided, and later multiplied, by kernels that each read and write it."""
 
     name = "stg.cross_entropy_grad"
     operands = ("logits", "labels", "lse", "dloss")
-    params = (MEAN, _IN_PLACE)
+    params = (MEAN, _IN_PLACE, STEPS)
     index = IndexRule("...v,...,...,->...v")
     flops_per_point = 4
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        more = op.operands[0].tensor.local_bytes * 2 if op.flag(STEPS.name) else ZERO
+        return super().bytes_touched(op) + more
 
     def reuses(self, op: Operation, result: int) -> int | None:
         return 0 if op.flag("in_place") else None
@@ -175,15 +190,20 @@ class CrossEntropyGrad(OpDef):
 
 
 class SumExp(OpDef):
-    """Sum of exp((x - m) / sqrt(rsqrt)) over the last dimension, 3 FLOPs per element."""
+    """Sum of exp((x - m) / sqrt(rsqrt)) over the last dimension, 3 FLOPs per element. With
+    `steps` differences and exponentials are kernels, which read and write x."""
 
     name = "stg.sum_exp"
     operands = ("x", "m")
-    params = (Param("rsqrt", "size", "scale by 1/sqrt of this"),)
+    params = (Param("rsqrt", "size", "scale by 1/sqrt of this"), STEPS)
     index = IndexRule("...v,...->...")
     element_types = ("f32",)
     flops_per_point = 3
     example = "%s = stg.sum_exp(%logits, %m) : f32[B, S]"
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        more = op.operands[0].tensor.local_bytes * 4 if op.flag(STEPS.name) else ZERO
+        return super().bytes_touched(op) + more
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, m = args

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
-FORMS = ("fused", "stock", "in_place", "chunked", "linear")
+FORMS = ("fused", "stock", "in_place", "fused_in_place", "chunked", "linear")
 #: Those that go through the tokens in parts.
 IN_CHUNKS = ("chunked", "linear")
 
@@ -20,8 +20,8 @@ class LossRule(Record):
     form: str = flagged(
         "loss",
         "The cross entropy is one op (fused), one op whose gradient takes the buffer of the logits "
-        "(in-place), a log-softmax and a loss (stock, or chunked: in parts of the tokens), or one "
-        "op with the head, without whole logits (linear).",
+        "(in-place: in several kernels; fused-in-place), a log-softmax and a loss (stock, or "
+        "chunked: in parts of the tokens), or one op with the head, without whole logits (linear).",
         choices=FORMS,
     )
     logits: str = flagged(
@@ -44,16 +44,19 @@ class LossRule(Record):
 class LossOp(Statement):
     """How the cross entropy of logits is computed. Tensors of the size of the logits in backward:
 
-    | form       | tensors                                                        | as in     |
-    |------------|----------------------------------------------------------------|-----------|
-    | `fused`    | the logits and their gradient, in the type of the logits       | compilers |
-    | `stock`    | log-softmax, its gradient, that of the logits, in fp32; with a | PyTorch,  |
-    |            | split vocabulary one more, all over the ranks                  | DTensor   |
-    | `in_place` | one: the gradient takes the buffer of the logits               | Megatron  |
-    | `chunked`  | log-softmax in fp32, the gradient of the logits in their type, | torchtune |
-    |            | and two fp32 tensors of a part of the tokens                   |           |
-    | `linear`   | none but logits of a part of the tokens; gradients of head and | Liger     |
-    |            | input are made in forward                                      |           |
+    | form             | tensors                                                  | as in     |
+    |------------------|----------------------------------------------------------|-----------|
+    | `fused`          | the logits and their gradient, in the type of the logits | compilers |
+    | `stock`          | log-softmax, its gradient, that of the logits, in fp32;  | PyTorch,  |
+    |                  | with a split vocabulary one more, all over the ranks     | DTensor   |
+    | `in_place`       | one: the gradient takes the buffer of the logits; a      | Megatron  |
+    |                  | kernel for each step, which read and write it 10 times   |           |
+    | `fused_in_place` | one, in the type of the head                             | Transfor- |
+    |                  |                                                          | mer Engine|
+    | `chunked`        | log-softmax in fp32, the gradient of the logits in their | torchtune |
+    |                  | type, and two fp32 tensors of a part of the tokens       |           |
+    | `linear`         | none but logits of a part of the tokens; gradients of    | Liger     |
+    |                  | head and input are made in forward                       |           |
 
     `logits = gathered`: all ranks of a split vocabulary have all logits and compute the whole loss
     (`ColwiseParallel(output_layouts = Replicate())`, "colwise_rep" of transformers).

@@ -16,7 +16,7 @@ from tests.oracle.test_lora import label
 from tests.support import GPT, LLAMA, each_value, inputs_of, operations, pairwise, tiny_module
 
 GRADIENTS = "inline,infer-shapes,apply-strategy,differentiate,eliminate-dead-code"
-FORMS = ("stock", "in-place", "chunked", "linear")
+FORMS = ("stock", "in-place", "fused-in-place", "chunked", "linear")
 FACTORS: Mapping[str, Sequence[Any]] = {
     "model": (LLAMA, GPT),
     "loss": FORMS,

@@ -264,9 +264,9 @@ class JobFlags(TypedDict, total=False):
     #: for the gradient of its input (needed).
     first_saved: Literal["all", "needed"] | None
     #: The cross entropy is one op (fused), one op whose gradient takes the buffer of the logits
-    #: (in-place), a log-softmax and a loss (stock, or chunked: in parts of the tokens), or one op
-    #: with the head, without whole logits (linear).
-    loss: Literal["fused", "stock", "in-place", "chunked", "linear"] | None
+    #: (in-place: in several kernels; fused-in-place), a log-softmax and a loss (stock, or chunked:
+    #: in parts of the tokens), or one op with the head, without whole logits (linear).
+    loss: Literal["fused", "stock", "in-place", "fused-in-place", "chunked", "linear"] | None
     #: Logits of a split vocabulary stay split for the loss, or are gathered before it in the type
     #: of the head.
     loss_logits: Literal["split", "gathered"] | None
