@@ -16,6 +16,7 @@ from stagec.ir.param import Param
 from stagec.ir.traits import Recasts, TakesLogits, Wide
 from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.loss_forms import (
+    COMPILED,
     DEFAULT_CHUNKS,
     GIVEN_TYPE,
     MEAN,
@@ -85,14 +86,14 @@ class CrossEntropy(OpDef):
     Where the vocabulary is split it becomes three all_reduces of [batch, sequence] in fp32: the
     maximum, the sum of exponentials, the target logit (arXiv 1909.08053). 5 FLOPs per logit. With
     the flag `in_place` the gradient of the logits takes their buffer. With `given_type` the stock
-    form has no tensor in fp32.
+    form has no tensor in fp32. With `compiled` the kernel casts the logits that it reads.
     """
 
     name = "stg.cross_entropy"
     traits = (Wide(), TakesLogits())
     operands = ("logits", "labels")
     results = ("loss", "lse?")
-    params = (MEAN, _IN_PLACE, GIVEN_TYPE)
+    params = (MEAN, _IN_PLACE, GIVEN_TYPE, COMPILED)
     index = IndexRule("...v,...->,...", special="v")
     element_types = ("f32", "f32")
     flops_per_point = 5
@@ -118,12 +119,19 @@ class CrossEntropy(OpDef):
                 logits = plain if flags else logits
                 logp = b.value("stg.log_softmax", [logits], flags, hint=f"{logits.name}_logp")
                 return b.value("stg.nll_loss", [logp, labels], mean, hint=op.result.name)
-            case "stock" | "chunked":
-                chunked = form.name == "chunked"
-                chunks = {"chunks": const(form.chunks or DEFAULT_CHUNKS)} if chunked else {}
+            case "compiled" if not form.split:
+                op.attrs[COMPILED.name] = True
+                op.set_operand(0, plain)
+                return op.result
+            case "stock" | "chunked" | "compiled":
+                how: dict[str, RawAttr] = {}
+                if chunked := form.name == "chunked":
+                    how["chunks"] = const(form.chunks or DEFAULT_CHUNKS)
+                elif form.name == "compiled":
+                    how[COMPILED.name] = True
                 operands = [plain if chunked else logits, labels]
                 type_, hint = op.result.type, op.result.name
-                attrs = {**mean, **chunks}
+                attrs = {**mean, **how}
                 return b.value("stg.saved_cross_entropy", operands, attrs, type=type_, hint=hint)
             case "in_place":
                 op.attrs["in_place"] = True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
-FORMS = ("fused", "stock", "in_place", "chunked", "linear")
+FORMS = ("fused", "stock", "in_place", "chunked", "compiled", "linear")
 #: Those that go through the tokens in parts.
 IN_CHUNKS = ("chunked", "linear")
 
@@ -19,9 +19,9 @@ class LossRule(Record):
 
     form: str = flagged(
         "loss",
-        "The cross entropy is one op (fused), one op whose gradient takes the buffer of the logits "
-        "(in-place), a log-softmax and a loss (stock, or chunked: in parts of the tokens), or one "
-        "op with the head, without whole logits (linear).",
+        "The cross entropy is one op (fused), one that casts its logits (compiled), one op whose "
+        "gradient takes the buffer of the logits (in-place), a log-softmax and a loss (stock, or "
+        "chunked: in parts of the tokens), or one op with the head, without whole logits (linear).",
         choices=FORMS,
     )
     logits: str = flagged(
@@ -50,6 +50,9 @@ class LossOp(Statement):
     | `stock`    | log-softmax, its gradient, that of the logits, in fp32; with a | PyTorch,  |
     |            | split vocabulary one more, all over the ranks                  | DTensor   |
     | `in_place` | one: the gradient takes the buffer of the logits               | Megatron  |
+    | `compiled` | the logits and their gradient, in the type that their product  | Inductor  |
+    |            | has, which the kernels cast; with a split vocabulary two fp32  |           |
+    |            | tensors in forward, of which log-softmax is kept               |           |
     | `chunked`  | log-softmax in fp32, the gradient of the logits in their type, | torchtune |
     |            | and two fp32 tensors of a part of the tokens                   |           |
     | `linear`   | none but logits of a part of the tokens; gradients of head and | Liger     |
