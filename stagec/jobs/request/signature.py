@@ -393,6 +393,8 @@ class JobFlags(TypedDict, total=False):
     #: Element type of the adapters of --lora: that of the parameters (given), or f32, for which
     #: each adapter casts its input.
     lora_dtype: Literal["given", "f32"] | None
+    #: Drop elements with the rates of the model's configuration (configured), or none.
+    dropout: Literal["none", "configured"] | None
     #: Parameters that are not trained, by name, scope or pattern, such as 'vision,embed' or
     #: '*,!projector'.
     freeze: str | None
