@@ -54,6 +54,7 @@ from stagec.passes.serving.verify_drafts import VerifyDrafts
 from stagec.passes.shapes.bind import Bind
 from stagec.passes.shapes.infer_shapes import InferShapes
 from stagec.passes.shapes.inline import Inline
+from stagec.passes.strategy.add_dropout import AddDropout
 from stagec.passes.strategy.add_lora import AddLora
 from stagec.passes.strategy.autocast import Autocast
 from stagec.passes.strategy.choose_recompute import ChooseRecompute
@@ -96,6 +97,7 @@ PLUGIN = Plugin(
         AddLora,
         ServeLora,
         FreezeParameters,
+        AddDropout,
         SetElementTypes,
         ExpandKernels,
         ExpandAttention,
@@ -156,7 +158,7 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
-        "serve-lora,freeze-parameters,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
+        "serve-lora,freeze-parameters,add-dropout,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
         "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,separate-attention,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

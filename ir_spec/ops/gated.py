@@ -17,7 +17,7 @@ from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import letters
+from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import Fusible, Trait
 from stagec.ir_spec.ops.activation import gelu_steps
 from stagec.ir_spec.ops.base import derive, gradients
@@ -29,6 +29,10 @@ _CLAMPED = (
     Param("limit", "ratio", "gate is at most this, up is within +- this (default: no limit)"),
     Param("shift", "ratio", "is added to up (default 0)"),
 )
+#: What `stg.kernels` calls gradients that take the buffers of gate and up.
+IN_PLACE = "gate_in_place"
+_IN_PLACE = Param("in_place", "flag", "the gradients of gate and up take their buffer")
+_WITH_SCRATCH = IndexRule("a...,az...->az...,a...", whole="z")
 
 
 class Gated(OpDef):
@@ -62,14 +66,20 @@ class Gated(OpDef):
         return product(n.values()) / n["z"] * (self.curve(op).cost + 1 + self.more(op))
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        return gradients(b, op, [*grads, *op.operands])
+        return gradients(b, op, [*grads, *op.operands])[:1]
 
     def activation(self, op: Operation) -> tuple[str, Mapping[str, RawAttr]] | None:
         """The op that is applied to the gate, with its attributes; None if there is no such op."""
         raise NotImplementedError
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        return {self.name.partition(".")[2]: self._unfused}
+        return {self.name.partition(".")[2]: self._unfused, IN_PLACE: self._in_place}
+
+    def _in_place(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+        """torch/_inductor/codegen/common.py, `KernelArgs.make_inplace`: of gate and up the kernel
+        of the gradients reads last, it overwrites one, and the other is freed behind it."""
+        op.attrs["in_place"] = True
+        return None
 
     def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
         """`act_fn(gate) * up`, as `LlamaMLP` of transformers and torchtitan's `FeedForward`."""
@@ -92,12 +102,19 @@ class Gated(OpDef):
 
 
 class GatedGrad(OpDef):
-    """Base of gradients of gated activations."""
+    """Base of gradients of gated activations. With `in_place` the buffer of gate and up becomes
+    that of the result, and `scratch` is the half of it that the kernel cannot overwrite. Where gate
+    and up were computed again the kernel does that for their product, too: `scratch` is that, and
+    no buffer is taken over."""
 
     operands = ("dy", "gate_up")
+    results = ("result", "scratch?")
     index = IndexRule("a...,az...->az...", whole="z")
     traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
     of: ClassVar[Gated]
+
+    def rule(self, op: Operation) -> Rule | None:
+        return _WITH_SCRATCH.of(op) if op.flag("in_place") else super().rule(op)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         """The gradients of gate and up, and where these were within a limit."""
@@ -113,7 +130,13 @@ class GatedGrad(OpDef):
             limit = _ratio(op, "limit", 0)
             dgate = dgate * (packed[:, 0] <= limit)
             dup = dup * (np.abs(packed[:, 1]) <= limit)
-        return [np.stack([dgate, dup], axis=1)]
+        made = np.stack([dgate, dup], axis=1)
+        return [made, np.zeros_like(dgate)][: len(op.results)]
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        made = op.operands[1].producer
+        again = made is not None and made.phase == "recompute"
+        return 1 if op.flag("in_place") and not (result or again) else None
 
 
 def _clamped(op: Operation, packed: Array) -> tuple[Array, Array]:
@@ -137,7 +160,7 @@ class Swiglu(Gated):
     """
 
     name = "stg.swiglu"
-    params = _CLAMPED
+    params = (*_CLAMPED, _IN_PLACE)
     gradient = (
         ", 10 FLOPs per element of dy; as many more as forward has for slope and shift, and 5 for "
         "the limit"
@@ -207,7 +230,7 @@ class Geglu(Gated):
     """gelu(gate) * up. FLOPs per result: one more than those of that form of `stg.gelu`."""
 
     name = "stg.geglu"
-    params = (FORM, STEPWISE)
+    params = (FORM, STEPWISE, _IN_PLACE)
     gradient = ". FLOPs per element of dy: 3 more than those of `stg.gelu_grad`"
     example = "%m = stg.geglu(%gu) : bf16[B, S, F]"
 

@@ -32,6 +32,7 @@ DEFAULT_CHUNKS = 8
 GIVEN_TYPE = Param("given_type", "flag", "model code computes it in the type of the logits")
 #: Of a loss in place: each step of it is a kernel of its own over the buffer of the logits.
 STEPS = Param("steps", "flag", "each step is a kernel over the logits")
+COMPILED = Param("compiled", "flag", "one kernel casts logits, judges them, and casts the gradient")
 _CHUNKS = Param("chunks", "size", "parts of the tokens, one after the other (default 1)")
 
 
@@ -179,7 +180,8 @@ def _linear_chunks(weight: Value, place: int) -> Expr:
 
 class SavedCrossEntropy(OpDef):
     """Mean negative log-likelihood in fp32; the second result is the log-softmax, which backward
-    takes. `chunks` parts of the tokens are computed one after the other. 6 FLOPs per logit.
+    takes. `chunks` parts of the tokens are computed one after the other; `compiled` backward is one
+    kernel. 6 FLOPs per logit.
 
     Where the vocabulary is split it is as DTensor has it (torch.distributed.tensor.parallel's
     loss_parallel): all_reduces of the maximum, of the sum of exponentials and of the target's.
@@ -188,7 +190,7 @@ class SavedCrossEntropy(OpDef):
     name = "stg.saved_cross_entropy"
     operands = ("logits", "labels")
     results = ("loss", "logp?")
-    params = (MEAN, _CHUNKS)
+    params = (MEAN, _CHUNKS, COMPILED)
     index = IndexRule("...v,...->,...v", special="v")
     element_types = ("f32", "f32")
     flops_per_point = 6
@@ -200,7 +202,8 @@ class SavedCrossEntropy(OpDef):
         attrs: dict[str, RawAttr] = {"to": op.operands[0].tensor.dtype, **stated(op, self.params)}
         operands = [need_result(op, 1, "logp"), op.operands[1], grads[0]]
         name = "stg.saved_cross_entropy_grad"
-        made = b.op(name, operands, attrs, names=["d_logits", "d_logits_scratch"])
+        names = ["d_logits", "d_logits_scratch"][: 1 if op.flag(COMPILED.name) else 2]
+        made = b.op(name, operands, attrs, names=names)
         return [made.results[0], None]
 
     def logits(self, op: Operation) -> Value:
@@ -241,12 +244,17 @@ class LogProbability(OpDef):
 class SavedCrossEntropyGrad(OpDef):
     """(exp(logp) - onehot(labels)) * dloss / mean, 4 FLOPs per logit, in the type `to`. `scratch`
     are two fp32 tensors of the size of a chunk of it: the gradient of the log-softmax, and its
-    exponential."""
+    exponential; none where it is `compiled`."""
 
     name = "stg.saved_cross_entropy_grad"
     operands = ("logp", "labels", "dloss")
-    results = ("result", "scratch")
-    params = (MEAN, _CHUNKS, Param("to", "name", "the element type of the result", required=True))
+    results = ("result", "scratch?")
+    params = (
+        MEAN,
+        _CHUNKS,
+        COMPILED,
+        Param("to", "name", "the element type of the result", required=True),
+    )
     flops_per_point = 4
     example = (
         "%dz, %s = stg.saved_cross_entropy_grad[mean = B*S, to = f32](%logp, %labels, %one) : "
@@ -255,22 +263,24 @@ class SavedCrossEntropyGrad(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         t = letters(op.operands[0].tensor.rank)
+        if op.flag(COMPILED.name):
+            return make_rule(f"{t},{t[:-1]},->{t}")
         return make_rule(f"{t},{t[:-1]},->{t},z{t}", sizes={"z": const(2)})
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(size for f, size in n.items() if f != "z") * 4
 
     def infer(self, op: Operation) -> list[Type]:
-        result, scratch = super().infer(op)
-        return [result, _of_a_chunk(op, scratch)]
+        result, *scratch = super().infer(op)
+        return [result, *(_of_a_chunk(op, each) for each in scratch)]
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.text("to"), "f32"]
+        return [op.text("to"), "f32"][: 1 if op.flag(COMPILED.name) else 2]
 
     def bytes_touched(self, op: Operation) -> Expr:
         """The scratch is written and read once for each chunk."""
         logp, result = op.operands[0].tensor.local_bytes, op.results[0].tensor.local_bytes
-        return logp * 5 + result
+        return logp * (1 if op.flag(COMPILED.name) else 5) + result
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logp, labels, dloss = args
@@ -278,7 +288,8 @@ class SavedCrossEntropyGrad(OpDef):
         onehot = labels[..., None] - ctx.start(op.operands[0].tensor.dims[-1]) == np.arange(words)
         scale = dloss / ctx.size(op.expr("mean"))
         grad = (np.exp(logp) - onehot) * scale
-        return [grad, np.zeros([ctx.size(d.local) for d in op.results[1].tensor.dims])]
+        scratch = (np.zeros([ctx.size(d.local) for d in r.tensor.dims]) for r in op.results[1:])
+        return [grad, *scratch]
 
 
 def _of_a_chunk(op: Operation, scratch: Type) -> Type:

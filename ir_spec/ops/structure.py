@@ -53,6 +53,9 @@ class ModuleOp(Declaration):
         Param("positions", "int", "positions that the model was trained for; serving more warns"),
         Param("serving", "name", "which step of serving the module is", choices=MODES),
         Param("sequences", "dims", "dimensions of tokens, the longest first (default S)"),
+        Param("hidden_dropout", "ratio", "the rate with which what layers add is dropped"),
+        Param("embedding_dropout", "ratio", "that of what the first layer takes"),
+        Param("attention_dropout", "ratio", "that of the shares of attention"),
     )
     example = "stg.module @m[phase = parsed] {\n}"
 

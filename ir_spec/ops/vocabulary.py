@@ -16,6 +16,7 @@ from stagec.ir.param import Param
 from stagec.ir.traits import Recasts, TakesLogits, Wide
 from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.loss_forms import (
+    COMPILED,
     DEFAULT_CHUNKS,
     GIVEN_TYPE,
     MEAN,
@@ -88,14 +89,15 @@ class CrossEntropy(OpDef):
     the flag `in_place` the gradient of the logits takes their buffer. With `steps` the maximum, a
     subtraction, exponentials and their sum are kernels, which read a logit four times and write it
     twice (megatron/mpu/cross_entropy.py, `_VocabParallelCrossEntropy.forward`); the division of the
-    softmax counts in its gradient. With `given_type` the stock form has no tensor in fp32.
+    softmax counts in its gradient. With `given_type` the stock form has no tensor in fp32. With
+    `compiled` the kernel casts the logits that it reads.
     """
 
     name = "stg.cross_entropy"
     traits = (Wide(), TakesLogits())
     operands = ("logits", "labels")
     results = ("loss", "lse?")
-    params = (MEAN, _IN_PLACE, STEPS, GIVEN_TYPE)
+    params = (MEAN, _IN_PLACE, STEPS, GIVEN_TYPE, COMPILED)
     index = IndexRule("...v,...->,...", special="v")
     element_types = ("f32", "f32")
     flops_per_point = 5
@@ -125,12 +127,19 @@ class CrossEntropy(OpDef):
                 logits = plain if flags else logits
                 logp = b.value("stg.log_softmax", [logits], flags, hint=f"{logits.name}_logp")
                 return b.value("stg.nll_loss", [logp, labels], mean, hint=op.result.name)
-            case "stock" | "chunked":
-                chunked = form.name == "chunked"
-                chunks = {"chunks": const(form.chunks or DEFAULT_CHUNKS)} if chunked else {}
+            case "compiled" if not form.split:
+                op.attrs[COMPILED.name] = True
+                op.set_operand(0, plain)
+                return op.result
+            case "stock" | "chunked" | "compiled":
+                how: dict[str, RawAttr] = {}
+                if chunked := form.name == "chunked":
+                    how["chunks"] = const(form.chunks or DEFAULT_CHUNKS)
+                elif form.name == "compiled":
+                    how[COMPILED.name] = True
                 operands = [plain if chunked else logits, labels]
                 type_, hint = op.result.type, op.result.name
-                attrs = {**mean, **chunks}
+                attrs = {**mean, **how}
                 return b.value("stg.saved_cross_entropy", operands, attrs, type=type_, hint=hint)
             case "in_place":
                 op.attrs |= {_IN_PLACE.name: True, STEPS.name: True}

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
+#: Kinds in which a compiler sees casts beside each other, and norms.
+COMPILED = ("elementwise", "epilogue")
+
 
 @dataclass(frozen=True)
 class FusionRule(Record):

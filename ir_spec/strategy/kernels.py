@@ -43,7 +43,7 @@ class KernelsRule(Record):
             "Run these operation by operation, as PyTorch without a compiler or fused kernels "
             "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, "
             "expert_bias, expert_weights, scaled_rope, alibi, sinks, softcap; or none of a stack's "
-            "(none). "
+            "(none); gate_in_place: as kernels of a compiler overwrite gate and up. "
             "Backward keeps the tensors that each operation saves.",
             "names",
             "",
@@ -112,6 +112,8 @@ class KernelsOp(Statement):
     a product of its own (ops say so: `stepwise`, `code`, `wide_logits`). `part_of`: a view of a
     part of a product keeps all of it. `alibi`, `sinks`, `softcap`: attention with a bias by
     distance, with sinks or with a bound of its scores has no kernel (`expand-attention`).
+    `gate_in_place` is what a compiler makes: the gradients of gate and up overwrite these, of
+    which Inductor can overwrite one while the kernel runs.
 
     `ring`: `context_parallel` of PyTorch merges parts of attention operation by operation. The
     result is in the order of heads, so it is copied for the product behind it, and backward keeps

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
-FORMS = ("fused", "stock", "in_place", "fused_in_place", "chunked", "linear")
+FORMS = ("fused", "stock", "in_place", "fused_in_place", "chunked", "compiled", "linear")
 #: Those that go through the tokens in parts.
 IN_CHUNKS = ("chunked", "linear")
 
@@ -19,8 +19,9 @@ class LossRule(Record):
 
     form: str = flagged(
         "loss",
-        "The cross entropy is one op (fused), one op whose gradient takes the buffer of the logits "
-        "(in-place: in several kernels; fused-in-place), a log-softmax and a loss (stock, or "
+        "The cross entropy is one op (fused), one that casts its logits (compiled), one op whose "
+        "gradient takes the buffer of the logits (in-place: in several kernels; fused-in-place), a "
+        "log-softmax and a loss (stock, or "
         "chunked: in parts of the tokens), or one op with the head, without whole logits (linear).",
         choices=FORMS,
     )
@@ -53,6 +54,10 @@ class LossOp(Statement):
     |                  | kernel for each step, which read and write it 10 times   |           |
     | `fused_in_place` | one, in the type of the head                             | Transfor- |
     |                  |                                                          | mer Engine|
+    | `compiled`       | the logits and their gradient, in the type that their    | Inductor  |
+    |                  | product has, which the kernels cast; with a split        |           |
+    |                  | vocabulary two fp32 tensors in forward, of which         |           |
+    |                  | log-softmax is kept                                      |           |
     | `chunked`        | log-softmax in fp32, the gradient of the logits in their | torchtune |
     |                  | type, and two fp32 tensors of a part of the tokens       |           |
     | `linear`         | none but logits of a part of the tokens; gradients of    | Liger     |

@@ -16,6 +16,9 @@ from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.sharding.gathers import is_of_parameter
 
+#: Forms of a loss that is a function in Python.
+_FORMS = ("stock", "compiled")
+
 
 @dataclass(frozen=True)
 class KeepLocals(Pass):
@@ -23,7 +26,8 @@ class KeepLocals(Pass):
     arguments of functions (`ForCausalLMLoss` of transformers, `cross_entropy_loss` of torchtitan).
     Where the model computes the loss, it has the input of its head as well (`hidden_states` of
     `LlamaForCausalLM.forward`). A split vocabulary has logits once more, less the maximum, until
-    their log-softmax is there (`_log_softmax` of torch.distributed.tensor.parallel.loss).
+    their log-softmax is there (`_log_softmax` of torch.distributed.tensor.parallel.loss). A
+    `compiled` loss has logits as its argument, but no name for their cast.
 
     Under autocast, with PyTorch's graph (`stg.saved_tensors[until = node]`), keep the casts of
     parameters until forward ends where blocks are computed again: its cache has them (`cached_cast`
@@ -58,15 +62,16 @@ class KeepLocals(Pass):
 
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
-        return strategy.one(LossRule).form == "stock" or _casts_parameters(module)
+        return strategy.one(LossRule).form in _FORMS or _casts_parameters(module)
 
     def run(self, module: Module) -> None:
         for func in module.functions:
             strategy, every = read_strategy(module), list(func.body.walk())
             inside = strategy.one(ShardUnitsRule).loss == "inside"
-            for op in every if strategy.one(LossRule).form == "stock" else ():
+            form = strategy.one(LossRule).form
+            for op in every if form in _FORMS else ():
                 if isinstance(op.definition, LogSoftmax | LogProbability):
-                    _keep_logits(module, op, inside=inside)
+                    _keep_logits(module, op, inside=inside, eager=form == "stock")
             staged = any(isinstance(op.definition, ActionOp) for op in every)
             again = not staged and any(op.phase == "recompute" for op in every)
             if again and _casts_parameters(module):
@@ -81,15 +86,16 @@ def _casts_parameters(module: Module) -> bool:
     return graph and any(rule.on for rule in strategy.all(AutocastRule))
 
 
-def _keep_logits(module: Module, op: Operation, *, inside: bool) -> None:
+def _keep_logits(module: Module, op: Operation, *, inside: bool, eager: bool) -> None:
     """Keep the logits that a log-softmax takes until the loss is there, in place; where that is
-    `inside` of the model, also what is cast for the head."""
+    `inside` of the model, also what is cast for the head, and where it is `eager` their cast."""
     logits, region = op.operands[0], op.parent
     if op.phase != "forward" or region is None:
         return
-    kept, behind = [logits], op
+    kept, behind = [logits] if eager else [], op
     if isinstance(op.definition, LogProbability):
-        _have_shifted(module, op)
+        if eager:
+            _have_shifted(module, op)
         behind = max((u for v in op.operands[1:] for u, _ in v.uses), key=Operation.position)
     else:
         behind = next((u for u, _ in op.result.uses if u.phase == "forward"), op)
@@ -99,8 +105,8 @@ def _keep_logits(module: Module, op: Operation, *, inside: bool) -> None:
             replace_op(cast, [source])  # `Tensor.float` gives the tensor itself
         kept.append(source)
     if inside:
-        kept += _cast_for_head(kept[-1])
-    if behind.parent is region:
+        kept += _cast_for_head(kept[-1] if kept else logits)
+    if behind.parent is region and kept:
         after = Builder.after(module.registry, behind, loc=op.loc, phase="forward")
         after.op("stg.discard", kept, types=())
 

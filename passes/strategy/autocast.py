@@ -29,6 +29,7 @@ from stagec.ir_spec.ops.contraction import Add, Einsum
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.dtypes import computed_in
+from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
 
 #: What is kept in 32 bits.
 WIDE = "f32"
@@ -41,8 +42,9 @@ class Autocast(Pass):
 
     A parameter is cast once in a region, an activation for each product that takes it. A bias of a
     product is cast like it: they are one call. Products that are parts of one share a cast. Where a
-    product takes a packed parameter, the activation is cast for each of those that it packs. Of a
-    model that computes in 16 bits nothing is cast.
+    product takes a packed parameter, the activation is cast for each of those that it packs. A
+    compiler that fuses element-wise ops (`stg.fusion`) casts a value once. Of a model that computes
+    in 16 bits nothing is cast.
 
     Before:
         stg.strategy @s {
@@ -78,12 +80,14 @@ class Autocast(Pass):
         return wide and any(rule.on for rule in strategy.all(AutocastRule))
 
     def run(self, module: Module) -> None:
-        autocast(module, read_strategy(module).one(AutocastRule))
+        strategy = read_strategy(module)
+        once = strategy.one(FusionRule).kind in COMPILED
+        autocast(module, strategy.one(AutocastRule), once=once)
 
 
-def autocast(module: Module, rule: AutocastRule) -> None:
-    """Insert the casts, in place; a remark says so if there are none."""
-    caster = _Caster(module, rule)
+def autocast(module: Module, rule: AutocastRule, *, once: bool = False) -> None:
+    """Insert the casts, in place, `once` for each value; a remark says so if there are none."""
+    caster = _Caster(module, rule, once=once)
     caster.region(module.main.body)
     if not caster.products:
         remark = "'stg.autocast' changes nothing: the model has no product in fp32"
@@ -91,8 +95,8 @@ def autocast(module: Module, rule: AutocastRule) -> None:
 
 
 class _Caster:
-    def __init__(self, module: Module, rule: AutocastRule) -> None:
-        self._module, self._rule = module, rule
+    def __init__(self, module: Module, rule: AutocastRule, *, once: bool) -> None:
+        self._module, self._rule, self._once = module, rule, once
         self._cached: dict[tuple[Region | None, Value], Value] = {}
         self._parts: dict[Operation, Operation] = {}
         for op in module.main.body.walk():
@@ -139,7 +143,7 @@ class _Caster:
         if _adds_bias(op):
             self._cast(op, 1, op.operands[0].tensor.dtype)
         kinds = {v.tensor.dtype for v in op.operands} & FLOATS
-        if len(kinds) > 1 or (op.has(Wide) and kinds):
+        if len(kinds) > 1 or (op.has(Wide) and kinds and not op.flag("compiled")):
             for index, value in enumerate(op.operands):
                 if value.tensor.dtype in FLOATS:
                     self._cast(op, index, WIDE)
@@ -162,7 +166,7 @@ class _Caster:
 
     def _product(self, op: Operation) -> None:
         self.products += any(v.tensor.dtype == WIDE for v in op.operands)
-        packed = _packed(op)
+        packed = {} if self._once else _packed(op)
         for index, value in enumerate(op.operands):
             if value.tensor.dtype == WIDE:
                 self._cast(op, index, self._rule.to)
@@ -175,7 +179,7 @@ class _Caster:
         if value.tensor.dtype == to:
             return
         key, narrows = (op.parent, value), to == self._rule.to
-        keeps = narrows and is_parameter(value)
+        keeps = narrows and (self._once or is_parameter(value))
         whole = self._parts.get(op)
         if whole is not None and not keeps and (whole, value) in self._together:
             op.set_operand(index, self._together[whole, value])

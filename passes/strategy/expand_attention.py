@@ -22,10 +22,14 @@ from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.attention import NO_KERNEL, FlashAttention
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.layout import PartOf
+from stagec.ir_spec.strategy.dropout import CONFIGURED, DropoutRule
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 
 #: What a plain softmax of plain products does for itself.
 _PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
+
+#: The rate of `stg.module` with which shares are dropped.
+DROPOUT = "attention_dropout"
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class ExpandAttention(Pass):
             if _is_plain(op, eager=eager) and not _is_split(module, strategy, op)
         ]
         for op in plain:
-            expand_attention(module, op, eager=forms[op])
+            expand_attention(module, op, eager=forms[op], drops=_drops(module, strategy))
         if not plain and (idle := _idle(rule, fused, code)):
             module.diagnostics.remark(f"{idle[0]} changes nothing: {idle[1]}", rule.loc)
 
@@ -107,9 +111,19 @@ def _idle(
     return None
 
 
-def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
+def _drops(module: Module, strategy: Strategy) -> Expr | None:
+    """The rate with which shares are dropped; None where none are."""
+    if strategy.one(DropoutRule).rates != CONFIGURED or DROPOUT not in module.root.attrs:
+        return None
+    return module.root.expr(DROPOUT)
+
+
+def expand_attention(
+    module: Module, op: Operation, *, eager: bool, drops: Expr | None = None
+) -> None:
     """Replace one attention, in place. Queries that share keys are a dimension of their own, `r`,
-    or with `eager` have copies of them; packed keys and values are unpacked."""
+    or with `eager` have copies of them; packed keys and values are unpacked. With a rate of shares
+    that `drops`, these are dropped in the type of their product."""
     b = Builder.before(module.registry, op, loc=made_by(ExpandAttention.name, op.loc))
     q, k, *values = op.operands
     sinks = [values.pop()] if op.flag("sinks") else []
@@ -147,6 +161,9 @@ def expand_attention(module: Module, op: Operation, *, eager: bool) -> None:
     kind = "stg.sink_softmax" if sinks else "stg.softmax"
     shares = b.value(kind, [wide, *sinks], given, hint=f"{name}_p")
     shares = cast_to(b, shares, scores.tensor.dtype)
+    if drops is not None:
+        names = [f"{shares.name}_left", f"{shares.name}_mask"]
+        shares = b.op("stg.dropout", [shares], {"p": drops}, names=names).results[0]
     spec = Quoted(f"b{head}st,btgv->bs{head}v")
     new = b.value("stg.einsum", [shares, *values], {"spec": spec}, hint=name)
     if shared:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from stagec.importers.family import ModelFamily, known_families
 from stagec.importers.reading.config import Config, Ignored
+from stagec.importers.reading.dropout import dropout_rates
 from stagec.importers.reading.json_text import JsonText, Object
 from stagec.importers.writing.text import ModelText
 from stagec.support.diagnostics import Diagnostic, error
@@ -59,6 +60,7 @@ def import_model(
         )
     model = read(config)
     config.finish()
+    model.dropout = dropout_rates(members, config.text("model_type", default=""))
     return model
 
 

@@ -85,6 +85,17 @@ def test_tensors_of_the_size_of_the_logits(flags: tuple[str, ...], copies: float
     assert abs(peak - (forward - kept) - copies * LOGITS) <= 8 * 8192
 
 
+def test_a_compiled_loss_keeps_logits_in_16_bits() -> None:
+    """With a split vocabulary it keeps the log-softmax in fp32, as the fused one does logits and a
+    number for each."""
+    for flags, less in (((), LOGITS // 2), (("--tp", "4"), 4 * 8192)):
+        fused, compiled = (
+            moments("--loss", form, *flags)["after_forward"]["total"]
+            for form in ("fused", "compiled")
+        )
+        assert fused - compiled == less
+
+
 def test_a_linear_loss_has_logits_of_a_chunk() -> None:
     """V / D = 32 parts, and the gradients of head and input in forward."""
     one, many = (moments("--loss", "linear", "--loss-chunks", n)["after_forward"] for n in "12")
@@ -104,16 +115,31 @@ def test_freed_gradients_are_not_there_in_forward() -> None:
     assert before["peak"]["total"] - after["peak"]["total"] == gradients
 
 
-@pytest.mark.parametrize("stack", ["ideal", "torchtitan-compiled"])
-def test_a_compiled_layer_keeps_what_aotautograd_keeps(stack: str) -> None:
+@pytest.mark.parametrize(("stack", "repeated"), [("ideal", 0), ("torchtitan-compiled", 32 - 8)])
+def test_a_compiled_layer_keeps_what_aotautograd_keeps(stack: str, repeated: int) -> None:
     """1,141,964,824 bytes of a layer of Llama 3 8B at 8,192 tokens, of which 65,560 are statistics
-    of norms and attention that the fused kernels of a stack compute again."""
+    of norms and attention that the fused kernels of a stack compute again. torchtitan repeats keys
+    and values for heads that share them."""
     job = ("--dp", "2", "--zero", "3", "--recompute", "none", "--stack", stack)
     kept = [
         moments(*job, "--set", f"B=2,S=8192,L={layers}")["after_forward"]["by"]["activations"]
         for layers in (3, 4)
     ]
-    assert kept[1] - kept[0] == 1_141_964_824 - 65_560
+    copies = 2 * 2 * 8192 * repeated * 128
+    assert kept[1] - kept[0] == 1_141_964_824 - 65_560 + copies
+
+
+def test_a_compiled_kernel_writes_gradients_over_gate_and_up() -> None:
+    """Of two halves it cannot overwrite one while it runs; where these were computed again, none,
+    and their product is there as well."""
+    sizes, feed = "B=2,S=8192,L=2,V=256", 2 * 2 * 8192 * 14336
+
+    def peak(*flags: str) -> int:
+        return moments("--set", sizes, "--grads", "freed", *flags)["peak"]["total"]
+
+    assert peak() - peak("--eager", "gate_in_place") == feed
+    again = ("--recompute", "full")
+    assert peak("--eager", "gate_in_place", *again) - peak(*again) == feed
 
 
 def test_gradients_of_several_microbatches_are_sums() -> None:

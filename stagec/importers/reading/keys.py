@@ -30,7 +30,7 @@ _TOKENS = (
     "add_bos_token add_eos_token prefix tokenizer_name padding_idx predict_special_tokens "
     "image_seq_length"
 )
-#: Regularisation: dropout is left out of imported texts (docs/models.md).
+#: Regularisation: texts have rates of dropout alone (docs/models.md).
 _DROPOUT = "drop_path_rate token_dropout"
 #: Endings of keys of tokens and of dropout, whatever stands before them.
 ENDINGS = (

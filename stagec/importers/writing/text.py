@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 _WIDTH = 110
@@ -115,8 +116,8 @@ class Among:
 class ModelText:
     """A module in the making; `title` and `notes` are its first comment lines. `head` is what a
     decoder computes: tokens, a class of each sequence, or classes of all tokens; `positions` are
-    those that the configuration states, `sequences` the dimensions of tokens where S is not the
-    only one; `among` is what stands among tokens."""
+    those that the configuration states, `dropout` its rates by what is dropped, `sequences` the
+    dimensions of tokens where S is not the only one; `among` is what stands among tokens."""
 
     name: str
     title: str
@@ -129,6 +130,7 @@ class ModelText:
     functions: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     head: Literal["words", "class", "classes"] = "words"
     positions: int | None = None
+    dropout: Mapping[str, Fraction] = field(default_factory=dict[str, Fraction])
     sequences: tuple[str, ...] = ()
     among: Among | None = None
 
@@ -189,9 +191,10 @@ class ModelText:
         relations = [r for r in self.relations if set(_NAMES.findall(r)) <= known.keys()]
         lines = [f"// {line}" for line in (self.title, *self.notes)]
         positions = f", positions = {self.positions}" if self.positions is not None else ""
+        rates = "".join(f", {name}_dropout = {rate}" for name, rate in self.dropout.items())
         several = f", sequences = ({', '.join(self.sequences)})" if self.sequences[1:] else ""
         several = several or (f", sequences = {self.sequences[0]}" if self.sequences else "")
-        lines.append(f"stg.module @{self.name}[phase = parsed{positions}{several}] {{")
+        lines.append(f"stg.module @{self.name}[phase = parsed{positions}{rates}{several}] {{")
         lines += _symbols(list(known.values()))
         lines += [f"  stg.assume[{', '.join(relations)}]"] if relations else []
         lines += [f'  stg.import["{path}"]' for path in self.imports]

@@ -263,10 +263,14 @@ class JobFlags(TypedDict, total=False):
     #: Where nothing before the layers is trained the first one saves what all do (all), or nothing
     #: for the gradient of its input (needed).
     first_saved: Literal["all", "needed"] | None
-    #: The cross entropy is one op (fused), one op whose gradient takes the buffer of the logits
-    #: (in-place: in several kernels; fused-in-place), a log-softmax and a loss (stock, or chunked:
-    #: in parts of the tokens), or one op with the head, without whole logits (linear).
-    loss: Literal["fused", "stock", "in-place", "fused-in-place", "chunked", "linear"] | None
+    #: The cross entropy is one op (fused), one that casts its logits (compiled), one op whose
+    #: gradient takes the buffer of the logits (in-place: in several kernels; fused-in-place), a
+    #: log-softmax and a loss (stock, or chunked: in parts of the tokens), or one op with the head,
+    #: without whole logits (linear).
+    loss: (
+        Literal["fused", "stock", "in-place", "fused-in-place", "chunked", "compiled", "linear"]
+        | None
+    )
     #: Logits of a split vocabulary stay split for the loss, or are gathered before it in the type
     #: of the head.
     loss_logits: Literal["split", "gathered"] | None
@@ -286,8 +290,9 @@ class JobFlags(TypedDict, total=False):
     expanding_kernel: Literal["device", "marlin"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
-    #: expert_weights, scaled_rope, alibi, sinks, softcap; or none of a stack's (none). Backward
-    #: keeps the tensors that each operation saves.
+    #: expert_weights, scaled_rope, alibi, sinks, softcap; or none of a stack's (none);
+    #: gate_in_place: as kernels of a compiler overwrite gate and up. Backward keeps the tensors
+    #: that each operation saves.
     eager: str | Sequence[str] | None
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).
@@ -394,6 +399,8 @@ class JobFlags(TypedDict, total=False):
     #: Element type of the adapters of --lora: that of the parameters (given), or f32, for which
     #: each adapter casts its input.
     lora_dtype: Literal["given", "f32"] | None
+    #: Drop elements with the rates of the model's configuration (configured), or none.
+    dropout: Literal["none", "configured"] | None
     #: Parameters that are not trained, by name, scope or pattern, such as 'vision,embed' or
     #: '*,!projector'.
     freeze: str | None
