@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
+    Expr,
     Module,
     Operation,
     Pass,
