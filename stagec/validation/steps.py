@@ -51,7 +51,8 @@ class StepRow(MeasuredRow):
 
     `row` is the title and `sweep` what a sweep is called, with `$name` of sizes, flags and notes.
     `measured` is in `unit`. `model` is one of the library, or a text or configuration of the
-    folder. A size may be a formula of others. `changes` are figures of the machine that the source states.
+    folder. A size may be a formula of others. `changes` are figures of the machine that the source
+    states.
     """
 
     row: str
