@@ -15,7 +15,7 @@ from stagec.ir_spec.ops.norm import LayerNorm, LayerNormGrad, RmsNorm, RmsNormGr
 from stagec.ir_spec.ops.optimizer import AdamW, SquaredNorm
 from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.ops.softmax import Softmax, SoftmaxGrad
-from stagec.sharding.work import viewed
+from stagec.sharding.work import is_computation, viewed, work_of
 
 
 def eager_mark(op: Operation) -> str:
@@ -46,7 +46,7 @@ def _add(op: Operation) -> str:
     if not 0 < min(ranks) < max(ranks):
         return ""
     made = viewed(op.operands[0]).producer
-    follows = made is not None and isinstance(made.definition, Einsum)
+    follows = made is not None and is_computation(made) and work_of(made).kernel is not None
     return "bias" if follows and is_parameter(op.operands[1]) else "broadcast"
 
 
