@@ -23,6 +23,7 @@ from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 from stagec.ir_spec.strategy.statement import FlagValues
+from stagec.ir_spec.strategy.weights import WeightsRule
 from stagec.jobs.instruments import instruments
 from stagec.jobs.request.combine import (
     check,
@@ -37,6 +38,7 @@ from stagec.jobs.request.configurations import (
     configuration_name,
     import_configuration,
     is_configuration,
+    quantized_checkpoint,
 )
 from stagec.jobs.request.experts import check_experts, mesh_axes
 from stagec.jobs.request.flags import FLAGS, SHORTHANDS, strategy_text
@@ -124,6 +126,7 @@ class JobBuilder:
         self._add_strategy(module)
         if self.serving is not None:
             refuse_training(module)
+            self._say_what_is_stored(module)
         self._hold_copies(module)
         if self.options.ranks is not None:
             self._match_ranks(module, self.options.ranks)
@@ -165,6 +168,14 @@ class JobBuilder:
         return self.session.remember(
             import_configuration(model, self.session, plugins=self.options.plugin)
         )
+
+    def _say_what_is_stored(self, module: Module) -> None:
+        """Warn of quantized weights of a checkpoint that a server would not have."""
+        model, rule = self.options.model, read_strategy(module).one(WeightsRule)
+        if model in library() or not is_configuration(model) or rule.format != "bf16":
+            return
+        if (warning := quantized_checkpoint(model, self.session)) is not None:
+            self.session.report(warning)
 
     def _match_ranks(self, module: Module, ranks: int) -> None:
         """The mesh of a text too has as many ranks as asked for; one open axis is filled in."""

@@ -138,7 +138,7 @@ def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
     serves = options.serve is not None
     first = next(steps_of_batches(options, given, {}))[0] if serves else options
     with session.once() if serves else nullcontext(session.aside()) as aside:
-        builder = main_pod(first, aside, symbolic=not serves)
+        builder = main_pod(with_weights(first, given), aside, symbolic=not serves)
     known = {n: v for n, v in builder.module.symbols.items() if v is not None}
     layers = layers_of(builder.module, known)
     if options.part:
@@ -283,6 +283,13 @@ def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]
             yield flag, Values(KNOBS[flag]).read(each.text("values"))
         except ValueError as problem:
             raise error(f"{flag}: {problem}", each.loc, remedy='as in "1,2,4"') from None
+
+
+def with_weights(options: JobOptions, given: Mapping[str, Any]) -> JobOptions:
+    """Options with the last one of the types of weights that are searched, by which a checkpoint
+    with quantized weights needs no warning."""
+    types = given["weight_dtype"]
+    return options.changed(weight_dtype=types[-1]) if types and options.serve else options
 
 
 def _of_preset(name: str) -> dict[str, tuple[Any, ...]]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.limits import MAX_CONFIGURATION
 from stagec.support.source import Source
 
+if TYPE_CHECKING:
+    from stagec.importers.reading.json_text import Object
+
 CONFIG = "config.json"
+QUANTIZATION = "quantization_config"
 
 
 def is_configuration(model: str) -> bool:
@@ -54,6 +59,41 @@ def import_configuration(
     model = import_model(source, families, ignored, images=images, remarks=remarks)
     session.report(*remarks or ())
     return Source(f"<import {source.name}>", model.text())
+
+
+def quantized_checkpoint(path: str, session: Session) -> Diagnostic | None:
+    """The warning that a configuration is that of a checkpoint with quantized weights, also in a
+    section such as `text_config`: a job has them only with --weight-dtype. None for others. The
+    configuration has been imported before."""
+    from stagec.importers.reading.json_text import JsonText
+
+    text = JsonText(session.read(_file(path), MAX_CONFIGURATION))
+    members = text.read()
+    for section in (members, *(m.value for m in members.values())):
+        member = section.get(QUANTIZATION) if isinstance(section, dict) else None
+        if member is None or not isinstance(member.value, dict) or not member.value:
+            continue
+        format_ = _weight_dtype(member.value)
+        return Diagnostic(
+            f"'{QUANTIZATION}': the checkpoint has quantized weights, this job has not",
+            text.place(member.key_at, len(QUANTIZATION) + 2),
+            "warning",
+            remedy=f"give --weight-dtype {format_ or 'and the type of its weights'}",
+        )
+    return None
+
+
+def _weight_dtype(quantization: Object) -> str | None:
+    """The `--weight-dtype` of a `quantization_config` as transformers writes it (docs:
+    quantization/overview), None if that is not known."""
+    given = {key: str(member.value) for key, member in quantization.items()}
+    method, bits = given.get("quant_method"), given.get("bits")
+    if method == "bitsandbytes":
+        return "nf4" if given.get("load_in_4bit") == "True" else "int8"
+    if method in ("gptq", "awq"):
+        return f"int{bits}" if bits in ("4", "8") else None
+    stored = given.get("quant_algo", "").lower() if method == "modelopt" else method
+    return stored if stored in ("fp8", "mxfp4", "nvfp4") else None
 
 
 def _file(path: str) -> str:

@@ -24,7 +24,14 @@ from stagec.machines import Machine
 from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.space import doubled
 from stagec.searches.job_file import with_job
-from stagec.searches.question import GOODPUT, layers_of, prices_of, said_values, space_of
+from stagec.searches.question import (
+    GOODPUT,
+    layers_of,
+    prices_of,
+    said_values,
+    space_of,
+    with_weights,
+)
 from stagec.searches.server.launch import EngineRun, engine_of, layout_of
 from stagec.searches.server.worker import ServerLoad, WorkerTask
 from stagec.searches.serving_space import SERVER
@@ -87,7 +94,7 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
     caches = {n: given[n] for n in CACHES if given[n] is not None}
     plain = JobOptions(given["model"], sizes=dict(given["sizes"]), serve=MIXED, **caches)
     with session.once(session.aside()) as aside:
-        builder = JobBuilder(plain.changed(step="decode=1x1"), aside)
+        builder = JobBuilder(with_weights(plain.changed(step="decode=1x1"), given), aside)
     known = {n: v for n, v in builder.module.symbols.items() if v is not None and n != BATCH}
     layers = layers_of(builder.module, known)
     drafts = given["speculative"] or 0
