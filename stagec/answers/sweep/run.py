@@ -162,10 +162,6 @@ class SweepAnswer(Report):
     def as_json(self) -> list[SweepRow]:
         return list(self.configurations)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each configuration."""
-        return list(self.configurations)
-
     def as_csv(self) -> str:
         from stagec.answers.sweep.table import csv_text
 

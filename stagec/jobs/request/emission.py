@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,34 +70,20 @@ def emit(
     given: Mapping[str, Any],
     session: Session,
 ) -> Written:
-    """Write the traces of a job as asked for. Raises `DiagnosticError`."""
+    """Write the traces of a job as asked for, by the workers of a cluster what they can be sent.
+    Raises `DiagnosticError`."""
     from stagec.traces.writer import write_source
 
-    with _emission(given, session) as how:
-        if given["scheduler"] is None:
-            return write_source(source, directory, about, how)
-        return _emit_elsewhere(source, directory, about, given, how)
+    with ExitStack() as stack:
+        how = stack.enter_context(_emission(given, session))
+        if given["scheduler"] is not None:
+            from stagec.traces.recorded import RecordedJob
+            from stagec.traces.remote import written_by
 
-
-def _emit_elsewhere(
-    source: Source,
-    directory: Path,
-    about: Mapping[str, object],
-    given: Mapping[str, Any],
-    how: Emission,
-) -> Written:
-    """Write by the workers of a cluster what they can be sent."""
-    from stagec.traces.archive import Archive
-    from stagec.traces.emit import EmittedJob
-    from stagec.traces.pod_programs import PodsJob
-    from stagec.traces.remote import written_by
-    from stagec.traces.writer import write_source
-
-    if not isinstance(source, EmittedJob | PodsJob | Archive):
+            if not isinstance(source, RecordedJob):
+                run = stack.enter_context(workers(given))
+                how = replace(how, elsewhere=written_by(run, source))
         return write_source(source, directory, about, how)
-    with workers(given) as run:
-        elsewhere = written_by(run, source)
-        return write_source(source, directory, about, replace(how, elsewhere=elsewhere))
 
 
 @contextmanager
