@@ -98,7 +98,7 @@ def check_alone(given: Mapping[str, Any]) -> None:
         raise error(
             f"--html FILE{given['html'].suffix} is a plot of many configurations, and needs "
             "--sweep",
-            remedy="add --sweep, or write a page: --html FILE.html",
+            remedy="add --sweep, or write --html FILE.html, whose pictures have buttons for SVG",
         )
 
 
