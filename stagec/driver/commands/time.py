@@ -72,7 +72,7 @@ def command(**given: Any) -> int:
         return _swept(options, given)
     if given["machine"] is None:
         raise _no_machine()
-    check_alone(given)
+    check_alone(given, plotted=True)
     if given["limit"] is not None:
         raise error(
             "--limit for one job is an option of 'stagec memory'",
