@@ -3,7 +3,9 @@ default."""
 
 from __future__ import annotations
 
+import re
 import sys
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +15,9 @@ from click_man import core
 import stagec
 from stagec.driver.cli import COMMANDS, cli
 
+#: What begins a line that is a request to the formatter of man pages.
+_REQUEST = re.compile(r"^(?=[.'])", re.M)
+
 
 def main(argv: list[str]) -> int:
     """Write all pages."""
@@ -20,10 +25,13 @@ def main(argv: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     top = click.Context(cli, info_name="stagec")
     contexts = {"stagec": top}
-    for name in COMMANDS:
+    for name, (_, line) in COMMANDS.items():
         command = cli.get_command(top, name)
         assert command is not None
+        command.short_help = line
+        command.help = _REQUEST.sub(r"\\&", cleandoc(command.help or ""))
         contexts[f"stagec-{name}"] = click.Context(command, info_name=name, parent=top)
+        cast("click.Group", cli).commands[name] = command
     for name, context in contexts.items():
         text = str(cast("Any", core).generate_man_page(context, stagec.__version__))
         (folder / f"{name}.1").write_text(text, encoding="utf-8")

@@ -418,10 +418,9 @@ def test_only_a_text_goes_to_stdout_by_its_name(command: str, option: str) -> No
     assert f"Invalid value for '{option}': '-' is not the name of a file" in ran.err
 
 
-@pytest.mark.parametrize("command", ["analyze", "memory", "time"])
+@pytest.mark.parametrize("command", ["analyze", "memory"])
 def test_a_plot_takes_several_configurations(command: str, tmp_path: Path) -> None:
-    words = ["--machine", "h100-sxm"] if command == "time" else []
-    expected = stagec(command, "llama3-8b", "--set", "L=1", *words, "--html", tmp_path / "x.svg")
+    expected = stagec(command, "llama3-8b", "--set", "L=1", "--html", tmp_path / "x.svg")
     assert expected.code == 1
     assert expected.err.startswith(
         "error: --html FILE.svg is a plot of many configurations, and needs --sweep"

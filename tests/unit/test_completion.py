@@ -35,4 +35,7 @@ def test_names_are_completed() -> None:
     assert "h100-sxm" in completed("time", "x", "--machine", "h100")
     assert "h100-sxm,h200" in completed("search", "x", "--machine", "h100-sxm,h2")
     assert completed("compile", "--preset", "") == [*presets()]
+    assert completed("time", "x", "--schedule", "dual") == ["dualpipe", "dualpipev"]
+    assert completed("schedule", "zb") == ["zb-h1", "zbv"]
+    assert completed("ops", "stg.rms") == ["stg.rmsnorm", "stg.rmsnorm_grad"]
     assert "train,clean" in completed("opt", "-p", "train,cl")

@@ -304,3 +304,13 @@ def test_the_page_in_a_browser(page: Path, tmp_path: Path) -> None:
     assert [bar / bars[0] for bar in bars] == pytest.approx(shares, abs=0.02)
     assert seen["levers"] == 1 + len(report["levers"])
     assert seen["path"] > 3
+
+
+def test_the_plot_of_a_step_is_the_bars_of_its_page(tmp_path: Path) -> None:
+    plot, page = tmp_path / "step.svg", tmp_path / "step.html"
+    job = ("time", "llama3-8b", "--set", "L=1", "--machine", "h100", "--no-levers", "--html")
+    for file in (plot, page):
+        assert stagec(*job, file).code == 0
+    bars = re.findall(r"<title>(.*?)</title></rect>", plot.read_text("utf-8"), re.S)
+    assert any("matrix products: " in bar for bar in bars)
+    assert all(bar in page.read_text("utf-8") for bar in bars)

@@ -89,16 +89,17 @@ def sweep_options(*, timed: bool = False) -> tuple[CommandOption, ...]:
     )
 
 
-def check_alone(given: Mapping[str, Any]) -> None:
-    """Raise `DiagnosticError` for options of a sweep where there is none."""
+def check_alone(given: Mapping[str, Any], *, plotted: bool = False) -> None:
+    """Raise `DiagnosticError` for options of a sweep where there is none; the answer about one job
+    may be `plotted`."""
     wrong = [n for n in ("sort", "pareto", "plot", "jobs", "scheduler") if given[n]]
     if wrong:
         raise error(f"--{wrong[0]} needs --sweep", remedy="add --sweep")
-    if given["html"] is not None and given["html"].suffix in PLOTS:
+    if not plotted and given["html"] is not None and given["html"].suffix in PLOTS:
         raise error(
             f"--html FILE{given['html'].suffix} is a plot of many configurations, and needs "
             "--sweep",
-            remedy="add --sweep, or write a page: --html FILE.html",
+            remedy="add --sweep, or write --html FILE.html, whose pictures have buttons for SVG",
         )
 
 

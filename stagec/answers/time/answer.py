@@ -28,6 +28,7 @@ from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.output.report import Report
+from stagec.output.svg_text import SVGText
 from stagec.output.tables import console
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ class StepAnswer(TimeReport, Report):
         from stagec.answers.time.time_page import step_page
 
         return step_page(self.drawn(), self)
+
+    def plot(self) -> SVGText:
+        from stagec.answers.time.time_page import step_plot
+
+        return SVGText(step_plot(self.drawn(), self).svg())
 
     def print(self, stream: TextIO) -> None:
         measured = "" if self.errors is None else self.errors.said(kind_of(self.serve))

@@ -22,7 +22,7 @@ TIME_FILES = (
     CommandOption(
         "html",
         PAGE_OR_PLOT,
-        "Write a page that shows the step; with --sweep a plot (FILE.svg, FILE.pdf: alone).",
+        "Write a page that shows the step, or with --sweep a plot; FILE.svg, FILE.pdf: its chart.",
     ),
     CommandOption("perfetto", RESULT, "Write a trace for ui.perfetto.dev."),
     CommandOption(

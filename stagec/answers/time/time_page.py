@@ -46,13 +46,25 @@ click a class to see its streams. Enter in the search goes to the next place of 
 
 def step_page(timed: Timed, report: TimeReport) -> str:
     """The text of the page of a step whose memory was planned, with the levers of `report`."""
+    machine, memory = timed.machine, step_command(timed.options, None)
+    commands = [_command(timed), f"{memory} --html memory.html"]
+    capacity = machine.memory.capacity.value
+    return time_page(report, _picture(timed), commands, machine.title, capacity)
+
+
+def step_plot(timed: Timed, report: TimeReport) -> Bars:
+    """The chart of the page of a step that stands alone: where the time of each class goes."""
+    return _parts(_picture(timed), f"{report.model} on {timed.machine.title}", _command(timed))
+
+
+def _command(timed: Timed) -> str:
+    return step_command(timed.options, timed.machine, overlap=timed.replay.overlap)
+
+
+def _picture(timed: Timed) -> Mapping[str, Any]:
     from stagec.analysis.time_picture import time_picture
 
-    machine = timed.machine
-    picture = time_picture(timed.issued, timed.step, timed.plans)
-    commands = [step_command(timed.options, machine, overlap=timed.replay.overlap)]
-    commands.append(f"{step_command(timed.options, None)} --html memory.html")
-    return time_page(report, picture, commands, machine.title, machine.memory.capacity.value)
+    return time_picture(timed.issued, timed.step, timed.plans)
 
 
 def time_page(

@@ -19,8 +19,8 @@ from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
 _HINT = (
-    "'stagec models NAME' prints a model's text. Commands that take a model override its sizes: "
-    "stagec analyze NAME --set L=2,S=4096."
+    "'stagec models NAME' prints a model's text; "
+    "'stagec analyze NAME --set L=2,S=4096' overrides its sizes."
 )
 
 

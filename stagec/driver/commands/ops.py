@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 import click
 
+from stagec.driver.shell import completion
 from stagec.driver.shell.listing import LISTING, Listing, show_list
 from stagec.driver.shell.options import takes
 from stagec.ir.opdef import OpDef
@@ -22,7 +23,7 @@ _HINT = "'stagec ops NAME' describes one, with its parameters and an example."
 
 
 @click.command("ops")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.COMPLETERS["ops"])
 @takes(*LISTING)
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(name: str | None, plugin: tuple[Path, ...], **given: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 import click
 
+from stagec.driver.shell import completion
 from stagec.driver.shell.listing import LISTING, Listing, show_list
 from stagec.driver.shell.options import takes, type_of
 from stagec.driver.shell.show import write_output
@@ -69,7 +70,7 @@ class Time(Kind[Fraction]):
 
 
 @click.command("schedule")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.COMPLETERS["schedules"])
 @click.option("--stages", type=click.IntRange(1), help="Ranks of the pipeline.")
 @click.option("--microbatches", type=click.IntRange(1), help="Microbatches per step.")
 @click.option("--chunks", type=click.IntRange(1), help="Chunks of the model on each rank.")

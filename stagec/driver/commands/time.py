@@ -74,7 +74,7 @@ def command(**given: Any) -> int:
     machine, session = given["machine"], the_session()
     if machine is None:
         raise _no_machine()
-    check_alone(given)
+    check_alone(given, plotted=True)
     if given["limit"] is not None:
         raise error(
             "--limit for one job is an option of 'stagec memory'",

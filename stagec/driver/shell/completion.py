@@ -1,5 +1,5 @@
-"""What a shell completes: names of models, machines, presets, stacks and passes, and files beside
-them.
+"""What a shell completes: names of models, machines, presets, stacks, schedules, passes and ops,
+and files beside them.
 
 Each list is read only when a shell asks for it.
 """
@@ -49,6 +49,18 @@ def _passes() -> Iterable[str]:
     return sorted({*plugins.passes, *plugins.pipelines})
 
 
+def _ops() -> Iterable[str]:
+    from stagec.pipeline.plugins import load_plugins
+
+    return sorted(op.name for op in load_plugins(()).registry)
+
+
+def _schedules() -> Iterable[str]:
+    from stagec.schedule.registry import SCHEDULES
+
+    return SCHEDULES
+
+
 def _complete(
     names: Callable[[], Iterable[str]],
     files: bool,
@@ -71,4 +83,6 @@ COMPLETERS: Mapping[str, Completer] = {
     "presets": partial(_complete, _presets, False),
     "stacks": partial(_complete, _stacks, True),
     "passes": partial(_complete, _passes, False),
+    "ops": partial(_complete, _ops, False),
+    "schedules": partial(_complete, _schedules, False),
 }

@@ -203,7 +203,7 @@ def _is_name(text: str) -> bool:
 _TYPES: Mapping[str, Callable[[Flag], Kind[Any]]] = {
     "int": lambda flag: Whole(flag.least, flag.most),
     "choice": lambda flag: OneOf(flag.choices),
-    "text": lambda flag: AnyText(),
+    "text": lambda flag: AnyText("schedules" if flag.name == "schedule" else ""),
     "names": lambda flag: Names(flag.choices),
     "patterns": lambda flag: Patterns(),
     "order": lambda flag: AxisOrder(flag.choices),
