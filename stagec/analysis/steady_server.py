@@ -73,6 +73,13 @@ class MatchedPools:
     decode: int
     requests: float
 
+    def filled(self, ranks: int, prefill_ranks: int, decode_ranks: int) -> MatchedPools:
+        """The same on all of the ranks, as far as workers fit: more that prefill, for which prompts
+        wait less, then more that decode."""
+        left = ranks - self.prefill * prefill_ranks - self.decode * decode_ranks
+        more, left = divmod(left, prefill_ranks)
+        return MatchedPools(self.prefill + more, self.decode + left // decode_ranks, self.requests)
+
 
 def matched(
     ranks: int, prefill_ranks: int, decode_ranks: int, prefill: float, decode: float

@@ -104,10 +104,15 @@ class StepsAsked:
     room: Callable[[Step, int], Room] | None = None
 
     def steps(self) -> StepList:
-        """The steps. Raises `DiagnosticError`, `OSError`."""
-        steps = self._served() if self.given["requests"] is not None else self._repeated()
+        """The steps; of requests, sequences that decode are one class of each step, as engines
+        launch one kernel over all of them. Raises `DiagnosticError`, `OSError`."""
+        served = self.given["requests"] is not None
+        steps = self._served() if served else self._repeated()
         bucket = self.given["bucket"]
-        runs = [replace(run, steps=[s.rounded(bucket) for s in run.steps]) for run in steps.runs]
+        rows = [[step.rounded(bucket) for step in run.steps] for run in steps.runs]
+        if served:
+            rows = [[step.together(prompts=False) for step in row] for row in rows]
+        runs = [replace(run, steps=row) for run, row in zip(steps.runs, rows, strict=True)]
         about = {**steps.about, **({"bucket": bucket} if bucket > 1 else {})}
         return replace(steps, runs=runs, about=about)
 

@@ -119,23 +119,24 @@ class Step:
             return self
         return step_of(replace(c, cached=-(-c.cached // bucket) * bucket) for c in self.classes)
 
-    def together(self) -> Step:
+    def together(self, *, prompts: bool = True) -> Step:
         """The step in which sequences that sample all of equally many tokens are one class, of
-        their mean of cached tokens, rounded up, and prompts are one class (`alike`): an
-        approximation of one kernel over all of them."""
+        their mean of cached tokens, rounded up, and with `prompts` these are one class (`alike`):
+        an approximation of one kernel over all of them. Without, all new tokens stay as they
+        are."""
         classes: dict[int, list[SequenceClass]] = {}
         for each in self.classes:
             classes.setdefault(each.new if each.new == each.sampled else 0, []).append(each)
-        prompts = classes.pop(0, [])
+        chunked = classes.pop(0, [])
         every = [
             SequenceClass(new, -(-sum(c.count * c.cached for c in same) // count), new, count)
             for new, same in classes.items()
             if (count := sum(c.count for c in same))
         ]
-        if prompts:
-            chunks = [(c.new, c.cached) for c in prompts for _ in range(c.count)]
-            every.append(alike(chunks, max(c.sampled for c in prompts)))
-        return step_of(every)
+        if chunked and prompts:
+            chunks = [(c.new, c.cached) for c in chunked for _ in range(c.count)]
+            every.append(alike(chunks, max(c.sampled for c in chunked)))
+        return step_of([*every, *([] if prompts else chunked)])
 
     def __str__(self) -> str:
         return ",".join(map(str, self.classes))

@@ -109,6 +109,12 @@ def test_pools_are_those_of_all_numbers_of_workers() -> None:
         assert pools is not None
         assert pools.prefill * of_prefill + pools.decode * of_decode <= ranks
         assert pools.requests == pytest.approx(max(rates))
+        more = pools.filled(ranks, of_prefill, of_decode)
+        assert more.requests == pools.requests
+        left = ranks - more.prefill * of_prefill - more.decode * of_decode
+        assert 0 <= left < min(of_prefill, of_decode)
+        assert more.prefill >= pools.prefill
+        assert more.decode >= pools.decode
 
 
 # -- a search --------------------------------------------------------------------------------------

@@ -79,6 +79,34 @@ def test_sequences_taken_together_read_as_many_rows(classes: list[SequenceClass]
     assert 2 * abs(actual.tokens - step.tokens) <= sum(c.count for c in prompts)
 
 
+@given(st.lists(classes_of_steps(), min_size=1, max_size=8))
+@examples(60)
+def test_prompts_may_stay_as_they_are(classes: list[SequenceClass]) -> None:
+    """All new tokens, all that are sampled and all prompts do, and one class decodes."""
+    step = step_of(classes)
+    actual = step.together(prompts=False)
+    assert (actual.tokens, actual.sampled) == (step.tokens, step.sampled)
+    prompts = [[c for c in s.classes if c.new != c.sampled] for s in (step, actual)]
+    assert prompts[0] == prompts[1]
+    new = [c.new for c in actual.classes if c.new == c.sampled]
+    assert len(new) == len(set(new))
+
+
+def test_traces_of_requests_have_one_kernel_over_all_that_decode(tmp_path: Path) -> None:
+    """Three sequences of different contexts, as engines launch their attention; those that
+    `--step` states have a kernel each."""
+    path = tmp_path / "requests.csv"
+    path.write_text("arrival,prompt,output\n0,8,9\n0,16,9\n0,24,9\n")
+    words = ("--serve", "mixed", "--dry-run", "--quiet", "--print-after", "lower-to-trace")
+    for step, kernels in (
+        (("--requests", str(path)), {1, 3}),
+        (("--step", "decode=1x8,decode=1x16,decode=1x24"), {3}),
+    ):
+        text = stagec("compile", *SMALL, *words, *step).err
+        graphs = [graph.count("et.comp[attention") for graph in text.split("et.graph")[1:]]
+        assert set(graphs) == kernels, step
+
+
 def step_seconds(step: str) -> float:
     words = ("--serve", "mixed", "--step", step, "--machine", H100, "--json")
     ran = stagec("time", *SMALL, *words)

@@ -143,7 +143,8 @@ def _kinds(
 def _servers(question: ServerQuestion, kinds: Sequence[WorkerKind]) -> Iterator[ServerPlan]:
     for ranks in question.ranks:
         yield from aggregated_servers(kinds, ranks, question.load)
-        yield from disaggregated_servers(kinds, ranks, question.load, question.layers)
+        cheap = question.objective == "cost"
+        yield from disaggregated_servers(kinds, ranks, question.load, question.layers, cheap=cheap)
 
 
 def _exact(question: ServerQuestion, servers: Iterable[ServerPlan]) -> dict[int, ServerPlan]:

@@ -161,11 +161,12 @@ class _Prefills:
 
 
 def disaggregated_servers(
-    kinds: Sequence[WorkerKind], ranks: int, load: ServerLoad, layers: int
+    kinds: Sequence[WorkerKind], ranks: int, load: ServerLoad, layers: int, *, cheap: bool
 ) -> Iterator[ServerPlan]:
     """Servers of whole workers that prefill, and whole ones that decode, of the same stack. Of
     those that prefill on as many ranks of a machine, the ones that no other beats in requests and
-    in time to the first token go with each that decodes."""
+    in time to the first token go with each that decodes. They have workers on all ranks, or if they
+    are to be `cheap` as few as end as many requests."""
     every = [p for kind in kinds for p in _prefills(kind, load, layers)]
     first = [p for p in every if not any(_beats(q, p) for q in every)]
     for kind in kinds:
@@ -174,8 +175,10 @@ def disaggregated_servers(
         for point in worker.decode:
             rate = decode_rate(point, load)
             for prefill in mine:
-                pools = matched(ranks, prefill.kind.worker.ranks, worker.ranks, prefill.rate, rate)
+                sizes = prefill.kind.worker.ranks, worker.ranks
+                pools = matched(ranks, *sizes, prefill.rate, rate)
                 if pools is not None:
+                    pools = pools if cheap else pools.filled(ranks, *sizes)
                     decode = WorkerPool(kind, pools.decode, point)
                     before = WorkerPool(prefill.kind, pools.prefill, prefill.step)
                     yield joined(ranks, load, before, decode, prefill.sent, pools.requests)
