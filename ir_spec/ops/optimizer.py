@@ -31,7 +31,8 @@ _HYPER = (
 
 class AccumulateGrad(Elementwise):
     """The kernel that adds the gradient of a microbatch to the sum of those before it: 1 FLOP per
-    element; it reads the gradient and the sum, and writes the sum, of element type `to`.
+    element; it reads the gradient and the sum, and writes the sum, of element type `to`. With
+    `cast` another kernel has written the gradient in that type before.
 
     The sum is what the `stg.accumulate` around it makes of its result, so by value it is a cast.
     The first microbatch adds to zeros. Partial sums pass: they are reduced in the type of the sum.
@@ -41,14 +42,18 @@ class AccumulateGrad(Elementwise):
     operands = ("grad",)
     traits = (AddsToSum(), Fusible(), Stays())
     linear = True
-    params = (Param("to", "name", "the element type of the sum", required=True, positional=True),)
+    params = (
+        Param("to", "name", "the element type of the sum", required=True, positional=True),
+        Param("cast", "flag", "a kernel of its own casts the gradient"),
+    )
     example = "%s = stg.accumulate_grad[f32](%g) : f32[D]"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("to")]
 
     def bytes_touched(self, op: Operation) -> Expr:
-        return super().bytes_touched(op) + op.result.tensor.local_bytes
+        times = 3 if op.flag("cast") else 1
+        return super().bytes_touched(op) + op.result.tensor.local_bytes * times
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.text("to") not in FLOATS:

@@ -9,6 +9,8 @@ from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, State
 
 LIFETIMES = ("persistent", "freed")
 REDUCED = ("each", "once", "staged")
+COLLECTIVES = ("reduce_scatter", "all_reduce")
+SUMS = ("direct", "cast")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,23 @@ class GradientsRule(Record):
         rare=True,
         software=True,
     )
+    sums: str = flagged(
+        "grad_sums",
+        "A gradient is added to the sum of microbatches as it is (direct), or cast to the type of "
+        "the sum before, by a kernel of its own (cast).",
+        choices=SUMS,
+        rare=True,
+        software=True,
+    )
+    collective: str = flagged(
+        "grad_collective",
+        "Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or "
+        "all of them (all-reduce).",
+        choices=COLLECTIVES,
+        needs=("zero",),
+        rare=True,
+        software=True,
+    )
 
 
 class GradientsOp(Statement):
@@ -65,6 +84,15 @@ class GradientsOp(Statement):
     _fsdp_param.py: `to_accumulated_grad_if_needed`), as `no_sync` of accelerate, and in a pipeline
     (`staged`) as `PipelineStage` (torch/distributed/pipelining/stage.py:
     `backward_maybe_with_nosync`, `perform_reduce_grad`).
+
+    `sums = cast`: where the sum of microbatches has another type, a kernel casts the gradient, and
+    one adds what that wrote: 18 bytes per parameter for bf16 and fp32, not 10 (DeepSpeed,
+    runtime/bf16_optimizer.py: `update_hp_grads`).
+
+    `collective = all_reduce`: under ZeRO-1 each rank gets the sums of all gradients, and takes the
+    part that it updates, in twice the time of a reduce_scatter (nanotron, trainer.py: `train_step`,
+    `reduce_scatter=False`; DeepSpeed in bf16, runtime/pipe/engine.py: `_bf16_reduce_grads`).
+    Parameters that are gathered beside the next forward keep the reduce_scatter.
     """
 
     name, record = "stg.gradients", GradientsRule
@@ -76,5 +104,6 @@ class GradientsOp(Statement):
     def flag_values(self, request: FlagValues) -> dict[str, Any]:
         values = super().flag_values(request)
         if not request["zero"]:
-            values.pop("reduced", None)
+            for name in ("reduced", "collective"):
+                values.pop(name, None)
         return values

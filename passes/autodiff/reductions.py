@@ -13,6 +13,7 @@ from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.selection import Pad
 from stagec.ir_spec.strategy.dtypes import of_parameter, on_the_wire
+from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.sharding.zero import StatePlacement
 
 PASS = "differentiate"
@@ -23,7 +24,7 @@ class GradientReductions:
 
     def __init__(self, module: Module, strategy: Strategy) -> None:
         self._module, self._strategy = module, strategy
-        self._registry = module.registry
+        self._registry, self._rule = module.registry, strategy.one(GradientsRule)
         self._placement = StatePlacement(module, strategy, PASS)
         self.accumulates = False
 
@@ -57,6 +58,8 @@ class GradientReductions:
             grad = _unfilled(grad)
             at = b if grad.tensor.dtype != to else where_made(b, [grad])
         attrs: dict[str, RawAttr] = {"to": to, **({"phase": "gradient"} if at is b else {})}
+        if self._rule.sums == "cast" and grad.tensor.dtype != to:
+            attrs["cast"] = True
         return at.value("stg.accumulate_grad", [grad], attrs, hint=f"{grad.name}_sum")
 
     def _wire(self, param: Value) -> str:
@@ -115,6 +118,11 @@ class GradientReductions:
         wire = cast_once(b, grad, self._wire(param))
         place = self._placement.gradient(param)
         place = replace(place.sliced() if sliced else place.inner, dtype=wire.tensor.dtype)
+        if self._strategy.zero == 1 and self._rule.collective == "all_reduce":
+            whole = param.tensor.sliced() if sliced else param.tensor.inner
+            whole = replace(whole, dtype=wire.tensor.dtype)
+            if whole != place:
+                wire = b.value("stg.gradient", [wire], type=whole, hint=param.prefixed("sum_"))
         final = b.value("stg.gradient", [wire], type=place, hint=param.prefixed("g_"))
         result = cast_once(b, final, of_parameter(dtypes.grad, param.tensor.dtype))
         b.loc, b.phase = loc, phase

@@ -14,7 +14,7 @@ import numpy as np
 
 from stagec.ir.module import Module
 from stagec.ir.queries import Queries, TrackedValues
-from stagec.ir_spec.strategy.hosts import PHASES
+from stagec.ir_spec.strategy.hosts import NEVER
 from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import GroupAxes, Groups, number_groups
@@ -397,7 +397,7 @@ def step_time(
         else _spent(job, machine, communicates)
         for job in issued.jobs
     ]
-    if any(each.waits for each in spent):
+    if any(each.waits != NEVER for each in spent):
         of_jobs = zip(issued.jobs, spent, strict=True)
         costs = delay_kernels(graph, costs, [times for job, times in of_jobs for _ in job.classes])
     devices = ClockedStep(graph, costs, round(efficiency.interference.computations * 1024))
@@ -433,7 +433,7 @@ def _spent(issued: Issued, machine: Machine, communicates: bool) -> HostTimes:
         picoseconds(issued.software.on(machine).efficiency.host.issue),
         _checks(issued, machine) if communicates else (),
         None if backward is None else picoseconds(backward),
-        rule.waits == PHASES,
+        rule.waits,
         picoseconds(rule.microbatch_seconds),
         None if product is None else picoseconds(product),
         rule.product_bits,

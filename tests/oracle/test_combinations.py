@@ -97,6 +97,8 @@ def options_of(row: Mapping[str, Any]) -> dict[str, Any]:
         given["ep"] = ep
     if row["zero"] == 3:
         given["reshard_after_forward"] = row["reshard"]
+    if row["zero"] == 1 and row["reshard"] == "last":
+        given["grad_collective"] = "all-reduce"
     return given
 
 

@@ -476,6 +476,21 @@ def test_hosts_that_wait_hold_up_the_slower_half() -> None:
     assert times[0] < times[1] < times[0] + devices
 
 
+def test_hosts_that_wait_for_each_kernel_add_all_that_they_spend() -> None:
+    """Also where devices would take longer, which those that wait for phases hide."""
+    issued = issued_of(options_of(LLAMA, {"microbatches": 2}))
+    machine = load_machine("h100-sxm")
+    devices = step_time(issued, machine, hosts=False).picoseconds
+    nodes = issued.classes[0].program().nodes
+    counts = Counter(node.phase for node in nodes if HostTimes(1).cost(node).launch)
+    spent = counts["forward"] * 2000 + (sum(counts.values()) - counts["forward"]) * 1000
+    expected = {"kernels": devices + spent, "phases": devices}
+    for waits, seconds in expected.items():
+        rule = HostsRule(issue="2 ns", issue_backward="1 ns", waits=waits)
+        step = step_time(issued.run_by(replace(issued.software, hosts=rule)), machine)
+        assert step.picoseconds == seconds
+
+
 # -- interference ----------------------------------------------------------------------------------
 
 

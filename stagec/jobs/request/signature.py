@@ -252,6 +252,12 @@ class JobFlags(TypedDict, total=False):
     #: Under ZeRO-2 and 3 gradients are reduced in each microbatch, once behind the last one, or
     #: once in a pipeline only (staged).
     grad_reduction: Literal["each", "once", "staged"] | None
+    #: A gradient is added to the sum of microbatches as it is (direct), or cast to the type of the
+    #: sum before, by a kernel of its own (cast).
+    grad_sums: Literal["direct", "cast"] | None
+    #: Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or all
+    #: of them (all-reduce).
+    grad_collective: Literal["reduce_scatter", "reduce-scatter", "all-reduce"] | None
     #: Tokens and labels count, in 64 bits each: as one tensor (shared) or as two (each).
     token_buffers: Literal["none", "shared", "each"] | None
     #: Tables of rotations count: made by forward and kept until backward ends (made), or a buffer
@@ -301,8 +307,8 @@ class JobFlags(TypedDict, total=False):
     #: (default: --host-issue).
     host_issue_backward: str | None
     #: Hosts run ahead of devices (never), or wait for them at both ends of forward and backward of
-    #: each microbatch (phases).
-    host_waits: Literal["never", "phases"] | None
+    #: each microbatch (phases), or behind each kernel (kernels).
+    host_waits: Literal["never", "phases", "kernels"] | None
     #: With --host-waits: time of a host before forward of a microbatch, such as '2 ms' (default:
     #: none).
     host_microbatch: str | None

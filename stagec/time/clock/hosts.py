@@ -9,6 +9,8 @@ one. What it then takes longer than the device are gaps before kernels (`delay_k
 
     device   forward: busy 500, host 800     backward: busy 1000, host 900
     step     800 + 1000, where a host that runs ahead would end at max(1500, 1700)
+
+Of a host that waits for each kernel, all that it spends are gaps: 1300 + 1900.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.optimizer import AccumulateGrad
+from stagec.ir_spec.strategy.hosts import KERNELS, NEVER, PHASES
 from stagec.program.groups import GroupAxes
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node
@@ -39,13 +42,13 @@ _ACTIONS: Final = (("forward",), ("backward", "recompute", "gradient"))
 class HostTimes(NamedTuple):
     """Picoseconds that a host spends on a computation, and on a collective of a group; on a
     computation of `backward`, and on a `product` in `bits` or less, if these are other times. A
-    host that `waits` does so at both ends of forward and backward, and spends `microbatch` before a
-    forward, while its device has nothing to do."""
+    host that `waits` does so at both ends of forward and backward, or behind each kernel, and
+    spends `microbatch` before a forward, while its device has nothing to do."""
 
     issue: int
     checks: tuple[tuple[GroupAxes, int], ...] = ()
     backward: int | None = None
-    waits: bool = False
+    waits: str = NEVER
     microbatch: int = 0
     product: int | None = None
     bits: int = 8
@@ -70,10 +73,10 @@ class HostTimes(NamedTuple):
 def delay_kernels(graph: StepGraph, costs: NodeCosts, spent: Sequence[HostTimes]) -> NodeCosts:
     """The costs of devices whose hosts wait, by class. What a host needs longer for all that it
     issues of forward, or of backward, than its device is busy with that, is a gap before each of
-    these computations."""
+    these computations; all that it spends on one, where it waits for each kernel."""
     launch = costs.launch.copy()
     for nodes, times in zip(graph.classes, spent, strict=True):
-        if not times.waits:
+        if times.waits == NEVER:
             continue
         placed = nodes.prototypes
         own = slice(nodes.shift, nodes.shift + len(placed))
@@ -82,11 +85,13 @@ def delay_kernels(graph: StepGraph, costs: NodeCosts, spent: Sequence[HostTimes]
         hosts = (times.cost(p.node) for p in placed)
         spends = np.array([cost.time + cost.launch for cost in hosts])
         issued = np.array([_is_issued(p.node) for p in placed])
+        if times.waits == KERNELS:
+            launch[own] += np.where(issued, spends, 0)
         for phases in _ACTIONS:
             of_it = np.array([p.node.phase in phases for p in placed])
             count = int(runs[of_it & issued].sum())
             late = int((runs * (spends - busy))[of_it].sum())
-            if count and late > 0:
+            if count and late > 0 and times.waits == PHASES:
                 launch[own][of_it & issued] += late // count
             if phases == _ACTIONS[0] and count:
                 first = placed[int(np.argmax(of_it & issued))].node
