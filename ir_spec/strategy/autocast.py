@@ -27,6 +27,12 @@ class AutocastRule(Record):
         choices=("cast", "given"),
         needs=("autocast",),
     )
+    sharded: str = parameter(
+        "name",
+        "with sharded parameters (ZeRO-3): products cast as well (cast), or software leaves that "
+        "to its gathers (left)",
+        choices=("cast", "left"),
+    )
 
 
 class AutocastOp(Statement):
@@ -36,7 +42,8 @@ class AutocastOp(Statement):
     operands.
 
     Without `on` nothing is cast, and the rest says how it would be. Nor is it where the model
-    computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3.
+    computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3, and with `sharded =
+    left` not under ZeRO-3 at all: torchtitan has a context that does nothing where FSDP is on.
 
     The cast of a parameter is kept for all its uses and for backward, as in autocast's cache. An
     activation is cast by each product that takes it, and backward keeps each of these copies. A

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagec.ir.core import Value
+from stagec.ir.core import Operation, Value
+from stagec.ir.rewrite import uses_inside
+from stagec.ir.rule import parse_rule
+from stagec.ir.traits import Chooses, Recasts
+from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
+
+#: In place of names: all linear modules but the head, as `target_modules = "all-linear"` of peft.
+ALL_LINEAR = "all_linear"
 
 
 @dataclass(frozen=True)
@@ -15,12 +22,13 @@ class LoraRule(Record):
 
     targets: tuple[str, ...] = parameter(
         "values",
-        "names of parameters, the last parts of their paths, as in (wq, wv)",
+        "names of parameters, the last parts of their paths, as in (wq, wv); all_linear: those of "
+        "all linear modules of layers",
         required=True,
         flag=Flag(
             "lora",
-            "Low-rank adapters of these parameters, such as wq,wv; training freezes all others, "
-            "serving has --max-loras of each.",
+            "Low-rank adapters of these parameters, such as wq,wv, or of all linear modules but "
+            "the head (all-linear); training freezes all others, serving has --max-loras of each.",
             "names",
             "",
             metavar="NAME,...",
@@ -51,7 +59,32 @@ class LoraRule(Record):
 
     def adapts(self, param: Value) -> bool:
         """Whether a parameter gets adapters."""
-        return any(param.is_called(name) for name in self.targets)
+        named = any(param.is_called(name) for name in self.targets)
+        return named or (ALL_LINEAR in self.targets and _is_linear(param))
+
+
+def _is_linear(param: Value) -> bool:
+    """Whether a parameter is that of a linear module in a layer: no expert, router, or adapter."""
+    if param.name.endswith(("_lora_a", "_lora_b")):
+        return False
+    uses = [(op, index) for op, index, depth in uses_inside(param) if depth]
+    return any(isinstance(op.definition, Einsum) and _multiplies(op, index) for op, index in uses)
+
+
+def _multiplies(op: Operation, index: int) -> bool:
+    """Whether a product multiplies by one matrix, and its result is more than a choice."""
+    if len(op.operands) != 2:
+        return False
+    sides, (result,) = parse_rule(op.text("spec"))
+    weight, other = sides[index], sides[1 - index]
+    users = [user for user, _ in op.result.uses]
+    users += [user for each in users if each.has(Recasts) for user, _ in each.result.uses]
+    experts = any(g in other and g in result for g in weight)
+    return not experts and any(g in result for g in weight) and not any(map(_chooses, users))
+
+
+def _chooses(op: Operation) -> bool:
+    return op.has(Chooses)
 
 
 class LoraOp(Statement):
@@ -59,7 +92,9 @@ class LoraOp(Statement):
     becomes x W + x A B, and all parameters but A and B are frozen.
 
     A has the contracted dimensions of W and the rank, B the rank and the other dimensions:
-    rank * (in + out) parameters for each matrix.
+    rank * (in + out) parameters for each matrix. `all_linear` stands for the parameters of layers
+    that products take, but not for experts and routers, which are parameters without a module in
+    transformers (peft/tuners/tuners_utils.py: `_maybe_include_all_linear_layers`).
 
     A server has `slots` adapters of each, filled up to `rank`, and multiplies each sequence by its
     own; one adapter alone can be added to the weights.

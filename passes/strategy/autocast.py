@@ -77,7 +77,8 @@ class Autocast(Pass):
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
         wide = computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param) == WIDE
-        return wide and any(rule.on for rule in strategy.all(AutocastRule))
+        rules = strategy.all(AutocastRule)
+        return wide and any(r.on and (r.sharded == "cast" or strategy.zero < 3) for r in rules)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)

@@ -10,7 +10,7 @@ from stagec.api import Dim, Module, Operation, Quoted, TensorType, Value, const,
 from stagec.ir.rewrite import uses_inside
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir_spec.ops.contraction import Einsum
-from stagec.ir_spec.strategy.lora import LoraRule
+from stagec.ir_spec.strategy.lora import ALL_LINEAR, LoraRule
 from stagec.support.suggest import did_you_mean
 
 _PACKED = (2, 3)  # gate and up; query, key and value
@@ -24,7 +24,7 @@ def adapted_parameters(module: Module, rule: LoraRule) -> list[Value]:
     if rule.rank < 1:
         raise error(f"an adapter has a rank of 1 or more, found {rule.rank}", rule.loc)
     for name in rule.targets:
-        if not any(p.is_called(name) for p in params):
+        if name != ALL_LINEAR and not any(p.is_called(name) for p in params):
             known = {p.name.rpartition("/")[2] for p in params if _products(p)}
             raise error(
                 f"the model has no parameter '%{name}'",

@@ -117,8 +117,8 @@ class Names(Kind[str]):
         self._choices = choices
 
     def read(self, text: str) -> str:
-        """The names, without spaces."""
-        names = [n.strip() for n in text.split(",")] if text else []
+        """The names, without spaces; hyphens are underscores."""
+        names = [n.strip().replace("-", "_") for n in text.split(",")] if text else []
         for name in names:
             if self._choices and name not in self._choices:
                 raise ValueError(f"'{name}' is not one of {', '.join(self._choices)}")

@@ -395,8 +395,8 @@ class JobFlags(TypedDict, total=False):
     #: The format in which experts are filled up with columns where ranks have no whole blocks of
     #: them.
     fill_experts: Literal["none", "mxfp4"] | None
-    #: Low-rank adapters of these parameters, such as wq,wv; training freezes all others, serving
-    #: has --max-loras of each.
+    #: Low-rank adapters of these parameters, such as wq,wv, or of all linear modules but the head
+    #: (all-linear); training freezes all others, serving has --max-loras of each.
     lora: str | Sequence[str] | None
     #: The rank of the adapters; in serving the largest, which all are filled up to.
     lora_rank: int | None
