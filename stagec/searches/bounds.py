@@ -58,7 +58,10 @@ from stagec.searches.probes import (
 #: Makes probes, in order.
 Probing = Callable[[Sequence[Asked]], Sequence[Probe]]
 #: What the bounds take of probes of work, in the order of `Work` and `MemoryFigures`.
-_WORK = ("layer", "rest", "head", "cut", "back", "link", "again", "stash", "more")
+_WORK = (
+    *("layer", "rest", "head", "cut", "back", "link", "pace", "turn", "forward", "again"),
+    *("stash", "more"),
+)
 #: Of the room of a rank, what the bound of a pipeline is at least if it may be above it when it is
 #: as good as it gets: the second where whole gradients or parameters of a layer are there for a
 #: time.

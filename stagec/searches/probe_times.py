@@ -192,6 +192,24 @@ def _phase(
     return PhaseTimes(*(time / PICOSECONDS for time in (layer, border, *around)))
 
 
+def turn_of(ran: Sequence[Ran]) -> int:
+    """Picoseconds from one microbatch to the next, where each ends with a reduction over
+    data-parallel ranks (a reduce_scatter, as of ZeRO-2 and 3): from the first use of the stream of
+    the last one, as far as causes lead back, to its end. The next microbatch cannot use the stream
+    before. 0 where there is none."""
+    inside = {r.at: r for r in ran if r.phase >= 0}
+    last: dict[Stream, Ran] = {}
+    for each in inside.values():
+        stream = each.step.streams[-1]
+        if each.step.node.kind == "reduce_scatter" and _of_data(stream):
+            last[stream] = each
+    begun = {
+        stream: min(r.start for r in _chain(each, inside) if r.step.streams[-1] == stream)
+        for stream, each in last.items()
+    }
+    return max((each.end - begun[stream] for stream, each in last.items()), default=0)
+
+
 def tail_of(each: ClassTimes) -> float:
     """Seconds from the first node of the optimizer to the end of the step, if it follows all that
     is computed."""

@@ -23,7 +23,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine
 from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.pipelined import ActionTimes
-from stagec.searches.probe_times import Ran, action_times, ran_of, span_of, tail_of
+from stagec.searches.probe_times import Ran, action_times, ran_of, span_of, tail_of, turn_of
 from stagec.searches.space import data_ranks, microbatch_of
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.time.costs.replay_options import ReplayOptions
@@ -71,7 +71,8 @@ def of_work(names: Iterable[str]) -> set[str]:
 class Probe:
     """What a probe says: seconds of a further layer, of the rest, of the head, the longest waits
     before a computation of forward and of backward, seconds of a further layer on the stream of
-    communication that it uses most; bytes that a further layer keeps of a microbatch, what is held
+    communication that it uses most, seconds from one microbatch to the next, of a further layer
+    (`pace`) and the rest (`turn`); bytes that a further layer keeps of a microbatch, what is held
     beside them, and those of a further layer's parameters and their state: in the job, and those
     (`own`: parameters, gradients, state) of which no data-parallel rank has a part alone; those of
     all parameters and their state where no layers are many; the actions of a pipeline, and seconds
@@ -87,6 +88,8 @@ class Probe:
     cut: float = 0.0
     back: float = 0.0
     link: float = 0.0
+    pace: float = 0.0
+    turn: float = 0.0
     stash: float = 0.0
     more: float = 0.0
     static: float = 0.0
@@ -98,6 +101,12 @@ class Probe:
     beside: tuple[float, float] = (0.0, 0.0)
     refused: str = ""
     again: float = field(default=0.0, compare=False)
+
+    @property
+    def forward(self) -> float:
+        """Seconds of a further layer of forward; 0 where nothing is known of it."""
+        phase = self.times.phases[0] if self.times is not None else None
+        return phase.layer if phase is not None else 0.0
 
 
 def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
@@ -224,6 +233,7 @@ def _work(asked: Asked) -> Probe:
     stash = max(0.0, _slope(kept))
     parameters, gradients, state = (_slope([float(m[n]) for m in memory]) for n in _STATIC)
     times = _times(steps, asked.layers.before)
+    pace, turn = _turns(asked.options, steps)
     again = layer / 2 if asked.options.recompute != "none" else 0.0
     return replace(
         elapsed,
@@ -231,6 +241,8 @@ def _work(asked: Asked) -> Probe:
         more=max(0.0, kept[0] - FEW[0] * stash),
         own=(parameters, gradients, state),
         times=times,
+        pace=pace,
+        turn=turn,
         again=again,
     )
 
@@ -253,6 +265,15 @@ def _link(spans: Sequence[_Spans]) -> float:
     streams = {stream for s in spans for stream in s.streams}
     slopes = [_slope([s.streams.get(stream, 0.0) for s in spans]) for stream in streams]
     return max([0.0, *slopes])
+
+
+def _turns(options: JobOptions, steps: Sequence[_Classes]) -> tuple[float, float]:
+    """Seconds from one microbatch to the next: of a further layer, and the rest. Parameters that
+    stay gathered are gathered once a step, so that of the probe is not that of a step."""
+    if options.zero < 2 or options.reshard_after_forward == "never":
+        return 0.0, 0.0
+    turns = [min(map(turn_of, step)) / PICOSECONDS for step in steps]
+    return (layer := _slope(turns)), turns[0] - FEW[0] * layer
 
 
 def _state(asked: Asked) -> Probe:

@@ -22,10 +22,11 @@ class StepLayout(NamedTuple):
 
     In layers of one microbatch, forward and backward: `work` is the most that a rank runs, `busy`
     the most of that and what others run before its first and after its last, `last` the same of the
-    rank with the head. Of the rank that keeps most of its microbatches, `held` are its layers and
-    `stashes` those that it keeps at once, one for each microbatch. `most` are the layers of the
-    rank that has most of them. `whole` is 1 if one stage runs the whole model. Each is a number, or
-    an array of them.
+    rank with the head. `lead` and `last_lead` are layers of which others run forward before these
+    two ranks begin, where `busy` and `last` have nothing of others. Of the rank that keeps most of
+    its microbatches, `held` are its layers and `stashes` those that it keeps at once, one for each
+    microbatch. `most` are the layers of the rank that has most of them. `whole` is 1 if one stage
+    runs the whole model. Each is a number, or an array of them.
     """
 
     layers: Any
@@ -35,6 +36,8 @@ class StepLayout(NamedTuple):
     work: Any = 0
     busy: Any = 0
     last: Any = 0
+    lead: Any = 0
+    last_lead: Any = 0
     most_layers: Any = 0
     stashes: Any = 0
     most: Any = 0
@@ -128,7 +131,7 @@ def layer_layout(
     many = layers.many
     schedule: Schedule | None = SCHEDULES.get(name)
     if stages == 1:
-        return StepLayout(many, 1, 1, count, many * count, 0, 0, many, many, many, 1)
+        return StepLayout(many, 1, 1, count, many * count, 0, 0, 0, 0, many, many, many, 1)
     chunks = given or (schedule.default_chunks if schedule else 1)
     plain = StepLayout(many, stages, chunks, count)
     ranks = rank_layers(layers, name, stages, count, given, cut)
@@ -140,12 +143,17 @@ def layer_layout(
     placement = schedule.placement(stages, chunks)
     if placement.copies > 1:  # each copy runs some of the microbatches
         return holds
-    in_order = is_in_order(schedule, stages, chunks)
-    first = layers.of_parts(cut or evenly(layers.total, placement.depth))[:stages]
-    fills = [sum(first[:rank]) if in_order else 0 for rank in range(stages)]
-    busy = [count * mine + fill for mine, fill in zip(own, fills, strict=True)]
-    head = placement.homes[placement.depth - 1].rank
-    return holds._replace(work=count * max(own), busy=max(busy), last=busy[head])
+    parts = layers.of_parts(cut or evenly(layers.total, placement.depth))
+    homes = [home.rank for home in placement.homes]
+    before = [sum(parts[: homes.index(rank)]) for rank in range(stages)]
+    if is_in_order(schedule, stages, chunks):  # what is before is after it as well
+        busy = [(count * mine + fill, 0) for mine, fill in zip(own, before, strict=True)]
+    else:
+        busy = [(count * mine, fill) for mine, fill in zip(own, before, strict=True)]
+    (most_busy, lead), (last, last_lead) = max(busy), busy[homes[-1]]
+    return holds._replace(
+        work=count * max(own), busy=most_busy, last=last, lead=lead, last_lead=last_lead
+    )
 
 
 def _kept(
