@@ -153,7 +153,7 @@ def test_hostile_texts_are_errors(data: st.DataObject) -> None:
     ("content", "expected"),
     [
         (b"", "title: is missing"),
-        (b"\xff", "byte 0 is not UTF-8"),
+        (b"\xff", "byte 0xff is not UTF-8"),
         (b"#" * (1 << 21), "longer than 1,048,576 bytes"),
         (b'base = "m.toml"', "makes a cycle, or a chain"),
         (b'base = "h10"', "no machine 'h10'"),
