@@ -144,8 +144,8 @@ class HostsOp(Statement):
     (Megatron-LM v2.5, megatron/schedules.py, `timers("forward-compute")`, global_vars.py,
     `_Timer.start`). Then the longer one of host and device counts for each of these, and before
     each forward the device has nothing to do for the time of `microbatch`: data are fetched,
-    broadcast, and masked. With `graphs` a step is captured once and launched as a whole, so no
-    device waits. Steps of serving are captured without it, but those with prompts under `prompts =
+    broadcast, and masked (pretrain_gpt.py, `get_batch`). With `graphs` a step is captured once and
+    launched as a whole, so no device waits. Steps of serving are captured without it, but those with prompts under `prompts =
     issued`, as in vLLM: graphs are of steps that only decode (`CUDAGraphMode.FULL_DECODE_ONLY`), or
     have no more tokens than the largest captured size, 512 (docs/design/cuda_graphs.md). For a
     product in `product_bits` or less on Blackwell a host takes `product`, where it chooses the
