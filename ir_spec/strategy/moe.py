@@ -89,8 +89,8 @@ class MoeOp(Statement):
     What an all-to-all brings is in the order of the ranks that sent it. With `sort` a kernel of its
     own copies it into that of the experts, where a rank has several, and another one copies their
     results back (`sort-expert-rows`; Megatron-Core, token_dispatcher.py, `sort_chunks_by_idxs`),
-    forward and backward. `deepep` brings rows in the order of
-    their experts, so `sort` changes nothing then.
+    forward and backward. `deepep` brings rows in the order of their experts, so `sort` changes
+    nothing then.
 
     With `gather` nothing is sent to an expert. Tokens that are split over the ranks of the experts
     are gathered, a rank fills the buffers of its own experts, and what experts make of a token is
