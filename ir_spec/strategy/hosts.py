@@ -145,16 +145,16 @@ class HostsOp(Statement):
     (Megatron-LM v2.5, megatron/schedules.py, `timers("forward-compute")`, global_vars.py,
     `_Timer.start`). Then the longer one of host and device counts for each of these, and before
     each forward the device has nothing to do for the time of `microbatch`: data are fetched,
-    broadcast, and masked. With `waits = kernels` a launch returns when its kernel has ended
-    (CUDA_LAUNCH_BLOCKING=1, with which BLOOM was trained: bigscience-workshop/bigscience,
-    tr11-176B-ml.slurm), so `issue` comes on top of each computation. With `graphs` a step is
-    captured once and launched as a whole, so no device waits. Steps of serving are captured without
-    it, but those with prompts under `prompts = issued`, as in vLLM: graphs are of steps that only
-    decode (`CUDAGraphMode.FULL_DECODE_ONLY`), or have no more tokens than the largest captured
-    size, 512 (docs/design/cuda_graphs.md). For a
-    product in `product_bits` or less on Blackwell a host takes `product`, where it chooses the
-    kernel at each call (FlashInfer, from vLLM's `flashinfer_scaled_fp4_mm` and, for weights in fp8
-    with one scale per tensor, `flashinfer_scaled_fp8_mm`; fp8 in blocks has kernels of DeepGEMM).
+    broadcast, and masked (pretrain_gpt.py, `get_batch`). With `waits = kernels` a launch returns
+    when its kernel has ended (CUDA_LAUNCH_BLOCKING=1, with which BLOOM was trained:
+    bigscience-workshop/bigscience, tr11-176B-ml.slurm), so `issue` comes on top of each
+    computation. With `graphs` a step is captured once and launched as a whole, so no device waits.
+    Steps of serving are captured without it, but those with prompts under `prompts = issued`, as in
+    vLLM: graphs are of steps that only decode (`CUDAGraphMode.FULL_DECODE_ONLY`), or have no more
+    tokens than the largest captured size, 512 (docs/design/cuda_graphs.md). For a product in
+    `product_bits` or less on Blackwell a host takes `product`, where it chooses the kernel at each
+    call (FlashInfer, from vLLM's `flashinfer_scaled_fp4_mm` and, for weights in fp8 with one scale
+    per tensor, `flashinfer_scaled_fp8_mm`; fp8 in blocks has kernels of DeepGEMM).
 
     A captured graph of decode launches its kernels with `graph_gap` between them, not with the
     launch gap of the machine. For a step of serving the scheduler of an engine takes `step`: it

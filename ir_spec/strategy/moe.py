@@ -83,12 +83,14 @@ class MoeOp(Statement):
     either way.
 
     Tokens that products take in 8 or 4 bits are cast before they are sent, as in DeepSeek-V3; with
-    `payload = tokens` behind, as by Megatron-Core, whose dispatcher knows nothing of 8 bits.
+    `payload = tokens` behind, as by Megatron-Core, whose dispatcher knows nothing of 8 bits
+    (token_dispatcher.py, `token_dispatch`).
 
     What an all-to-all brings is in the order of the ranks that sent it. With `sort` a kernel of its
     own copies it into that of the experts, where a rank has several, and another one copies their
-    results back (`sort-expert-rows`), forward and backward. `deepep` brings rows in the order of
-    their experts, so `sort` changes nothing then.
+    results back (`sort-expert-rows`; Megatron-Core, token_dispatcher.py, `sort_chunks_by_idxs`),
+    forward and backward. `deepep` brings rows in the order of their experts, so `sort` changes
+    nothing then.
 
     With `gather` nothing is sent to an expert. Tokens that are split over the ranks of the experts
     are gathered, a rank fills the buffers of its own experts, and what experts make of a token is
