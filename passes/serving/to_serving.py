@@ -15,6 +15,7 @@ from stagec.api import (
     Phase,
     Quoted,
     Region,
+    Relation,
     TensorType,
     Type,
     Value,
@@ -140,6 +141,7 @@ def to_serving(module: Module, given: ToServing) -> None:
     body.terminator.set_operands([*logits, *kept])
     _erase(body, used)
     if mixed is not None:
+        _limit_each(module, mixed)
         chosen = logits if mixed.samples else ()
         logits = tuple(_last(step, value, mixed.sampled) for value in chosen)
     elif mode == "prefill":
@@ -148,6 +150,19 @@ def to_serving(module: Module, given: ToServing) -> None:
     body.terminator.set_operands([*logits, *kept])
     erase_unused(body)
     body.returns = tuple(v.tensor for v in body.terminator.operands)
+
+
+def _limit_each(module: Module, mixed: Mixed) -> None:
+    """What is assumed of the tokens of a sequence is assumed of those of each class, for S are the
+    tokens of all."""
+    lengths = [dict.fromkeys(module.sequences[:1], each.new) for each in mixed.classes]
+    for op in module.declaring("relations"):
+        kept: dict[Relation, None] = {}
+        for relation in (r for r, at in module.relations if at is op):
+            of_classes = (relation.substitute(new) for new in lengths)
+            kept |= dict.fromkeys(of_classes if module.limits_length(relation) else (relation,))
+        if kept:
+            op.attrs["relations"] = tuple(kept)
 
 
 def _parts(module: Module, new: Expr) -> Expr:

@@ -217,6 +217,11 @@ class Module:
                 relations += [(v, op) for v in values if isinstance(v, Relation)]
         return relations
 
+    def limits_length(self, relation: Relation) -> bool:
+        """Whether a relation bounds the tokens of a sequence, as learned positions do. In a mixed
+        step, whose tokens are those of many sequences, it says nothing of them."""
+        return relation.modulus is None and not relation.symbols.isdisjoint(self.sequences[:1])
+
     @property
     def facts(self) -> Facts:
         """What can be decided from the relations and from the values that are known."""

@@ -17,6 +17,7 @@ from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.param import AXES, DIMS, STATICS
 from stagec.ir.rule import RuleSyntaxError
+from stagec.ir.serving_step import MIXED
 from stagec.ir.signature import check_signature
 from stagec.ir.traits import CopiesMemory, Free, Lowered, OpenParams
 from stagec.ir.types import TensorType, index_name
@@ -278,8 +279,10 @@ class _Checker:
     # -- assumptions ---------------------------------------------------------------------------
 
     def _relations(self) -> None:
+        mixed = self._module.serving == MIXED
         for relation, op in self._module.relations:
-            if not relation.symbols or not relation.symbols <= self._env.keys():
+            known = relation.symbols and relation.symbols <= self._env.keys()
+            if not known or (mixed and self._module.limits_length(relation)):
                 continue
             problem = broken(relation, self._env)
             if problem:

@@ -104,6 +104,21 @@ def test_positions_beyond_those_of_the_model_are_a_warning(model: str, positions
     assert "beyond" not in stagec(*words, str(positions - 1)).err
 
 
+@pytest.mark.parametrize("step", ["prefill=10x300+0", "decode=2000x100", "chunk=9x300+100"])
+def test_a_step_has_more_tokens_than_a_sequence_has_positions(step: str) -> None:
+    """The positions of a table, here 1,024, are those of each sequence of a mixed step."""
+    ran = stagec("analyze", "gpt2", "--set", "L=1", "--serve", "mixed", "--step", step)
+    assert ran.code == 0, ran.err
+    assert not ran.err
+
+
+def test_a_sequence_of_a_step_has_no_more_positions_than_the_model() -> None:
+    words = ("analyze", "gpt2", "--set", "L=1", "--serve", "mixed", "--step")
+    ran = stagec(*words, "decode=4x100,prefill=1x3000+0")
+    assert ran.code == 1
+    assert "the assumption P >= new1 does not hold for P = 1024, new1 = 3000" in ran.err
+
+
 def test_a_model_without_a_last_position_has_no_warning() -> None:
     ran = stagec(
         "analyze", "mamba-2.8b", "--set", "L=1", "--serve", "decode", "--context", "9999999"

@@ -169,6 +169,8 @@ class Serving:
         if self.past != 0:
             declared[PAST] = True if self.past is None else const(self.past)
         module.set_values(self.sizes)
+        if self.step is not None:
+            module.serving = self.mode  # tokens of a step are no longer those of a sequence
 
     @property
     def cached_tokens(self) -> Expr | None:
