@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from stagec.serving.adapters import AdapterSlots
+from stagec.serving.fleet import FleetPlan
 from stagec.serving.policy import ServerLimits
 from stagec.serving.replica import Replica
 from stagec.serving.requests import Request, read_requests
 from stagec.serving.simulate import Simulation
 from tests.support import examples, stagec
+from tests.unit.test_fleet import LIMITS as FLEET
+from tests.unit.test_fleet import SlowJob, SlowReplica, SlowServer
 from tests.unit.test_requests_over_time import Linear, loads, served
 
 LOAD = 7 * 10**9
@@ -73,6 +78,56 @@ def test_slots_for_all_that_take_no_time_change_nothing(requests: list[Request])
         for run in (served(requests, LIMITS), with_slots(named, 3, 0))
     ]
     assert ends[0] == ends[1]
+
+
+@dataclass(eq=False)
+class SlowSlots(SlowReplica):
+    """Sequences one by one, each step by itself, and the adapters in slots, those used last at the
+    end."""
+
+    slots: int = 2
+    kept: list[str] = field(default_factory=list[str])
+
+    def plan(self, now: int) -> None:
+        before, passed, loads = list(self.waiting), list[SlowJob](), 0
+        self.waiting = []
+        super().plan(now)
+        budget = self.limits.tokens - sum(new for _, new in self.parts)
+        while before and budget > 0 and len(self.running) < self.limits.sequences:
+            job = before.pop(0)
+            name = job.request.adapter
+            free = [a for a in self.kept if all(a != j.request.adapter for j in self.running)]
+            if name and name not in self.kept and len(self.kept) == self.slots and not free:
+                passed.append(job)
+                continue
+            if name and name not in self.kept:
+                loads += 1
+                if len(self.kept) == self.slots:
+                    self.kept.remove(free[0])
+            if name:
+                self.kept = [*(a for a in self.kept if a != name), name]
+            self.running.append(job)
+            self.parts.append((job, min(job.left, budget)))
+            budget -= self.parts[-1][1]
+        self.waiting = [*passed, *before]
+        if self.parts:
+            pieces = [(new, job.cached) for job, new in self.parts]
+            self.until = now + loads * LOAD + self.costs.mixed(0, 0, pieces)
+
+
+@examples(150)
+@given(loads(), st.lists(st.sampled_from(["", "a", "b", "c", "d"]), min_size=25, max_size=25))
+def test_every_event_is_that_of_the_simulator_that_steps(
+    requests: list[Request], names: list[str]
+) -> None:
+    named = [replace(r, adapter=name) for r, name in zip(requests, names, strict=False)]
+    slow = SlowServer(named, FleetPlan(), [])
+    slow.each = [SlowSlots(n, "up", FLEET, Linear()) for n in range(3)]
+    slow.run()
+    how = {f"replica{n}": {"adapters": AdapterSlots(2, LOAD)} for n in range(3)}
+    run = served(named, FLEET, count=3, **how)
+    actual = sorted((j.number, j.first, j.last) for j in run.done)
+    assert actual == sorted((j.number, j.first, j.last) for j in slow.done)
 
 
 def test_prompts_of_two_adapters_have_no_block_in_common() -> None:
