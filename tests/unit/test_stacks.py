@@ -135,8 +135,7 @@ def test_a_compiled_kernel_writes_gradients_over_gate_and_up() -> None:
     sizes, feed = "B=2,S=8192,L=2,V=256", 2 * 2 * 8192 * 14336
 
     def peak(*flags: str) -> int:
-        total: int = moments("--set", sizes, "--grads", "freed", *flags)["peak"]["total"]
-        return total
+        return int(moments("--set", sizes, "--grads", "freed", *flags)["peak"]["total"])
 
     assert peak() - peak("--eager", "gate_in_place") == feed
     again = ("--recompute", "full")
