@@ -2,10 +2,10 @@
 
 Kernels and collectives are fitted on tables of their own (`fit_machines.py`, `fit_network.py`);
 whole steps tell what such tables cannot: what is left of the speed of products in a step, how fast
-the backward of attention is. Times of hosts are those of stacks, which the rows run: no row tells
-`efficiency.host.issue` of a machine. Every second row of a source is fitted, the others judge; with
-`--all` every row is fitted, and sources that are left out judge. `--write` puts the constants with
-this record into the machine's text. Nothing is fitted for a row, a model or a source.
+the backward of attention is. Times of hosts are those of stacks, which the rows run: no row depends
+on `efficiency.host.issue` of a machine. Every second row of a source is fitted, the others judge;
+with `--all` every row is fitted, and sources that are left out judge. `--write` puts the constants
+with this record into the machine's text. Nothing is fitted for a row, a model or a source.
 """
 
 from __future__ import annotations
