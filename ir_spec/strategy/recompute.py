@@ -87,7 +87,8 @@ class RecomputeOp(Statement):
     the inputs of the blocks; what nothing in backward needs is not computed. `full_replay`: all of
     the block, as the published formulas count. `ops` instead names the ops whose results are not
     stashed. With `keep` beside `full` the results of these ops are kept, also those that backward
-    does not take, and every `products`-th matrix product is computed again: `einsum, attention` and
+    does not take, but not by a compiler of blocks (`stg.fusion[elementwise]`), and every
+    `products`-th matrix product is computed again: `einsum, attention` and
     2 are the list of torchtitan's selective checkpoints of ops (`_save_list`, `_apply_op_sac`).
     `layers` recomputes in the first blocks of each stage only (Megatron-LM's method
     `block`), `every` in every n-th block (as torchtitan does); the others stash all.

@@ -34,11 +34,17 @@ PASS = "recompute"
 
 
 def hand_over(
-    registry: Registry, forward: Operation, back: Operation, *, keep_inputs: bool = False
+    registry: Registry,
+    forward: Operation,
+    back: Operation,
+    *,
+    keep_inputs: bool = False,
+    keep_idle: bool = True,
 ) -> None:
     """Give the backward region all that it uses of the forward region, in place. With `keep_inputs`
-    a block that is computed again keeps its inputs until its backward ends."""
-    _HandOver(registry, forward, back).run(keep_inputs=keep_inputs)
+    a block that is computed again keeps its inputs until its backward ends, with `keep_idle` also
+    what a list names that backward does not use."""
+    _HandOver(registry, forward, back).run(keep_inputs=keep_inputs, keep_idle=keep_idle)
 
 
 def pin_again(region: Region) -> None:
@@ -82,7 +88,7 @@ class _HandOver:
         self._place = back.body.terminator  # recomputed operations go before this one
         self._listed = _listed(forward.body, self._what)
 
-    def run(self, *, keep_inputs: bool) -> None:
+    def run(self, *, keep_inputs: bool, keep_idle: bool) -> None:
         for op in list(self._back.body.walk()):
             self._place = enclosing(op, self._back.body)
             for index, value in enumerate(op.operands):
@@ -90,7 +96,7 @@ class _HandOver:
                     op.set_operand(index, self._use(value))
         if self._what.policy == "full_replay":
             self._replay_rest()
-        if self._what.keep:
+        if self._what.keep and keep_idle:
             self._keep_rest()
         if keep_inputs and self._what.policy in ("full", "full_replay"):
             self._keep_inputs()

@@ -54,6 +54,7 @@ from stagec.ir.rewrite import erase_unused
 from stagec.ir.traits import Accumulates, BeginsBackward, Free
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
+from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.passes.autodiff.carried_values import hand_over, pin_again
@@ -163,6 +164,7 @@ class _TrainingStep:
         self._registry = module.registry
         self._reductions = GradientReductions(module, strategy)
         self.keeps_saved = strategy.one(SavedTensorsRule).until == "node"
+        self.compiled = strategy.one(FusionRule).kind in COMPILED
         self.saves_needed = strategy.one(SavedTensorsRule).first == "needed"
         self.idle = idle_values(module)
 
@@ -313,7 +315,8 @@ class _TrainingStep:
             tape.give(outer, _sum_stack(tape.builder, result, outer.prefixed("d_")))
         if self.idle:
             erase_unused(region)  # what backward does not use is not stashed
-        hand_over(self._registry, op, back, keep_inputs=self.keeps_saved)
+        keeps = {"keep_inputs": self.keeps_saved, "keep_idle": not self.compiled}
+        hand_over(self._registry, op, back, **keeps)
 
 
 class _Tape:

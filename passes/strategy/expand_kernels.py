@@ -22,8 +22,10 @@ from stagec.api import (
 )
 from stagec.ir.queries import plain
 from stagec.ir.rewrite import replace_op
+from stagec.ir_spec.ops.gated import IN_PLACE
 from stagec.ir_spec.ops.layout import PartOf, Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule
+from stagec.ir_spec.strategy.selective import SelectiveRule
 from stagec.passes.strategy.unpack import unpack_product
 from stagec.support.suggest import did_you_mean
 
@@ -34,9 +36,9 @@ class ExpandKernels(Pass):
 
     Each op says what these are. Where gate and up come out of one product, they get products, and
     parameters, of their own, as modules have them; statements that name the packed parameter then
-    name these. A remark says so if the model has none of these
-    ops. `stg.part_of` stays where `part_of` is named and no axis splits heads of some parts only,
-    and goes elsewhere.
+    name these. So they do for `gate_in_place` where recompute counts products. A remark says so if
+    the model has none of these ops. `stg.part_of` stays where `part_of` is named and no axis splits
+    heads of some parts only, and goes elsewhere.
 
     Before:
         stg.strategy @s {
@@ -85,11 +87,11 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
                 remedy=did_you_mean(name, known)
                 or "leave it out: all other ops are single kernels",
             )
-    left = set(rule.eager)
+    found, counts = False, _counts_products(strategy)
     for op in list(module.main.body.walk()):
         forms = op.definition.eager_forms()
-        for name in (name for name in rule.eager if name in forms):
-            left.discard(name)
+        for name in _named(rule, op, counts=counts):
+            found = True
             b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
             made = forms[name](b, op, partial(_on_rank, module, strategy))
             operands = list(op.operands)
@@ -100,9 +102,23 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
                 if isinstance(user.definition, Unbind):
                     unpack_product(module, user)
             break
-    if rule.eager and left == set(rule.eager):
+    if rule.eager and not found:
         remark = "'eager' of 'stg.kernels' changes nothing: the model has none of these ops"
         module.diagnostics.remark(remark, rule.loc)
+
+
+def _counts_products(strategy: Strategy) -> bool:
+    """Whether recompute counts products, which are then those of modules."""
+    what, selective = strategy.recompute, strategy.one(SelectiveRule)
+    return what.products > 0 or (what.policy == "selective" and selective.what == "products")
+
+
+def _named(rule: KernelsRule, op: Operation, *, counts: bool) -> Iterator[str]:
+    """The names of forms that an op has; with recompute that counts products gate and up are two,
+    and what is computed from them is computed again in any case."""
+    for name in rule.eager:
+        if name in op.definition.eager_forms():
+            yield op.name.partition(".")[2] if name == IN_PLACE and counts else name
 
 
 def _parts(module: Module) -> Iterator[Operation]:
