@@ -190,12 +190,14 @@ class Mixed:
             parts = self.parts[value, b.region] = [self._split(part, c) for part, c in cut]
         if parts is not None:
             return parts[number]
-        if any(map(self._in_tokens, value.tensor.shape)):
+        shape = value.tensor.shape
+        if symbol(BATCH) in shape or any(map(self._in_tokens, shape)):
             raise error(
                 f"'{op.name}' takes %{value.name}: {value.type}, which cannot be divided among "
-                "the classes of a mixed step: expected [B, S, ...]",
+                f"the classes of a mixed step: expected [B, {self.step.new}, ...]",
                 op.loc,
-                remedy="serve the model in steps of one class: --serve prefill, --serve decode",
+                remedy="serve the model in steps of one class: --serve prefill, --serve decode, "
+                "or stagec serve with --prompt-steps alone",
             )
         return value
 

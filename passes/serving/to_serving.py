@@ -155,7 +155,7 @@ def to_serving(module: Module, given: ToServing) -> None:
 def _limit_each(module: Module, mixed: Mixed) -> None:
     """What is assumed of the tokens of a sequence is assumed of those of each class, for S are the
     tokens of all."""
-    lengths = [dict.fromkeys(module.sequences[:1], each.new) for each in mixed.classes]
+    lengths = [dict.fromkeys(mixed.step.new.symbols, each.new) for each in mixed.classes]
     for op in module.declaring("relations"):
         kept: dict[Relation, None] = {}
         for relation in (r for r, at in module.relations if at is op):

@@ -220,7 +220,7 @@ class Module:
     def limits_length(self, relation: Relation) -> bool:
         """Whether a relation bounds the tokens of a sequence, as learned positions do. In a mixed
         step, whose tokens are those of many sequences, it says nothing of them."""
-        return relation.modulus is None and not relation.symbols.isdisjoint(self.sequences[:1])
+        return relation.modulus is None and not relation.symbols.isdisjoint(self.sequences)
 
     @property
     def facts(self) -> Facts:

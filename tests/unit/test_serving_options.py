@@ -68,6 +68,10 @@ def test_whole_experts_where_blocks_of_their_widths_do_not_divide(
         (("llama3-8b", "--prefill", "tp=2"), "add --serve disaggregated"),
         ((*DECODE, "--decode", "tp=2"), "--decode needs --serve disaggregated"),
         ((*MIXED, "--cp", "2"), "give --cp-mode all-gather"),
+        (
+            ("t5-base", "--serve", "mixed", "--step", "decode=4x9,prefill=2x8+0"),
+            "or stagec serve with --prompt-steps alone",
+        ),
         ((*MIXED, "--cp", "8", "--cp-mode", "all-gather"), "as a multiple of 32\n"),
         (("llama3-8b", "--tp", "2", "--dp-attention"), "--dp-attention needs a step of serving"),
         (("llama3-8b", "--serve", "decode"), "--serve decode needs --context"),
