@@ -64,9 +64,9 @@ if TYPE_CHECKING:
 
 Figures = TypeVar("Figures")
 
-#: The rates of a step of decode, whose options are those and whose ranks hold so many bytes, and
-#: what they hold in all steps.
-RatesAt: TypeAlias = Callable[[PodStep, JobOptions, int], tuple[ServingRates, int]]
+#: The rates of a step of decode, whose options are those and whose ranks hold so many bytes, those
+#: that are reserved among them, and what they hold in all steps.
+RatesAt: TypeAlias = Callable[[PodStep, JobOptions, int, int], tuple[ServingRates, int]]
 #: The largest batch that is tried.
 LARGEST = 1 << 16
 _BATCH = re.compile("0*[1-9][0-9]{0,5}")
@@ -258,16 +258,18 @@ def _rates_at(
     `DiagnosticError`."""
     first = options[PREFILL]
     if first.serve == DISAGGREGATED:
-        return lambda decode, job, peak: (disaggregated(prefill, decode, output, pods), peak)
+        return lambda decode, job, peak, _: (disaggregated(prefill, decode, output, pods), peak)
     mixes = Mixing.of(options[DECODE], first, output)
     if mixes is not None:
-        return lambda decode, job, peak: mixes.rates(decode, peak, timer, session)
+        return lambda decode, job, peak, _: mixes.rates(decode, peak, timer, session)
     from stagec.jobs.lowered import job_costs
 
     batch = prefill.sequences // steps_in_flight(first)
     chunks = [*prompt_chunks(first.changed(batch=batch))]
 
-    def alone(decode: PodStep, job: JobOptions, peak: int) -> tuple[ServingRates, int]:
+    def alone(
+        decode: PodStep, job: JobOptions, peak: int, reserved: int
+    ) -> tuple[ServingRates, int]:
         # no more prompts are in a step, and on stages, than there are sequences
         prompts = replace(prefill, sequences=min(prefill.sequences, decode.sequences))
         rates = colocated(prompts, decode, output)
@@ -276,7 +278,7 @@ def _rates_at(
         kept = job_costs(job, session).figures().by_stage
         steps = (job_costs(step, session).figures().by_stage for step in chunks)
         stages = steps_in_flight(job)
-        return rates, max(peak, *(peak_alone(each, kept, stages) for each in steps))
+        return rates, max(peak, *(peak_alone(each, kept, stages) + reserved for each in steps))
 
     return alone
 
@@ -323,10 +325,10 @@ def _rows(
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         seconds = paced_seconds(report, job, -(-batch // groups))
         engine = PodStep(batch, seconds / accepted, ranks)
-        rates, peak = None, fit.peak - reserved
+        rates, peak = None, fit.peak
         if fit.fits or wanted:
-            rates, peak = rates_at(engine, job, peak)
-        fit = replace(fit, peak=peak + reserved)
+            rates, peak = rates_at(engine, job, peak, reserved)
+        fit = replace(fit, peak=peak)
         if not fit.fits and first:
             asked, mesh = job.changed(batch=whole), report.mesh
             about, pod = (asked, timer.machine, fit, mesh), DECODE if two_pods else ""

@@ -142,8 +142,8 @@ class Mixing:
         self, decode: PodStep, peak: int, timer: StepTimer, session: Session
     ) -> tuple[ServingRates, int]:
         """What it gives with steps that decode, which have a batch, and the bytes that a rank holds
-        at its `peak` in these, or in those with prompts. Sequences that wait have no caches. Raises
-        `DiagnosticError`."""
+        at its `peak` in these, or in those with prompts, with `reserve` those of all tokens of
+        its sequences. Sequences that wait have no caches. Raises `DiagnosticError`."""
         from stagec.jobs.lowered import job_costs
 
         batch = decode.sequences
@@ -156,13 +156,11 @@ class Mixing:
                 "decoding sequences",
                 remedy="give smaller --batches, or more --step-tokens",
             )
-        step = step_of(
-            [
-                SequenceClass(1, past + self.prompt + self.output // 2, 1, running),
-                SequenceClass(work.size, past + work.past, 1, work.prompts),
-            ]
+        chunked = SequenceClass(work.size, past + work.past, 1, work.prompts)
+        asked, last = (
+            self._step(SequenceClass(1, past + self.prompt + tokens, 1, running), chunked)
+            for tokens in (self.output // 2, self.output - 1)
         )
-        asked = self.options.changed(serve=MIXED, step=str(step), context=None)
         job = job_costs(asked, session)
         report = timer.time(job)
         prompts = work.prompts * min(self.groups, batch)
@@ -172,6 +170,11 @@ class Mixing:
         request = request_seconds(report)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request, passes=passes)
         waits = running < each or not work.keeps_up
-        most = peak_of(job.figures().by_stage, stages - 1, 1)
+        kept = job_costs(last, session) if self.rule.reserve else job
+        most = peak_of(kept.figures().by_stage, stages - 1, 1)
         peak = max(most, peak) if running == each else most
         return beside(decode, mixed, work, self.output, waits=waits), peak
+
+    def _step(self, *sequences: SequenceClass) -> JobOptions:
+        """The step of these sequences of each group of ranks."""
+        return self.options.changed(serve=MIXED, step=str(step_of(sequences)), context=None)

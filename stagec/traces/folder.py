@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ def working_folder(target: Path, *, force: bool, resume: bool) -> Generator[Path
         except BaseException:
             if not resume:
                 shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                folder.rmdir()  # of a run with `resume` if it is empty
             raise
         if not in_place:
             folder.chmod(0o777 & ~umask())

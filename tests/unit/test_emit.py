@@ -493,6 +493,8 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(small_di
     assert float(actual[1]) > float(actual[2])
     assert "--only-ranks" in ran.err
     assert list(small_disk.iterdir()) == []
+    assert stagec(*arguments(small_disk / "out", "--set", "L=40"), "--resume").code == 1
+    assert list(small_disk.iterdir()) == []
 
 
 @LONG

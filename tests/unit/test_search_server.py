@@ -350,6 +350,10 @@ QUESTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "mixtral-8x7b",
         {"chunk": 512, "stack": "trtllm", "weight_dtype": "fp8", "kv_dtype": "fp8", "page": 16},
     ),
+    "room for all tokens": (
+        "gpt-1.7b",
+        {"tp": 1, "reserve_outputs": True, "prompt": 100, "context": 300, "output_tokens": 300},
+    ),
     "drafts": ("qwen3-30b-a3b", {"speculative": 2, "accepted": "2.5", "output_tokens": 200}),
 }
 
