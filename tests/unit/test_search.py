@@ -443,7 +443,7 @@ def test_the_bound_of_a_pipeline_is_that_of_its_schedule(
         *of(*layer_layout(Layers(0, layers), name, stages, count, chunks, (1,) * layers))
     )
     each = 3 * forward / chunks
-    bound = time_bound(Work(*of(each, 0, 0, 0, 0, 0, forward / chunks)), shape)[0]
+    bound = time_bound(Work(*of(each, *[0] * 7, forward / chunks)), shape)[0]
     assert bound <= span
     if name in ("1f1b", "interleaved") or (name == "zb-h1" and weight == forward):
         assert bound == pytest.approx(span, rel=1e-3)
