@@ -143,8 +143,8 @@ def _recomputes_some(options: JobOptions) -> bool:
 
 def refined_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions | None:
     """The work of a microbatch with what data-parallel ranks exchange for it; None where they
-    exchange nothing for each microbatch."""
-    if options.zero < 2:
+    exchange nothing for each microbatch, or reduce gradients once."""
+    if options.zero < 2 or options.grad_reduction in ("once", "staged" if options.pp > 1 else ""):
         return None
     kept = ("dp", "dp_replicate", "dp_shard", "zero", "reshard_after_forward", "fsdp_prefetch")
     batch = microbatch_of(options, sizes) * data_ranks(options)

@@ -109,6 +109,10 @@ SPACES: tuple[tuple[str, str, int, str, Mapping[str, tuple[Any, ...]]], ...] = (
     ("llama2-7b", "B=16,S=1024,L=8", 8, "a100-80g", {"recompute_layers": (0, 2)}),
     ("llama3-8b", "B=16,S=1024,L=7", 8, "h100-sxm", {"schedule": ("looped-bfs",), "pp": (2,)}),
     ("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", {"dp_shard": (2, 4), "zero": (1, 3)}),
+    (
+        *("llama3-8b", "B=64,S=1024,L=8", 16, "h100-sxm"),
+        {"grad_reduction": ("each", "once", "staged"), "zero": (3,), "pp": (1, 2)},
+    ),
     ("gpt-3.6b", "B=32,S=1024,L=4", 16, "a100-80g", {"scatter_gather": (False, True), "pp": (2,)}),
     ("deepseek-v2", "B=16,S=1024,L=4", 8, "h100-sxm", {"ep": (8,), "zero": (1, 3)}),
     ("gemma-3-4b", "B=32,S=1024", 8, "h200", {"pp": (1, 2, 4), "zero": (0, 1, 3)}),
@@ -443,7 +447,7 @@ def test_the_bound_of_a_pipeline_is_that_of_its_schedule(
         *of(*layer_layout(Layers(0, layers), name, stages, count, chunks, (1,) * layers))
     )
     each = 3 * forward / chunks
-    bound = time_bound(Work(*of(each, 0, 0, 0, 0, 0, forward / chunks)), shape)[0]
+    bound = time_bound(Work(*of(each, *[0] * 7, forward / chunks)), shape)[0]
     assert bound <= span
     if name in ("1f1b", "interleaved") or (name == "zb-h1" and weight == forward):
         assert bound == pytest.approx(span, rel=1e-3)
