@@ -202,8 +202,6 @@ class VLLM(ScriptedEngine):
     def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
         if layout.ep > 1 and layout.moe_tp > 1:
             return "experts that are split and shared out at once"
-        if options.prompt_steps == ALONE:
-            return "prompts in steps of their own"
         if options.lora and options.lora_rank not in _VLLM_RANKS:
             ranks = ", ".join(map(str, _VLLM_RANKS))
             return f"adapters of rank {options.lora_rank}, but of {ranks}"
@@ -311,8 +309,6 @@ class TensorRTLLM(LaunchEngine):
     def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
         if layout.dp > 1 and layout.tp > 1:
             return "attention that is split within groups that have sequences of their own"
-        if options.prompt_steps == ALONE:
-            return "prompts in steps of their own"
         if options.two_batch_overlap:
             return "two half batches that take turns"
         if others := [n for n in (options.lora or "").split(",") if n and n not in _LORA_MODULES]:
