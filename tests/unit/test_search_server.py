@@ -410,7 +410,6 @@ def test_layouts_of_workers() -> None:
         ({"lora": "wq", "lora_rank": 12}, "vllm", "adapters of rank 12, but of 1, 8, 16"),
         ({"lora": "wq,embed", "lora_rank": 16}, "trtllm", "adapters of embed"),
         ({"two_batch_overlap": True}, "trtllm", "two half batches"),
-        ({"prompt_steps": "alone"}, "vllm trtllm", "prompts in steps of their own"),
     ],
 )
 def test_what_engines_have_no_flags_for(flags: dict[str, Any], who: str, what: str) -> None:
