@@ -346,9 +346,14 @@ class JobBounds:
 
     @cached_property
     def _keeps(self) -> Floats:
-        """0 for jobs whose layers differ in what is computed again, else 1."""
-        some = sum((self._jobs.numbers(n) for n in RECOMPUTED), np.zeros(len(self._jobs)))
-        return np.where(some > 0, 0.0, 1.0)
+        """0 for jobs whose layers differ in what is computed again, and for those that cast
+        gradients before they share them out, since a probe, which shares none, has all casts; else
+        1."""
+        jobs = self._jobs
+        some = sum((jobs.numbers(n) for n in RECOMPUTED), np.zeros(len(jobs)))
+        types = zip(jobs.values("grad_dtype"), jobs.values("reduce_dtype"), strict=True)
+        casts = np.array([grad != reduced for grad, reduced in types], dtype=bool)
+        return np.where((some > 0) | (casts & (jobs.numbers("zero") >= 2)), 0.0, 1.0)
 
     @cached_property
     def _unshared(self) -> Floats:

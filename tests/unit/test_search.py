@@ -113,6 +113,10 @@ SPACES: tuple[tuple[str, str, int, str, Mapping[str, tuple[Any, ...]]], ...] = (
         *("llama3-8b", "B=64,S=1024,L=8", 16, "h100-sxm"),
         {"grad_reduction": ("each", "once", "staged"), "zero": (3,), "pp": (1, 2)},
     ),
+    (
+        *("llama3-8b", "B=16,S=2048,L=8", 8, "h100-sxm"),
+        {"grad_dtype": ("f32", "bf16"), "zero": (2,), "pp": (1,), "recompute": ("none",)},
+    ),
     ("gpt-3.6b", "B=32,S=1024,L=4", 16, "a100-80g", {"scatter_gather": (False, True), "pp": (2,)}),
     ("deepseek-v2", "B=16,S=1024,L=4", 8, "h100-sxm", {"ep": (8,), "zero": (1, 3)}),
     ("gemma-3-4b", "B=32,S=1024", 8, "h200", {"pp": (1, 2, 4), "zero": (0, 1, 3)}),
