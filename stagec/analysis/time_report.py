@@ -168,7 +168,9 @@ def time_report(
         for number, mine in enumerate(job.members)
     )
     meshes = [job.mesh for job in issued.jobs]
-    kernels = list(dict.fromkeys(k for job in issued.jobs if (k := job.software.attention)))
+    kernels = list(
+        dict.fromkeys(k for job in issued.jobs if (k := job.software.attention_on(machine)))
+    )
     used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
     return TimeReport(
         model=model,

@@ -145,10 +145,15 @@ class AttentionEfficiency(Rates):
     fitted: str = ""
     kernels: dict[str, AttentionKernel] = Field(default_factory=dict[str, AttentionKernel])
 
+    def chosen(self, name: str) -> str:
+        """The kernel of a name: of `sdpa` the first that PyTorch prefers and the device has
+        (ATen/native/transformers/cuda/sdp_utils.cpp, `priority_order`)."""
+        preferred = ("cudnn", "flash_2") if name == "sdpa" else ()
+        return next((each for each in preferred if each in self.kernels), name)
+
     def of_kernel(self, name: str) -> AttentionEfficiency:
         """The constants of a kernel of a library; of one without, these."""
-        chosen = ("cudnn", "flash_2") if name == "sdpa" else (name,)
-        kernel = next((k for n in chosen if (k := self.kernels.get(n)) is not None), None)
+        kernel = self.kernels.get(self.chosen(name))
         if kernel is None:
             return self
         own = {n: v for n in AttentionKernel.model_fields if (v := getattr(kernel, n)) is not None}

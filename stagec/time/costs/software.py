@@ -76,11 +76,11 @@ class Software:
             return self.serving == DECODE or self.hosts.prompts == CAPTURED
         return self.hosts.graphs
 
-    @property
-    def attention(self) -> str:
+    def attention_on(self, machine: Machine) -> str:
         """The kernel of attention, as a flag names it; empty where it is the machine's own."""
         name = self.kernels.attention
-        return "" if name == DEVICE else name.replace("_", "-")
+        chosen = machine.efficiency.attention.chosen(name)
+        return "" if name == DEVICE else chosen.replace("_", "-")
 
     def waiting_seconds(self, step: float) -> float:
         """What devices wait for the scheduler behind a step that takes them so many seconds."""
