@@ -168,9 +168,8 @@ def time_report(
         for number, mine in enumerate(job.members)
     )
     meshes = [job.mesh for job in issued.jobs]
-    kernels = list(
-        dict.fromkeys(k for job in issued.jobs if (k := job.software.attention_on(machine)))
-    )
+    named = (job.software.attention_on(machine) for job in issued.jobs)
+    kernels = list(dict.fromkeys(filter(None, named)))
     used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
     return TimeReport(
         model=model,

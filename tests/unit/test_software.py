@@ -88,6 +88,16 @@ def test_the_kernel_of_attention_is_named_and_counts() -> None:
     assert not second["cautions"]
 
 
+@pytest.mark.parametrize(
+    ("machine", "kernel"), [("h100-sxm", "cudnn"), ("a100-80g", "flash-2"), ("b200", "sdpa")]
+)
+def test_sdpa_is_what_pytorch_chooses_for_a_device(machine: str, kernel: str) -> None:
+    """A device without constants of kernels uses its own."""
+    chosen, same = (step("--attention", k, machine=machine) for k in ("sdpa", kernel))
+    assert chosen["attention"] == kernel
+    assert chosen["step_seconds"] == same["step_seconds"]
+
+
 def test_a_machine_without_the_kernel_says_so() -> None:
     """And takes its own, as long as before."""
     own, named = (step(*flags, machine="b200") for flags in ((), ("--attention", "flash-2")))
