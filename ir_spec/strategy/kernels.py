@@ -84,7 +84,8 @@ class KernelsOp(Statement):
     softmax in fp32 and in the type of its product.
 
     `sdpa` is PyTorch's own choice: cuDNN on Hopper and Blackwell, FlashAttention 2 elsewhere
-    (ATen/native/transformers/cuda/sdp_utils.cpp: `check_prefer_cudnn_attention`).
+    (ATen/native/transformers/cuda/sdp_utils.cpp: `check_prefer_cudnn_attention`). It knows no
+    windows: sequences as long as one have a mask, with which the kernel computes all pairs.
 
     With `elementwise = torch` a node says which kernels PyTorch launches for it (`form =
     eager_...`, `stagec/time/costs/eager.py`): all those of a norm or a rotation, and those that
