@@ -72,9 +72,9 @@ class KernelForms:
         return cls(attention, experts, fused, kernels.expands == MARLIN, torch, cast)
 
     def work(self, op: Operation) -> ComputeWork:
-        """What an op does, as its kernel does it. Attention that autocast does not cast for (`attention = given`) saves
-        operands in 32 bits, and its kernel multiplies in the type of autocast all the same: no
-        fused kernel multiplies in 32 bits."""
+        """What an op does, as its kernel does it. Attention that autocast does not cast for
+        (`attention = given`) saves operands in 32 bits, and its kernel multiplies in the type of
+        autocast all the same: no fused kernel multiplies in 32 bits."""
         work = work_of(op)
         kernel = work.kernel
         if kernel is None or kernel.kind not in ATTENDS:
