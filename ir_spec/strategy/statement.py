@@ -209,8 +209,9 @@ class _Field:
         kind = flag.kind or self.flag_kind
         default = self.default if flag.default is None else flag.default
         choices = flag.choices or tuple(c.replace("_", "-") for c in param.choices)
-        if kind == "choice" and default not in choices:
-            choices = (default, *choices)
+        if kind == "choice":
+            default = default.replace("_", "-")
+            choices = choices if default in choices else (default, *choices)
         least = self.least if flag.least is None else flag.least
         if kind == "int" and least is not None:
             least = min(least, default)

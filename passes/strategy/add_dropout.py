@@ -20,9 +20,12 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import Add, Einsum
 from stagec.ir_spec.strategy.dropout import CONFIGURED, DropoutRule
+from stagec.models import LIBRARY
+from stagec.support.source import FileLoc
 
 #: Rates of `stg.module`: of what layers add to the stream, and of what they begin with.
 HIDDEN, EMBEDDING = "hidden_dropout", "embedding_dropout"
+RATES = (HIDDEN, EMBEDDING, "attention_dropout")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ class AddDropout(Pass):
         return read_strategy(module).one(DropoutRule).rates == CONFIGURED
 
     def run(self, module: Module) -> None:
+        rule = read_strategy(module).one(DropoutRule)
+        shipped = isinstance(rule.loc, FileLoc) and rule.loc.file.startswith(LIBRARY)
+        if not shipped and not {*RATES} & module.root.attrs.keys():
+            remark = "'stg.dropouts' changes nothing: the model states no rates"
+            module.diagnostics.remark(remark, rule.loc)
         add_dropout(module)
 
 

@@ -234,8 +234,8 @@ def test_figures_are_where_their_wheel_is(wheel: Path, figures: Path, tmp_path: 
             text=True,
         )
 
-    counts = ["8", "10", "4", "6", "41", "720", "15", "897", "61", "35", "16", "11", "6", "4", "4"]
-    assert run(wheel, figures).stdout.split() == counts
+    counts = [8, 10, 4, 6, 41, 720, 15, 897, 61, 35, 30, 16, 11, 6, 4, 4]
+    assert run(wheel, figures).stdout.split() == [*map(str, counts)]
     assert "are not installed" in run(wheel).stderr
 
 

@@ -117,4 +117,5 @@ def test_the_site_has_every_page() -> None:
     folders = {"decisions/README.md"} | {
         f"reference/{name}/index.md" for name in ("api", "commands", "ops", "passes")
     }
+    folders |= {"reference/flags.md", "reference/families.md"}
     assert named == pages | added | folders

@@ -179,7 +179,7 @@ def test_hosts_issue_and_graphs() -> None:
     graphs = step("--host-issue", "5 ms", "--host-graphs")
     assert graphs["step_seconds"] == own["step_seconds"]
     assert Software(hosts=HostsRule(issue="9 us")).on(H100).efficiency.host.issue == 9e-6
-    assert Software(kernels=KernelsRule(attention="flash_2")).attention == "flash-2"
+    assert Software(kernels=KernelsRule(attention="flash_2")).attention_on(H100) == "flash-2"
 
 
 @pytest.mark.parametrize(

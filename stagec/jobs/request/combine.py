@@ -319,6 +319,9 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
         if not FLAGS[name].is_default(request[name]):
             reason = "with --zero 2 and 3, which reduce layer by layer"
             yield _warning(f"{flag(name)} has no effect {reason}")
+    sums = microbatches(request["microbatches"], request.ranks("pp")) > 1
+    if not sums and not FLAGS["grad_sums"].is_default(request["grad_sums"]):
+        yield _warning("--grad-sums has no effect with one microbatch, whose gradients are no sums")
     if request["fuse_caches"] and not request.flags.get("serve"):
         yield _warning("--fuse-caches has no effect without --serve: training has no caches")
     schedule = SCHEDULES.get(request["schedule"])

@@ -257,7 +257,7 @@ class JobFlags(TypedDict, total=False):
     grad_sums: Literal["direct", "cast"] | None
     #: Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or all
     #: of them (all-reduce).
-    grad_collective: Literal["reduce_scatter", "reduce-scatter", "all-reduce"] | None
+    grad_collective: Literal["reduce-scatter", "all-reduce"] | None
     #: Tokens and labels count, in 64 bits each: as one tensor (shared) or as two (each).
     token_buffers: Literal["none", "shared", "each"] | None
     #: Tables of rotations count: made by forward and kept until backward ends (made), or a buffer
@@ -265,7 +265,7 @@ class JobFlags(TypedDict, total=False):
     rotation_tables: Literal["none", "made", "buffer", "cos-sin"] | None
     #: Backward keeps a saved tensor until its last use, or until the operation or checkpoint that
     #: saved it has all its gradients (node).
-    saved_tensors: Literal["last_use", "last-use", "node"] | None
+    saved_tensors: Literal["last-use", "node"] | None
     #: Where nothing before the layers is trained the first one saves what all do (all), or nothing
     #: for the gradient of its input (needed).
     first_saved: Literal["all", "needed"] | None
