@@ -8,9 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.api import Operation, Region, Strategy, Value, error, total
+from stagec.api import (
+    Expr,
+    Operation,
+    Region,
+    Strategy,
+    Value,
+    call,
+    const,
+    error,
+    total,
+)
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import ONE, ZERO, Expr, call, const
+from stagec.ir.expr import ONE, ZERO
 from stagec.ir.kernel import (
     ATTENDS,
     CONTINUES,

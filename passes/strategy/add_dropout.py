@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
+    FileLoc,
     Module,
     Operation,
     Pass,
@@ -21,7 +22,6 @@ from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import Add, Einsum
 from stagec.ir_spec.strategy.dropout import CONFIGURED, DropoutRule
 from stagec.models import LIBRARY
-from stagec.support.source import FileLoc
 
 #: Rates of `stg.module`: of what layers add to the stream, and of what they begin with.
 HIDDEN, EMBEDDING = "hidden_dropout", "embedding_dropout"

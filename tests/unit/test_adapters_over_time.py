@@ -122,7 +122,7 @@ def test_every_event_is_that_of_the_simulator_that_steps(
 ) -> None:
     named = [replace(r, adapter=name) for r, name in zip(requests, names, strict=False)]
     slow = SlowServer(named, FleetPlan(), [])
-    slow.each = [SlowSlots(n, "up", FLEET, Linear()) for n in range(3)]
+    slow.each[:] = (SlowSlots(n, "up", FLEET, Linear()) for n in range(3))
     slow.run()
     how = {f"replica{n}": {"adapters": AdapterSlots(2, LOAD)} for n in range(3)}
     run = served(named, FLEET, count=3, **how)
