@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
-    FileLoc,
     Module,
     Operation,
     Pass,
@@ -21,7 +20,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import Add, Einsum
 from stagec.ir_spec.strategy.dropout import CONFIGURED, DropoutRule
-from stagec.models import LIBRARY
+from stagec.models import is_shipped
 
 #: Rates of `stg.module`: of what layers add to the stream, and of what they begin with.
 HIDDEN, EMBEDDING = "hidden_dropout", "embedding_dropout"
@@ -55,8 +54,7 @@ class AddDropout(Pass):
 
     def run(self, module: Module) -> None:
         rule = read_strategy(module).one(DropoutRule)
-        shipped = isinstance(rule.loc, FileLoc) and rule.loc.file.startswith(LIBRARY)
-        if not shipped and not {*RATES} & module.root.attrs.keys():
+        if not is_shipped(rule.loc) and not {*RATES} & module.root.attrs.keys():
             remark = "'stg.dropouts' changes nothing: the model states no rates"
             module.diagnostics.remark(remark, rule.loc)
         add_dropout(module)

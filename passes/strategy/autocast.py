@@ -13,6 +13,7 @@ from stagec.api import (
     Phase,
     Quoted,
     Region,
+    Strategy,
     TensorType,
     Value,
     factor_sizes,
@@ -30,6 +31,7 @@ from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
+from stagec.models import is_shipped
 
 #: What is kept in 32 bits.
 WIDE = "f32"
@@ -77,13 +79,22 @@ class Autocast(Pass):
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
         wide = computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param) == WIDE
-        rules = strategy.all(AutocastRule)
-        return wide and any(r.on and (r.sharded == "cast" or strategy.zero < 3) for r in rules)
+        rules = (r for r in strategy.all(AutocastRule) if r.on)
+        return wide and any(not (_is_left(strategy, r) and is_shipped(r.loc)) for r in rules)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        once = strategy.one(FusionRule).kind in COMPILED
-        autocast(module, strategy.one(AutocastRule), once=once)
+        once, rule = strategy.one(FusionRule).kind in COMPILED, strategy.one(AutocastRule)
+        if _is_left(strategy, rule):
+            remark = "'stg.autocast' changes nothing: this software leaves casts to its gathers"
+            module.diagnostics.remark(remark, rule.loc)
+            return
+        autocast(module, rule, once=once)
+
+
+def _is_left(strategy: Strategy, rule: AutocastRule) -> bool:
+    """Whether software does not cast, since its parameters are sharded."""
+    return rule.sharded == "left" and strategy.zero == 3
 
 
 def autocast(module: Module, rule: AutocastRule, *, once: bool = False) -> None:

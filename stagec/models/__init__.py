@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from stagec.support.source import FileLoc, Loc
+
 #: What the names of the library's texts begin with.
 LIBRARY = "<library>/"
+
+
+def is_shipped(loc: Loc) -> bool:
+    """Whether a place is in a text of the library, as defaults of stacks are."""
+    return isinstance(loc, FileLoc) and loc.file.startswith(LIBRARY)
 
 
 def library_text(path: str) -> str:
