@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stagec.api import Operation, is_parameter
+from stagec.api import OpDef, Operation, is_parameter
 from stagec.ir.types import DTYPE_BYTES
-from stagec.ir_spec.ops.activation import Silu
+from stagec.ir_spec.ops.activation import ActivationGrad, Silu
 from stagec.ir_spec.ops.contraction import Add, Cast, Einsum, Mul, Sum
 from stagec.ir_spec.ops.loss_forms import LogSoftmax, LogSoftmaxGrad
 from stagec.ir_spec.ops.moe import Combine, CombineWeightsGrad, Dispatch
@@ -21,8 +21,10 @@ from stagec.sharding.work import is_computation, viewed, work_of
 def eager_mark(op: Operation) -> str:
     """The mark of an op that is no product of matrices, empty if one kernel of PyTorch touches what
     the op touches at the speed of the memory."""
-    rule = MARKS.get(op.name)
-    what = "" if rule is None else rule(op)
+    definition = op.definition
+    kind = ActivationGrad if isinstance(definition, ActivationGrad) else type(definition)
+    rule = _MARKS.get(kind, "")
+    what = rule if isinstance(rule, str) else rule(op)
     return f"eager_{what}_{op.operands[0].tensor.dtype}" if what else ""
 
 
@@ -50,46 +52,49 @@ def _add(op: Operation) -> str:
     return "bias" if follows and is_parameter(op.operands[1]) else "broadcast"
 
 
-def _in_backward(op: Operation) -> bool:
-    return op.phase not in ("forward", "recompute")
+def _where_routed(mark: str) -> Callable[[Operation], str]:
+    """The mark of an op on rows of experts, which are parts of packed products."""
+
+    def rule(op: Operation) -> str:
+        return mark if any(d.routed or d.load for d in op.operands[0].tensor.dims) else ""
+
+    return rule
 
 
-def _silu(op: Operation) -> str:
-    return "routed_silu" if _is_routed(op) else ""
+def _activation_grad(op: Operation) -> str:
+    of = op.definition.of if isinstance(op.definition, ActivationGrad) else None
+    return _where_routed("routed_silu_grad")(op) if isinstance(of, Silu) else ""
 
 
-def _mul(op: Operation) -> str:
-    return "strided_pair" if _is_routed(op) else ""
-
-
-def _is_routed(op: Operation) -> bool:
-    return any(d.routed or d.load for d in op.operands[0].tensor.dims)
+def _in_steps(mark: str) -> Callable[[Operation], str]:
+    return lambda op: mark if op.flag("steps") else ""
 
 
 def _either(forward: str, backward: str) -> Callable[[Operation], str]:
-    return lambda op: backward if _in_backward(op) else forward
+    return lambda op: forward if op.phase in ("forward", "recompute") else backward
 
 
-MARKS: Mapping[str, Callable[[Operation], str]] = {
-    Cast.name: _cast,
-    Einsum.name: _einsum,
-    Add.name: _add,
-    Mul.name: _mul,
-    Silu.name: _silu,
-    f"{Silu.name}_grad": lambda op: "routed_silu_grad" if _is_routed(op) else "",
-    RmsNorm.name: lambda op: "rmsnorm" if op.flag("steps") else "",
-    RmsNormGrad.name: lambda op: "rmsnorm_grad" if op.flag("steps") else "",
-    RotaryEmbedding.name: _either("rope", "rope_grad"),
-    LogSoftmax.name: lambda op: "log_softmax",
-    LogSoftmaxGrad.name: lambda op: "log_softmax_grad",
-    LayerNorm.name: lambda op: "layernorm",
-    LayerNormGrad.name: lambda op: "layernorm_grad",
-    Sum.name: lambda op: "sum",
-    Softmax.name: lambda op: "softmax",
-    SoftmaxGrad.name: lambda op: "softmax_grad",
-    AdamW.name: lambda op: "adamw",
-    SquaredNorm.name: lambda op: "squared_norm",
-    Dispatch.name: _either("dispatch", "dispatch_grad"),
-    Combine.name: _either("combine", "combine_grad"),
-    CombineWeightsGrad.name: lambda op: "combine_weights_grad",
+#: By the class of an op: its mark, or what gives it.
+_MARKS: Mapping[type[OpDef], str | Callable[[Operation], str]] = {
+    Cast: _cast,
+    Einsum: _einsum,
+    Add: _add,
+    Mul: _where_routed("strided"),
+    Silu: _where_routed("routed_silu"),
+    ActivationGrad: _activation_grad,
+    RmsNorm: _in_steps("rmsnorm"),
+    RmsNormGrad: _in_steps("rmsnorm_grad"),
+    RotaryEmbedding: _either("rope", "rope_grad"),
+    LogSoftmax: "log_softmax",
+    LogSoftmaxGrad: "log_softmax_grad",
+    LayerNorm: "layernorm",
+    LayerNormGrad: "layernorm_grad",
+    Sum: "sum",
+    Softmax: "softmax",
+    SoftmaxGrad: "softmax_grad",
+    AdamW: "adamw",
+    SquaredNorm: "squared_norm",
+    Dispatch: _either("dispatch", "dispatch_grad"),
+    Combine: _either("combine", "combine_grad"),
+    CombineWeightsGrad: "combine_weights_grad",
 }

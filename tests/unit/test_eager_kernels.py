@@ -7,7 +7,6 @@ import csv
 import pytest
 
 from stagec.analysis.footprint import footprint
-from stagec.ir.types import DTYPE_BYTES
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.option import values_of
 from stagec.jobs.request.options import JOB, JobOptions
@@ -53,10 +52,34 @@ def test_a_bias_is_added_by_its_product() -> None:
     assert launches_of("eager_bias_bf16") == 0
 
 
-@pytest.mark.parametrize("what", KERNELS)
-def test_marks_are_read(what: str) -> None:
+def test_a_mark_has_a_name_and_a_type() -> None:
     """Names with underscores too."""
-    assert eager_kernels(f"eager_{what}_bf16") == (KERNELS[what], DTYPE_BYTES["bf16"])
+    assert eager_kernels("eager_rmsnorm_grad_f32") == (KERNELS["rmsnorm_grad"], 4.0)
+    assert eager_kernels("continues_always") is None
+
+
+def test_programs_have_all_marks_and_no_others() -> None:
+    """Of a mixture of experts, of norms with biases, and of attention without a kernel."""
+    forms = set[str]()
+    for model, attention in (
+        ("mixtral-of-8", "sdpa"),
+        ("gpt2-small", "sdpa"),
+        ("llama-1b", "eager"),
+    ):
+        given = {"stack": "huggingface", "attention": attention}
+        flags, _ = values_of(JOB, given)
+        sizes = {"B": 1, "S": 64}
+        options = JobOptions(
+            str(SOURCE.folder / f"{model}.json"),
+            sizes=sizes,
+            explicit=frozenset(given),
+            **{name: flags[name] for name in given},
+        )
+        module = JobBuilder(options).lower()
+        graphs = module.ops("et.graph")
+        forms |= {op.text("form", "") for graph in graphs for op in graph.body.walk()}
+    marks = {form.removeprefix("eager_").rpartition("_")[0] for form in forms if "eager_" in form}
+    assert marks == KERNELS.keys()
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,7 @@ KERNELS: Mapping[str, EagerKernels] = {
     # x * w of rows or of columns; a sum with a mask
     "broadcast": EagerKernels(2, 1, places=1, placed=2),
     # x * y of views with strides
-    "strided": EagerKernels(2, 1, places=1, placed=2),
-    "strided_pair": EagerKernels(3, 1, places=1, placed=3),
+    "strided": EagerKernels(3, 1, places=1, placed=3),
     # the bias of a linear layer: addmm adds it in the epilogue of its product
     "bias": EagerKernels(2, 0),
     # the gradient of a scale: dy * x, summed over rows
@@ -99,5 +98,5 @@ def eager_kernels(form: str) -> tuple[EagerKernels, float] | None:
 
 def launches_of(form: str) -> int:
     """How many kernels a computation with this mark launches."""
-    found = eager_kernels(form)
-    return 1 if found is None else found[0].launches
+    kernels = eager_kernels(form)
+    return 1 if kernels is None else kernels[0].launches
