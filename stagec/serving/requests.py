@@ -61,6 +61,8 @@ _OUTPUT = (
 _PREFIX = "hash_ids"
 #: The name of a low-rank adapter, in any of the forms.
 _ADAPTER = "adapter"
+#: The most characters of it.
+_NAME = 256
 #: More than numbers of blocks have.
 _BLOCK_BITS = 160
 #: Tokens of a block that `hash_ids` number (Mooncake's README).
@@ -91,7 +93,7 @@ class Request:
     def with_adapter(self, name: str) -> Request:
         """The same with an adapter, in all turns. Blocks of prompts are kept for each adapter by
         itself, since it changes their keys and values."""
-        first = int.from_bytes(name.encode(), "big") << _BLOCK_BITS
+        first = int.from_bytes(name.encode(errors="surrogatepass"), "big") << _BLOCK_BITS
         prefix = tuple(first + block for block in self.prefix)
         then = self.then and (self.then[0], self.then[1].with_adapter(name))
         return replace(self, adapter=name, prefix=prefix, then=then)
@@ -228,8 +230,16 @@ def _request(loc: Loc, row: Mapping[str, object], *, timed: bool) -> Request:
     arrival = _time(loc, times[0], row[times[0]]) if timed else 0
     prompt, output = _length(loc, row, "prompt", _PROMPT), _length(loc, row, "output", _OUTPUT)
     request = Request(arrival, prompt, output, loc, _prefix(loc, row))
-    name = str(row.get(_ADAPTER) or "")
-    return request.with_adapter(name) if name else request
+    name = row.get(_ADAPTER)
+    if name is None or name == "":
+        return request
+    if not isinstance(name, str) or len(name) > _NAME:
+        raise error(
+            f"the {_ADAPTER} is {_shown(name)}, expected a name of at most {_NAME} characters",
+            loc,
+            remedy="correct it, or leave it out for the model alone",
+        )
+    return request.with_adapter(name)
 
 
 def _prefix(loc: Loc, row: Mapping[str, object]) -> tuple[int, ...]:

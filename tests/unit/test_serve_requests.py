@@ -83,6 +83,16 @@ WRONG = {
         '{"timestamp": 0, "input_length": 4, "output_length": 1, "hash_ids": ["x"]}\n',
         "a.jsonl:1:1: error: the blocks of the prompt (hash_ids) are",
     ),
+    "an adapter that is no name": (
+        "a.jsonl",
+        '{"timestamp": 0, "input_length": 4, "output_length": 1, "adapter": ["x"]}\n',
+        "a.jsonl:1:1: error: the adapter is ['x'], expected a name of at most 256 characters",
+    ),
+    "a name of half a character": (
+        "a.jsonl",
+        '{"timestamp": 0, "input_length": 4, "output_length": 1, "adapter": "\\ud800"}\n',
+        "a.jsonl:1:1: error: a request uses the adapter",
+    ),
     "no column of tokens": (
         "a.csv",
         "TIMESTAMP,GeneratedTokens\n2023-11-16 18:15:46,44\n",
