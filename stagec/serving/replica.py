@@ -8,16 +8,15 @@ each ends are kept, and of their pages how many sequences have how many tokens i
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.serving.adapters import AdapterSlots
 from stagec.serving.batch import Batch
 from stagec.serving.policy import ServerLimits
 from stagec.serving.prefixes import PrefixCache
-from stagec.serving.served import ServedRequest, StepsUnderWay
+from stagec.serving.served import ServedRequest, StepsUnderWay, Tally
 from stagec.serving.step_times import StepCosts
 from stagec.serving.tiers import CacheTier, CacheTiers
 
@@ -25,25 +24,6 @@ from stagec.serving.tiers import CacheTier, CacheTiers
 _ENDLESS = 1 << 62
 #: More than the replicas of a server.
 _STAMPS = 1 << 20
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a replica did: steps, the time that they took, tokens `computed` in chunks, `decoded`
-    one by one, those of prompts that a prefix cache had (`hits`), of which tiers below the device
-    `loaded` some by their names, and cached ones that were `lost` to preemptions and failures,
-    which are computed again. `adapters` were loaded into slots."""
-
-    steps: int = 0
-    busy: int = 0
-    computed: int = 0
-    decoded: int = 0
-    hits: int = 0
-    lost: int = 0
-    preempted: int = 0
-    swapped: int = 0
-    adapters: int = 0
-    loaded: Counter[str] = field(default_factory=Counter[str])
 
 
 class Replica:

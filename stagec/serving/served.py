@@ -1,7 +1,8 @@
-"""A request while a server has it, and the steps that hold it."""
+"""A request while a server has it, the steps that hold it, and what a replica did."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from stagec.serving.requests import Request
@@ -48,3 +49,22 @@ class StepsUnderWay:
     total: int
     line: StepLine | None
     chunks: list[tuple[ServedRequest, int]]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a replica did: steps, the time that they took, tokens `computed` in chunks, `decoded`
+    one by one, those of prompts that a prefix cache had (`hits`), of which tiers below the device
+    `loaded` some by their names, and cached ones that were `lost` to preemptions and failures,
+    which are computed again. `adapters` were loaded into slots."""
+
+    steps: int = 0
+    busy: int = 0
+    computed: int = 0
+    decoded: int = 0
+    hits: int = 0
+    lost: int = 0
+    preempted: int = 0
+    swapped: int = 0
+    adapters: int = 0
+    loaded: Counter[str] = field(default_factory=Counter[str])
