@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 CONFIGURED = "configured"
+#: The rates of `stg.module`: of what layers add to the stream, of what they begin with, and of the
+#: shares of attention.
+RATES = HIDDEN, EMBEDDING, ATTENTION = "hidden_dropout", "embedding_dropout", "attention_dropout"
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,8 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import Add, Einsum
-from stagec.ir_spec.strategy.dropout import CONFIGURED, DropoutRule
+from stagec.ir_spec.strategy.dropout import CONFIGURED, EMBEDDING, HIDDEN, RATES, DropoutRule
 from stagec.models import is_shipped
-
-#: Rates of `stg.module`: of what layers add to the stream, and of what they begin with.
-HIDDEN, EMBEDDING = "hidden_dropout", "embedding_dropout"
-RATES = (HIDDEN, EMBEDDING, "attention_dropout")
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,11 @@ from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.attention import NO_KERNEL, FlashAttention
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.layout import PartOf
-from stagec.ir_spec.strategy.dropout import CONFIGURED, DropoutRule
+from stagec.ir_spec.strategy.dropout import ATTENTION, CONFIGURED, DropoutRule
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 
 #: What a plain softmax of plain products does for itself.
 _PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
-
-#: The rate of `stg.module` with which shares are dropped.
-DROPOUT = "attention_dropout"
 
 
 @dataclass(frozen=True)
@@ -114,9 +111,9 @@ def _idle(
 
 def _drops(module: Module, strategy: Strategy) -> Expr | None:
     """The rate with which shares are dropped; None where none are."""
-    if strategy.one(DropoutRule).rates != CONFIGURED or DROPOUT not in module.root.attrs:
+    if strategy.one(DropoutRule).rates != CONFIGURED or ATTENTION not in module.root.attrs:
         return None
-    return module.root.expr(DROPOUT)
+    return module.root.expr(ATTENTION)
 
 
 def expand_attention(
