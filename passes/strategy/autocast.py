@@ -98,7 +98,7 @@ def _is_left(strategy: Strategy, rule: AutocastRule) -> bool:
 
 
 def autocast(module: Module, rule: AutocastRule, *, once: bool = False) -> None:
-    """Insert the casts, in place, `once` for each value; a remark says so if there are none."""
+    """Insert the casts, in place, `once` for each value; a remark says so if nothing is cast."""
     caster = _Caster(module, rule, once=once)
     caster.region(module.main.body)
     if not caster.products:

@@ -87,11 +87,11 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
                 remedy=did_you_mean(name, known)
                 or "leave it out: all other ops are single kernels",
             )
-    found, counts = False, _counts_products(strategy)
+    expanded, counts = False, _counts_products(strategy)
     for op in list(module.main.body.walk()):
         forms = op.definition.eager_forms()
         for name in _named(rule, op, counts=counts):
-            found = True
+            expanded = True
             b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
             made = forms[name](b, op, partial(_on_rank, module, strategy))
             operands = list(op.operands)
@@ -102,7 +102,7 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
                 if isinstance(user.definition, Unbind):
                     unpack_product(module, user)
             break
-    if rule.eager and not found:
+    if rule.eager and not expanded:
         remark = "'eager' of 'stg.kernels' changes nothing: the model has none of these ops"
         module.diagnostics.remark(remark, rule.loc)
 

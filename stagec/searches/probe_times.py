@@ -196,7 +196,7 @@ def turn_of(ran: Sequence[Ran]) -> int:
     """Picoseconds from one microbatch to the next, where each ends with a reduction over
     data-parallel ranks (a reduce_scatter, as of ZeRO-2 and 3): from the first use of the stream of
     the last one, as far as causes lead back, to its end. The next microbatch cannot use the stream
-    before. 0 where there is none."""
+    before. 0 without such a reduction."""
     inside = {r.at: r for r in ran if r.phase >= 0}
     last: dict[Stream, Ran] = {}
     for each in inside.values():

@@ -90,8 +90,8 @@ def sweep_options(*, timed: bool = False) -> tuple[CommandOption, ...]:
 
 
 def check_alone(given: Mapping[str, Any], *, plotted: bool = False) -> None:
-    """Raise `DiagnosticError` for options of a sweep where there is none; the answer about one job
-    may be `plotted`."""
+    """Raise `DiagnosticError` for options of a sweep without --sweep; the answer about one job may
+    be `plotted`."""
     wrong = [n for n in ("sort", "pareto", "plot", "jobs", "scheduler") if given[n]]
     if wrong:
         raise error(f"--{wrong[0]} needs --sweep", remedy="add --sweep")

@@ -80,7 +80,7 @@ class ServerLoad:
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
     """A worker to be timed. `options` are its job, of any step; `budgets` the most tokens of a step
-    that are tried, those of its scheduler if there are none, `batches` the sequences in decode,
+    that are tried, by default those of its scheduler, `batches` the sequences in decode,
     those that double if None; `price` what a rank of the machine costs an hour, if that is known.
     `measured` are values of `MEASURED`, whose tables each process reads once."""
 
