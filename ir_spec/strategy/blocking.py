@@ -8,7 +8,8 @@ from typing import Any
 
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.axes import REPLICAS
-from stagec.ir_spec.strategy.statement import Axes, Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
+from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
 @dataclass(frozen=True)

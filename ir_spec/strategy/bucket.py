@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import REDUCED
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    flagged,
-    parameter,
-)
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 #: Bytes of a call that reduces gradients, as in PyTorch's DDP (`bucket_cap_mb`).
 BUCKET = 25 << 20

@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    flagged,
-    parameter,
-)
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DTYPES = ("f32", "bf16", "f16")
 #: The type of the parameter that a gradient or a moment is of.

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import HEADS
-from stagec.ir_spec.strategy.statement import FlagValues, Record, Statement, parameter
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Record, Statement, parameter
 
 
 @dataclass(frozen=True)

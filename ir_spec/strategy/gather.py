@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.statement import Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
 @dataclass(frozen=True)

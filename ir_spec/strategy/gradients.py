@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, Statement, flagged
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 LIFETIMES = ("persistent", "freed")
 REDUCED = ("each", "once", "staged")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.statement import FlagValues, Record, Section, Statement, flagged
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Where the scheduler of an engine works: between two steps, or beside devices.
 BETWEEN, BESIDE = "between", "beside"

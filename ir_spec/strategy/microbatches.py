@@ -6,14 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import expert_parts, whole_experts
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    flagged,
-    parameter,
-)
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 #: Ranks of experts have all tokens; or tokens go to each node once, by kernels that write to it.
 GATHER, DEEPEP = "gather", "deepep"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from stagec.ir.core import Operation
+from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.freeze import matches
 from stagec.ir_spec.strategy.statement import (
     Flag,
-    FlagValues,
     Record,
     Section,
     Statement,

@@ -8,14 +8,8 @@ from typing import Any
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const, fraction
-from stagec.ir_spec.strategy.statement import (
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    flagged,
-    parameter,
-)
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
 KINDS = ("adamw", "adam8bit", "adafactor", "muon", "lion", "sgd", "none")
 FORMS = ("fused", "foreach", "for_loop", "in_backward")

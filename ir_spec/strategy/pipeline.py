@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import REPLICAS
-from stagec.ir_spec.strategy.statement import (
-    Axes,
-    Flag,
-    FlagValues,
-    Record,
-    Statement,
-    flagged,
-    parameter,
-)
+from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
+from stagec.ir_spec.strategy.statement import Flag, Record, Statement, flagged, parameter
 
 
 @dataclass(frozen=True)

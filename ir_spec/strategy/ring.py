@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.ops.attention_core import ORDERS
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Statement,
-    flagged,
-    parameter,
-)
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Flag, Record, Statement, flagged, parameter
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,8 @@ from typing import Any
 
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.axes import SHARDING
-from stagec.ir_spec.strategy.statement import (
-    Axes,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    flagged,
-    parameter,
-)
+from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
 RESHARD = ("always", "never", "last")
 

@@ -16,7 +16,8 @@ from stagec.ir_spec.strategy.axes import (
     TENSOR_PARALLEL,
     whole_experts,
 )
-from stagec.ir_spec.strategy.statement import Axes, Flag, FlagValues, Record, Statement, parameter
+from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
+from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.ir_spec.strategy.statement import FlagValues, Record, Statement, flagged
+from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.statement import Record, Statement, flagged
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, EXPERTS, REPLICAS, expert_parts
+from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
-from stagec.ir_spec.strategy.statement import FlagValues
 from stagec.ir_spec.strategy.weights import WeightsRule
 from stagec.jobs.instruments import instruments
 from stagec.jobs.request.combine import (

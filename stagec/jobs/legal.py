@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 from stagec.ir.module import BATCH
 from stagec.ir_spec.strategy.axes import DATA_AXES
+from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.microbatches import microbatches
-from stagec.ir_spec.strategy.statement import Flag, FlagValues
+from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.request.combine import RULES, Rule, lacking, without_effect
 from stagec.jobs.request.experts import check_experts, mesh_axes
 from stagec.jobs.request.flags import FLAGS

@@ -24,6 +24,7 @@ from stagec.ir_spec.strategy.defer import DeferRule
 from stagec.ir_spec.strategy.dtypes import DtypesRule
 from stagec.ir_spec.strategy.exchange import ExchangeRule
 from stagec.ir_spec.strategy.expert_load import ExpertLoadRule
+from stagec.ir_spec.strategy.flag_values import Axes
 from stagec.ir_spec.strategy.gather import GatherRule
 from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.microbatches import MicrobatchesRule
@@ -34,7 +35,7 @@ from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.ir_spec.strategy.ring import RingRule
 from stagec.ir_spec.strategy.shard_params import ShardParamsRule
 from stagec.ir_spec.strategy.split import SplitRule
-from stagec.ir_spec.strategy.statement import Axes, Record, Statement
+from stagec.ir_spec.strategy.statement import Record, Statement
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN, Loc

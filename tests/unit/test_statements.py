@@ -22,17 +22,11 @@ from stagec.ir_spec.builtin import BUILTIN
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.bucket import BucketRule
+from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.ir_spec.strategy.shard_params import ShardParamsRule
-from stagec.ir_spec.strategy.statement import (
-    Flag,
-    FlagValues,
-    Record,
-    Section,
-    Statement,
-    parameter,
-)
+from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.flags import FLAGS, SHORTHANDS, PartText

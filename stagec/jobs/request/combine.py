@@ -13,9 +13,10 @@ from stagec.ir.module import Module
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES as ALL_AXES
 from stagec.ir_spec.strategy.axes import SHARDING, TENSOR_AXES
+from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.microbatches import microbatches
-from stagec.ir_spec.strategy.statement import Flag, FlagValues, Need, Statement
+from stagec.ir_spec.strategy.statement import Flag, Need, Statement
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
 from stagec.schedule.registry import SCHEDULES

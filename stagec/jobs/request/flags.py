@@ -12,9 +12,10 @@ from typing import Any, cast
 
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES, EXPERTS
+from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.mesh_flags import FLAGS as AXIS_FLAGS
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
-from stagec.ir_spec.strategy.statement import Flag, FlagValues
+from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.request.expert_load import LoadFile
 from stagec.jobs.request.option import AnyText, CommandOption, Kind, OneOf, Switch, Whole
 

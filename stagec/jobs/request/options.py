@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.part import MAIN
-from stagec.ir_spec.strategy.statement import FlagValues
 from stagec.jobs.request.draft import DRAFT_OPTION, DraftText
 from stagec.jobs.request.flags import FLAGS, option
 from stagec.jobs.request.option import AnyText, CommandOption, File, Whole, switch, values_of

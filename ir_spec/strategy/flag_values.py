@@ -1,0 +1,58 @@
+"""What a command line asks for, as statements read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+Axes: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FlagValues:
+    """What a command line asks for: the values of its flags, the axes of the mesh (None: of open
+    size), the symbols of the model, with their sizes as far as they are known, and its dimensions
+    of tokens."""
+
+    flags: Mapping[str, Any]
+    axes: Mapping[str, int | None]
+    sizes: Mapping[str, int | None]
+    sequences: Axes = ("S",)
+
+    def __getitem__(self, flag: str) -> Any:
+        return self.flags[flag]
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the step has few tokens beside those that are cached."""
+        return self.flags.get("serve") == "decode"
+
+    @property
+    def context(self) -> Axes:
+        """The dimensions that context parallelism splits: the tokens of the step, or in decode,
+        where these are few, those that are cached."""
+        zigzag = self["cp_mode"] == "ring" and self["cp_order"] == "zigzag"
+        return ("past",) if self.decodes else self.split_over("cp", times=2 if zigzag else 1)
+
+    @property
+    def cp_mode(self) -> str:
+        """How attention sees a split sequence; where caches are split it merges its parts."""
+        return "merge" if self.decodes else str(self["cp_mode"])
+
+    def split_over(self, *names: str, times: int = 1) -> Axes:
+        """The dimensions of tokens that are split over these axes: the first one, which has to
+        divide, and those of the others that do."""
+        parts = self.ranks(*names) * times
+        sizes = [self.sizes.get(n) for n in self.sequences[1:]]
+        others = zip(self.sequences[1:], sizes, strict=True)
+        return (*self.sequences[:1], *(n for n, s in others if s is None or s % parts == 0))
+
+    def over(self, *names: str) -> Axes:
+        """Those of these axes that the mesh has."""
+        return tuple(a for a in names if a in self.axes)
+
+    def ranks(self, *names: str) -> int:
+        """The ranks along these axes."""
+        return prod(self.axes.get(a) or 1 for a in names)
