@@ -30,7 +30,8 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.flags import FLAGS, SHORTHANDS, PartText
-from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.option import values_of
+from stagec.jobs.request.options import JOB, JobOptions
 from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
@@ -86,6 +87,19 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "etp": {"sp": True},
     "cp_inputs": {"cp": 2, "cp_mode": "all-gather"},
 }
+
+
+def test_choices_may_be_spelled_as_in_texts() -> None:
+    """With underscores, on the command line and in Python."""
+    one, other = (
+        stagec("compile", "llama3-8b", "--saved-tensors", name, "--print-strategy")
+        for name in ("node", "last_use")
+    )
+    assert (one.code, other.code) == (0, 0)
+    assert "until = node" in one.out
+    assert "until" not in other.out
+    values, _ = values_of(JOB, {"loss": "in_place"})
+    assert values["loss"] == "in-place"
 
 
 def another(flag: Flag) -> Any:

@@ -99,13 +99,21 @@ def type_of(kind: Kind[Any]) -> click.ParamType[Any]:
         case Number(least=least, most=most, above=above):
             return _FloatRange(least, most, min_open=above)
         case OneOf(choices=choices):
-            return click.Choice(choices)
+            return _Choice(choices)
         case File():
             return click.Path(path_type=Path)
         case AnyText(completes=""):
             return click.STRING
         case _:
             return _OfKind(kind)
+
+
+class _Choice(click.Choice[str]):
+    """Choices, which may have underscores for hyphens (`OneOf`)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        spelled = str(value).replace("_", "-")
+        return super().convert(spelled if spelled in self.choices else value, param, ctx)
 
 
 class _IntRange(click.IntRange):

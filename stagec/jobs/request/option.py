@@ -140,7 +140,7 @@ def _range(least: float | None, most: float | None, sign: str = "<=") -> str:
 
 @dataclass(frozen=True)
 class OneOf(Kind[str]):
-    """One of several words."""
+    """One of several words, which may have underscores for hyphens, as in texts of strategies."""
 
     choices: Sequence[str]
 
@@ -148,8 +148,9 @@ class OneOf(Kind[str]):
         return f"Literal[{', '.join(map(json.dumps, self.choices))}]"
 
     def read(self, text: str) -> str:
-        if text in self.choices:
-            return text
+        for spelled in (text, text.replace("_", "-")):
+            if spelled in self.choices:
+                return spelled
         raise ValueError(f"'{text}' is not one of {', '.join(map(repr, self.choices))}.")
 
 
