@@ -120,10 +120,8 @@ facts.divides(symbol("tp"), symbol("F") * 3), facts.divides(symbol("dp"), symbol
 
 # == Passes: A pass changes a module between two phases; a plug-in brings passes, ops, pipelines and schedules.
 # -- Pass
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
 class CountOps(Pass):
     """Remark how many ops there are of a name."""
 
@@ -226,7 +224,6 @@ str(einsum.result.type)
 
 # == Statements: A statement of a strategy is a record of what it says, which passes read, and an op.
 # -- Record, parameter
-@dataclass(frozen=True)
 class Pause(Record):
     """After which layer ranks wait."""
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
-@dataclass(frozen=True)
 class AdaptersRule(Record):
     """The element type of the adapters of `stg.lora`."""
 

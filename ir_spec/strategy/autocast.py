@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
 
-@dataclass(frozen=True)
 class AutocastRule(Record):
     """Products in 16 bits of a model whose parameters and activations are in 32."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
@@ -12,7 +11,6 @@ from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
-@dataclass(frozen=True)
 class BlockingRule(Record):
     """Collectives of activations over these axes block."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import REDUCED
@@ -14,7 +13,6 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 BUCKET = 25 << 20
 
 
-@dataclass(frozen=True)
 class BucketRule(Record):
     """Bytes of one call that reduces gradients; 0: one call after backward."""
 

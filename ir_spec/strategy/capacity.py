@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from stagec.ir.expr import Expr
@@ -10,7 +9,6 @@ from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
-@dataclass(frozen=True)
 class CapacityRule(Record):
     """The capacity factor of expert buffers, if one is given."""
 

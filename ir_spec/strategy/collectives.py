@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Copied between the order of ranks and that of a dimension.
@@ -11,7 +9,6 @@ COPIED = "copied"
 LIBRARY, ONE_SHOT, TWO_SHOT = "library", "one_shot", "two_shot"
 
 
-@dataclass(frozen=True)
 class CollectivesRule(Record):
     """Which kernels compute collectives, and in which order of elements."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import REPLICAS
@@ -11,7 +10,6 @@ from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
 from stagec.ir_spec.strategy.statement import Record, Statement, parameter
 
 
-@dataclass(frozen=True)
 class DeferRule(Record):
     """Partial sums over these axes are handed on."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 CONFIGURED = "configured"
@@ -12,7 +10,6 @@ CONFIGURED = "configured"
 RATES = HIDDEN, EMBEDDING, ATTENTION = "hidden_dropout", "embedding_dropout", "attention_dropout"
 
 
-@dataclass(frozen=True)
 class DropoutRule(Record):
     """Whether a step of training drops elements."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
@@ -46,7 +45,6 @@ def _dtype(
     )
 
 
-@dataclass(frozen=True)
 class DtypesRule(Record):
     """Element types of parameters and activations, gradients, reductions on the wire, the master
     copy and the moments; `fp8` is the recipe of 8-bit products, if there are any."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import HEADS
@@ -11,7 +10,6 @@ from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Record, Statement, parameter
 
 
-@dataclass(frozen=True)
 class ExchangeRule(Record):
     """The split of a dimension moves to other ones, around attention."""
 

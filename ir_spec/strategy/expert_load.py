@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
@@ -13,7 +12,6 @@ from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
-@dataclass(frozen=True)
 class ExpertLoadRule(Record):
     """Relative loads of the experts, in one layer with experts or in all others."""
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
-@dataclass(frozen=True)
 class FreezeRule(Record):
     """Which parameters are not trained."""
 

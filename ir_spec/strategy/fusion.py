@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
@@ -11,7 +9,6 @@ from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagge
 COMPILED = ("elementwise", "epilogue")
 
 
-@dataclass(frozen=True)
 class FusionRule(Record):
     """Which neighbouring computations run as one kernel."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
@@ -11,7 +10,6 @@ from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
-@dataclass(frozen=True)
 class GatherRule(Record):
     """Activations split over these dimensions are gathered, or the values named are whole."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.flag_values import FlagValues
@@ -14,7 +13,6 @@ COLLECTIVES = ("reduce_scatter", "all_reduce")
 SUMS = ("direct", "cast")
 
 
-@dataclass(frozen=True)
 class GradientsRule(Record):
     """How long gradients are alive, and of which rows of tables."""
 

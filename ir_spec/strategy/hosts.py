@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
@@ -23,7 +22,6 @@ def _time(flag: str, doc: str, help: str) -> Any:
     return flagged(flag, help, "str", doc=f'{doc}, such as "2 us"', metavar="TIME")
 
 
-@dataclass(frozen=True)
 class HostsRule(Record):
     """How the program that launches kernels keeps up with its device; a time that is empty is not
     stated."""

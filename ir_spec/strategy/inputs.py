@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Nothing of it is in the plan of memory.
@@ -12,7 +10,6 @@ SHARED, EACH = "shared", "each"
 MADE, BUFFER, COS_SIN = "made", "buffer", "cos_sin"
 
 
-@dataclass(frozen=True)
 class InputsRule(Record):
     """What a step has beside parameters and activations: tokens and tables of rotations."""
 

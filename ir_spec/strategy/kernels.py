@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DEVICE = "device"
@@ -19,7 +17,6 @@ ATTENTION = (*UNFUSED, SDPA, "flash_1", "flash_2", "flash_3", "cudnn", "triton")
 TORCH = "torch"
 
 
-@dataclass(frozen=True)
 class KernelsRule(Record):
     """Which kernels compute the ops of a model."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir.core import Operation, Value
 from stagec.ir.rewrite import uses_inside
 from stagec.ir.rule import parse_rule
@@ -15,7 +13,6 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 ALL_LINEAR = "all_linear"
 
 
-@dataclass(frozen=True)
 class LoraRule(Record):
     """Which parameters get low-rank adapters; all others are frozen. A server has `slots` of
     them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
@@ -13,7 +12,6 @@ FORMS = ("fused", "stock", "in_place", "fused_in_place", "chunked", "compiled", 
 IN_CHUNKS = ("chunked", "linear")
 
 
-@dataclass(frozen=True)
 class LossRule(Record):
     """How the cross entropy of logits is computed."""
 

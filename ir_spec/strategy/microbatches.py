@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
-@dataclass(frozen=True)
 class MicrobatchesRule(Record):
     """How many microbatches there are, and the symbol of the batch that they split."""
 

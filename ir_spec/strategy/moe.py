@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import expert_parts, whole_experts
@@ -22,7 +21,6 @@ def same_tokens(flag: Callable[[str], Any]) -> bool:
     return whole_experts(flag) or expert_parts(flag) > 1
 
 
-@dataclass(frozen=True)
 class MoeRule(Record):
     """How tokens get to the experts that a router chose, and back."""
 

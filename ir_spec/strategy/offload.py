@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 
 from stagec.ir.core import Operation
@@ -27,7 +26,6 @@ OFFLOAD = ("activations", "gradients", "optimizer", "parameters")
 _SHARE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}|/0*[1-9][0-9]{0,5})?")
 
 
-@dataclass(frozen=True)
 class OffloadRule(Record):
     """What lives in host memory, and whether its copies are nodes of the trace."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
@@ -17,7 +16,6 @@ FORMS = ("fused", "foreach", "for_loop", "in_backward")
 BY_KERNELS = ("adamw",)
 
 
-@dataclass(frozen=True)
 class OptimizerRule(Record):
     """The optimizer, the form of its update, and the largest norm of the gradients."""
 

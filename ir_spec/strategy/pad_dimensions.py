@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import WIDTHS
@@ -11,7 +10,6 @@ from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
-@dataclass(frozen=True)
 class PadDimensionsRule(Record):
     """What a rank's part of these dimensions is a multiple of."""
 

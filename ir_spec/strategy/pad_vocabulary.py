@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
-@dataclass(frozen=True)
 class PadVocabularyRule(Record):
     """What the size of a vocabulary is a multiple of."""
 

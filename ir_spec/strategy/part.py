@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.flag_values import FlagValues
@@ -13,7 +12,6 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 MAIN = "main"
 
 
-@dataclass(frozen=True)
 class PartRule(Record):
     """A part of the model with a mesh and a strategy of its own: what a value is computed of."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import REPLICAS
@@ -11,7 +10,6 @@ from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, flagged, parameter
 
 
-@dataclass(frozen=True)
 class PipelineRule(Record):
     """The repeated layers are cut into stages over an axis; no `layers`: evenly."""
 

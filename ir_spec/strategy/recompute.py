@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
@@ -22,7 +21,6 @@ def _number(name: str, doc: str, help: str, needs: str = "recompute") -> Any:
     return flagged(name, help, "int", doc=doc, least=1, needs=(needs,), rare=True)
 
 
-@dataclass(frozen=True)
 class RecomputeRule(Record):
     """What backward computes again: by policy, or the results of these ops; in all blocks, in the
     first `layers`, or in every `every`-th."""

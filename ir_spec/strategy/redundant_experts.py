@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Statement, flagged
 
 
-@dataclass(frozen=True)
 class CopiesRule(Record):
     """How many experts are held twice."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.ops.attention_core import ORDERS
@@ -11,7 +10,6 @@ from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, flagged, parameter
 
 
-@dataclass(frozen=True)
 class RingRule(Record):
     """Attention along a dimension passes its parts round the ranks, in this order of positions."""
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 EVEN, SPREAD = "even", "spread"
 
 
-@dataclass(frozen=True)
 class RoutingRule(Record):
     """How alike routers load experts."""
 

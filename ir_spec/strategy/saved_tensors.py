@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
-@dataclass(frozen=True)
 class SavedTensorsRule(Record):
     """How long backward keeps what forward saved for it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction
@@ -15,7 +14,6 @@ BUDGET = 8192
 ANY, BESIDE, ALONE = "any", "beside", "alone"
 
 
-@dataclass(frozen=True)
 class SchedulerRule(Record):
     """How a server puts requests into steps."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
@@ -11,7 +10,6 @@ from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagge
 PADDINGS = ("none", "dim0", "flat")
 
 
-@dataclass(frozen=True)
 class ShardPaddingRule(Record):
     """What is filled up where the ranks do not divide a parameter."""
 

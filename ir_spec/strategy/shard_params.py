@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir.core import Operation
@@ -18,7 +17,6 @@ RESHARD = ("always", "never", "last")
 MOST_AHEAD = 64
 
 
-@dataclass(frozen=True)
 class ShardParamsRule(Record):
     """The stage of ZeRO, the axes that it shards over, and when parameters are gathered."""
 

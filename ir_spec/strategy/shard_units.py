@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 OUTER = ("root", "ends")
 LOSS = ("outside", "inside")
 
 
-@dataclass(frozen=True)
 class ShardUnitsRule(Record):
     """Which parameters outside of blocks ZeRO-3 gathers in one call, how long they stay, and the
     buffers of its calls."""

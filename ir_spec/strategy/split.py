@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import (
@@ -20,7 +19,6 @@ from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
-@dataclass(frozen=True)
 class SplitRule(Record):
     """Dimensions of these names are split over the axes."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Before the first microbatch, for all of them.
@@ -11,7 +9,6 @@ AHEAD = "ahead"
 SENT, BACKWARD, STEP, NEXT, WEIGHTS = "sent", "backward", "step", "next", "weights"
 
 
-@dataclass(frozen=True)
 class StageBuffersRule(Record):
     """How long a pipeline stage keeps what it receives and what it returns."""
 

@@ -4,7 +4,6 @@ A statement is defined once, by two classes side by side: a record with its para
 which passes read, and its op (`Statement`). The command line, sweeps, `--print-strategy`, commands
 in manifests and docs/reference/flags.md are derived from them.
 
-    @dataclass(frozen=True)
     class BucketRule(Record):
         copies: bool = flagged("ddp_copies", "Copy gradients into flat buffers.", rare=True)
 
@@ -26,6 +25,7 @@ from stagec.ir.param import Param
 from stagec.ir_spec.ops.structure import Declaration
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.support.frozen import Frozen
 from stagec.support.source import UNKNOWN, Loc
 
 #: What a flag has no effect without: an axis, another flag or a dimension; of several names, any.
@@ -297,8 +297,7 @@ def _as_doc(help: str, choices: Iterable[str]) -> str:
     return text
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Frozen):
     """Base of what statements say, a field for each parameter."""
 
     loc: Loc = field(default=UNKNOWN, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction
@@ -13,7 +12,6 @@ from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagge
 FAMILIES = ("ampere", "hopper", "blackwell", "tpu")
 
 
-@dataclass(frozen=True)
 class SustainedRule(Record):
     """Which share of their speed products and attention keep in a step."""
 

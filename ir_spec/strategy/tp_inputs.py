@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Record, Statement, flagged
 
 
-@dataclass(frozen=True)
 class TpInputsRule(Record):
     """Whether backward gathers the inputs of split matmuls again, and products wait for them."""
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
-@dataclass(frozen=True)
 class TpOutputsRule(Record):
     """Whether sums of split products begin before the product ends."""
 

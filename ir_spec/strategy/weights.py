@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, PARTS
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
@@ -12,7 +10,6 @@ from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagge
 AUTO = "auto"
 
 
-@dataclass(frozen=True)
 class WeightsRule(Record):
     """The format of the weights of the blocks."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import (
     Builder,
@@ -31,7 +31,6 @@ from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.zero import StatePlacement
 
 
-@dataclass(frozen=True)
 class AddOptimizer(Pass):
     """Append the optimizer: the function then returns the loss, updated parameters and updated
     state.

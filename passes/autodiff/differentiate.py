@@ -29,7 +29,6 @@ not wait for other gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
@@ -64,7 +63,6 @@ from stagec.sharding.gathers import is_of_parameter
 from stagec.sharding.strategy import RecomputeRule
 
 
-@dataclass(frozen=True)
 class Differentiate(Pass):
     """Append the gradient of the loss with respect to every parameter, through repeats and
     accumulation.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Module, Pass, Phase
 from stagec.ir.bind import drop_unit_axes
 from stagec.ir.rewrite import canonicalize
 
 
-@dataclass(frozen=True)
 class Canonicalize(Pass):
     """Remove what changes nothing: identities, pairs that cancel, collectives of a single rank.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Module, Pass, Phase
 from stagec.ir.rewrite import eliminate_common_subexpressions
 
 
-@dataclass(frozen=True)
 class EliminateCommonSubexpressions(Pass):
     """Use one result for operations that compute the same from the same values.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Module, Pass, Phase
 from stagec.ir.rewrite import eliminate_dead_code
 
 
-@dataclass(frozen=True)
 class EliminateDeadCode(Pass):
     """Erase operations whose results nobody uses, and what a repeat slices or stacks for nobody.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Module, Pass, Phase, verify_module
 
 
-@dataclass(frozen=True)
 class Verify(Pass):
     """Verify the module against the row of its phase, and change nothing."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from stagec.api import Module, Pass, Phase
 
 
-@dataclass(frozen=True)
 class Emit(Pass):
     """Write the traces of all ranks, the groups file and the manifest into a folder; the module
     stays as it is."""

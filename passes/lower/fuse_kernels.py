@@ -5,7 +5,6 @@ compiler for devices does it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from stagec.api import (
@@ -34,7 +33,6 @@ from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.sharding.work import data_of, is_computation, viewed, work_of
 
 
-@dataclass(frozen=True)
 class FuseKernels(Pass):
     """Number the computations that run as one kernel, as `stg.fusion` says.
 

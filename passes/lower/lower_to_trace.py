@@ -7,7 +7,6 @@ expressions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from stagec.api import (
@@ -73,7 +72,6 @@ from stagec.sharding.gathers import ahead_of
 from stagec.sharding.work import viewed
 
 
-@dataclass(frozen=True)
 class LowerToTrace(Pass):
     """Replace the function by an `et.graph`: computations and collectives of one rank, sizes still
     symbolic.

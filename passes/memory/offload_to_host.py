@@ -41,7 +41,6 @@ PASS = "offload-to-host"
 HOST, OPTIMIZER = "host", "optimizer"
 
 
-@dataclass(frozen=True)
 class OffloadToHost(Pass):
     """Move to host memory what `stg.offload` names, or a share of it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from stagec.api import (
     Builder,
@@ -26,7 +26,6 @@ from stagec.support.suggest import did_you_mean
 PASS = "place-buffers"
 
 
-@dataclass(frozen=True)
 class PlaceBuffers(Pass):
     """State the offset of every buffer in a planned module, of the first stage of each function.
 

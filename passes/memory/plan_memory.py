@@ -7,8 +7,6 @@ The peak is the static state and the worst moment of everything else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import (
     Builder,
     Module,
@@ -38,7 +36,6 @@ from stagec.memory.worst import on_device, on_host, total_of, worst_of
 PASS = "plan-memory"
 
 
-@dataclass(frozen=True)
 class PlanMemory(Pass):
     """Insert `stg.free` where buffers die, and a `stg.memory` that states the bytes of each
     category.

@@ -9,7 +9,6 @@ become one call where a strategy says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from stagec.api import (
     Attr,
@@ -36,7 +35,6 @@ from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
 
-@dataclass(frozen=True)
 class CoalesceCollectives(Pass):
     """Merge the gathers of the parameters of a block, and the reductions of their gradients, into
     one call each. With `stg.bucket[copies]` the function gets flat buffers for the gradients. With

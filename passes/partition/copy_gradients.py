@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.builder import RawAttr
@@ -16,7 +16,6 @@ from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
 
-@dataclass(frozen=True)
 class CopyGradients(Pass):
     """Copy what one call of a unit reduces into its buffer, as `stg.shard_units[copies]` says.
     Casts for the reduction become part of the copy: gradients wait for it in their own type. What

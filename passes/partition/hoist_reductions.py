@@ -13,7 +13,7 @@ the gradients of norms over tensor-parallel ranks in one call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import (
     Builder,
@@ -33,7 +33,6 @@ from stagec.ir_spec.ops.comm import AllReduce
 PASS = "hoist-reductions"
 
 
-@dataclass(frozen=True)
 class HoistReductions(Pass):
     """Move the sums of gradients over axes that split other parameters behind the loops over layers
     and microbatches.

@@ -4,7 +4,7 @@ memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import (
     Builder,
@@ -30,7 +30,6 @@ from stagec.ir_spec.strategy.inputs import BUFFER, COS_SIN, EACH, MADE, NONE, In
 from stagec.ir_spec.strategy.kernels import MATH, KernelsRule
 
 
-@dataclass(frozen=True)
 class HoldInputs(Pass):
     """Give a function buffers for tokens in 64 bits and for tables of rotations, or forward tables
     that stay until backward ends, as `stg.inputs` says. In stages of a pipeline no table is made.

@@ -8,7 +8,7 @@ later users share them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from stagec.api import (
     Builder,
@@ -44,7 +44,6 @@ from stagec.sharding.reshard import Axes, CollectiveStep, NoPlanError, Reshardin
 PASS = "insert-collectives"
 
 
-@dataclass(frozen=True)
 class InsertCollectives(Pass):
     """Insert the collectives that bring each operand to the placement that its op needs.
 

@@ -8,7 +8,6 @@ reshard_after_forward, unless the strategy says `reshard = never` or `last`. Onl
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.traits import Repeats
@@ -17,7 +16,6 @@ from stagec.sharding.gathers import gathers_of, is_sliced, single_gathers_of, so
 from stagec.sharding.stages import accumulation, pipeline_rule
 
 
-@dataclass(frozen=True)
 class KeepGatheredParameters(Pass):
     """Keep for backward the parameters that forward has gathered, as `stg.shard_params` says.
 

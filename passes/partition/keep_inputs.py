@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Builder, Module, Pass, Phase, Region, Value, read_strategy
 from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, Reorder
 from stagec.ir_spec.ops.contraction import Einsum
@@ -11,7 +9,6 @@ from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.sharding.gathers import is_of_parameter
 
 
-@dataclass(frozen=True)
 class KeepInputs(Pass):
     """Keep what forward gathers for split products until the sum of what is computed from it, and
     what a product takes until its own sum, as `stg.tp_inputs[until = module]` says.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.rewrite import replace_op, stacked_outside
@@ -20,7 +20,6 @@ from stagec.sharding.gathers import is_of_parameter
 _FORMS = ("stock", "compiled")
 
 
-@dataclass(frozen=True)
 class KeepLocals(Pass):
     """Keep logits, cast and not, until the loss is there, where it is of the form `stock`: they are
     arguments of functions (`ForCausalLMLoss` of transformers, `cross_entropy_loss` of torchtitan).

@@ -16,7 +16,7 @@ Gathers, exchanges and copies for experts only copy elements, so results are the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import (
     Builder,
@@ -37,7 +37,6 @@ from stagec.ir_spec.strategy.moe import MoeRule
 _MOVES = (AllGather, AllToAll)
 
 
-@dataclass(frozen=True)
 class NarrowCollectives(Pass):
     """Swap a gather or an exchange with a cast if fewer bytes move then, in a step of serving also
     what copies tokens for experts. With `stg.moe[payload = tokens]` rows of experts are exchanged

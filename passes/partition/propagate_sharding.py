@@ -14,7 +14,7 @@ If the op gives its result as pinned, the constraint is removed again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import (
     AxisUse,
@@ -37,7 +37,6 @@ from stagec.sharding.reshard_cost import Split
 from stagec.sharding.row_sources import check_rows
 
 
-@dataclass(frozen=True)
 class PropagateSharding(Pass):
     """Spread the placements of arguments and pinned values over all values.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
@@ -24,7 +23,6 @@ from stagec.ir.traits import Repeats
 PASS = "record-expert-rows"
 
 
-@dataclass(frozen=True)
 class RecordExpertRows(Pass):
     """Add a `stg.rows` for each load of experts, and number the repeats by layers.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, read_strategy
 from stagec.ir_spec.ops.comm import AllGather, ReduceScatter, operand_dim
 from stagec.ir_spec.strategy.collectives import COPIED, CollectivesRule
@@ -14,7 +12,6 @@ from stagec.sharding.gathers import is_of_parameter
 _OF_ACTIVATIONS = ("forward", "backward", "recompute")
 
 
-@dataclass(frozen=True)
 class ReorderElements(Pass):
     """Copy activations behind gathers and before reductions along a dimension which is not their
     first one, as `stg.collectives[order = copied]` says. Parameters and their gradients are moved

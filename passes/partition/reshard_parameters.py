@@ -6,8 +6,6 @@ forward and backward of the region that gathers it has run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Module, Pass, Phase, Region, Value
 from stagec.ir.traits import Terminates
 from stagec.ir_spec.ops.layout import Reshard
@@ -15,7 +13,6 @@ from stagec.passes.partition.reshards import reshard_behind
 from stagec.sharding.gathers import gathers_of
 
 
-@dataclass(frozen=True)
 class ReshardParameters(Pass):
     """Drop what the gathers of parameters in a region give, all results of a call together.
 

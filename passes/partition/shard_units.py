@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Repeats
@@ -12,7 +10,6 @@ from stagec.sharding.gathers import gathers_of
 from stagec.sharding.stages import accumulation, pipeline_rule
 
 
-@dataclass(frozen=True)
 class ShardUnits(Pass):
     """Drop and gather parameters outside of blocks as `stg.shard_units` says.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import (
     Builder,
     Module,
@@ -21,7 +19,6 @@ from stagec.ir_spec.ops.moe import SortRows
 from stagec.ir_spec.strategy.moe import MoeRule
 
 
-@dataclass(frozen=True)
 class SortExpertRows(Pass):
     """Add `stg.sort_rows` behind each all_to_all that brings rows to experts, and before each that
     takes them from there.

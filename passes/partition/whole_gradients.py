@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import (
     Module,
@@ -19,7 +19,6 @@ from stagec.ir_spec.ops.vocabulary import EmbeddingGrad
 from stagec.ir_spec.strategy.gradients import GradientsRule
 
 
-@dataclass(frozen=True)
 class WholeGradients(Pass):
     """Give each rank the gradient of all rows of a table, as `stg.gradients[tables = whole]` says:
     a partial sum over the axes that split the tokens. What only these axes reduce is reduced by the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from stagec.api import (
     Builder,
@@ -31,7 +31,6 @@ from stagec.support.diagnostics import NotAnIntegerError
 PASS = "connect-parts"
 
 
-@dataclass(frozen=True)
 class ConnectParts(Pass):
     """Make messages of what crosses to one other part, and from it.
 

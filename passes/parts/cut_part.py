@@ -31,7 +31,6 @@ from stagec.support.suggest import did_you_mean
 AHEAD = "gpipe"
 
 
-@dataclass(frozen=True)
 class CutPart(Pass):
     """Keep one part of the model as `stg.part` says: its operations, its parameters, and an end of
     each value that crosses to it or from it.

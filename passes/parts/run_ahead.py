@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
@@ -23,7 +22,6 @@ from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.ir_spec.ops.structure import joined_dim
 
 
-@dataclass(frozen=True)
 class RunAhead(Pass):
     """Make two accumulations of that of a part in front of others: forward of all microbatches,
     then backward of all. The gradients come back while it computes further microbatches.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.expr import ZERO
@@ -12,7 +11,6 @@ from stagec.ir.traits import Accumulates, Repeats
 from stagec.sharding.gathers import is_sliced, single_gathers_of, source_of
 
 
-@dataclass(frozen=True)
 class GatherParametersOnce(Pass):
     """Gather parameters before the microbatches where the gathers of actions say `once`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
 from stagec.ir.traits import Accumulates, Recasts, TakesLogits
@@ -21,7 +21,6 @@ from stagec.ir_spec.strategy.stage_buffers import (
 from stagec.passes.pipeline_stages.sections import ActionKind, yielded
 
 
-@dataclass(frozen=True)
 class KeepStageValues(Pass):
     """Receive into buffers that a stage has for each microbatch, and keep what it returns until the
     backward of the microbatch, or the step, ends, and the gradient that it sends until that of the

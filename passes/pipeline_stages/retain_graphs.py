@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, made_by, read_strategy
@@ -18,7 +17,6 @@ from stagec.passes.pipeline_stages.sections import ActionKind, yielded
 PASS = "retain-graphs"
 
 
-@dataclass(frozen=True)
 class RetainGraphs(Pass):
     """Compute gradients of weights weight by weight, as `stg.stage_buffers[graph = weights]` says.
 

@@ -8,7 +8,6 @@ is kept for the parameters that the stage holds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from stagec.api import (
     Attr,
@@ -51,7 +50,6 @@ from stagec.sharding.stages import (
 PASS = "split-stages"
 
 
-@dataclass(frozen=True)
 class SplitStages(Pass):
     """Cut the step into functions of pipeline stages, as its
     accumulation says (`pipeline`).

@@ -6,8 +6,6 @@ come later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, made_by
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import carried
@@ -21,7 +19,6 @@ from stagec.sharding.stages import accumulation, pipeline_rule
 PASS = "split-weight-gradients"
 
 
-@dataclass(frozen=True)
 class SplitWeightGradients(Pass):
     """Split each backward repeat in two where the schedule runs the gradients of weights later.
 

@@ -30,7 +30,6 @@ from stagec.ir_spec.ops.layout import Reshape
 from stagec.ir_spec.ops.selection import Concat, Cut
 
 
-@dataclass(frozen=True)
 class AbsorbLatent(Pass):
     """Rewrite attention whose keys and values are products of a latent, by associativity.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from stagec.api import (
     Expr,
@@ -25,7 +25,6 @@ from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 COPIES = "copies"
 
 
-@dataclass(frozen=True)
 class CopyExperts(Pass):
     """Let routers choose among fewer experts than ranks hold: the last of these are copies of the
     first, which servers keep of experts that many tokens choose (`stg.redundant_experts`).

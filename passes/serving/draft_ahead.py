@@ -4,7 +4,6 @@ module that predicts a token further ahead."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
@@ -30,7 +29,6 @@ from stagec.ir.serving_step import PAST
 _ROW = Quoted("(ao)b->aob")
 
 
-@dataclass(frozen=True)
 class DraftAhead(Pass):
     """Let a step of decode that verifies `count` drafts make as many for the next step, by the
     module of multi-token prediction that the model has (arXiv 2412.19437, section 2.2).

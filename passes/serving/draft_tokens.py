@@ -4,7 +4,7 @@ it chose."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import (
     Builder,
@@ -40,7 +40,6 @@ from stagec.ir_spec.strategy.part import MAIN
 _SPANS = {"span", "window", "chunk"}
 
 
-@dataclass(frozen=True)
 class DraftTokens(Pass):
     """Let a step of decode of one token be `count` steps, one behind the other: what a draft model
     does before the model that verifies (arXiv 2211.17192).

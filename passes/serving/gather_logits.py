@@ -3,8 +3,6 @@ a loss that wants them whole."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, made_by, read_strategy
 from stagec.ir.traits import PicksOne, Recasts, TakesLogits
 from stagec.ir_spec.strategy.loss import LossRule
@@ -12,7 +10,6 @@ from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 
 
-@dataclass(frozen=True)
 class GatherLogits(Pass):
     """Pin logits whole in the vocabulary where a token is chosen by them, in the element type of
     the head: engines gather them so and sample in f32 (vLLM's `LogitsProcessor`, SGLang's). So are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from stagec.api import (
     Builder,
@@ -39,7 +39,6 @@ from stagec.support.diagnostics import NotAnIntegerError
 PASS = "hand-over"
 
 
-@dataclass(frozen=True)
 class HandOver(Pass):
     """Hand the caches of a step of prefill over to the pod that decodes, or take them over from the
     pod that has prefilled.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import gcd
 
 from stagec.api import (
@@ -49,7 +49,6 @@ _LETTERS = "wvuzyxtsrqponmlkjihgfedcba"
 _COUNTS = frozenset(HEADS) - {"I"}
 
 
-@dataclass(frozen=True)
 class QuantizeWeights(Pass):
     """Store the weights of the blocks in few bits, with scales for blocks of elements.
 

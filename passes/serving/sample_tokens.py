@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Builder, Module, Pass, Phase, made_by
 from stagec.ir.drafts import most_likely, state
 from stagec.ir.traits import PicksOne
 
 
-@dataclass(frozen=True)
 class SampleTokens(Pass):
     """Return the most likely token by the logits that a step of serving returns.
 

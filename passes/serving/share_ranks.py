@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from stagec.api import (
     Builder,
@@ -36,7 +36,6 @@ PASS = "share-ranks"
 _OWN = "leave on=model out: the draft model gets ranks of its own"
 
 
-@dataclass(frozen=True)
 class ShareRanks(Pass):
     """Let the step of a draft model run on the ranks of the model that verifies, before it.
 

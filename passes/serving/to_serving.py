@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 from stagec.api import (
@@ -39,7 +39,6 @@ from stagec.passes.serving.mixed import Mixed, parsed_classes
 from stagec.support.suggest import did_you_mean
 
 
-@dataclass(frozen=True)
 class ToServing(Pass):
     """Turn the forward of training into a step of serving: S new tokens of each of B sequences,
     behind `past` tokens that are cached.

@@ -3,7 +3,7 @@ chose."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import Builder, Module, Pass, Phase, Value, const, error, made_by
 from stagec.ir.builder import RawAttr
@@ -13,7 +13,6 @@ from stagec.ir_spec.ops.parts import arrive, depart
 from stagec.ir_spec.strategy.part import MAIN
 
 
-@dataclass(frozen=True)
 class VerifyDrafts(Pass):
     """Let a step of decode take all its tokens but the first of each sequence from a draft model in
     another pod, and send it the most likely token behind each of them.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Self
 
 from stagec.api import Module, Pass, Phase, error
 from stagec.ir.bind import bind
 
 
-@dataclass(frozen=True)
 class Bind(Pass):
     """Replace symbols and axes by numbers, `bind{B=64,tp=8}`; without options, by their defaults.
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Module, Pass, Phase
 from stagec.ir.infer import infer_module
 
 
-@dataclass(frozen=True)
 class InferShapes(Pass):
     """Infer the types that the text leaves out, and compare those that it states.
 

@@ -55,7 +55,6 @@ from stagec.support.suggest import did_you_mean
 from stagec.text.imports import ImportedFunction, read_blocks
 
 
-@dataclass(frozen=True)
 class Inline(Pass):
     """Open calls of private functions, those of imported texts included.
 

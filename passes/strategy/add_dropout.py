@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
@@ -23,7 +22,6 @@ from stagec.ir_spec.strategy.dropout import CONFIGURED, EMBEDDING, HIDDEN, RATES
 from stagec.models import is_shipped
 
 
-@dataclass(frozen=True)
 class AddDropout(Pass):
     """Drop elements of what layers add to the stream (`hidden_dropout` of the module) and of what
     the first layer takes (`embedding_dropout`), as `stg.dropouts` says.

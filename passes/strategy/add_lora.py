@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from stagec.api import (
     Builder,
@@ -27,7 +27,6 @@ from stagec.ir_spec.strategy.lora import LoraRule
 from stagec.passes.strategy.low_rank import LowRankCut, adapted_parameters, low_rank_types
 
 
-@dataclass(frozen=True)
 class AddLora(Pass):
     """Add low-rank adapters (arXiv 2106.09685) beside products with the parameters of these names,
     and freeze all other parameters.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import (
     Builder,
@@ -37,7 +37,6 @@ from stagec.models import is_shipped
 WIDE = "f32"
 
 
-@dataclass(frozen=True)
 class Autocast(Pass):
     """Cast the operands of products to the type of `stg.autocast`, those of other ops to f32 where
     they differ.

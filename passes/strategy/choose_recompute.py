@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import Module, Operation, Pass, Phase, error, read_strategy
 from stagec.ir.traits import Repeats
@@ -14,7 +14,6 @@ from stagec.sharding.strategy import RecomputeRule
 from stagec.support.suggest import did_you_mean
 
 
-@dataclass(frozen=True)
 class ChooseRecompute(Pass):
     """Write what `stg.recompute` says on the repeats that it concerns.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stagec.api import (
     Builder,
@@ -23,7 +22,6 @@ from stagec.sharding.special_factors import special_ops
 PIN = "stg.sharding_constraint"
 
 
-@dataclass(frozen=True)
 class ExchangeDimensions(Pass):
     """Move the split of a dimension to others around an op, as `stg.exchange` says (Ulysses).
 

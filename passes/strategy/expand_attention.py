@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import (
     Builder,
     Expr,
@@ -30,7 +28,6 @@ from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 _PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
 
 
-@dataclass(frozen=True)
 class ExpandAttention(Pass):
     """Replace each fused attention by the ops that it consists of, as `stg.kernels` says.
 

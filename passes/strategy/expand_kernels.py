@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -30,7 +29,6 @@ from stagec.passes.strategy.unpack import unpack_product
 from stagec.support.suggest import did_you_mean
 
 
-@dataclass(frozen=True)
 class ExpandKernels(Pass):
     """Replace the ops that `stg.kernels` names by those that PyTorch runs without a compiler.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
 from stagec.ir.opdef import LossForm
 from stagec.ir.rewrite import erase_unused, replace_op
 from stagec.ir_spec.strategy.loss import LossRule
 
 
-@dataclass(frozen=True)
 class ExpandLoss(Pass):
     """Replace each loss of the next tokens by the ops of a form of `stg.loss`, as its op builds
     them.

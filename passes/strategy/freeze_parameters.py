@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import Module, Pass, Phase, error, read_strategy
 from stagec.ir_spec.strategy.freeze import FreezeRule, matches
 from stagec.support.suggest import did_you_mean
 
 
-@dataclass(frozen=True)
 class FreezeParameters(Pass):
     """Give the parameters that `stg.freeze` names the role `frozen`, or where it says so `param`.
 

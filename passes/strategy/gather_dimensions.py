@@ -3,8 +3,6 @@ tokens of experts where these are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import (
     Builder,
     Module,
@@ -27,7 +25,6 @@ from stagec.sharding.strategy import GatherRule
 PIN = "stg.sharding_constraint"
 
 
-@dataclass(frozen=True)
 class GatherDimensions(Pass):
     """Pin operands whole in the dimensions of `stg.gather` where an op treats a split specially.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from stagec.api import (
@@ -48,7 +47,6 @@ RECIPES = {
 }
 
 
-@dataclass(frozen=True)
 class InsertFp8Casts(Pass):
     """Cast both operands of matrix products with a parameter, inside repeats, to floats of 8 or 4
     bits.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import DiagnosticList, Module, Pass, Phase, Region, Strategy, read_strategy
 from stagec.ir.bind import drop_unit_axes
 from stagec.ir_spec.strategy.gather import GatherRule
@@ -11,7 +9,6 @@ from stagec.sharding.strategy import PipelineRule, SplitRule
 from stagec.support.suggest import did_you_mean
 
 
-@dataclass(frozen=True)
 class NormalizeStrategy(Pass):
     """Remove mesh axes of size 1 from the module, and check the names in its `stg.strategy`.
 

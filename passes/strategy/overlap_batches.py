@@ -4,7 +4,6 @@ of the other are on their way to experts."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from stagec.api import (
@@ -29,7 +28,6 @@ from stagec.ir.types import CACHED
 from stagec.ir_spec.strategy.moe import MoeRule
 
 
-@dataclass(frozen=True)
 class OverlapBatches(Pass):
     """Make two half batches of a step of serving, as `stg.moe[two_batches]` says.
 

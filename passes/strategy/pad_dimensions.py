@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from stagec.api import Loc, Module, Pass, Phase, Strategy, evaluate, product, read_strategy
 from stagec.ir_spec.ops.quantized import FORMATS
@@ -12,7 +11,6 @@ from stagec.ir_spec.strategy.pad_dimensions import PadDimensionsRule
 from stagec.ir_spec.strategy.weights import WeightsRule
 
 
-@dataclass(frozen=True)
 class PadDimensions(Pass):
     """Give symbols the next multiple of what `stg.pad_dimensions` says of them, times the ranks
     that split them; the width of experts, of a block, where `stg.weights[fill]` has their format.

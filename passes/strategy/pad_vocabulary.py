@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Module, Pass, Phase, Strategy, read_strategy
 from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyRule
 
 
-@dataclass(frozen=True)
 class PadVocabulary(Pass):
     """Give the symbol of the vocabulary, the last dimension of the logits of a loss, the next
     multiple of `stg.pad_vocabulary` times the ranks that split it, or without these where it says

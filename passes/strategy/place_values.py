@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import (
     Builder,
     Expr,
@@ -30,7 +28,6 @@ from stagec.sharding.placer import Placer
 from stagec.sharding.propagate import is_carried
 
 
-@dataclass(frozen=True)
 class PlaceValues(Pass):
     """Place the arguments of the function, carried values, the values that statements name, and
     what crosses to another part of the model.

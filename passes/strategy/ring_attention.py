@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stagec.api import (
     Attr,
@@ -27,7 +26,6 @@ from stagec.sharding.special_factors import special_ops
 from stagec.sharding.strategy import RingRule
 
 
-@dataclass(frozen=True)
 class RingAttention(Pass):
     """Make attention over a split dimension a ring, as `stg.ring` says (arXiv 2310.01889).
 

@@ -3,8 +3,6 @@ one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import (
     Loc,
     Module,
@@ -41,7 +39,6 @@ _PRODUCTS = (Einsum, ScaledEinsum)
 SCHEDULE = "interleaved"
 
 
-@dataclass(frozen=True)
 class SeparateAttention(Pass):
     """Cut each layer behind its attention, so that one of two pipeline stages has the attention of
     all layers, with its caches, and the other one all the rest, as `stg.pipeline[afd]` says

@@ -39,7 +39,6 @@ from stagec.passes.strategy.low_rank import LowRankCut, adapted_parameters, low_
 PASS = "serve-lora"
 
 
-@dataclass(frozen=True)
 class ServeLora(Pass):
     """Multiply tokens by the low-rank adapters of their sequences, beside products with the
     parameters of these names.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stagec.api import (
     Builder,
@@ -29,7 +29,6 @@ from stagec.ir_spec.strategy.dtypes import computed_in
 WRITTEN = "bf16"
 
 
-@dataclass(frozen=True)
 class SetElementTypes(Pass):
     """Give parameters and activations the element type of `stg.dtypes[param = ...]`.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import Module, Pass, Phase, Strategy, Value, axis_size, read_strategy
 from stagec.ir_spec.strategy.shard_padding import ShardPaddingRule
 from stagec.sharding.assumptions import Assumptions
@@ -11,7 +9,6 @@ from stagec.sharding.padding import pad_parameter, padded_shard
 from stagec.sharding.zero import Sharder
 
 
-@dataclass(frozen=True)
 class ShardParameters(Pass):
     """Split parameters at rest as `stg.shard_params[zero = 3]` says, or stage 1 with `overlap`.
 

@@ -3,8 +3,6 @@ rows where the experts are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import (
     Attr,
     Expr,
@@ -28,7 +26,6 @@ from stagec.ir_spec.strategy.routing import SPREAD, RoutingRule
 from stagec.sharding.strategy import ExpertLoadRule
 
 
-@dataclass(frozen=True)
 class SizeExperts(Pass):
     """Give the buffers of experts the sizes of `stg.capacity`, or the loads of `stg.expert_load`.
 

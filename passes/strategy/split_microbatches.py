@@ -3,8 +3,6 @@ pipeline stages."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stagec.api import (
     Builder,
     DiagnosticList,
@@ -30,7 +28,6 @@ from stagec.sharding.stages import cut, pipeline_attrs, read_pipeline
 from stagec.sharding.strategy import PipelineRule
 
 
-@dataclass(frozen=True)
 class SplitMicrobatches(Pass):
     """Wrap the step into a `stg.accumulate` over the microbatches of `stg.microbatches`.
 

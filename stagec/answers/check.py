@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from stagec.check.traces import CheckReport
 
 
-@dataclass(frozen=True)
 class CheckAnswer(Report):
     """What is wrong with the traces of a job. With `strict`, warnings fail too."""
 

@@ -7,11 +7,12 @@ row is compared with the built-in ops by a test.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+from stagec.support.frozen import Frozen
 
 
-@dataclass(frozen=True)
-class Trait:
+class Trait(Frozen):
     """Base of all traits. Prints as its name and what it says."""
 
     def __str__(self) -> str:
@@ -22,7 +23,6 @@ class Trait:
 # -- cost and order --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Free(Trait):
     """It costs nothing at run time: no node of a trace.
 
@@ -36,7 +36,6 @@ class Free(Trait):
     """
 
 
-@dataclass(frozen=True)
 class Stays(Trait):
     """It does more than compute its results: nobody erases it if they are unused, or merges it with
     an equal op.
@@ -50,7 +49,6 @@ class Stays(Trait):
     """
 
 
-@dataclass(frozen=True)
 class CopiesMemory(Trait):
     """It copies between memories, so its operand may be in host memory; all others compute with
     values on the device only.
@@ -62,7 +60,6 @@ class CopiesMemory(Trait):
     """
 
 
-@dataclass(frozen=True)
 class Fusible(Trait):
     """A compiler computes it in one kernel with its neighbours: an element of its results takes one
     or a few elements of each operand. With `rows` it takes a row along the last dimension.
@@ -80,7 +77,6 @@ class Fusible(Trait):
     rows: bool = False
 
 
-@dataclass(frozen=True)
 class TurnsRows(Fusible):
     """It rotates rows by their positions. Engines rotate queries in the kernel that writes rotated
     keys into a cache.
@@ -92,7 +88,6 @@ class TurnsRows(Fusible):
     """
 
 
-@dataclass(frozen=True)
 class AppendsRows(Trait):
     """It writes the rows of new tokens, its last operand, into a cache.
 
@@ -106,7 +101,6 @@ class AppendsRows(Trait):
 # -- buffers ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class View(Free):
     """Its results are views of operand 0.
 
@@ -119,7 +113,6 @@ class View(Free):
     """
 
 
-@dataclass(frozen=True)
 class PartOfBuffer(View):
     """Each result is a view of its operand, in a buffer that all operands are parts of.
 
@@ -130,7 +123,6 @@ class PartOfBuffer(View):
     """
 
 
-@dataclass(frozen=True)
 class Recalls(Free):
     """Its result is operand 0 in the iterations that recompute, else operand 1.
 
@@ -142,7 +134,6 @@ class Recalls(Free):
     """
 
 
-@dataclass(frozen=True)
 class InPlace(Stays):
     """It updates operands: result i takes the buffer of operand `operands[i]`.
 
@@ -155,7 +146,6 @@ class InPlace(Stays):
     operands: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
 class EndsLifetime(Trait):
     """The buffers of its operands end here. It does not use the values.
 
@@ -169,7 +159,6 @@ class EndsLifetime(Trait):
 # -- meaning ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Wide(Trait):
     """Autocast computes it in fp32 (the list `fp32` of `torch.autocast`).
 
@@ -184,7 +173,6 @@ class Wide(Trait):
     """
 
 
-@dataclass(frozen=True)
 class StaysUntilNext(Trait):
     """The buffers of its results stay until the next op with this trait, or until backward ends.
 
@@ -195,7 +183,6 @@ class StaysUntilNext(Trait):
     """
 
 
-@dataclass(frozen=True)
 class Recasts(Trait):
     """Its result is operand 0 in another element type.
 
@@ -206,7 +193,6 @@ class Recasts(Trait):
     """
 
 
-@dataclass(frozen=True)
 class Chooses(Trait):
     """Operand 0 are scores that it chooses by: they are not made coarser.
 
@@ -217,7 +203,6 @@ class Chooses(Trait):
     """
 
 
-@dataclass(frozen=True)
 class PicksOne(Trait):
     """Its first result numbers one element of each row of operand 0, as a sampler does a token.
 
@@ -228,7 +213,6 @@ class PicksOne(Trait):
     """
 
 
-@dataclass(frozen=True)
 class TakesLogits(Trait):
     """Operand 0 are logits, of which it takes rows: a loss, or the first op of one.
 
@@ -240,7 +224,6 @@ class TakesLogits(Trait):
     """
 
 
-@dataclass(frozen=True)
 class FinalGradient(Trait):
     """Its operand is complete: the collectives that reduce and place it belong to phase gradient.
 
@@ -251,7 +234,6 @@ class FinalGradient(Trait):
     """
 
 
-@dataclass(frozen=True)
 class AddsToSum(Trait):
     """Its kernel adds operand 0 to a sum over microbatches, which the kernel that makes operand 0
     may do itself.
@@ -263,7 +245,6 @@ class AddsToSum(Trait):
     """
 
 
-@dataclass(frozen=True)
 class BeginsBackward(Trait):
     """The gradient of its operand comes from elsewhere, not from the loss.
 
@@ -274,7 +255,6 @@ class BeginsBackward(Trait):
     """
 
 
-@dataclass(frozen=True)
 class Lowered(Trait):
     """It stands in a lowered graph, where values are nodes.
 
@@ -289,7 +269,6 @@ class Lowered(Trait):
 # -- declarations ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Declares(Free, Stays):
     """It states something and computes nothing. `what` lets the module find it: `symbols` and
     `axes` (its parameters are the names), `relations`, `order`, `layers`, `loads`, `function`,
@@ -307,7 +286,6 @@ class Declares(Free, Stays):
     what: str = ""
 
 
-@dataclass(frozen=True)
 class OpenParams(Trait):
     """It takes parameters of any name: they are what it declares, in the order of the text. With
     `words` their values may be words beside sizes.
@@ -323,7 +301,6 @@ class OpenParams(Trait):
     words: bool = False
 
 
-@dataclass(frozen=True)
 class Named(Trait):
     """It has a name, such as `@main`.
 
@@ -338,7 +315,6 @@ class Named(Trait):
 # -- regions ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class HasRegion(Trait):
     """Operations stand in braces behind it. The last one ends the region, unless it `Holds`.
 
@@ -350,7 +326,6 @@ class HasRegion(Trait):
     """
 
 
-@dataclass(frozen=True)
 class Holds(HasRegion, Named):
     """Its region is a list of statements without results and without an end; `what` says of which.
     With `only`, each of them names this op as its parent.
@@ -367,7 +342,6 @@ class Holds(HasRegion, Named):
     only: bool = False
 
 
-@dataclass(frozen=True)
 class Runs(HasRegion, Free, Stays):
     """Its region runs as a part of the step; values are handed on from one run to another.
 
@@ -379,7 +353,6 @@ class Runs(HasRegion, Free, Stays):
     """
 
 
-@dataclass(frozen=True)
 class Conditional(HasRegion, Free, Stays):
     """Its region stands in its place where options are as it says, else its operands.
 
@@ -390,7 +363,6 @@ class Conditional(HasRegion, Free, Stays):
     """
 
 
-@dataclass(frozen=True)
 class Repeats(Runs):
     """Its region runs `count` times; the first `carry` values go from one iteration to the next,
     the others are slices.
@@ -403,7 +375,6 @@ class Repeats(Runs):
     """
 
 
-@dataclass(frozen=True)
 class Accumulates(Runs):
     """Its region runs once for each microbatch; what it yields is added up.
 
@@ -415,7 +386,6 @@ class Accumulates(Runs):
     """
 
 
-@dataclass(frozen=True)
 class Terminates(Free, Stays):
     """It ends a region and hands its operands to the op around it.
 

@@ -11,9 +11,10 @@ from importlib import import_module
 from typing import Any, ClassVar, TextIO, cast
 
 from stagec.support.diagnostics import error
+from stagec.support.frozen import Frozen
 
 
-class Report(ABC):
+class Report(Frozen, ABC):
     """An answer. `str` is the text that a command prints; notebooks show the same with tables that
     are sorted by their heads."""
 

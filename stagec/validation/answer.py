@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,7 +24,6 @@ from stagec.validation.steps import chosen, predictions, sample
 _WIDTH = 160
 
 
-@dataclass(frozen=True)
 class FiguresAnswer(Report):
     """Published figures beside ours."""
 
@@ -48,7 +47,6 @@ class FiguresAnswer(Report):
         console(stream, _WIDTH).print(shown)
 
 
-@dataclass(frozen=True)
 class StepsAnswer(Report):
     """Measured seconds of steps beside ours, and errors by source."""
 
@@ -82,7 +80,6 @@ class StepsAnswer(Report):
         out.print(by_source)
 
 
-@dataclass(frozen=True)
 class MemoryAnswer(Report):
     """Bytes that frameworks hold beside ours, by category and moment."""
 
@@ -118,7 +115,6 @@ def validate_memory(source: str | None, session: Session) -> MemoryAnswer:
     return MemoryAnswer(memory_errors(source, session))
 
 
-@dataclass(frozen=True)
 class ServersAnswer(Report):
     """Measured times of servers beside ours, and errors by engine and machine."""
 

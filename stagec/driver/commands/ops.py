@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,7 +39,6 @@ def command(name: str | None, plugin: tuple[Path, ...], **given: Any) -> None:
     show_list(_Described(op), given)
 
 
-@dataclass(frozen=True)
 class _Described(Report):
     """An op."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TextIO
@@ -152,7 +151,6 @@ _COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
 class ScheduleAnswer(Report):
     """A schedule of given sizes: drawn, with its figures beside their closed forms."""
 

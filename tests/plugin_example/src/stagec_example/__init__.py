@@ -4,7 +4,7 @@ pipeline schedule."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from stagec.api import (
@@ -47,7 +47,6 @@ class Relu6(OpDef):
         return product(n.values()) * 2
 
 
-@dataclass(frozen=True)
 class UseRelu6(Pass):
     """Replace activations by `ex.relu6`.
 
