@@ -298,13 +298,7 @@ SCANS: Mapping[str, Keys] = {
         "moe_intermediate_size": 8,
         "shared_expert_intermediate_size": 8,
     },
-    "lfm2": {
-        **_BASE,
-        **_HEADS,
-        "block_multiple_of": 4,
-        "full_attn_idxs": [1],
-        "rope_theta": 100,
-    },
+    "lfm2": {**_BASE, **_HEADS, "block_multiple_of": 4, "full_attn_idxs": [1], "rope_theta": 100},
     "lfm2_moe": {
         **_BASE,
         **_HEADS,
@@ -493,7 +487,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "attention_bias": (True, False),
     },
     "olmo3": {
-        "layer_types": (["full_attention"] * 2 + ["sliding_attention"] * 2, ["full_attention"] * 4),
+        "layer_types": (["full_attention"] * 2 + ["sliding_attention"] * 2, ["full_attention"] * 4)
     },
     "cohere2": {"logit_scale": (0.25, 1), "sliding_window_pattern": (2, 4)},
     "gpt_oss": {"attention_bias": (True, False), "swiglu_limit": (7.0, 1.5)},

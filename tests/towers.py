@@ -167,13 +167,7 @@ TOWERS: Mapping[str, Keys] = {
     "dinov2_with_registers": {**_DINO, "mlp_ratio": 2, "num_register_tokens": 2},
     "convnext": {**_PYRAMID, "hidden_sizes": [8, 16]},
     "convnextv2": {**_PYRAMID, "hidden_sizes": [8, 16]},
-    "swin": {
-        **_PYRAMID,
-        "embed_dim": 8,
-        "num_heads": [4, 4],
-        "window_size": 4,
-        "mlp_ratio": 2.0,
-    },
+    "swin": {**_PYRAMID, "embed_dim": 8, "num_heads": [4, 4], "window_size": 4, "mlp_ratio": 2.0},
     "swinv2": {
         "num_channels": 3,
         "patch_size": 2,
@@ -200,10 +194,7 @@ TOWERS: Mapping[str, Keys] = {
         "text_config": {**_ENCODER, "hidden_size": 8, "num_hidden_layers": 2},
         "vision_config": _VISION,
     },
-    "siglip": {
-        "text_config": {**_ENCODER, "num_hidden_layers": 2},
-        "vision_config": _VISION,
-    },
+    "siglip": {"text_config": {**_ENCODER, "num_hidden_layers": 2}, "vision_config": _VISION},
     "clip_vision_model": {**_VISION, "architectures": ["CLIPVisionModelWithProjection"]}
     | {"projection_dim": 8},
     "clip_text_model": _ENCODER,
@@ -289,7 +280,7 @@ TOWERS: Mapping[str, Keys] = {
             "text_config": {**_LLAMA, **_EXPERTS, "head_dim": 4},
             "vision_config": {**_SEEN, "out_hidden_size": 16, "deepstack_visual_indexes": [0]},
             "audio_config": {**_HEARD, "downsample_hidden_size": 4},
-        },
+        }
     },
     "qwen3_5": {
         "text_config": {**_LLAMA, **_DELTA},

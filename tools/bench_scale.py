@@ -39,10 +39,7 @@ JOBS: tuple[tuple[str, dict[str, Any]], ...] = (
         for m in (32, 512)
     ),
 )
-ARCHIVE = (
-    "llama3-405b",
-    {**LLAMA, "cp": 2, "pp": 16, "dp": 512, "sizes": {"B": 4096, "S": 8192}},
-)
+ARCHIVE = ("llama3-405b", {**LLAMA, "cp": 2, "pp": 16, "dp": 512, "sizes": {"B": 4096, "S": 8192}})
 
 
 def scale(folder: Path, limit: int, largest: int) -> dict[str, Any]:

@@ -193,9 +193,7 @@ def _fit_attention(
 
 
 def _other_rates(
-    machine: Machine,
-    tables: Mapping[Any, Table],
-    values: Values,
+    machine: Machine, tables: Mapping[Any, Table], values: Values
 ) -> tuple[dict[str, float], list[str]]:
     """The rates of attention in narrower types, all other constants as they are."""
     rates: dict[str, float] = {}

@@ -39,13 +39,7 @@ def _rows() -> Iterator[str]:
 
 def _row(flag: Flag, op: str) -> str:
     meaning = " ".join([flag.help, *_needs(flag)])
-    cells = (
-        f"`{flag.option}`",
-        f"[`{op}`](ops/{op}.md)",
-        _values(flag),
-        _default(flag),
-        meaning,
-    )
+    cells = (f"`{flag.option}`", f"[`{op}`](ops/{op}.md)", _values(flag), _default(flag), meaning)
     return f"| {' | '.join(c.replace('|', chr(92) + '|') for c in cells)} |"
 
 

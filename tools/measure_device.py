@@ -33,12 +33,7 @@ Make: TypeAlias = Callable[[], Callable[[], Any]]
 KERNEL_COLUMNS = ("kind", "dtype", "extents", "causal", "op", "microseconds", "count")
 STEP_COLUMNS = ("model", "sizes", "flags", "device", "parameters", "seconds")
 MEMORY_COLUMNS = ("held_bytes", "allocated_bytes", "reserved_bytes")
-_TYPES = {
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "f32": "float32",
-    "f8e4m3": "float8_e4m3fn",
-}
+_TYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f8e4m3": "float8_e4m3fn"}
 _CYCLES = 2_000_000  # about a millisecond
 _FLUSHED = 1 << 29
 #: Seconds of one run of calls.

@@ -250,10 +250,7 @@ def _sized(prefix: str, sizes: Mapping[str, int]) -> list[str]:
 
 def table(rows: Sequence[Row]) -> str:
     """The answers side by side, as Markdown."""
-    lines = [
-        f"| {' | '.join(HEADS)} |",
-        "|---" * len(HEADS) + "|",
-    ]
+    lines = [f"| {' | '.join(HEADS)} |", "|---" * len(HEADS) + "|"]
     for row in rows:
         what = row["their_model"].rpartition("/")[2].removeprefix("Meta-")
         system = row["their_system"].partition("_")[0].upper()

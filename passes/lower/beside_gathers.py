@@ -57,11 +57,7 @@ class KernelsBesideGathers:
         return b.value("et.comp", [begun, whole], last, hint=ops[-1].results[0].name)
 
     def _begin(
-        self,
-        ops: Sequence[Operation],
-        b: Builder,
-        deps: NodesOf,
-        attributes: AttrsOf,
+        self, ops: Sequence[Operation], b: Builder, deps: NodesOf, attributes: AttrsOf
     ) -> None:
         """All steps but the last of a kernel."""
         gathered = gathered_for(ops, ACTIVATIONS)

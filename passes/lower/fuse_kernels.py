@@ -7,17 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from stagec.api import (
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Region,
-    Value,
-    const,
-    product,
-    read_strategy,
-)
+from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, product, read_strategy
 from stagec.ir.expr import same
 from stagec.ir.kernel import ALWAYS
 from stagec.ir.memo import MemoByType

@@ -8,28 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.api import (
-    Expr,
-    Operation,
-    Region,
-    Strategy,
-    Value,
-    call,
-    const,
-    error,
-    total,
-)
+from stagec.api import Expr, Operation, Region, Strategy, Value, call, const, error, total
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
-from stagec.ir.kernel import (
-    ATTENDS,
-    CONTINUES,
-    EXPANDS,
-    EXPERTS,
-    EXTENTS,
-    MARLIN,
-    KernelShape,
-)
+from stagec.ir.kernel import ATTENDS, CONTINUES, EXPANDS, EXPERTS, EXTENTS, MARLIN, KernelShape
 from stagec.ir.traits import Free
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.strategy.autocast import AutocastRule

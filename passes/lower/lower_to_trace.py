@@ -42,23 +42,12 @@ from stagec.ir_spec.ops.comm import (
     operand_dim,
 )
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.ir_spec.ops.pod_crossings import (
-    BY_LAYER,
-    PodOp,
-    TakeOver,
-    end_type,
-    message_bytes,
-)
+from stagec.ir_spec.ops.pod_crossings import BY_LAYER, PodOp, TakeOver, end_type, message_bytes
 from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
 from stagec.passes.lower.beside_gathers import Attrs, KernelsBesideGathers, Parts, came_from
-from stagec.passes.lower.kernels import (
-    KernelForms,
-    attributes,
-    fused_attributes,
-    fused_operations,
-)
+from stagec.passes.lower.kernels import KernelForms, attributes, fused_attributes, fused_operations
 from stagec.passes.lower.steps import (
     ACTIVATIONS,
     common_axes,
@@ -312,11 +301,7 @@ class _Lowering:
         return fused_attributes(ops, form)
 
     def _in_steps(
-        self,
-        op: Operation,
-        rule: Rule,
-        gathers: Sequence[OwnGather],
-        b: Builder,
+        self, op: Operation, rule: Rule, gathers: Sequence[OwnGather], b: Builder
     ) -> Value:
         """An op that gathers an operand over n ranks itself works in n steps. The first n-1
         steps run beside the collective, on the parts that are there. The last step works on the

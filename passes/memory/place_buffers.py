@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from stagec.api import (
-    Builder,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Quoted,
-    Value,
-    error,
-    made_by,
-)
+from stagec.api import Builder, Module, Operation, Pass, Phase, Quoted, Value, error, made_by
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import UnboundError
 from stagec.memory.arena import placed

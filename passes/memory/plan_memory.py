@@ -7,30 +7,14 @@ The peak is the static state and the worst moment of everything else.
 
 from __future__ import annotations
 
-from stagec.api import (
-    Builder,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Region,
-    Value,
-    made_by,
-    total,
-)
+from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, made_by, total
 from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.pipeline import ACTIONS
 from stagec.memory.buffers import STASH, Buffer
 from stagec.memory.liveness import Roots, last_users, value_bytes
 from stagec.memory.plan import FunctionPlan, by_name
-from stagec.memory.step import (
-    ActionInState,
-    after_work,
-    first_run,
-    first_runs,
-    is_first_run,
-)
+from stagec.memory.step import ActionInState, after_work, first_run, first_runs, is_first_run
 from stagec.memory.worst import on_device, on_host, total_of, worst_of
 
 PASS = "plan-memory"

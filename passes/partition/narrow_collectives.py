@@ -18,16 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stagec.api import (
-    Builder,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Value,
-    is_parameter,
-    read_strategy,
-)
+from stagec.api import Builder, Module, Operation, Pass, Phase, Value, is_parameter, read_strategy
 from stagec.ir.traits import Recasts
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllGather, AllToAll

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stagec.api import (
-    Module,
-    Operation,
-    Partial,
-    Pass,
-    Phase,
-    Value,
-    read_strategy,
-)
+from stagec.api import Module, Operation, Partial, Pass, Phase, Value, read_strategy
 from stagec.ir.traits import Accumulates, AddsToSum, FinalGradient, Recasts, Terminates
 from stagec.ir_spec.ops.vocabulary import EmbeddingGrad
 from stagec.ir_spec.strategy.gradients import GradientsRule

@@ -4,28 +4,12 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from stagec.api import (
-    Builder,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    error,
-    evaluate,
-    made_by,
-)
+from stagec.api import Builder, Module, Operation, Pass, Phase, error, evaluate, made_by
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.ops.pod_crossings import end_type, message_bytes
 from stagec.pipeline.peers import peer_module
-from stagec.program.parts import (
-    PartCrossing,
-    PartEnd,
-    PartWay,
-    ends_of,
-    part_crossings,
-    pod_of,
-)
+from stagec.program.parts import PartCrossing, PartEnd, PartWay, ends_of, part_crossings, pod_of
 from stagec.support.diagnostics import NotAnIntegerError
 
 PASS = "connect-parts"

@@ -10,14 +10,7 @@ from stagec.ir.traits import Accumulates, Recasts, TakesLogits
 from stagec.ir_spec.ops.comm import AllSlice
 from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp, SendOp
 from stagec.ir_spec.ops.structure import joined
-from stagec.ir_spec.strategy.stage_buffers import (
-    AHEAD,
-    NEXT,
-    SENT,
-    STEP,
-    WEIGHTS,
-    StageBuffersRule,
-)
+from stagec.ir_spec.strategy.stage_buffers import AHEAD, NEXT, SENT, STEP, WEIGHTS, StageBuffersRule
 from stagec.passes.pipeline_stages.sections import ActionKind, yielded
 
 

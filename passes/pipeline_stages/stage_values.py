@@ -216,11 +216,7 @@ class StageValues:
         return not (several and slots) or any(s.position in within for s in slots)
 
     def _copy(
-        self,
-        op: Operation,
-        operands: list[Value],
-        inside: Mapping[Value, Value],
-        region: Region,
+        self, op: Operation, operands: list[Value], inside: Mapping[Value, Value], region: Region
     ) -> Operation:
         """A copy of an operation at the end of a region; `inside` maps values of inner regions."""
         attrs, symbol = dict(op.attrs), kind_of(op)

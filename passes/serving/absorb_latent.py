@@ -193,9 +193,5 @@ def _one_head(b: Builder, rows: list[Value]) -> Value:
         whole = source.operands[0]
         if whole.tensor.rank == 4 and whole.tensor.shape[2] == ONE:
             return whole
-    attrs: dict[str, RawAttr] = {
-        "spec": Quoted("bs(zc)->bszc"),
-        "factors": ("z",),
-        "sizes": (ONE,),
-    }
+    attrs: dict[str, RawAttr] = {"spec": Quoted("bs(zc)->bszc"), "factors": ("z",), "sizes": (ONE,)}
     return b.value("stg.reshape", [flat], attrs, hint=f"{flat.name}_head")

@@ -84,8 +84,7 @@ def draft_ahead(module: Module, count: int) -> None:
     """
     if not 1 <= count <= MOST_DRAFTS:
         raise error(
-            f"a step makes 1 to {MOST_DRAFTS} drafts, found {count}",
-            remedy="give --speculative 1",
+            f"a step makes 1 to {MOST_DRAFTS} drafts, found {count}", remedy="give --speculative 1"
         )
     if len(module.main.body.terminator.operands) - len(state(module)) == 1:
         text = (

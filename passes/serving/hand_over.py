@@ -25,14 +25,7 @@ from stagec.ir.serving_step import PAST
 from stagec.ir_spec.ops.cache_rows import rows_of
 from stagec.ir_spec.ops.pod_crossings import message_bytes
 from stagec.pipeline.peers import peer_module
-from stagec.program.crossings import (
-    Crossing,
-    Crossings,
-    caches_of,
-    crossings,
-    token_of,
-    used,
-)
+from stagec.program.crossings import Crossing, Crossings, caches_of, crossings, token_of, used
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError
 

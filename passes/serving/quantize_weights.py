@@ -30,13 +30,7 @@ from stagec.ir.traits import Recasts
 from stagec.ir.types import CACHED, DTYPE_BYTES
 from stagec.ir_spec.ops.attention_base import AttentionWork
 from stagec.ir_spec.ops.contraction import Add, Einsum
-from stagec.ir_spec.ops.quantized import (
-    ACTIVATIONS,
-    FEED_FORWARD,
-    FORMATS,
-    ROUTED,
-    WeightFormat,
-)
+from stagec.ir_spec.ops.quantized import ACTIVATIONS, FEED_FORWARD, FORMATS, ROUTED, WeightFormat
 from stagec.ir_spec.ops.scan_base import ScanOp
 from stagec.ir_spec.strategy.axes import HEADS
 from stagec.ir_spec.strategy.weights import AUTO, WeightsRule

@@ -123,15 +123,7 @@ def to_serving(module: Module, given: ToServing) -> None:
     b = Builder(module.registry, body)
     parts = ONE if past == ZERO and mode != MIXED else _parts(module, new)
     step = CachingStep(
-        mode,
-        new,
-        past,
-        b,
-        body,
-        module.env,
-        dtype=given.kv_dtype,
-        page=given.page,
-        parts=parts,
+        mode, new, past, b, body, module.env, dtype=given.kv_dtype, page=given.page, parts=parts
     )
     mixed = Mixed.of(module, step, mixes) if mixes is not None else None
     _cut_tables(module, step, given.longest)

@@ -404,9 +404,7 @@ def _settle(value: Value, type_: Type | None, loc: Loc) -> None:
 
 def _too_deep(loc: Loc) -> DiagnosticError:
     return error(
-        f"calls are nested more than {MAX_DEPTH} deep",
-        loc,
-        remedy="call these functions directly",
+        f"calls are nested more than {MAX_DEPTH} deep", loc, remedy="call these functions directly"
     )
 
 

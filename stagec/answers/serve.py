@@ -9,12 +9,7 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from stagec.analysis.serving_rates import (
-    PodStep,
-    ServingRates,
-    colocated,
-    disaggregated,
-)
+from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
 from stagec.answers.requests.answer import RequestsAnswer
@@ -30,20 +25,10 @@ from stagec.answers.serve_prompts import (
     prompts_fit,
 )
 from stagec.answers.serve_remedies import misfit
-from stagec.answers.serve_steps import (
-    Mixing,
-    decoded,
-    groups_of,
-    paced_seconds,
-    peak_alone,
-)
+from stagec.answers.serve_steps import Mixing, decoded, groups_of, paced_seconds, peak_alone
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
-from stagec.jobs.pod_options import (
-    has_pods,
-    options_of_draft,
-    options_of_pod,
-)
+from stagec.jobs.pod_options import has_pods, options_of_draft, options_of_pod
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.command_line import question_command
@@ -122,10 +107,7 @@ QUESTION = JobQuestion(
     machine="The machine that serves: a name that 'stagec machines' lists.",
     options=(
         CommandOption(
-            "output_tokens",
-            Whole(2),
-            "Output tokens of each sequence (default: 128).",
-            128,
+            "output_tokens", Whole(2), "Output tokens of each sequence (default: 128).", 128
         ),
         CommandOption(
             "batches",

@@ -12,10 +12,7 @@ from stagec.output.tables import fit_text
 if TYPE_CHECKING:
     from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 
-_HEADS = (
-    *("batch", "TTFT", "TPOT", "latency", "tokens/s per rank", "tokens/s per user"),
-    "memory",
-)
+_HEADS = (*("batch", "TTFT", "TPOT", "latency", "tokens/s per rank", "tokens/s per user"), "memory")
 
 
 def serve_plot(answer: ServeAnswer) -> Plot:

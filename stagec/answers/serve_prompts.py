@@ -8,20 +8,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagec.analysis.memory_fit import MemoryFit, room_of
-from stagec.analysis.serving_rates import (
-    PodStep,
-    chunks_pass,
-)
+from stagec.analysis.serving_rates import PodStep, chunks_pass
 from stagec.answers.requests.options import DEVICE
 from stagec.answers.requests.run import Handover
 from stagec.answers.requests.tiers import context_bytes, loading_speed
 from stagec.answers.serve_remedies import misfit
-from stagec.answers.serve_steps import (
-    paced_seconds,
-    peak_of,
-    request_seconds,
-    timed_step,
-)
+from stagec.answers.serve_steps import paced_seconds, peak_of, request_seconds, timed_step
 from stagec.answers.time.timed import time_job
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.moe import MoeRule

@@ -8,13 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from stagec.analysis.serving_rates import (
-    PodStep,
-    ServingRates,
-    beside,
-    chunks_pass,
-    steady_seconds,
-)
+from stagec.analysis.serving_rates import PodStep, ServingRates, beside, chunks_pass, steady_seconds
 from stagec.analysis.steady_server import chunks, decoding
 from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.moe import MoeRule

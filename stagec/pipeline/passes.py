@@ -30,10 +30,10 @@ class Pass(Frozen):
     """Base of all passes. The docstring documents it; its first line says what the pass does.
 
     A pass may run while the module is in one of the phases `needs` to `until` (inclusive; exactly
-    `needs` without it) and leaves it in `gives`, or where it was. Subclasses are frozen dataclasses without
-    a decorator. Fields are options: `max_bytes: int = 4096` is `max-bytes=4096` in a pipeline;
-    their types are int, str, bool, Fraction or tuple[str, ...]. `metadata={"help": ...}` of a field
-    documents it. Whole functions after `Before:` and `After:` are run as a test.
+    `needs` without it) and leaves it in `gives`, or where it was. Subclasses are frozen dataclasses
+    without a decorator. Fields are options: `max_bytes: int = 4096` is `max-bytes=4096` in a
+    pipeline; their types are int, str, bool, Fraction or tuple[str, ...]. `metadata={"help": ...}`
+    of a field documents it. Whole functions after `Before:` and `After:` are run as a test.
 
     In a job of several pods a pass that `meets` runs once all pods are at such a pass, with their
     modules of that moment in `module.peers`.

@@ -269,11 +269,7 @@ def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]
     op = parse_op(session.read_part(name, "stg.space", _FORM), load_plugins(()).registry)
     spaces = [o for o in (op, *(op.region.ops if op.region else ())) if o.name == "stg.space"]
     if not spaces:
-        raise error(
-            f"{name} has no 'stg.space', expected one",
-            op.loc,
-            remedy=_FORM,
-        )
+        raise error(f"{name} has no 'stg.space', expected one", op.loc, remedy=_FORM)
     for each in spaces[0].region.ops if spaces[0].region else ():
         flag = each.text("flag")
         if flag not in KNOBS:

@@ -23,13 +23,7 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.searches.explore.space import Space, doubled
 from stagec.searches.jobs import Evaluated, Run, Task
 from stagec.searches.run import Answer, Log
-from stagec.searches.space import (
-    MICROBATCH,
-    MICROBATCH_FLAG,
-    listed,
-    microbatch_of,
-    values_text,
-)
+from stagec.searches.space import MICROBATCH, MICROBATCH_FLAG, listed, microbatch_of, values_text
 from stagec.searches.table import command_of, strategy_of
 
 #: What follows from other flags: data parallelism from ranks, microbatches from their size.

@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from stagec.analysis.report import analysis
-from tests.support import (
-    PLACE,
-    compiled,
-    crossed,
-    inputs_of,
-    operations,
-    run_numeric,
-)
+from tests.support import PLACE, compiled, crossed, inputs_of, operations, run_numeric
 
 #: One layer; `ids` choose the keys that each query sees.
 TEXT = """stg.module @masked {{

@@ -135,10 +135,7 @@ def tp_2d() -> Rows:
         ("all_reduce", ("tpy",), "forward", "f32"): STATISTICS,
         ("all_reduce", ("tpy",), "backward", "bf16"): (ends, ends * MESSAGE // x),
         ("all_reduce", ("tpx",), "backward", "f32"): _sums((0, 0), ends, of=2),
-        ("all_reduce", ("tpx",), "backward", "bf16"): (
-            2 * L,
-            L * 2 * TOKENS * (H * K + F) // y,
-        ),
+        ("all_reduce", ("tpx",), "backward", "bf16"): (2 * L, L * 2 * TOKENS * (H * K + F) // y),
     }
 
 

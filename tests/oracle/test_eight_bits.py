@@ -31,8 +31,7 @@ BYTE, TWO = 1, 2
 
 @crossed(model=[LLAMA, GPT, MIXTRAL, DEEPSEEK], options=STRATEGIES)
 @pytest.mark.parametrize(
-    "recipe",
-    ["hybrid", *(pytest.param(r, marks=EXHAUSTIVE) for r in ("block", "mxfp8", "nvfp4"))],
+    "recipe", ["hybrid", *(pytest.param(r, marks=EXHAUSTIVE) for r in ("block", "mxfp8", "nvfp4"))]
 )
 def test_a_step_equals_that_on_one_device(model: str, options: dict[str, Any], recipe: str) -> None:
     """Casts change no number in the interpreter, so nothing but casts may have been added."""

@@ -99,9 +99,7 @@ MORE = tuple(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "options",
-    [pytest.param(o, marks=EXHAUSTIVE if o in MORE else ()) for o in STRATEGIES],
-    ids=str,
+    "options", [pytest.param(o, marks=EXHAUSTIVE if o in MORE else ()) for o in STRATEGIES], ids=str
 )
 def test_each_rank_does_the_work_of_its_rows(options: Mapping[str, Any]) -> None:
     """In its trace, and in the analysis, which takes means of layers.

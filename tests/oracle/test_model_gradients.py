@@ -109,8 +109,7 @@ def assert_slope(model: str, grads: dict[str, Array], direction: dict[str, Array
 
 
 @pytest.mark.parametrize(
-    "model",
-    [*MODELS, *(pytest.param(m, marks=() if m in FIRST else EXHAUSTIVE) for m in IMPORTED)],
+    "model", [*MODELS, *(pytest.param(m, marks=() if m in FIRST else EXHAUSTIVE) for m in IMPORTED)]
 )
 def test_gradient_of_each_parameter(model: str) -> None:
     grads = derived(model, 1)

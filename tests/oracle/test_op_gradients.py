@@ -151,9 +151,7 @@ CASES = {
         "B, S, D",
     ),
     "einsum-summed-alone": Case(
-        "%x: f32[B, S | param], %w: f32[S, D | param]",
-        '%y = stg.einsum["bs,sd->d"](%x, %w)',
-        "D",
+        "%x: f32[B, S | param], %w: f32[S, D | param]", '%y = stg.einsum["bs,sd->d"](%x, %w)', "D"
     ),
     "sum": Case(X, '%y = stg.sum["bsd->d"](%x)', "D"),
     "broadcast": Case(
@@ -308,9 +306,7 @@ CASES = {
         "B, 3, D",
     ),
     "triangle": Case(
-        X,
-        '%g = stg.einsum["bsd,btd->bst"](%x, %x)\n    %y = stg.triangle(%g)',
-        "B, S*(S - 1)/2",
+        X, '%g = stg.einsum["bsd,btd->bst"](%x, %x)\n    %y = stg.triangle(%g)', "B, S*(S - 1)/2"
     ),
     "softmax": Case("%x: f32[B, S, S | param]", "%y = stg.softmax(%x)", "B, S, S"),
     "sink_softmax": Case(
@@ -435,9 +431,7 @@ CASES = {
         "%x: f32[V, D | param], %t: i32[B, S]", "%y = stg.embedding(%x, %t)", "B, S, D"
     ),
     "cross_entropy": Case(
-        "%x: f32[B, S, V | param], %t: i32[B, S]",
-        "%y = stg.cross_entropy[mean = B*S](%x, %t)",
-        "",
+        "%x: f32[B, S, V | param], %t: i32[B, S]", "%y = stg.cross_entropy[mean = B*S](%x, %t)", ""
     ),
     "saved_cross_entropy": Case(
         "%x: f32[B, S, V | param], %t: i32[B, S]",
@@ -470,9 +464,7 @@ CASES = {
         "B, S, V",
     ),
     "nll_loss": Case(
-        "%x: f32[B, S, V | param], %t: i32[B, S]",
-        "%y = stg.nll_loss[mean = B*S](%x, %t)",
-        "",
+        "%x: f32[B, S, V | param], %t: i32[B, S]", "%y = stg.nll_loss[mean = B*S](%x, %t)", ""
     ),
     "reshape": Case(
         "%x: f32[B, S*D | param]",
@@ -488,11 +480,7 @@ CASES = {
         "%i = stg.argmax(%x)\n    %y = stg.embedding(%g, %i)",
         "B, S, E",
     ),
-    "topk": Case(
-        X,
-        "%v, %i = stg.topk[k = E](%x)\n    %y = stg.silu(%v)",
-        "B, S, E",
-    ),
+    "topk": Case(X, "%v, %i = stg.topk[k = E](%x)\n    %y = stg.silu(%v)", "B, S, E"),
     "cumsum": Case(X, "%y = stg.cumsum[dim = 1](%x)", "B, S, D"),
     "cumsum-reverse": Case(X, "%y = stg.cumsum[dim = 2, reverse, exclusive](%x)", "B, S, D"),
     "part_of": Case(

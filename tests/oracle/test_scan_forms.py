@@ -238,9 +238,7 @@ FORMS = {
         wkv,
     ),
     "rg_lru": Form(
-        "stg.rg_lru(%x, %r, %i, %a)",
-        {**dict.fromkeys("xri", "B, S, H, K"), "a": "H, K"},
-        rg_lru,
+        "stg.rg_lru(%x, %r, %i, %a)", {**dict.fromkeys("xri", "B, S, H, K"), "a": "H, K"}, rg_lru
     ),
     "causal_conv": Form(
         "stg.causal_conv[silu](%x, %w, %bias)", {"x": "B, S, V", "w": "V, W", "bias": "V"}, conv

@@ -36,16 +36,8 @@ def ssm(h: str, a: str, x: str, bc: str) -> str:
 HEADS, GROUPS = "B, S, H, K", "B, S, G, K"
 #: Arguments, the line that computes `%y`, and the letters of `%y`.
 OPS = {
-    "conv": (
-        params(x="B, S, F", w="F, 3", b="F"),
-        "%y = stg.causal_conv(%x, %w, %b)",
-        "bsf",
-    ),
-    "conv-silu": (
-        params(x=HEADS, w="H, K, 2"),
-        "%y = stg.causal_conv[silu](%x, %w)",
-        "bshk",
-    ),
+    "conv": (params(x="B, S, F", w="F, 3", b="F"), "%y = stg.causal_conv(%x, %w, %b)", "bsf"),
+    "conv-silu": (params(x=HEADS, w="H, K, 2"), "%y = stg.causal_conv[silu](%x, %w)", "bshk"),
     "conv-silu-bias": (
         params(x="B, S, F", w="F, 2", b="F"),
         "%y = stg.causal_conv[silu](%x, %w, %b)",
@@ -84,11 +76,7 @@ OPS = {
         )
         for k, more in (("", ""), (", K", ""), ("", ", double"))
     },
-    "shift": (
-        params(x="B, S, F"),
-        "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)",
-        "bsf",
-    ),
+    "shift": (params(x="B, S, F"), "%y0 = stg.shift(%x)\n    %y = stg.mul(%x, %y0)", "bsf"),
     "shift-back": (
         params(x=HEADS),
         "%y0 = stg.shift[reverse](%x)\n    %y = stg.mul(%x, %y0)",

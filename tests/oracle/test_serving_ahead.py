@@ -59,9 +59,7 @@ def test_the_first_draft_is_what_the_module_predicts() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"tp": 2}, {"dp": 2, "ep": 2, "tp": 2}, {"dp": 2, "microbatches": 2}],
-    ids=str,
+    "options", [{"tp": 2}, {"dp": 2, "ep": 2, "tp": 2}, {"dp": 2, "microbatches": 2}], ids=str
 )
 def test_drafts_are_alike_under_strategies(options: dict[str, Any]) -> None:
     stated, ready = until(decode(3), FIRST), until(decode(3, **options), "plan-memory")

@@ -131,8 +131,7 @@ def test_a_split_sequence_serves(
 
 
 @pytest.mark.parametrize(
-    "family",
-    [f if f in MIXED else pytest.param(f, marks=EXHAUSTIVE) for f in (*SCANS, *LATENT)],
+    "family", [f if f in MIXED else pytest.param(f, marks=EXHAUSTIVE) for f in (*SCANS, *LATENT)]
 )
 def test_classes_of_a_step_have_states_of_their_own(family: str) -> None:
     """Latents are absorbed where a class decodes, not where it prefills."""

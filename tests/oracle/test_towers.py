@@ -78,10 +78,7 @@ def plain(name: str) -> tuple[dict[str, Array], dict[str, Array]]:
 
 CASES = [
     pytest.param(
-        name,
-        row,
-        id=f"{name}-{number}",
-        marks=() if name in FIRST and number < 2 else EXHAUSTIVE,
+        name, row, id=f"{name}-{number}", marks=() if name in FIRST and number < 2 else EXHAUSTIVE
     )
     for name in TOWERS
     for number, row in enumerate(ROWS)

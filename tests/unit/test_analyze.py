@@ -343,8 +343,7 @@ def totals(
 
 
 @pytest.mark.parametrize(
-    ("model", "strategy"),
-    [*((LLAMA, s) for s in TRACED), (GPT, "one"), (GPT, "all")],
+    ("model", "strategy"), [*((LLAMA, s) for s in TRACED), (GPT, "one"), (GPT, "all")]
 )
 def test_the_traces_hold_what_the_analysis_says(model: str, strategy: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"sizes": {"L": 2, "B": BATCH}, **TRACED[strategy]}

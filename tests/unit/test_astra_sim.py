@@ -189,10 +189,7 @@ def test_files_fit_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ((), "the job has one rank, but ASTRA-sim's network needs two or more"),
-    ],
+    ("words", "problem"), [((), "the job has one rank, but ASTRA-sim's network needs two or more")]
 )
 def test_what_stops_astra_sim_is_refused(
     words: Sequence[str], problem: str, tmp_path: Path
@@ -297,8 +294,7 @@ def assert_as_analyzed(tmp_path: Path, words: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "count"),
-    [("tp=4", "dp=2,tp=2", "4, 2"), ("tp=8", "tp=8,dp=2", "8, 3")],
+    ("prefill", "decode", "count"), [("tp=4", "dp=2,tp=2", "4, 2"), ("tp=8", "tp=8,dp=2", "8, 3")]
 )
 def test_pods_are_one_job(prefill: str, decode: str, count: str, tmp_path: Path) -> None:
     """Every rank ends, and calls and bytes of a rank are those of its pod."""

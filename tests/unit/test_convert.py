@@ -13,13 +13,7 @@ from typing import Any
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as public_untyped
 
-from stagec.formats.chakra.nodes import (
-    AttrValue,
-    NodeKind,
-    TraceNode,
-    encode_metadata,
-    encode_node,
-)
+from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode, encode_metadata, encode_node
 from stagec.formats.chakra.record_files import read_trace
 from tests.support import stagec
 

@@ -195,10 +195,7 @@ def test_commands_print_what_is_shown(
 
 
 def check_commands(
-    page: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    chosen: Callable[[str], bool],
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[str], bool]
 ) -> None:
     """The chosen commands of a page in one folder, in order, with its files written as they
     come."""
@@ -279,11 +276,7 @@ def run(command: str, folder: Path) -> list[str]:
 @contextlib.contextmanager
 def redirected(folder: Path, out: io.StringIO, err: io.StringIO) -> Generator[None]:
     """Work in a folder, with what is printed caught."""
-    with (
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield
 
 
@@ -445,10 +438,7 @@ _FAMILIES: Mapping[str, Mapping[str, str]] = {
     "stg.gated_delta_rule": _DELTA,
     "stg.wkv6": {**_WKV, "now": "bf16[H, K]"},
     "stg.wkv7": _WKV,
-    "stg.rg_lru": {
-        **dict.fromkeys(("x", "r", "i", "dy"), "bf16[B, S, H, K]"),
-        "a": "f32[H, K]",
-    },
+    "stg.rg_lru": {**dict.fromkeys(("x", "r", "i", "dy"), "bf16[B, S, H, K]"), "a": "f32[H, K]"},
 }
 
 
@@ -465,11 +455,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     **{f"{n}_state_grad": _in_parts(t) for n, t in _FAMILIES.items()},
     "stg.lora_buffer": {"adapter": "i32[B, S]"},
     "stg.lora_shrink": {"a": "bf16[4, D, 16]", "adapter": "i32[B, S]"},
-    "stg.lora_expand": {
-        "low": "f32[B, S, 16]",
-        "b": "bf16[4, 16, H, K]",
-        "adapter": "i32[B, S]",
-    },
+    "stg.lora_expand": {"low": "f32[B, S, 16]", "b": "bf16[4, 16, H, K]", "adapter": "i32[B, S]"},
     "stg.carry_states": {"hs": "f32[B, 4, H, K, K]", "keeps": "f32[B, 4, H]"},
     "stg.causal_conv": {"w": "bf16[D, K]"},
     "stg.causal_conv_grad": {"dy": "bf16[B, S, D]", "w": "bf16[D, K]"},

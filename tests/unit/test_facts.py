@@ -10,15 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagec.ir.expr import (
-    Expr,
-    const,
-    evaluate,
-    is_integral,
-    product,
-    product_is_integral,
-    symbol,
-)
+from stagec.ir.expr import Expr, const, evaluate, is_integral, product, product_is_integral, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.support.diagnostics import NotAnIntegerError
 from tests.support import examples, parse, parse_expr

@@ -22,15 +22,7 @@ from stagec.time.fit.search import Floats, least_squares, simplex
 from stagec.time.measured.kernel_tables import Key, table_text
 from stagec.time.measured.tables import Table
 from tests.support import EXHAUSTIVE, assert_schema, stagec
-from tests.unit.fit_tables import (
-    BYTES,
-    PRODUCTS,
-    a_table,
-    attention,
-    collectives,
-    memory,
-    products,
-)
+from tests.unit.fit_tables import BYTES, PRODUCTS, a_table, attention, collectives, memory, products
 
 BASE = machines()["h100-sxm"]
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -19,16 +19,7 @@ from stagec.jobs.planned import Planned
 from stagec.program.classes import rank_classes
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Node, Program
-from tests.support import (
-    DEEPSEEK,
-    GPT,
-    LLAMA,
-    MIXTRAL,
-    TINY,
-    crossed,
-    stagec,
-    tiny_options,
-)
+from tests.support import DEEPSEEK, GPT, LLAMA, MIXTRAL, TINY, crossed, stagec, tiny_options
 
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "fsdp": (LLAMA, {"dp": 2, "zero": 3, "microbatches": 2, "fsdp_prefetch": 2}),

@@ -103,8 +103,7 @@ def test_a_text_of_the_library_finds_the_library_from_any_folder(
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/etc/passwd.stg", "../../etc/passwd", "a.stg/", "", ".", "a\\b.stg", "blocks", "a.py"],
+    "path", ["/etc/passwd.stg", "../../etc/passwd", "a.stg/", "", ".", "a\\b.stg", "blocks", "a.py"]
 )
 def test_paths_that_name_no_text(tmp_path: Path, path: str) -> None:
     refused(opened(tmp_path, main_text(path)), "expects the relative path of an .stg text")

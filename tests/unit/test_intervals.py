@@ -42,11 +42,7 @@ def test_what_is_known_is_by_stack_family_and_kind() -> None:
 
 
 def test_seconds_are_parts_of_what_is_predicted() -> None:
-    assert Interval(0.5, 2.0, 7).of(3.0) == {
-        "low_seconds": 1.5,
-        "high_seconds": 6.0,
-        "measured": 7,
-    }
+    assert Interval(0.5, 2.0, 7).of(3.0) == {"low_seconds": 1.5, "high_seconds": 6.0, "measured": 7}
 
 
 @pytest.mark.parametrize(("serve", "kind"), [(None, STEP), ("prefill", TTFT), ("decode", TPOT)])

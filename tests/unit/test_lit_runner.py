@@ -68,10 +68,7 @@ def test_run_lines_are_joined_at_a_backslash() -> None:
 
 def test_parse_line() -> None:
     assert parse_line("not %stagec opt 'a b' 2>&1 | cat > x && d<y 2> z") == [
-        [
-            Stage(("%stagec", "opt", "a b"), negated=True, merge=True),
-            Stage(("cat",), stdout="x"),
-        ],
+        [Stage(("%stagec", "opt", "a b"), negated=True, merge=True), Stage(("cat",), stdout="x")],
         [Stage(("d",), stdin="y", stderr="z")],
     ]
 

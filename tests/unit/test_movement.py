@@ -88,10 +88,7 @@ def test_a_dimension_that_an_op_needs_whole_may_be_pinned_split() -> None:
             "'stg.einsum' gives %b whole, not unreduced",
         ),
         ("%b = stg.add(%a, %p) : f32[8, 8 | sum(x)]", "'stg.add' gives %b whole, not unreduced"),
-        (
-            '%b = stg.max["ab->a"](%s) : f32[8 | sum(x)]',
-            "'stg.max' gives %b unreduced by max",
-        ),
+        ('%b = stg.max["ab->a"](%s) : f32[8 | sum(x)]', "'stg.max' gives %b unreduced by max"),
     ],
 )
 def test_a_whole_value_is_not_taken_for_parts_of_a_sum(body: str, message: str) -> None:
@@ -146,10 +143,7 @@ def test_statistics_are_reduced_and_no_row_is_gathered(
 
 @pytest.mark.parametrize(
     ("body", "returned"),
-    [
-        ("%y = stg.concat(%a, %b)", "%y"),
-        ("%y, %z = stg.cut[sizes = (8, 24)](%a)", "%y, %z"),
-    ],
+    [("%y = stg.concat(%a, %b)", "%y"), ("%y, %z = stg.cut[sizes = (8, 24)](%a)", "%y, %z")],
 )
 def test_a_split_last_dimension_is_exchanged_to_join_or_cut_it(body: str, returned: str) -> None:
     actual = moved(placed("%a: f32[16, 32@x], %b: f32[16, 32@x]", f"    {body}", returned))

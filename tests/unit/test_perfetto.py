@@ -192,8 +192,7 @@ def test_ranks_are_chosen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "message"),
-    [("8", "the job has no rank 8"), ("x", "'x' is not a range of ranks")],
+    ("ranks", "message"), [("8", "the job has no rank 8"), ("x", "'x' is not a range of ranks")]
 )
 def test_wrong_ranks(tmp_path: Path, ranks: str, message: str) -> None:
     file = tmp_path / "step.pftrace"

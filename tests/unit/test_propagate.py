@@ -107,8 +107,7 @@ def test_a_carried_value_has_one_placement() -> None:
 
 
 @pytest.mark.parametrize(
-    "args",
-    ["%a: f32[A@x, B]", "%a: f32[A, B@(x, y)]", "%a: f32[A@y, B@x]", "%a: f32[A, B | rep]"],
+    "args", ["%a: f32[A@x, B]", "%a: f32[A, B@(x, y)]", "%a: f32[A@y, B@x]", "%a: f32[A, B | rep]"]
 )
 def test_propagation_is_a_fixpoint(args: str) -> None:
     """What it decided, pinned, is decided again."""

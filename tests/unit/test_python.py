@@ -478,9 +478,7 @@ def test_a_machine_that_is_not_there() -> None:
         assert "h100-sxm" in "".join(expected.value.__notes__)
 
 
-def test_an_interrupt_before_an_answer_is_one(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_an_interrupt_before_an_answer_is_one(capfd: pytest.CaptureFixture[str]) -> None:
     def stop(_: str) -> None:
         raise KeyboardInterrupt
 

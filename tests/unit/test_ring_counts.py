@@ -17,15 +17,7 @@ from stagec.analysis.report import analysis
 from stagec.ir.expr import ZERO, Expr, evaluate, maximum
 from stagec.jobs.builder import JobBuilder
 from stagec.program.classes import rank_classes
-from tests.support import (
-    LLAMA,
-    analyse,
-    compiled,
-    operations,
-    parse_expr,
-    stagec,
-    tiny_options,
-)
+from tests.support import LLAMA, analyse, compiled, operations, parse_expr, stagec, tiny_options
 
 SIZES = {"L": 3, "B": 2, "S": 4096}
 B, S, L, H, G, K = 2, 4096, 3, 32, 8, 128

@@ -68,9 +68,7 @@ TABLE = {
         lambda p, m, v, r: p,
     ),
     "zbv": Theory(
-        lambda p, m, v: v == 2 and m >= 2 * p - 1,
-        lambda p, m, v, c: 0,
-        lambda p, m, v, r: p,
+        lambda p, m, v: v == 2 and m >= 2 * p - 1, lambda p, m, v, c: 0, lambda p, m, v, r: p
     ),
     "dualpipe": Theory(
         lambda p, m, v: v == 2 and p % 2 == 0 and m % 2 == 0 and m >= 2 * p,

@@ -229,8 +229,7 @@ def test_many_reasons_are_counted() -> None:
 
 @on_cheap_jobs
 @pytest.mark.parametrize(
-    ("limit", "fits"),
-    [("64GiB", [True, True]), ("32G", [False, True]), ("h100", [True, True])],
+    ("limit", "fits"), [("64GiB", [True, True]), ("32G", [False, True]), ("h100", [True, True])]
 )
 def test_a_limit_says_what_fits(limit: str, fits: list[bool]) -> None:
     wanted = *CHEAP, "--sweep", "tp=1,3,2", "--limit", limit
@@ -250,12 +249,7 @@ def test_where_nothing_fits() -> None:
 @on_cheap_jobs
 @pytest.mark.parametrize(
     ("key", "expected"),
-    [
-        ("tp", [1, 2, 4, 3]),
-        ("peak", [4, 2, 1, 3]),
-        ("sent", [1, 2, 4, 3]),
-        ("fits", [2, 4, 1, 3]),
-    ],
+    [("tp", [1, 2, 4, 3]), ("peak", [4, 2, 1, 3]), ("sent", [1, 2, 4, 3]), ("fits", [2, 4, 1, 3])],
 )
 def test_rows_are_sorted(key: str, expected: list[int]) -> None:
     limit = () if key == "tp" else ("--limit", "32GiB")

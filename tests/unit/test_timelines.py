@@ -37,11 +37,7 @@ Event = dict[str, Any]
 
 
 def compiled(
-    tmp_path: Path,
-    format_: str,
-    words: Sequence[str],
-    *more: str,
-    machine: Sequence[str] = MACHINE,
+    tmp_path: Path, format_: str, words: Sequence[str], *more: str, machine: Sequence[str] = MACHINE
 ) -> Path:
     folder = tmp_path / format_.partition("{")[0]
     done = stagec(

@@ -143,10 +143,7 @@ def test_directory_in_place_of_a_trace(tmp_path: Path) -> None:
 
 def manifest(directory: Path) -> dict[str, dict[str, dict[str, object]]]:
     entries: dict[str, dict[str, object]] = {
-        path.name: {
-            "crc32": f"{zlib.crc32(path.read_bytes()):08x}",
-            "bytes": path.stat().st_size,
-        }
+        path.name: {"crc32": f"{zlib.crc32(path.read_bytes()):08x}", "bytes": path.stat().st_size}
         for path in directory.iterdir()
     }
     return {"files": entries}
@@ -164,8 +161,7 @@ def test_manifest_that_agrees(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "code"),
-    [("bytes", 3, "wrong-size"), ("crc32", "0" * 8, "wrong-checksum")],
+    ("key", "value", "code"), [("bytes", 3, "wrong-size"), ("crc32", "0" * 8, "wrong-checksum")]
 )
 def test_manifest_that_disagrees(tmp_path: Path, key: str, value: object, code: str) -> None:
     write(tmp_path, *sound())

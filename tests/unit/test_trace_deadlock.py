@@ -21,18 +21,7 @@ from stagec.check.table import RankTable
 from stagec.check.trace_files import read_groups
 from stagec.check.traces import CheckReport, check_directory
 from stagec.formats.chakra.nodes import NodeKind, TraceNode
-from tests.small_traces import (
-    Groups,
-    Ranks,
-    check,
-    codes,
-    coll,
-    comp,
-    only,
-    recv,
-    send,
-    write,
-)
+from tests.small_traces import Groups, Ranks, check, codes, coll, comp, only, recv, send, write
 from tests.support import LONG
 
 # ---------------------------------------------------------------- deadlock

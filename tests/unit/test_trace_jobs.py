@@ -10,18 +10,7 @@ import pytest
 
 from stagec.check.traces import check_directory
 from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode
-from tests.small_traces import (
-    PAIR,
-    Ranks,
-    check,
-    codes,
-    coll,
-    comp,
-    only,
-    recv,
-    send,
-    write,
-)
+from tests.small_traces import PAIR, Ranks, check, codes, coll, comp, only, recv, send, write
 
 # ---------------------------------------------------------------- one program
 

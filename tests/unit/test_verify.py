@@ -142,12 +142,7 @@ def _states_a_size_for_a_name(region: Operation) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        _yields_another,
-        _moves_before_a_value_used_inside,
-        _is_reversed,
-        _states_a_size_for_a_name,
-    ],
+    [_yields_another, _moves_before_a_value_used_inside, _is_reversed, _states_a_size_for_a_name],
 )
 def test_a_change_inside_or_around_a_region_is_found(change: Callable[[Operation], None]) -> None:
     """What was sound is asked again if anything that its definition may read has changed."""
@@ -200,12 +195,7 @@ def _is_not_placed(op: Operation) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        _names_an_unknown_parameter,
-        _has_a_result_of_another_rank,
-        _needs_a_gather,
-        _is_not_placed,
-    ],
+    [_names_an_unknown_parameter, _has_a_result_of_another_rank, _needs_a_gather, _is_not_placed],
 )
 def test_of_operations_that_are_alike_each_wrong_one_is_reported(
     change: Callable[[Operation], None],

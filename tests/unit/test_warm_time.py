@@ -166,9 +166,7 @@ def test_what_was_not_asked_for_lately_is_forgotten(monkeypatch: pytest.MonkeyPa
 
 
 @LONG
-def test_small_structures_stay_when_a_large_one_needs_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_small_structures_stay_when_a_large_one_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest of the large ones goes, however long nobody asked for the small ones."""
     kept: dict[Any, Compiles] = {}
     monkeypatch.setattr(figures, "_structures", kept)

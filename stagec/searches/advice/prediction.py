@@ -61,9 +61,7 @@ class Prediction:
     """The expected sizes of all combinations, learned from those that are known."""
 
     def __init__(
-        self,
-        jobs: Mapping[Combination, JobOptions],
-        known: Mapping[Combination, Figures],
+        self, jobs: Mapping[Combination, JobOptions], known: Mapping[Combination, Figures]
     ) -> None:
         count, before = count_of(jobs[frozenset()]), _sizes(known[frozenset()])
         parts = {c: _parts(c, count_of(job) / count) for c, job in jobs.items()}

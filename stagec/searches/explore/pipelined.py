@@ -96,11 +96,7 @@ class PipelineBound(NamedTuple):
 
 
 def pipelined(
-    layers: Layers,
-    shape: PipelineBound,
-    times: ActionTimes,
-    ready: Pair = NONE,
-    again: float = 0.0,
+    layers: Layers, shape: PipelineBound, times: ActionTimes, ready: Pair = NONE, again: float = 0.0
 ) -> float:
     """Seconds that a step takes at least; `ready` is how long after its last computation the result
     of an action is there, `again` what backward may compute before its input is there.

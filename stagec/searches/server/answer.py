@@ -145,9 +145,7 @@ class ServerSearchAnswer(Report):
 
 
 def search_servers(
-    given: Mapping[str, Any],
-    session: Session,
-    progress: Callable[[str], None] = lambda text: None,
+    given: Mapping[str, Any], session: Session, progress: Callable[[str], None] = lambda text: None
 ) -> ServerSearchAnswer:
     """The servers that options ask for. Raises `DiagnosticError`, `OSError`; `KeyboardInterrupt`
     where it is interrupted, for there is no answer before all workers are timed."""

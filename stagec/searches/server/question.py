@@ -137,8 +137,7 @@ def _check(given: Mapping[str, Any]) -> None:
         )
     if given["speculative"] and given["emit_run"] is not None:
         raise error(
-            "--emit-run does not support drafts",
-            remedy="leave out --emit-run or --speculative",
+            "--emit-run does not support drafts", remedy="leave out --emit-run or --speculative"
         )
     needed = {
         "machine": ("no machine is given", "add --machine h100-sxm, for example"),

@@ -92,8 +92,7 @@ def find_servers(question: ServerQuestion, processes: int, log: Log) -> FoundSer
     exact = _exact(question, within)
     servers = [exact.get(id(s), s) for s in servers]
     best = sorted(
-        (s for s in exact.values() if s.is_within(question.load)),
-        key=lambda s: _value(question, s),
+        (s for s in exact.values() if s.is_within(question.load)), key=lambda s: _value(question, s)
     )
     by_mode = {m: next((s for s in best if s.mode == m), None) for m in _MODES}
     by_ranks = {n: next((s for s in best if s.ranks == n), None) for n in question.ranks}

@@ -108,10 +108,7 @@ def _over_time_table(best: Sequence[Mapping[str, Any]]) -> Any:
 
 
 #: What `over_time_figures` are.
-OVER_TIME_HEADS = (
-    *("requests", "tokens/s/rank", "TTFT p50", "p90", "TPOT p50", "p90"),
-    "limits",
-)
+OVER_TIME_HEADS = (*("requests", "tokens/s/rank", "TTFT p50", "p90", "TPOT p50", "p90"), "limits")
 
 
 def over_time_figures(over: Mapping[str, Any]) -> list[str]:
@@ -158,9 +155,7 @@ def _ranks_table(answer: Mapping[str, Any]) -> Any:
             made.add_row(str(each["ranks"]), "nothing fits", *[""] * 4)
             continue
         made.add_row(
-            str(each["ranks"]),
-            escape(server_text(row, several=several)),
-            *figures_of(row),
+            str(each["ranks"]), escape(server_text(row, several=several)), *figures_of(row)
         )
     return made
 
@@ -173,8 +168,5 @@ def _front_table(answer: Mapping[str, Any]) -> Any:
         text_columns=1,
     )
     for row in answer["front"]:
-        made.add_row(
-            escape(server_text(row, several=several)),
-            *figures_of(row),
-        )
+        made.add_row(escape(server_text(row, several=several)), *figures_of(row))
     return made
