@@ -360,8 +360,7 @@ def _update(
             ends = [(user, i) for user, i in result.uses if user.has(Terminates)]
             if ends:
                 new = copies.store(after, result, versions[result])
-                for user, i in ends:
-                    user.set_operand(i, new)
+                result.replace_with(new, ends)
     for i, value in enumerate(op.operands):
         if value in shares:
             op.set_operand(i, copies.load(copies.before(op), value))

@@ -164,8 +164,7 @@ def _add_up(b: Builder, cast: Value) -> None:
     users, type_ = list(cast.uses), cast.tensor
     attrs: dict[str, RawAttr] = {"to": type_.dtype}
     total = b.value("stg.accumulate_grad", [cast], attrs, type=type_, hint=f"{cast.name}_sum")
-    for user, index in users:
-        user.set_operand(index, total)
+    cast.replace_with(total, users)
 
 
 def _reducing(op: Operation) -> Iterator[Operation]:

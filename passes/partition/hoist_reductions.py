@@ -139,8 +139,7 @@ def _reduce_outside(
     summed = b.value("stg.all_reduce", [ready], {"over": over}, type=sent, hint=f"{value.name}_r")
     marked = b.value("stg.gradient", [summed], type=sent, hint=final.result.name)
     result = _cast(b, marked, whole)
-    for user, index in users:
-        user.set_operand(index, result)
+    value.replace_with(result, users)
     made = result.producer
     return last if made is None else made
 

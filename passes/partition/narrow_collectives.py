@@ -148,7 +148,6 @@ def _cast_after(module: Module, cast: Operation, move: Operation) -> None:
     moved.type = replace(to, dtype=source.tensor.dtype)
     users = list(moved.uses)
     made = b.value(cast.name, [moved], cast.attrs, type=to, hint=cast.result.name)
-    for user, index in users:
-        user.set_operand(index, made)
+    moved.replace_with(made, users)
     if not cast.result.uses:
         cast.erase()

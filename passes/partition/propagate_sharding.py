@@ -141,8 +141,7 @@ def _part_pins(module: Module, region: Region) -> list[Operation]:
                 value.type, users = pin.unplaced(), list(value.uses)
                 hint = f"{value.name}_placed"
                 there = b.value("stg.sharding_constraint", [value], type=pin, hint=hint)
-                for user, index in users:
-                    user.set_operand(index, there)
+                value.replace_with(there, users)
                 if there.producer is not None:
                     made.append(there.producer)
     return made

@@ -72,8 +72,7 @@ def _copy_results(module: Module, gather: Operation) -> None:
         if operand_dim(gather, index):
             users = list(value.uses)
             copy = b.value("stg.reorder", [value], hint=f"{value.name}_o")
-            for user, slot in users:
-                user.set_operand(slot, copy)
+            value.replace_with(copy, users)
 
 
 def _copy_operands(module: Module, reduction: Operation) -> None:

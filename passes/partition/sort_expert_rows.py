@@ -89,8 +89,7 @@ def _sort_after(module: Module, op: Operation, index: int) -> None:
     users = list(moved.uses)
     b = Builder.after(module.registry, op, loc=made_by(SortExpertRows.name, op.loc))
     made = b.value(SortRows.name, [moved], type=moved.type, hint=f"{moved.name}_sorted")
-    for user, slot in users:
-        user.set_operand(slot, made)
+    moved.replace_with(made, users)
 
 
 def _sort_before(module: Module, op: Operation, index: int) -> None:

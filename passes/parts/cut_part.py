@@ -302,5 +302,4 @@ def _end(module: Module, crossing: _Crossing, *, trained: bool, arrives: bool) -
         return
     users = [(user, i) for user, i in value.uses if not isinstance(user.definition, Depart)]
     there = arrive(b, value.tensor.inner, attrs, value.name)
-    for user, index in users:
-        user.set_operand(index, there)
+    value.replace_with(there, users)

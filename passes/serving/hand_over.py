@@ -209,8 +209,7 @@ class _End:
         given = {**attrs, "pieces": crossing.target.ways * halves, **self._more}
         taken = b.op("stg.take_over", [self.value], given, types=types, names=[name])
         self._check(taken)
-        for user, index in users:
-            user.set_operand(index, taken.result)
+        self.value.replace_with(taken.result, users)
         self.value = taken.result
 
     def _check(self, op: Operation) -> None:

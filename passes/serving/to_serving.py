@@ -299,8 +299,7 @@ def _cut_tables(module: Module, step: CachingStep, longest: int) -> None:
         b = Builder(module.registry, step.body, 0, loc=made_by(ToServing.name, arg.loc))
         attrs = {"dim": const(dim), "size": step.new}
         part = b.value("stg.slice", [arg], attrs, hint=f"{arg.name}_new")
-        for user, index in users:
-            user.set_operand(index, part)
+        arg.replace_with(part, users)
 
 
 def _symbol_once(module: Module, name: str) -> Expr:

@@ -76,5 +76,4 @@ def _take_drafts(b: Builder, tokens: Value, about: dict[str, RawAttr]) -> None:
     tokens.type = replace(tokens.tensor, dims=(batch, first))
     drafts = arrive(b, type_, ends, DRAFTS)
     taken = b.value("stg.concat", [tokens, drafts], {"dim": const(1)}, hint="tokens")
-    for user, index in users:
-        user.set_operand(index, taken)
+    tokens.replace_with(taken, users)

@@ -161,8 +161,7 @@ class _Adapter:
             up = build.value("stg.scale", [up], {"by": by}, hint=f"{y.name}_scaled")
         up = cast_to(build, up, y.tensor.dtype)
         adapted = build.value("stg.add", [y, up], hint=f"{y.name}_adapted")
-        for user, place in users:
-            user.set_operand(place, adapted)
+        y.replace_with(adapted, users)
 
     def _cast_input(self, build: Builder, cut: LowRankCut, x: Value) -> tuple[Value, Quoted]:
         """The input in fp32, once for each adapter that the parameter packs, and the rule of the

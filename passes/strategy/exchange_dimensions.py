@@ -119,5 +119,4 @@ def _exchange_back(
     source = placer.moved(result.tensor, names, into)
     here = b.value(PIN, [result], {"both": True}, type=source, hint=result.name)
     back = b.value(PIN, [here], type=target, hint=result.name)
-    for user, slot in users:
-        user.set_operand(slot, back)
+    result.replace_with(back, users)

@@ -163,8 +163,7 @@ def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:
         else Builder.after(registry, owner, loc=made)
     )
     pinned = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
-    for user, index in users:
-        user.set_operand(index, pinned)
+    value.replace_with(pinned, users)
 
 
 def _divide_shares(module: Module, strategy: Strategy, assumptions: Assumptions) -> None:

@@ -207,8 +207,7 @@ def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:
     region.append(Operation(end.definition, last, end.attrs, loc=end.loc))
     end.set_operands([handed, *(yields[n] for n in staying)])
     results = [rest.add_result(r.name, r.type, r.loc) for r in (op.results[n] for n in leaving)]
-    for user, number in users:
-        user.set_operand(number, results[0])
+    op.results[0].replace_with(results[0], users)
     for number, result in zip(leaving[1:], results[1:], strict=True):
         op.results[number].replace_with(result)
     op.results = [op.results[0], *(op.results[n] for n in staying)]

@@ -221,8 +221,7 @@ def _adapt(
         attrs = {"spec": Quoted(spec), **of.attrs}
         operands = [y, value, each.b, of.value]
         adapted = build.value("stg.lora_expand", operands, attrs, hint=f"{y.name}_adapted")
-        for user, place in users:
-            user.set_operand(place, adapted)
+        y.replace_with(adapted, users)
 
 
 def _low(

@@ -107,8 +107,7 @@ def _cast_users(module: Module, region: Region, param: Value, compute: str, loc:
     attrs |= {"again": True} if region.owner.has(Repeats) else {}
     type_ = replace(param.tensor.inner, dtype=compute, role="")
     cast = b.value("stg.cast", [param], attrs, type=type_, hint=f"{param.name}_{compute}")
-    for user, index in users:
-        user.set_operand(index, cast)
+    param.replace_with(cast, users)
 
 
 def _with_dtype(type_: Type, old: str, new: str) -> Type:

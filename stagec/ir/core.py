@@ -131,9 +131,11 @@ class Value:
         path, slash, name = self.name.rpartition("/")
         return f"{path}{slash}{prefix}{name}"
 
-    def replace_with(self, other: Value) -> None:
-        """Make all users use `other`."""
-        for op, index in list(self.uses):
+    def replace_with(
+        self, other: Value, uses: Iterable[tuple[Operation, int]] | None = None
+    ) -> None:
+        """Make all users use `other`, or these: those that there were before it was computed."""
+        for op, index in list(self.uses) if uses is None else uses:
             op.set_operand(index, other)
 
     def __repr__(self) -> str:

@@ -149,8 +149,7 @@ def _view(
         given |= {"factors": tuple(inner[:-1]), "sizes": tuple(factors[:-1])}
         own = replace(value.tensor.inner, role="")
         view = b.value("stg.reshape", [view], given, type=own, hint=f"{value.name}_parts")
-    for op, index in users:
-        op.set_operand(index, view)
+    value.replace_with(view, users)
 
 
 def _first(users: list[Operation], region: Region) -> Operation:
