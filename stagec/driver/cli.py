@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entry() -> None:
-    """The console script. With `_STAGEC_COMPLETE` it prints what a shell completes."""
+    """What the console script runs. With `_STAGEC_COMPLETE` it prints what a shell completes."""
     if COMPLETE in os.environ:
         from click.shell_completion import shell_complete
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from math import floor
 
-from stagec.output.chart import COLORS, Chart, halo, legend_rows, shortened, svg_text, text_width
+from stagec.output.chart import COLORS, Chart, halo, legend_rows, svg_text, text_width, wrapped
 from stagec.output.plot import PlotAxis, round_step
 
 
@@ -43,34 +43,30 @@ class Bars(Chart):
         totals = [
             self.axis.text(s) + ("" if b.fits else " ✕") for s, b in zip(sums, bars, strict=True)
         ]
-        beside = width > 560
-        left = min(0.36 * width, max(text_width(b.name) for b in bars) + 10) if beside else 0.0
-        row, high, top = (24, 17, 8) if beside else (38, 17, 6)
+        left = max(text_width(b.name) for b in bars) + 10
+        beside = width > 560 and left <= 0.36 * width
+        left, high, top = (left, 17, 8) if beside else (0.0, 17, 6)
+        above: list[list[str]] = [[] if beside else wrapped(b.name, width) for b in bars]
+        rows = [24 if beside else 22 + 16 * len(lines) for lines in above]
         right = width - max(map(text_width, totals)) - 12
         upto = max(sums) or 1.0
         if self.limit is not None and self.limit[0] < 1.6 * upto:
             upto = max(upto, self.limit[0])
-        scale, bottom = (right - left) / upto, top + row * len(bars)
+        scale, bottom = (right - left) / upto, top + sum(rows)
         line = left + self.limit[0] * scale if self.limit and self.limit[0] <= upto else None
         parts: list[str] = []
         labels: list[str] = []
         step = round_step(upto / (8 if beside else 4), self.axis.units)
         for i in range(floor(upto / step) + 1):
-            x = left + i * step * scale
+            x, anchor = left + i * step * scale, "middle" if i else "start"
             parts.append(f'<path class="grid" d="M{x:.1f},{top}V{bottom}"/>')
-            parts.append(
-                svg_text(
-                    x, bottom + 15, self.axis.mark(i * step), "middle" if i else "start", "quiet"
-                )
-            )
+            parts.append(svg_text(x, bottom + 15, self.axis.mark(i * step), anchor, "quiet"))
         for number, (bar, total) in enumerate(zip(bars, totals, strict=True)):
-            y = top + row * number + (0 if beside else 16)
-            name = shortened(bar.name, left - 10 if beside else width)
-            labels += (
-                [svg_text(left - 8, y + 13, name, "end")]
-                if beside
-                else halo(0, y - 4, name, "start")
-            )
+            y = top + sum(rows[:number]) + 16 * len(above[number])
+            for up, text in enumerate(reversed(above[number])):
+                labels += halo(0, y - 4 - 16 * up, text, "start")
+            if beside:
+                labels.append(svg_text(left - 8, y + 13, bar.name, "end"))
             parts += self._bar(bar, left, y, high, scale, colors)
             x = left + sums[number] * scale + 6
             if line is not None and x - 6 <= line < x + text_width(total) + 4:
@@ -78,18 +74,22 @@ class Bars(Chart):
             labels += halo(x, y + 13, total, "start", "quiet")
         if line is not None:
             parts.append(f'<path class="limit" d="M{line:.1f},{top - 6}V{bottom}"/>')
-        parts += labels
-        parts.append(svg_text((left + right) / 2, bottom + 33, self.axis.title, "middle"))
+        title = svg_text((left + right) / 2, bottom + 33, self.axis.title, "middle")
+        legend, more = self._legend(names, colors, width, bottom + 40)
+        return [*parts, *labels, title, *legend], bottom + 40 + more
+
+    def _legend(
+        self, names: Sequence[str], colors: Mapping[str, int], width: int, top: float
+    ) -> tuple[list[str], float]:
         swatches = [(f'<path class="f{colors[n]}" d="M0,-9h12v10h-12z"/>', n) for n in names]
         items = swatches if len(names) > 1 else []
         if self.limit is not None:
             items.append(('<path class="limit" d="M0,-4H16"/>', self.limit[1]))
-        if not all(bar.fits for bar in bars):
+        if not all(bar.fits for bar in self.bars[: self.most]):
             items.append(("", "✕: does not fit the memory"))
-        if len(self.bars) > len(bars):
-            items.append(("", f"the first {len(bars)} of {len(self.bars):,}"))
-        legend, more = legend_rows(items, width, bottom + 40)
-        return [*parts, *legend], bottom + 40 + more
+        if len(self.bars) > self.most:
+            items.append(("", f"the first {self.most} of {len(self.bars):,}"))
+        return legend_rows(items, width, top)
 
     def _bars(self) -> list[Bar]:
         """The bars that are drawn, each of parts that have colors of their own."""

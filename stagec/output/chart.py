@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
+from textwrap import wrap
 
 WIDE, NARROW = 880, 380
 #: Colors of series, in `colors.css`.
@@ -74,8 +75,9 @@ class Chart(ABC):
     def _svg(self, width: int, css: str = "", kind: str = "") -> str:
         parts, height = self.draw(width)
         for text in filter(None, (self.about, self.command)):
-            parts.append(svg_text(0, height + 12, shortened(text, width), style="quiet"))
-            height += 16
+            for line in wrapped(text, width):
+                parts.append(svg_text(0, height + 12, line, style="quiet"))
+                height += 16
         head = f'<svg viewBox="0 0 {width} {height:g}" class="chart{kind}" role="img"'
         if css:
             space = "http://www.w3.org/2000/svg"
@@ -108,6 +110,11 @@ def legend_rows(
 def text_width(text: str) -> float:
     """About how many pixels a text is wide."""
     return _LETTER * len(text)
+
+
+def wrapped(text: str, room: float) -> list[str]:
+    """A text on lines, none of which ends within a flag."""
+    return wrap(text, max(1, int(room / _LETTER)), break_on_hyphens=False)
 
 
 def shortened(text: str, room: float) -> str:

@@ -7,6 +7,7 @@ that a script draws. The style and the scripts are the files beside this one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,6 +21,7 @@ from stagec.output.report import flat_row
 
 #: Rows of a table below which it needs no search.
 _FEW = 8
+_FLAG = re.compile(r"(?<!\S)--[\w-]+")
 
 
 def page(title: str, body: Iterable[str], scripts: Sequence[str] = (), data: Any = None) -> str:
@@ -47,7 +49,12 @@ def paragraphs(texts: Iterable[str], kind: str = "") -> Iterator[str]:
     """A paragraph for each text."""
     named = f' class="{kind}"' if kind else ""
     for text in texts:
-        yield f"<p{named}>{escape(text)}</p>"
+        yield f"<p{named}>{_wrapping(text)}</p>"
+
+
+def _wrapping(text: str) -> str:
+    """A text whose lines do not end within a flag."""
+    return _FLAG.sub(r'<span class="flag">\g<0></span>', escape(text))
 
 
 def command(text: str, about: str = "") -> str:
@@ -124,7 +131,7 @@ def _cell(value: Any, text: str, wide: bool) -> str:
     if items and all(isinstance(item, Mapping) for item in items):
         return f"<td><details><summary>{len(items):,}</summary>{data_table(items)}</details></td>"
     lines = ' class="wide"' if wide else ""
-    return f"<td{lines}>{escape(text)}</td>"
+    return f"<td{lines}>{_wrapping(text) if wide else escape(text)}</td>"
 
 
 def _shown(value: Any) -> str:

@@ -24,12 +24,16 @@ class SVGText(str):
 
 def pdf(svg: str) -> bytes:
     """An SVG as a PDF of vectors. Raises `DiagnosticError` without CairoSVG, which is optional."""
+    drawn: bytes = pdf_writer().svg2pdf(bytestring=svg.encode())
+    return drawn
+
+
+def pdf_writer() -> Any:
+    """The package CairoSVG. Raises `DiagnosticError` without it or the library that it loads."""
     try:
-        cairo: Any = import_module("cairosvg")
+        return import_module("cairosvg")
     except (ImportError, OSError):  # without the package, or without the library that it loads
         raise error(
             "a PDF needs the package CairoSVG and the library cairo",
             remedy="install them: pip install 'stagec[pdf]', or write FILE.svg",
         ) from None
-    drawn: bytes = cairo.svg2pdf(bytestring=svg.encode())
-    return drawn

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 NARROW = 120
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _LONG = 300
+#: Columns of a file up to which a row is a line, and those of a name that is folded in none.
+_PIPED, _LONGEST_NAME = 160, 80
 #: Columns that no table has, those of a name and of a cell that are not folded where there is room
 #: for them, and those that the others are left with.
 _UNBOUNDED, _NAME, _SHORT, _LEAST = 10_000, 20, 14, 8
@@ -92,11 +94,25 @@ class _Table(Table):
             return (Text(line) for line in console.file.lines_of(self))
         wide = options.update_width(_UNBOUNDED)
         natural = self.__rich_measure__(console, wide).maximum
-        narrow = console.is_terminal and natural > options.max_width
-        if narrow and not self._close_up(options.max_width):
+        if not console.is_terminal:
+            if natural > max(options.max_width, _PIPED):
+                natural = max(options.max_width, self._keep_names())
+            options = options.update_width(natural)
+        elif natural > options.max_width and not self._close_up(options.max_width):
             return self._sentences(options.max_width)
         lines = super().__rich_console__(console, options)
         return lines if console.color_system else _without_blanks_at_ends(lines)
+
+    def _keep_names(self) -> int:
+        """Fold no column of names and numbers, so that programs that read a file find them; the
+        width that the table needs."""
+        width = 0
+        for column in self.columns:
+            cells = [str(cell).strip() for cell in (column.header, *column.cells)]
+            longest = max(map(len, cells))
+            column.no_wrap = longest <= _LONGEST_NAME and not any(" " in c for c in cells[1:])
+            width += (longest if column.no_wrap else _NAME) + 3
+        return width
 
     def _close_up(self, width: int) -> bool:
         """Leave out margins; whether short cells have room on a line each."""

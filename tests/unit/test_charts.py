@@ -240,3 +240,17 @@ def test_parts_without_a_color_of_their_own_are_one() -> None:
 def test_a_column_with_a_long_text_wraps_in_each_row() -> None:
     rows = [TableRow(["short", 1]), TableRow(["long " * 20, 2])]
     assert table(("text", "number"), rows).count('<td class="wide">') == len(rows)
+
+
+def test_long_names_of_bars_and_commands_are_not_cut() -> None:
+    names = [
+        f"--pp {n} --ep 8 --schedule interleaved --chunks 8 --zero 2 --microbatches 4"
+        for n in (1, 2)
+    ]
+    command = f"stagec search llama3-8b {names[0]} --machine h100-sxm --html search.html --ranks 64"
+    bars = [Bar(name, {"a": 1.0}) for name in names]
+    chart = Bars(title="Bars", bars=bars, axis=_NUMBER, command=command)
+    for text in (chart.svg(), chart.figure()):
+        assert "…" not in text
+        assert command in " ".join(re.findall(r"<text[^>]*>([^<]*)<", text))
+        assert text.count("--schedule interleaved") >= 2

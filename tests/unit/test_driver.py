@@ -113,6 +113,58 @@ def test_interrupt_and_closed_pipe() -> None:
     assert run_safely(closed, ShellSession()) == 141
 
 
+def test_an_interrupt_of_the_first_imports_is_quiet() -> None:
+    interrupt = (
+        "import runpy, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'click':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "runpy.run_module('stagec', run_name='__main__')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", interrupt], capture_output=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "time llama3-8b --machine h100-sxm --serve disaggregated --prompt 8 --html FILE.svg",
+        "analyze llama3-8b --json --format csv",
+        "memory llama3-8b --json --format csv",
+        "time llama3-8b --machine h100-sxm --json --format csv",
+        "serve llama3-8b --machine h100-sxm --prompt 8 --json --format csv",
+        "search llama3-8b --ranks 8 --machine h100-sxm --csv --format json",
+        "validate --time --json --format csv",
+        "diff a b --json --format csv",
+        "check a --json --format csv",
+        "import llama3-8b -o FOLDER/a.stg",
+        "schedule 1f1b --stages 4 --microbatches 8 --svg FOLDER/a.svg",
+        "opt FILE -p train -o FOLDER/a.stg",
+        "time llama3-8b --machine h100-sxm --html FOLDER/a.html",
+        "time llama3-8b --machine h100-sxm --perfetto FOLDER/a.gz",
+        "memory llama3-8b --snapshot FOLDER/a.pickle",
+        "compile llama3-8b -o FILE",
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_the_work(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def works(*_: object, **__: object) -> None:
+        raise AssertionError("it works")
+
+    monkeypatch.setattr("stagec.pipeline.manager.PassManager.run", works)
+    (tmp_path / "file").write_text("stg.module @m {}\n", encoding="utf-8")
+    for name, path in {"FOLDER": tmp_path / "no", "FILE": tmp_path / "file"}.items():
+        words = words.replace(name, str(path))
+    outcome = stagec(*words.split())
+    assert outcome.code in (1, 2)
+    assert not outcome.out
+    said = (words.split()[-1], "cannot be used together", "is a plot of many configurations")
+    assert any(text in outcome.err for text in said)
+
+
 # -- the system fails ------------------------------------------------------------------------------
 
 

@@ -111,7 +111,7 @@ def test_equal_buffers_of_layers_and_microbatches_are_one_line() -> None:
 def test_the_table_says_where_the_largest_buffers_come_from() -> None:
     ran = stagec("memory", *SMALL, "--fit", "caching")
     assert ran.code == 0
-    assert re.search(r"%layers/swiglu/gate_u +stash +blocks/swiglu", ran.out)
+    assert re.search(r"%layers/swiglu/gate_up +stash +blocks/swiglu", ran.out)
     assert "caching: reserved" in ran.out
 
 

@@ -199,7 +199,7 @@ def step_seconds(folder: Path) -> str:
 @pytest.mark.long
 def test_the_wheel_has_its_entry_points(wheel: Path) -> None:
     text = entries(wheel)
-    assert "stagec = stagec.driver.cli:entry" in text
+    assert "stagec = stagec.__main__:entry" in text
     assert "[stagec.plugins]\nbuiltin = stagec.passes:PLUGIN" in text
 
 

@@ -71,6 +71,20 @@ def test_files_have_no_blanks_at_the_ends_of_lines() -> None:
     assert "  a          1" in lines
 
 
+def test_a_file_has_a_line_per_row_and_folds_no_name() -> None:
+    name = "layers.self_attention.query_projection.weight"
+    for words, lines in (6, 1), (20, 4):  # up to 160 columns a row is a line
+        out = io.StringIO()
+        prose = " ".join(["gathered"] * words)
+        console(out).print(
+            table("Buffers", "name", "made by", "bytes", rows=[[name, prose, "1"]], text_columns=2)
+        )
+        rows = out.getvalue().splitlines()[4:-1]
+        assert len(rows) == lines
+        assert name in rows[0]
+        assert " ".join(row.replace(name, "").strip(" 1") for row in rows) == prose
+
+
 def test_what_limits_a_strategy_is_below_a_narrow_table(monkeypatch: pytest.MonkeyPatch) -> None:
     best: dict[str, Any] = {
         **dict.fromkeys(("step_seconds", "mfu", "tokens_per_second_per_rank"), 0.5),

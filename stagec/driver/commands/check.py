@@ -29,8 +29,9 @@ def command(directory: Path, strict: bool, **given: Any) -> int:
     Reads traces of other tools too, and archives. Exit code 1 if anything is wrong. If a recorded
     trace lacks what a simulator needs, the answer says so, but this is not an error.
     """
+    form = form_of(given)
     answer = check(directory, strict=strict)
-    if form_of(given) != "json":
+    if form != "json":
         _print_findings(answer.report, failed=not answer.ok)
     show(answer, {**given, "output": None})
     return int(not answer.ok)

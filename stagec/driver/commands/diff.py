@@ -13,7 +13,7 @@ import click
 from stagec.driver.shell.options import takes
 from stagec.driver.shell.show import show
 from stagec.jobs.request.option import CommandOption
-from stagec.jobs.request.result import FORM, JSON, OUTPUT, PAGE
+from stagec.jobs.request.result import FORM, JSON, OUTPUT, PAGE, form_of
 from stagec.output.report import Report
 from stagec.support.words import counted
 
@@ -45,6 +45,7 @@ def command(a: Path, b: Path, limit: int, **given: Any) -> int:
     """
     from stagec.check.compare import compare
 
+    form_of(given)
     answer = DiffAnswer(a, b, compare(a, b, limit))
     show(answer, given)
     return int(not answer.comparison.same)

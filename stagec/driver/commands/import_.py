@@ -7,9 +7,11 @@ from pathlib import Path
 
 import click
 
+from stagec.driver.shell.options import takes
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import write_output
 from stagec.jobs.request.configurations import import_configuration
+from stagec.jobs.request.result import OUTPUT
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.source import Source
@@ -19,7 +21,7 @@ from stagec.text.printer import print_module
 
 @click.command("import")
 @click.argument("config")
-@click.option("-o", "--output", metavar="FILE", help="Write the text here instead of stdout.")
+@takes(OUTPUT)
 @click.option(
     "--ignore-key",
     "ignored",
@@ -43,7 +45,7 @@ from stagec.text.printer import print_module
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(
     config: str,
-    output: str | None,
+    output: Path | None,
     ignored: Collection[str],
     *,
     images: bool,

@@ -23,7 +23,7 @@ from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE, Pipeline
 from stagec.pipeline.verify import verify_module
 from stagec.support.diagnostics import DiagnosticError, error
-from stagec.support.files import write_file
+from stagec.support.files import check_new_file, write_file
 from stagec.support.source import Source
 from stagec.text.build import parse_module
 from stagec.text.printer import print_module
@@ -108,6 +108,8 @@ class _Opt:
 
     def run(self) -> int:
         options = self._options
+        if options.output is not None and options.dump_dir is None:
+            check_new_file(options.output)
         source = self._session.read(options.file)
         pipeline = self._pipeline(source)
         parts = split_source(source) if options.split_input_file else [source]

@@ -13,7 +13,8 @@ from stagec.driver.shell import completion
 from stagec.driver.shell.listing import LISTING, Listing, show_list
 from stagec.driver.shell.options import takes, type_of
 from stagec.driver.shell.show import write_output
-from stagec.jobs.request.option import Kind
+from stagec.jobs.request.option import CommandOption, Kind
+from stagec.jobs.request.result import FILE_OR_STDOUT
 from stagec.output.report import Report
 from stagec.schedule.attached import schedules_of
 from stagec.schedule.base import Schedule
@@ -68,6 +69,11 @@ class Time(Kind[Fraction]):
         return Fraction(text)
 
 
+_SVG = CommandOption(
+    "svg", FILE_OR_STDOUT, "Also write a picture; '-' writes only the picture, to stdout."
+)
+
+
 @click.command("schedule")
 @click.argument("name", required=False, shell_complete=completion.COMPLETERS["schedules"])
 @click.option("--stages", type=click.IntRange(1), help="Ranks of the pipeline.")
@@ -84,10 +90,7 @@ class Time(Kind[Fraction]):
 @click.option(
     "--transfer", type=type_of(Time()), default="0", help="Time from one rank to another."
 )
-@click.option(
-    "--svg", metavar="FILE", help="Also write a picture; '-' writes only the picture, to stdout."
-)
-@takes(*LISTING)
+@takes(_SVG, *LISTING)
 @click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
 def command(
     name: str | None,
@@ -96,7 +99,7 @@ def command(
     chunks: int | None,
     costs: Costs,
     transfer: Fraction,
-    svg: str | None,
+    svg: Path | None,
     plugin: tuple[Path, ...],
     **given: Any,
 ) -> None:
@@ -116,7 +119,7 @@ def command(
     run = run_schedule(schedule, stages, microbatches, chunks, costs, transfer)
     if svg is not None:
         write_output(timeline_svg(run.timeline, run.title, facts(run)), svg)
-    if svg != "-":
+    if str(svg) != "-":
         show_list(ScheduleAnswer(run), given)
 
 

@@ -9,7 +9,7 @@ import click
 from stagec.driver.shell.options import takes
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show
-from stagec.jobs.request.result import FORM
+from stagec.jobs.request.result import FORM, form_of
 from stagec.support.diagnostics import error
 
 #: The options that ask for measured rows, and what they are called here.
@@ -46,6 +46,7 @@ def command(**given: Any) -> int:
         validate_steps,
     )
 
+    form_of(given)
     asked = [name for name in _ROWS.values() if given[name]]
     names = ", ".join(f"--{option}" for option in _ROWS)
     if len(asked) > 1:

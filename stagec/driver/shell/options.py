@@ -28,7 +28,7 @@ from stagec.jobs.request.option import (
 )
 from stagec.jobs.request.options import JOB, JobOptions
 from stagec.jobs.request.preset import with_step
-from stagec.jobs.request.result import ResultFile
+from stagec.jobs.request.result import ResultFile, form_of
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ def take_options(given: dict[str, Any]) -> JobOptions:
     """Move the options of a job out of what click gave, with the names of those that were given, by
     a preset or a job file too; what is given beside a file wins, and its machine is that of a
     command that asks for one. With `--print-job` the job is printed, and the command ends. Raises
-    `DiagnosticError` for a preset or a file that there is not."""
+    `DiagnosticError` for a preset or a file that there is not, and for two forms of an answer."""
+    form_of(given)
     context = click.get_current_context()
     written = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
     names = {f.name for f in fields(JobOptions)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stagec.jobs.request.option import CommandOption, Kind, OneOf, switch
+from stagec.output.svg_text import pdf_writer
 from stagec.support.diagnostics import error
 from stagec.support.files import check_new_file
 
@@ -46,17 +47,20 @@ class Page(ResultFile):
         self._suffixes = (".html", ".htm", *(PLOTS if plots else ()))
 
     def read(self, text: str) -> Path:
-        """The path. Raises `DiagnosticError` for a name that says of something else."""
+        """The path. Raises `DiagnosticError` for a name of another kind of file, and for a PDF
+        where none can be written."""
         path = super().read(text)
         if path.suffix and path.suffix.lower() not in self._suffixes:
             raise error(
                 f"--html writes a page, but '{path}' does not end in .html",
                 remedy=f"give --html {path.with_suffix('.html')}",
             )
+        if path.suffix.lower() == ".pdf":
+            pdf_writer()
         return path
 
 
-RESULT = ResultFile()
+RESULT, FILE_OR_STDOUT = ResultFile(), _FileOrStdout()
 PAGE, PAGE_OR_PLOT = Page(plots=False), Page(plots=True)
 #: What commands that answer have in common.
 JSON = switch("as_json", "Print one JSON object.", "--json")
@@ -69,7 +73,7 @@ FORM = CommandOption(
     spelling="--format",
 )
 OUTPUT = CommandOption(
-    "output", _FileOrStdout(), "Write the result here instead of stdout.", spelling="-o --output"
+    "output", FILE_OR_STDOUT, "Write the result here instead of stdout.", spelling="-o --output"
 )
 
 
