@@ -116,10 +116,7 @@ def read_requests(path: Path) -> list[Request]:
 
 def read_lengths(path: Path) -> list[tuple[int, int]]:
     """Prompts and outputs in such a file, which need not say when. Raises as `read_requests`."""
-    lengths = [(r.prompt, r.output) for r in _rows(path, timed=False)]
-    if not lengths:
-        raise error(f"'{path}' contains no requests", remedy=_REMEDY)
-    return lengths
+    return [(r.prompt, r.output) for r in _rows(path, timed=False)]
 
 
 def checked(requests: Iterator[Request] | Sequence[Request]) -> list[Request]:
@@ -167,6 +164,7 @@ def _rows(path: Path, *, timed: bool) -> Iterator[Request]:
             remedy="name the file after what it holds, or write poisson:rate=4,count=100,"
             "prompt=512,output=128",
         )
+    count = 0
     first: int | None = None  # days and times count from the first one
     with path.open("rb") as file:
         for loc, row in reader(_lines(file, str(path))):
@@ -175,6 +173,9 @@ def _rows(path: Path, *, timed: bool) -> Iterator[Request]:
                 first = request.arrival if first is None else first
                 request = replace(request, arrival=request.arrival - first)
             yield request
+            count += 1
+    if not count:
+        raise error(f"'{path}' contains no requests", remedy=_REMEDY)
 
 
 _Row = tuple[Loc, Mapping[str, object]]
@@ -203,6 +204,8 @@ def _csv_rows(lines: Iterator[tuple[Loc, str]]) -> Iterator[_Row]:
         except csv.Error as problem:
             raise error(f"the line is not CSV ({problem})", loc, remedy=_REMEDY) from None
         if names is None:
+            if repeated := [name for name in cells if cells.count(name) > 1]:
+                raise error(f"two columns are '{repeated[0]:.40}'", loc, remedy=_REMEDY)
             names = cells
         elif len(cells) != len(names):
             raise error(
@@ -215,12 +218,25 @@ def _csv_rows(lines: Iterator[tuple[Loc, str]]) -> Iterator[_Row]:
 def _json_rows(lines: Iterator[tuple[Loc, str]]) -> Iterator[_Row]:
     for loc, line in lines:
         try:
-            row = json.loads(line, parse_float=str, parse_int=str, parse_constant=str)
+            row = _DECODER.decode(line)
         except (ValueError, RecursionError) as problem:
             raise error(f"the line is not JSON ({problem})", loc, remedy=_REMEDY) from None
         if not isinstance(row, dict):
             raise error("the line is not a JSON object", loc, remedy=_REMEDY)
         yield loc, cast("dict[str, object]", row)
+
+
+def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The members of an object. Raises `ValueError` if two have one name."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("duplicate keys")
+    return members
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_members, parse_float=str, parse_int=str, parse_constant=str
+)
 
 
 def _request(loc: Loc, row: Mapping[str, object], *, timed: bool) -> Request:

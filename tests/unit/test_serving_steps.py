@@ -334,8 +334,11 @@ def test_three_forms_of_files_say_the_same(tmp_path: Path, name: str, text: str)
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "", "no requests are given"),
-        ("a.csv", "arrival,prompt,output\n", "no requests are given"),
+        ("a.csv", "", "a.csv' contains no requests"),
+        ("a.csv", "arrival,prompt,output\n", "a.csv' contains no requests"),
+        ("a.jsonl", "", "a.jsonl' contains no requests"),
+        ("a.csv", "arrival,prompt,prompt,output\n1,2,3,4\n", "two columns are 'prompt'"),
+        ("a.jsonl", '{"arrival": 1, "prompt": 2, "prompt": 3}', "duplicate keys"),
         ("a.csv", "arrival,prompt,output\n1,2,3\n0.5,2,3\n", "before the one above it"),
         ("a.csv", "arrival,prompt,output\n1,2,0\n", "the output .* is '0'"),
         ("a.csv", "arrival,prompt,output\n1,2.5,1\n", "the prompt .* is '2.5'"),

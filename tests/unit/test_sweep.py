@@ -337,6 +337,7 @@ def test_configurations_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("", " has no configurations"),
         ("[a", ":1:3: error: not TOML: "),
         ("[a]\nx = " + "[" * 3000, ":1:1: error: not TOML: nested too deep"),
+        (".".join("a" * 5000) + " = 1", ":1:1: error: not TOML: nested too deep"),
     ],
 )
 def test_what_is_no_configuration(text: str, message: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -176,7 +176,10 @@ def _integer(text: str) -> int:
 
 def _fraction(text: str) -> int | Fraction:
     """The exact value of a decimal: an integer where it is one."""
-    value = Decimal(text)
+    try:
+        value = Decimal(text)
+    except InvalidOperation:  # its exponent is one that nobody means
+        raise _LongNumberError from None
     if len(text) > _MAX_DIGITS or abs(value.adjusted()) > _MAX_POWER:
         raise _LongNumberError
     exact = Fraction(value)
