@@ -92,7 +92,8 @@ class KernelsOp(Statement):
     Kernels that expand weights of 4 bits (`expands`) have constants of their own as well
     (`efficiency.matmul.kernels`). Marlin expands them once for each block of at most 64 rows, and
     multiplies by instructions of Ampere (vLLM, csrc/moe/marlin_moe_wna16); vLLM has it for weights
-    in int4, and for mxfp4 on Hopper with VLLM_MXFP4_USE_MARLIN, in place of kernels of Triton.
+    in int4, and for mxfp4 on Hopper with VLLM_MXFP4_USE_MARLIN, in place of kernels of Triton,
+    whose start has their routing (TensorRT-LLM, fused_moe_triton.py; triton_kernels/routing.py).
 
     What `eager` names becomes the ops that PyTorch runs where no compiler sees the code and no
     library has a kernel for all of it (`expand-kernels`). Backward then keeps what each of these

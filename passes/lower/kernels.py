@@ -11,7 +11,16 @@ from fractions import Fraction
 from stagec.api import Expr, Operation, Region, Strategy, Value, call, const, error, total
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
-from stagec.ir.kernel import ATTENDS, CONTINUES, EXPANDS, EXPERTS, EXTENTS, MARLIN, KernelShape
+from stagec.ir.kernel import (
+    ATTENDS,
+    CONTINUES,
+    EXPANDS,
+    EXPERTS,
+    EXTENTS,
+    MARLIN,
+    TRITON,
+    KernelShape,
+)
 from stagec.ir.traits import Free
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.strategy.autocast import AutocastRule
@@ -41,8 +50,8 @@ def attributes(
 class KernelForms:
     """How kernels are marked, as statements ask for it: fused attention by its kernel of a library,
     products of experts, and those that expand weights of 4 bits: integers are what Marlin is for
-    (vLLM, `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`), mxfp4 is expanded
-    by kernels of Triton unless `marlin` is asked for."""
+    (vLLM, `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`), mxfp4 of
+    experts is expanded by kernels of Triton unless `marlin` is asked for."""
 
     attention: str
     experts: bool
@@ -84,11 +93,12 @@ class KernelForms:
         if kernel.kind in ATTENDS:
             return self.attention
         dtypes = [v.tensor.dtype for v in op.operands[:2]]
+        dealt = any(d.routed or d.load for v in op.operands for d in v.tensor.dims)
         if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
-            return MARLIN if self.marlin or dtypes[1] == "i4" else EXPANDS
-        dealt = (d.routed or d.load for v in op.operands for d in v.tensor.dims)
+            expands = TRITON if dealt else EXPANDS
+            return MARLIN if self.marlin or dtypes[1] == "i4" else expands
         marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
-        return EXPERTS if marked and any(dealt) else ""
+        return EXPERTS if marked and dealt else ""
 
 
 def _with_mask(kernel: KernelShape, window: Expr) -> KernelShape:

@@ -25,8 +25,10 @@ from stagec.ir.buckets import count_buckets
 
 BUCKETS = "buckets"
 REACHED = "reached"
-#: Bits behind the point of a share that is reached.
+FULLEST = "fullest"
+#: Bits behind the point of a share that is reached, of the chance of a part, and of chances.
 _SHARE = 256
+_MEAN, _CHANCE = 16, 64
 Number: TypeAlias = int | Fraction
 Function: TypeAlias = Callable[[Mapping[str, Any]], Number]
 
@@ -51,13 +53,15 @@ def function_of(node: Any) -> Function:
 
 
 def compute(function: str, values: Sequence[Number]) -> Number:
-    """`max`, `min`, `ceildiv`, `reached` or `mod` of numbers."""
+    """`max`, `min`, `ceildiv`, `reached`, `fullest` or `mod` of numbers."""
     if function == "max":
         return max(values)
     if function == "min":
         return min(values)
     if function == REACHED:
         return reached(*values)
+    if function == FULLEST:
+        return fullest(*values)
     a, b = values
     if function == "ceildiv":
         return -(-a // b)
@@ -75,6 +79,30 @@ def reached(whole: Number, parts: Number, k: Number, draws: Number) -> int:
         left = left * factor >> _SHARE if n & 1 else left
         factor, n = factor * factor >> _SHARE, n >> 1
     return floor(Fraction(whole) * Fraction(one - left, one) + Fraction(1, 2))
+
+
+def fullest(whole: Number, some: Number, of: Number, parts: Number, ranks: Number) -> int:
+    """What the fullest of so many ranks has of `whole`, spread alike over `parts` on each, where
+    each part is there with the chance `some / of` and by itself: the mean of the largest of `ranks`
+    binomial numbers, in parts, to the nearest whole number. In integers throughout."""
+    share = floor(Fraction(some) / Fraction(of) * (1 << _MEAN) + Fraction(1, 2))
+    most = _fullest(min(share, 1 << _MEAN), max(1, ceil(parts)), max(1, ceil(ranks)))
+    return floor(Fraction(whole) * most + Fraction(1, 2))
+
+
+@lru_cache(maxsize=1 << 12)
+def _fullest(share: int, parts: int, ranks: int) -> Fraction:
+    """The mean of the largest binomial number over `parts`: the sum over n < parts of
+    `1 - P(number <= n) ^ ranks`. Chances are integers over a power of two."""
+    missed = (1 << _MEAN) - share
+    if not missed:
+        return Fraction(1)
+    one, chance, below, most = 1 << _CHANCE, missed**parts, 0, 0
+    for n in range(parts):
+        below += chance
+        most += one - ((below << _CHANCE >> _MEAN * parts) ** ranks >> _CHANCE * (ranks - 1))
+        chance = chance * (parts - n) * share // ((n + 1) * missed)
+    return Fraction(most, parts * one)
 
 
 def _buckets(node: Any) -> Function:

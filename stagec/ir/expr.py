@@ -22,14 +22,14 @@ from typing import Any, TypeAlias
 
 import sympy
 
-from stagec.ir.evaluation import BUCKETS, REACHED, compute, function_of
+from stagec.ir.evaluation import BUCKETS, FULLEST, REACHED, compute, function_of
 from stagec.support.diagnostics import NotAnIntegerError
 
 #: Integers in a program are bounded, so that hostile text cannot make arithmetic slow.
 MAX_INTEGER = 2**63 - 1
 MAX_EXPONENT = 64
 MAX_EXPONENT_OF_SUMS = 8
-FUNCTIONS = ("max", "min", "ceildiv", REACHED, BUCKETS)
+FUNCTIONS = ("max", "min", "ceildiv", REACHED, FULLEST, BUCKETS)
 _MOD = "mod"
 
 
@@ -240,7 +240,7 @@ def maximum(values: Iterable[Expr]) -> Expr:
 
 
 def call(function: str, arguments: Iterable[Expr]) -> Expr:
-    """`max`, `min`, `ceildiv` or `reached` of the arguments, folded where they are numbers."""
+    """`max`, `min`, `ceildiv`, `reached` or `fullest`, folded where the arguments are numbers."""
     return _apply(function, tuple(a.node for a in arguments))
 
 
@@ -511,7 +511,7 @@ def _is_integral(node: Any) -> bool:
         return bool(node.q == 1)
     if isinstance(node, sympy.Pow):
         return bool(node.exp > 0) and _is_integral(node.base)
-    if node.func.__name__ in ("ceildiv", REACHED, BUCKETS):
+    if node.func.__name__ in ("ceildiv", REACHED, FULLEST, BUCKETS):
         return True
     return all(_is_integral(a) for a in node.args)
 

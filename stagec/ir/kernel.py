@@ -18,8 +18,10 @@ MEMORY = "memory"
 EXPERTS = "experts"
 #: How a product is marked that turns weights of 4 bits into the 16 bits of its activations.
 EXPANDS = "expands"
-#: The same of the kernels of Marlin.
-MARLIN = "marlin"
+#: The same of products of experts in kernels of Triton, and of the kernels of Marlin.
+TRITON, MARLIN = "triton", "marlin"
+#: All that turn weights of 4 bits into 16 bits.
+EXPANDING = EXPANDS, TRITON, MARLIN
 #: How a kernel bound by memory is marked whose work the kernel before or behind it does, on each
 #: device or, with the name of a family behind it, on those of that.
 CONTINUES, ALWAYS = "continues", "always"

@@ -6,8 +6,11 @@ token by itself. An expert gets none of T tokens with probability (1 - k/E)^T, s
 are spread over experts a kernel reads the share 1 - (1 - k/E)^T on average. Where tokens choose
 some experts more often (`stg.routing[popularity = spread]`), the probability p of an expert is
 distributed by Beta(1, b) with b = E/k - 1, and E[(1 - p)^T] = b / (b + T): the share is
-T k / (E - k + T k). Where experts have
-loads of their own (`stg.expert_load`), the share follows from the rows that they get.
+q = T k / (E - k + T k). Ranks with n experts each then reach Binomial(n, q) of them, and all wait
+for the one that reaches most, whose weights count: the mean of the largest of E / n such numbers.
+Numbers of ranks depend on each other, all in the same way, which the largest one less the mean does
+not see. Where experts have loads of their own (`stg.expert_load`), the share follows from the rows
+that they get.
 """
 
 from __future__ import annotations
@@ -55,7 +58,11 @@ class ExpertWeights:
             return whole
         rows = product(n[f] for f in self.rows) * self.routed.of
         if self.routed.spread:
-            return call("ceildiv", [whole * rows, self.routed.of - self.routed.k + rows])
+            own, every = n[self.experts], self.routed.of
+            most = every - self.routed.k + rows
+            if own == every:
+                return call("ceildiv", [whole * rows, most])
+            return call("fullest", [whole, rows, most, own, every / own])
         tokens = rows / self.routed.k
         return call("reached", [whole, self.routed.of, self.routed.k, tokens])
 

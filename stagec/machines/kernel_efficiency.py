@@ -49,6 +49,8 @@ class MatmulKernel(Text):
     rate: dict[DataType, Share] = Field(default_factory=dict[DataType, Share])
     expanding: _Many | None = None
     expanded_rows: Annotated[int, Field(gt=0)] | None = None
+    start: Seconds | None = None
+    overlap: Overlap | None = None
     source: Annotated[str, Field(min_length=1)]
 
 
@@ -95,6 +97,8 @@ class MatmulEfficiency(Rates):
                 "rate": {**self.rate, **kernel.rate},
                 "expanding": kernel.expanding or self.expanding,
                 "expanded_rows": kernel.expanded_rows or self.expanded_rows,
+                "start": self.start if kernel.start is None else kernel.start,
+                "overlap": self.overlap if kernel.overlap is None else kernel.overlap,
                 "kernels": {},
             }
         )

@@ -409,6 +409,12 @@ class _Builder(Transformer):
                 "reaches, and the number of draws",
                 name,
             )
+        if name == "fullest" and (len(arguments) != 5 or arguments[2] == 0):
+            raise SyntaxLimitError(
+                "fullest expects a size, the chance of a part as two numbers, the second of them "
+                "positive, the parts of a rank, and the ranks",
+                name,
+            )
         if name == BUCKETS:
             return self._checked(ex.buckets(_expr(arguments[0]), map(_row, arguments[1:])), name)
         return self._checked(ex.call(str(name), [_expr(a) for a in arguments]), name)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from itertools import combinations, product
-from math import floor
+from math import comb, floor, prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stagec.ir.expr import call, const, evaluate
@@ -54,6 +55,39 @@ def test_reached_is_whole_where_nothing_is_left() -> None:
     for whole, parts, draws in ((2**62, 256, 2**22), (2**62 + 1, 2**40, 2**62), (7, 8, 0)):
         actual = evaluate(call("reached", [const(n) for n in (whole, parts, 8, draws)]), {})
         assert actual == (whole if draws else 0)
+
+
+def largest(parts: int, chance: Fraction, ranks: int) -> Fraction:
+    """The mean of the largest of so many binomial numbers, by all their outcomes."""
+    chances = [comb(parts, n) * chance**n * (1 - chance) ** (parts - n) for n in range(parts + 1)]
+    ways = product(range(parts + 1), repeat=ranks)
+    return sum(
+        (max(w) * prod((chances[n] for n in w), start=Fraction(1)) for w in ways), Fraction()
+    )
+
+
+@crossed(parts=[1, 3, 5], some=[0, 1, 3, 4], ranks=[1, 2, 4])
+def test_the_fullest_rank_has_the_largest_binomial_number(
+    parts: int, some: int, ranks: int
+) -> None:
+    whole = 1_000_003
+    actual = call("fullest", [const(n) for n in (whole, some, 4, parts, ranks)])
+    expected = nearest(whole * largest(parts, Fraction(some, 4), ranks) / parts)
+    assert evaluate(actual, {}) == expected
+
+
+def test_the_fullest_rank_of_a_router_that_prefers_some_experts() -> None:
+    """Drawn: probabilities of experts by Beta(1, E/k - 1), each chosen by a token by itself. Ranks
+    whose numbers depend on each other have the same mean largest one."""
+    random, experts, tokens, ranks = np.random.default_rng(1), 128, 16, 8
+    chance = random.beta(1, experts / K - 1, size=(20_000, experts))
+    reached = random.random(chance.shape) < 1 - (1 - chance) ** tokens
+    drawn = reached.reshape(-1, ranks, experts // ranks).sum(axis=-1).max(axis=-1).mean()
+    some, of = tokens * K, experts - K + tokens * K
+    whole = 10**6 * experts // ranks
+    values = (whole, some, of, experts // ranks, ranks)
+    most = evaluate(call("fullest", [const(n) for n in values]), {})
+    assert most / 10**6 == pytest.approx(drawn, rel=0.01)
 
 
 @crossed(batch=[1, 8, 64, 4096], strategy=[(1, 1, 1), (4, 4, 1), (4, 2, 2)])

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stagec.ir.kernel import EXPANDS, EXPERTS, MARLIN, continues
+from stagec.ir.kernel import EXPANDING, EXPERTS, continues
 from stagec.ir.types import DTYPE_BYTES
 from stagec.machines import Machine
 from stagec.machines.kernel_efficiency import MatmulEfficiency
@@ -172,7 +172,7 @@ def matmul_seconds(
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
     most = np.maximum(np.floor(k / _PART), 1)
     loads = 1 + c.unaligned * (_pieces(dtype, n, k) - 1) if c.unaligned else np.ones(1)
-    expands = c.expanding is not None and form in (EXPANDS, MARLIN)
+    expands = c.expanding is not None and form in EXPANDING
     more = _expanding(machine, c, batch, m, n, k, size) if expands else np.zeros(1)
     parts = np.clip(np.floor(machine.compute.processors.value / np.maximum(tiles, 1)), 1, most)
     summed = size + 8 * batch * m * n * parts
