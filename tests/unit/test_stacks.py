@@ -501,6 +501,16 @@ def test_casts_of_a_unit_are_one_operation() -> None:
     assert by["activations"] == pytest.approx(2_101_354_504, rel=1e-4)
 
 
+def test_ranks_of_transformers_have_all_logits() -> None:
+    """Two layers of Llama 3.1 8B at 4,096 tokens with the plan of transformers for 4 ranks, as
+    recorded: tables are split, their gradients and the logits are not."""
+    tokens = ("--set", "S=4096")
+    at = moments("--stack", "huggingface", "--tp", "4", *tokens)
+    assert at["after_forward"]["by"]["activations"] == pytest.approx(3_051_733_008, rel=1e-4)
+    assert at["peak"]["by"]["activations"] == pytest.approx(7_254_392_840, rel=1e-4)
+    assert at["after_update"]["by"]["gradients"] == 1_531_486_208
+
+
 def test_buckets_hold_one_more_copy_of_the_gradients() -> None:
     flags = ("--set", "L=2,B=8", "--dp", "8", "--stack", "huggingface")
     actual = moments(*flags)
