@@ -13,7 +13,7 @@ from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagge
 KINDS = ("adamw", "adam8bit", "adafactor", "muon", "lion", "sgd", "none")
 FORMS = ("fused", "foreach", "for_loop", "in_backward")
 #: The kinds whose update is by one kernel or by several, as the form says.
-BY_KERNELS = ("adamw",)
+BY_KERNELS = ("adamw", "sgd")
 
 
 class OptimizerRule(Record):

@@ -28,7 +28,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import uses_of_weight
 from stagec.ir.rule import parse_rule
 from stagec.ir_spec.ops.adam8bit import BLOCK, SMALLEST
-from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.ops.contraction import Add, Einsum
 from stagec.ir_spec.strategy.dtypes import of_parameter
 from stagec.sharding.assumptions import Assumptions
 
@@ -55,7 +55,7 @@ class Matrix:
 
 def matrix_of(param: Value) -> Matrix:
     """The matrices of a parameter: contracted by kept dimensions of the product that uses it, else
-    the first dimension by the others."""
+    the first dimension by the others. What a layer adds is a vector, such as a bias of heads."""
     uses = uses_of_weight(param)
     for op, index, depth in uses:
         if not isinstance(op.definition, Einsum) or op.phase != "forward":
@@ -71,6 +71,8 @@ def matrix_of(param: Value) -> Matrix:
             return Matrix(rows, columns, depth)
     depth = min((d for *_, d in uses), default=0)
     first, *others = range(depth, param.tensor.rank) or (depth,)
+    if depth and any(isinstance(op.definition, Add) and op.phase == "forward" for op, *_ in uses):
+        return Matrix((first, *others), (), depth)
     return Matrix((first,), tuple(others), depth)
 
 

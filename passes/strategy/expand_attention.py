@@ -23,6 +23,7 @@ from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.dropout import ATTENTION, CONFIGURED, DropoutRule
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
+from stagec.passes.strategy.local_sizes import on_rank
 
 #: What a plain softmax of plain products does for itself.
 _PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
@@ -84,7 +85,8 @@ class ExpandAttention(Pass):
             if _is_plain(op, eager=eager) and not _is_split(module, strategy, op)
         ]
         for op in plain:
-            expand_attention(module, op, eager=forms[op], drops=_drops(module, strategy))
+            view = _is_view(module, strategy, op)
+            expand_attention(module, op, eager=forms[op], view=view, drops=_drops(module, strategy))
         if not plain and (idle := _idle(rule, fused, code)):
             module.diagnostics.remark(f"{idle[0]} changes nothing: {idle[1]}", rule.loc)
 
@@ -114,11 +116,11 @@ def _drops(module: Module, strategy: Strategy) -> Expr | None:
 
 
 def expand_attention(
-    module: Module, op: Operation, *, eager: bool, drops: Expr | None = None
+    module: Module, op: Operation, *, eager: bool, view: bool = False, drops: Expr | None = None
 ) -> None:
     """Replace one attention, in place. Queries that share keys are a dimension of their own, `r`,
-    or with `eager` have copies of them; packed keys and values are unpacked. With a rate of shares
-    that `drops`, these are dropped in the type of their product."""
+    or with `eager` have copies of them, unless these are a `view`; packed keys and values are
+    unpacked. With a rate of shares that `drops`, these are dropped in the type of their product."""
     b = Builder.before(module.registry, op, loc=made_by(ExpandAttention.name, op.loc))
     q, k, *values = op.operands
     sinks = [values.pop()] if op.flag("sinks") else []
@@ -127,7 +129,7 @@ def expand_attention(
     name, (size, groups) = op.results[0].name, (v.tensor.dims[-2].size for v in (q, k))
     scale = op.expr("rsqrt") if "rsqrt" in op.attrs else q.tensor.dims[-1].size
     shared = size != groups
-    if shared and eager:
+    if shared and eager and not view:
         k, *values = (
             b.value("stg.repeat_heads", [v], {"heads": size}, hint=v.name) for v in (k, *values)
         )
@@ -186,6 +188,15 @@ def _is_plain(op: Operation, *, eager: bool) -> bool:
     if op.flag("sinks") and (not eager or len(op.operands) < 4):
         return False
     return rows == columns or not masked
+
+
+def _is_view(module: Module, strategy: Strategy, op: Operation) -> bool:
+    """Whether copies of keys are a view: all heads of one sequence share them (`expand` and
+    `reshape` of `repeat_kv`; `torch.matmul` copies what is expanded in the second dimension)."""
+    batch, *_ = (d.size for d in op.operands[0].tensor.dims)
+    parts = strategy.microbatches if strategy.batch in batch.symbols else 1
+    heads = op.operands[1].tensor.dims[-2].size
+    return (on_rank(module, strategy, heads), on_rank(module, strategy, batch)) == (1, parts)
 
 
 def _shares_keys(op: Operation) -> bool:

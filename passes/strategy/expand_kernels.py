@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from math import prod
 
 from stagec.api import (
     Builder,
-    Expr,
     Module,
     Operation,
     Pass,
     Phase,
     Strategy,
     error,
-    evaluate,
     made_by,
     read_strategy,
 )
-from stagec.ir.queries import plain
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.gated import IN_PLACE
 from stagec.ir_spec.ops.layout import PartOf, Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule
 from stagec.ir_spec.strategy.selective import SelectiveRule
+from stagec.passes.strategy.local_sizes import on_rank
 from stagec.passes.strategy.unpack import unpack_product
 from stagec.support.suggest import did_you_mean
 
@@ -91,7 +88,7 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
         for name in _named(rule, op, counts=counts):
             expanded = True
             b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
-            made = forms[name](b, op, partial(_on_rank, module, strategy))
+            made = forms[name](b, op, partial(on_rank, module, strategy))
             operands = list(op.operands)
             if made is None:
                 continue
@@ -138,13 +135,3 @@ def _is_split(op: Operation, strategy: Strategy) -> bool:
     own = {size for shape in shapes for size in shape if any(size not in s for s in shapes)}
     names = {name for size in own for name in size.symbols}
     return any(names & {*rule.dims} for rule in strategy.splits)
-
-
-def _on_rank(module: Module, strategy: Strategy, size: Expr) -> int | None:
-    """A size on one rank, as the strategy splits its symbols; None if it is open."""
-    axes = [a for rule in strategy.splits if size.symbols & {*rule.dims} for a in rule.over]
-    parts = [module.mesh.sizes.get(a) if module.mesh is not None else None for a in axes]
-    env = plain(module.env)
-    if None in parts or not size.symbols <= env.keys():
-        return None
-    return evaluate(size, env) // prod(p for p in parts if p is not None)

@@ -16,7 +16,9 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
+from stagec.ir.traits import Recasts
 from stagec.ir.types import CACHED, WEIGHTS
+from stagec.ir_spec.ops.comm import CopyIn
 from stagec.memory.buffers import CATEGORIES, GRADIENTS, Buffer, Lifetimes, RunOp
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify
@@ -84,6 +86,14 @@ class BufferEvent:
     number: int
     buffer: Buffer
     step: RunOp
+
+
+def _copies_of(op: Operation) -> Operation | None:
+    """The copies of gradients that are reduced in one call, of what casts or names a result."""
+    reduced = op.operands[0].producer if op.operands and op.phase == "gradient" else None
+    while reduced is not None and not isinstance(reduced.definition, CopyIn):
+        reduced = reduced.operands[0].producer if reduced.operands else None
+    return reduced
 
 
 def line_of(value: Value) -> str:
@@ -271,9 +281,16 @@ class MemoryTimeline:
         return behind
 
     def made(self, point: Point) -> Mapping[str, int]:
-        """The bytes of each category that the operation at a point makes."""
+        """The bytes of each category that the operation at a point makes. Casts of the gradients
+        that one call reduces are one operation (`foreach_reduce` of FSDP2)."""
+        moment, call = point.moments[-1], _copies_of(point.step.op)
         made: Counter[str] = Counter()
         self._planner.count(made, point.step.made, 1)
+        for step, _ in reversed(moment.run[: moment.place]) if call is not None else ():
+            if _copies_of(step.op) is not call:
+                break
+            if step.op.has(Recasts):
+                self._planner.count(made, step.made, 1)
         return made
 
     def reductions(self, point: Point) -> int:

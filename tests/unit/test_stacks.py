@@ -36,8 +36,10 @@ MEASURED = {
 #: One step counter of 4 bytes for each of the 21 tensors of parameters.
 STEPS = 84
 SIZES = ("--set", "L=2,B=1")
-#: A file with what it says, a page, a paper, or measured steps that it was fitted on.
-SOURCE = re.compile(r"\]  // .*(\.(py|yaml|cu|cuh|cpp): |openxla\.org|arXiv \d|fitted( on|:) \w)")
+#: A file with what it says, a page, a paper, or measured steps.
+SOURCE = re.compile(
+    r"\]  // .*(\.(py|yaml|cu|cuh|cpp): |openxla\.org|arXiv \d|(fitted|measured)( on|:) \w)"
+)
 
 
 def moments(*flags: str) -> dict[str, dict[str, Any]]:
@@ -487,6 +489,26 @@ def test_shards_have_no_copy_in_bf16() -> None:
         assert wide[when]["by"]["parameters"] == 2 * narrow[when]["by"]["parameters"]
         assert wide[when]["by"]["buffers"] == narrow[when]["by"]["buffers"]
         assert wide[when]["by"]["activations"] == narrow[when]["by"]["activations"]
+
+
+def test_casts_of_a_unit_are_one_operation() -> None:
+    """Where the peak is the cast of what the root has reduced, all of it counts as activations, as
+    recorded: tables and logits in fp32."""
+    flags = ("--dp", "2", "--zero", "3", "--param-dtype", "f32", "--recompute", "none")
+    sizes = ("--set", "B=10,S=128")
+    by = moments("--stack", "huggingface", *flags, *sizes)["peak"]["by"]
+    assert by["gradients"] == 4_024_475_648
+    assert by["activations"] == pytest.approx(2_101_354_504, rel=1e-4)
+
+
+def test_ranks_of_transformers_have_all_logits() -> None:
+    """Two layers of Llama 3.1 8B at 4,096 tokens with the plan of transformers for 4 ranks, as
+    recorded: tables are split, their gradients and the logits are not."""
+    tokens = ("--set", "S=4096")
+    at = moments("--stack", "huggingface", "--tp", "4", *tokens)
+    assert at["after_forward"]["by"]["activations"] == pytest.approx(3_051_733_008, rel=1e-4)
+    assert at["peak"]["by"]["activations"] == pytest.approx(7_254_392_840, rel=1e-4)
+    assert at["after_update"]["by"]["gradients"] == 1_531_486_208
 
 
 def test_buckets_hold_one_more_copy_of_the_gradients() -> None:
