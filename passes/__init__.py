@@ -63,6 +63,7 @@ from stagec.passes.strategy.expand_attention import ExpandAttention
 from stagec.passes.strategy.expand_kernels import ExpandKernels
 from stagec.passes.strategy.expand_loss import ExpandLoss
 from stagec.passes.strategy.freeze_parameters import FreezeParameters
+from stagec.passes.strategy.fuse_attention import FuseAttention
 from stagec.passes.strategy.gather_dimensions import GatherDimensions
 from stagec.passes.strategy.insert_fp8_casts import InsertFp8Casts
 from stagec.passes.strategy.normalize_strategy import NormalizeStrategy
@@ -99,6 +100,7 @@ PLUGIN = Plugin(
         FreezeParameters,
         AddDropout,
         SetElementTypes,
+        FuseAttention,
         ExpandKernels,
         ExpandAttention,
         ExpandLoss,
@@ -158,7 +160,7 @@ PLUGIN = Plugin(
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
-        "serve-lora,freeze-parameters,add-dropout,set-element-types,expand-kernels,expand-attention,expand-loss,autocast,"
+        "serve-lora,freeze-parameters,add-dropout,set-element-types,fuse-attention,expand-kernels,expand-attention,expand-loss,autocast,"
         "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,separate-attention,choose-recompute,split-microbatches,"
         "place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",

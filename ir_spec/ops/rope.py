@@ -26,6 +26,8 @@ from stagec.ir_spec.ops.rope_frequencies import (
     wrong_lists,
 )
 
+COMPLEX = Param("complex", "flag", "pairs are multiplied as complex numbers in fp32")
+
 
 class RotaryEmbedding(OpDef):
     """Rotary position embedding (arXiv 2104.09864) of [B, S, heads, K] along dimension 1; 3 FLOPs
@@ -55,6 +57,7 @@ class RotaryEmbedding(OpDef):
         Param("restart", "flag", "the frequencies start anew in each section"),
         Param("inverse", "flag", "rotate by the negative angle"),
         Param("term", "name", "one product alone", choices=("cosine", "sine")),
+        COMPLEX,
         PAST,
     )
     example = "%q2 = stg.rope[base = 500000](%q) : bf16[B, S, H, K]"
@@ -111,7 +114,13 @@ class RotaryEmbedding(OpDef):
         return gradients(b, op, [*grads, *op.operands[1:]], attrs, by=op.name)
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        return {"scaled_rope": self._in_steps}
+        return {"scaled_rope": self._in_steps, "complex_rope": self._complex}
+
+    def _complex(self, b: Builder, op: Operation, on_rank: LocalSize) -> None:
+        """One product of complex numbers between two casts: pytorch/torchtitan,
+        models/llama3/model/model.py, `apply_rotary_emb`."""
+        if "term" not in op.attrs:
+            op.attrs[COMPLEX.name] = True
 
     def _in_steps(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
         """Products with the cosines, and of the turned halves with the sines, and their sum:

@@ -39,9 +39,9 @@ class KernelsRule(Record):
             "eager",
             "Run these operation by operation, as PyTorch without a compiler or fused kernels "
             "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, "
-            "expert_bias, expert_weights, scaled_rope, alibi, sinks, softcap; or none of a stack's "
-            "(none); gate_in_place: as kernels of a compiler overwrite gate and up. "
-            "Backward keeps the tensors that each operation saves.",
+            "expert_bias, expert_weights, scaled_rope, complex_rope, alibi, sinks, softcap; or "
+            "none of a stack's (none); gate_in_place: as kernels of a compiler overwrite gate and "
+            "up. Backward keeps the tensors that each operation saves.",
             "names",
             "",
             metavar="OP,...",
@@ -75,8 +75,9 @@ class KernelsOp(Statement):
 
     A kernel of `attention` has constants of its own in the text of a machine
     (`efficiency.attention.kernels`); a machine without them uses its own, and the answer
-    says so. With `math` attention is no kernel: its two products and the softmax between them are
-    ops (`expand-attention`). With `eager` they are those of transformers' `eager`
+    says so. It computes attention that a text writes as products and a softmax, too
+    (`fuse-attention`). With `math` attention is no kernel: its two products and the softmax between
+    them are ops (`expand-attention`). With `eager` they are those of transformers' `eager`
     implementation: keys and values are copied for the heads that share them, and backward keeps the
     softmax in fp32 and in the type of its product.
 
@@ -107,6 +108,8 @@ class KernelsOp(Statement):
     activates them, which backward keeps beside what was clamped. `expert_bias`: the bias of what
     experts made, times the weights of their rows, is added in fp32 (`stg.expert_bias`).
     `scaled_rope`: rotations that multiply by a factor (YaRN), by products with cosines and sines.
+    `complex_rope`: rotations as products of complex numbers, in fp32 (torchtitan), for
+    `elementwise`.
     `gelu`, `layernorm`, `route`: what the code of some models does without a kernel, in fp32 or by
     a product of its own (ops say so: `stepwise`, `code`, `wide_logits`). `part_of`: a view of a
     part of a product keeps all of it. `alibi`, `sinks`, `softcap`: attention with a bias by

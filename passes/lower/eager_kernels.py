@@ -70,6 +70,10 @@ def _in_steps(mark: str) -> Callable[[Operation], str]:
     return lambda op: mark if op.flag("steps") else ""
 
 
+def _rope(op: Operation) -> str:
+    return "complex_rope" if op.flag("complex") else _either("rope", "rope_grad")(op)
+
+
 def _either(forward: str, backward: str) -> Callable[[Operation], str]:
     return lambda op: forward if op.phase in ("forward", "recompute") else backward
 
@@ -84,7 +88,7 @@ _MARKS: Mapping[type[OpDef], str | Callable[[Operation], str]] = {
     ActivationGrad: _activation_grad,
     RmsNorm: _in_steps("rmsnorm"),
     RmsNormGrad: _in_steps("rmsnorm_grad"),
-    RotaryEmbedding: _either("rope", "rope_grad"),
+    RotaryEmbedding: _rope,
     LogSoftmax: "log_softmax",
     LogSoftmaxGrad: "log_softmax_grad",
     LayerNorm: "layernorm",

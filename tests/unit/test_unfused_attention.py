@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+import stagec
 from tests.support import compiled, inputs_of, run_numeric
 
 PROGRAM = """
@@ -44,3 +47,16 @@ def test_operations_compute_what_the_kernel_does(flag: str, more: str) -> None:
         run_numeric(fused, inputs), run_numeric(unfused, inputs), strict=True
     ):
         np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_texts_that_write_products_run_the_kernel_of_a_stack() -> None:
+    """GPT-3 with Megatron-Core keeps no shares, in two copies of 2 bytes and a mask of 1, but a
+    sum in fp32 for each row: 12 heads of a rank, 12 layers of a stage, 8 microbatches."""
+    flags: dict[str, Any] = {"tp": 8, "pp": 8, "sp": True, "microbatches": 8, "sizes": {"B": 8}}
+    alone, core = (
+        stagec.job("gpt3-175b", stack=stack, **flags).memory().as_json()["classes"][0]["memory"]
+        for stack in ("ideal", "megatron-core")
+    )
+    rows = 12 * 2048 * 12 * 8
+    kept = alone["after_forward"]["total"] - core["after_forward"]["total"]
+    assert kept == rows * (5 * 2048 - 4)

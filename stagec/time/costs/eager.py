@@ -67,6 +67,9 @@ KERNELS: Mapping[str, EagerKernels] = {
     "rope": EagerKernels(2, 5, places=5, placed=10),
     # two products, -half, zeros and copies of two slices, two sums
     "rope_grad": EagerKernels(2, 9, moved=5, places=4.5, placed=10),
+    # torchtitan, models/llama3/model/model.py, apply_rotary_emb: a cast to fp32, a product of
+    # complex numbers, one place for each, and a cast back; backward the same
+    "complex_rope": EagerKernels(2, 3, places=2.5, placed=10),
     # ATen/native/cuda/SoftMax.cu, cunn_SoftMaxForward: rows that no block keeps are read three
     # times, those of backward twice
     "log_softmax": EagerKernels(2, 1, moved=4),
