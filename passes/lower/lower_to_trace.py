@@ -6,8 +6,10 @@ expressions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from stagec.api import (
     Builder,
@@ -25,6 +27,7 @@ from stagec.api import (
     read_strategy,
     total,
 )
+from stagec.ir.alike import captured, counterparts
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.kernel import CONTINUES, EXPANDING, EXPERTS
@@ -41,8 +44,14 @@ from stagec.ir_spec.ops.comm import (
     ReduceScatter,
     operand_dim,
 )
-from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
-from stagec.ir_spec.ops.pod_crossings import BY_LAYER, PodOp, TakeOver, end_type, message_bytes
+from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp, SendOp
+from stagec.ir_spec.ops.pod_crossings import (
+    BY_LAYER,
+    PodOp,
+    TakeOver,
+    end_type,
+    message_bytes,
+)
 from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
@@ -77,13 +86,18 @@ class LowerToTrace(Pass):
     needs = Phase.PARTITIONED
     until = Phase.PLANNED
     gives = Phase.LOWERED
+    share_actions: bool = field(
+        default=False,
+        metadata={"help": "lower actions that are alike once, with the names of the first"},
+    )
 
     def run(self, module: Module) -> None:
-        lower_to_trace(module)
+        lower_to_trace(module, share_actions=self.share_actions)
 
 
-def lower_to_trace(module: Module) -> None:
-    """Replace the main function, or those of pipeline stages, by et.graphs, in place."""
+def lower_to_trace(module: Module, *, share_actions: bool = False) -> None:
+    """Replace the main function, or those of pipeline stages, by et.graphs, in place. With
+    `share_actions`, actions that are alike have one region."""
     staged = [func for func in module.functions if "stages" in func.attrs]
     forms = KernelForms.of(read_strategy(module))
 
@@ -97,11 +111,18 @@ def lower_to_trace(module: Module) -> None:
         return shared_out(costs(op), {op: factor}, steps, facts)
 
     parts = MemoByType(part)
+    known = list[_LoweredAction]() if share_actions else None
     for func in staged or [module.main]:
-        _lower(module, func, costs, parts)
+        _lower(module, func, costs, parts, known)
 
 
-def _lower(module: Module, func: Operation, costs: MemoByType[Attrs], parts: Parts) -> None:
+def _lower(
+    module: Module,
+    func: Operation,
+    costs: MemoByType[Attrs],
+    parts: Parts,
+    known: list[_LoweredAction] | None,
+) -> None:
     mesh = module.mesh
     attrs: dict[str, RawAttr] = {n: func.attrs[n] for n in ("over", "stages") if n in func.attrs}
     axes = [a for a in (mesh.axes if mesh else ()) if a != attrs.get("over")]
@@ -115,7 +136,7 @@ def _lower(module: Module, func: Operation, costs: MemoByType[Attrs], parts: Par
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     graph.origin = func
-    _Lowering(module, costs, parts).function(func.body, graph.make_region())
+    _Lowering(module, costs, parts, known).function(func.body, graph.make_region())
     module.root.body.ops.remove(func)  # whole: nodes know which op they come from, and its operands
 
 
@@ -127,9 +148,26 @@ def _served(func: Operation) -> dict[str, RawAttr]:
     return {n: values for n, values in (("caches", caches), ("inputs", inputs)) if values}
 
 
+class _LoweredAction(NamedTuple):
+    """An action, what it was lowered to, and the nodes of the values that it takes from around:
+    those that there are are the arguments of its region."""
+
+    source: Operation
+    made: Operation
+    taken: Mapping[Value, Value | None]
+
+
 class _Lowering:
-    def __init__(self, module: Module, costs: MemoByType[Attrs], parts: Parts) -> None:
-        self._costs, self._parts = costs, parts
+    """Lowers a function. Where actions are shared, `known` are those that were lowered."""
+
+    def __init__(
+        self,
+        module: Module,
+        costs: MemoByType[Attrs],
+        parts: Parts,
+        known: list[_LoweredAction] | None,
+    ) -> None:
+        self._costs, self._parts, self._known = costs, parts, known
         self._registry, self._facts = module.registry, module.facts
         strategy = read_strategy(module)
         self._blocking = frozenset(strategy.blocking)
@@ -212,6 +250,9 @@ class _Lowering:
         """Repeat, accumulate and action keep their shape. A value that is no node (a constant)
         is not handed over. A repeat becomes two if this rank does nothing in the last
         iterations."""
+        if self._known is not None and isinstance(op.definition, ActionOp):
+            self._action(op, old, b, self._known)
+            return
         busy = {o.definition.active(o): o for o in old.ops} if op.has(Repeats) else {}
         limits = {limit: o for limit, o in busy.items() if limit is not None}
         if not limits:
@@ -237,18 +278,61 @@ class _Lowering:
         changed: dict[str, Expr],
         inputs: Sequence[Value],
     ) -> None:
-        name = "et." + op.name.partition(".")[2]
-        known = b.registry[name].params_by_name
-        attrs: dict[str, RawAttr] = {
-            n: v for n, v in op.attrs.items() if n in known and n != "phase"
-        }
-        attrs |= changed
-        new = b.op(name, self._made(inputs), attrs, types=(), symbol=kind_of(op))
+        new = self._repeating(op, b, self._made(inputs), changed)
         region = new.make_region()
         for arg, value in zip(old.args, inputs, strict=True):
             if value in self._nodes:
                 self._nodes[arg] = region.add_arg(arg.name, NODE, arg.loc)
         self._region(old, region, "et.yield")
+        self._end(op, new)
+
+    def _action(self, op: Operation, body: Region, b: Builder, known: list[_LoweredAction]) -> None:
+        """An action takes nodes from around as arguments. One that is like another has its
+        region."""
+        for like in known:
+            if (nodes := self._in_place(like, body)) is not None:
+                new = self._repeating(op, b, nodes, {})
+                new.region = like.made.region
+                self._end(op, new)
+                return
+        taken = {value: self._nodes.get(value) for value in captured(body)}
+        nodes = list(dict.fromkeys(node for node in taken.values() if node is not None))
+        new = self._repeating(op, b, nodes, {})
+        region = new.make_region()
+        args = {node: region.add_arg(node.name, NODE, node.loc) for node in nodes}
+        self._nodes |= {value: args[node] for value, node in taken.items() if node is not None}
+        self._region(body, region, "et.yield")
+        self._nodes |= {value: node for value, node in taken.items() if node is not None}
+        self._end(op, new)
+        if self._more.keys().isdisjoint(taken):
+            known.append(_LoweredAction(op, new, taken))
+
+    def _in_place(self, like: _LoweredAction, body: Region) -> list[Value] | None:
+        """The nodes that another action takes where one takes its own; None if it is not like
+        that one."""
+        values = counterparts(like.source.body, body)
+        if values is None or not self._more.keys().isdisjoint(values[v] for v in like.taken):
+            return None
+        pairs = {(node, self._nodes.get(values[value])) for value, node in like.taken.items()}
+        mine, others = dict(pairs), {other for _, other in pairs}
+        if not len(mine) == len(others) == len(pairs) or mine.get(None) is not None:
+            return None
+        nodes = dict.fromkeys(node for node in like.taken.values() if node is not None)
+        there = [other for node in nodes if (other := mine[node]) is not None]
+        return there if len(there) == len(nodes) else None
+
+    def _repeating(
+        self, op: Operation, b: Builder, inputs: Sequence[Value], changed: dict[str, Expr]
+    ) -> Operation:
+        """A repeat, accumulation or action without its region."""
+        name = "et." + op.name.partition(".")[2]
+        known = b.registry[name].params_by_name
+        attrs: dict[str, RawAttr] = {
+            n: v for n, v in op.attrs.items() if n in known and n != "phase"
+        }
+        return b.op(name, inputs, attrs | changed, types=(), symbol=kind_of(op))
+
+    def _end(self, op: Operation, new: Operation) -> None:
         for value in op.results:
             self._nodes[value] = new.add_result(value.name, NODE, value.loc)
 

@@ -18,7 +18,7 @@ from stagec.ir.opdef import Registry
 from stagec.ir.queries import Queries
 from stagec.ir_spec.phases import phase_named
 from stagec.pipeline.blame import plugin_of
-from stagec.pipeline.instrument import PLAN, STATED, Hooks, Instrument, Verification
+from stagec.pipeline.instrument import LOWERING, PLAN, STATED, Hooks, Instrument, Verification
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import Pipeline
@@ -165,7 +165,8 @@ class Compiled:
     """One compile of a family, by a pipeline that ends with a lowered module: what it decided, and
     its figures as expressions; `model_flops` and `tokens` of a step of all ranks are None where
     they are not known. With `plans` as false the pass that plans memory is left out: the plan is
-    made when figures are asked for, and no module states it."""
+    made when figures are asked for, and no module states it. Actions that are alike are lowered
+    once then, so nodes have the names of those of the first one."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class Compiled:
         text = [_TextVerification()] if own else []
         self._plans_late = own and not plans and not around
         if self._plans_late:
-            pipeline = pipeline.without({PLAN})
+            pipeline = pipeline.without({PLAN}).having(LOWERING, share_actions=True)
         PassManager(pipeline, [watch, *text, *around], verify=not own).run(module)
         if own:
             verify_module(module)

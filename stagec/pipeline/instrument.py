@@ -23,6 +23,8 @@ from stagec.text.printer import print_module
 
 #: The pass after which the memory of a module is planned.
 PLAN = "plan-memory"
+#: The pass that makes nodes of operations.
+LOWERING = "lower-to-trace"
 #: The pass after which all buffers of a step are known, whose sizes a plan has as expressions.
 BUFFERS = "offload-to-host"
 #: The last of these that runs leaves the step as its text states it, without a strategy: with

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stagec.pipeline.passes import Pass
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
@@ -66,6 +67,11 @@ class Pipeline:
         kept = [i for i, p in enumerate(self.passes) if p.name not in names]
         locs = tuple(self.locs[i] for i in kept) if self.locs else ()
         return replace(self, passes=tuple(self.passes[i] for i in kept), locs=locs)
+
+    def having(self, name: str, **options: Any) -> Pipeline:
+        """The pipeline whose passes of a name have these options."""
+        passes = tuple(replace(p, **options) if p.name == name else p for p in self.passes)
+        return replace(self, passes=passes)
 
 
 # -- text to specs ---------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class RankClass:
 
     `env` are the known sizes, `inner` the coordinates that sizes depend on, `channels` the numbers
     of all streams of messages of the job, `rows` what its stages do, `templates` what is unrolled
-    already of this graph with these sizes.
+    already with these sizes.
     """
 
     module: Module
@@ -126,18 +126,18 @@ def rank_classes(module: Module) -> list[RankClass]:
     known = dict(plain(env))
     channels, loads, rows = _channels(graphs), Loads(module), StageRows(module)
     classes: list[RankClass] = []
+    shared: dict[tuple[tuple[str, int], ...], Templates] = {}
     for graph in graphs:
         used = _symbols_in(graph)
         indices = _index_axes(module, used)
         _check_known(module, graph, used, {**known, **{index_name(a): 0 for a in indices}})
-        shared: dict[tuple[int, ...], Templates] = {}
         each_alone = bool(loads) or any(map(crosses_pods, graph.body.walk()))
         for coords in _coordinates(module, graph, indices):
             given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
             inner = {index_name(a): i for a, i in coords.items() if a in indices}
             if isinstance(env, TrackedValues):
                 given = TrackedValues(given, env.decisions, inner)
-            sizes = tuple(i for a, i in coords.items() if each_alone or a in indices)
+            sizes = tuple((a, i) for a, i in coords.items() if each_alone or a in indices)
             templates = shared.setdefault(sizes, {})
             shares = channels, loads, rows, templates
             classes.append(RankClass(module, graph, coords, given, inner, *shares))

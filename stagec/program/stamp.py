@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from stagec.ir.alike import captured
 from stagec.ir.core import Operation, Region, Value
 from stagec.program.buckets import Bucketed
 from stagec.program.nodes import Ints, Node, Ref, Stack
@@ -49,21 +50,33 @@ ValueRef = Ref | StampedValue
 @dataclass(frozen=True, eq=False)
 class RegionUse:
     """A region without the operations to `skip`, that is run again and again: the values that it
-    makes, and what it yields for each."""
+    makes, and what it yields for each. Actions that are alike have one region: `outside` are the
+    values that stand for some of those that it takes."""
 
     body: Region
     results: Sequence[Value]
     yielded: Sequence[Value]
     skip: frozenset[Operation] = frozenset()
+    outside: Mapping[Value, Value] = field(default_factory=dict[Value, Value])
 
     def __bool__(self) -> bool:
         """Whether there is anything to run."""
         return bool(self.results) or any(op not in self.skip for op in self.body.ops[:-1])
 
     @cached_property
-    def captured(self) -> tuple[Value, ...]:
-        """What it takes from outside."""
+    def inside(self) -> tuple[Value, ...]:
+        """What it takes from outside, as it is called in the region."""
         return captured(self.body, self.skip)
+
+    @cached_property
+    def captured(self) -> tuple[Value, ...]:
+        """What it takes from outside, as it is called there."""
+        return tuple(self.outside.get(value, value) for value in self.inside)
+
+    @cached_property
+    def places(self) -> Mapping[Value, int]:
+        """Where each of its results is among them."""
+        return {value: place for place, value in enumerate(self.results)}
 
     @cached_property
     def looks_back(self) -> bool:
@@ -122,7 +135,7 @@ class Template:
     nodes: list[Node]
     ordered: int
     outside: int
-    made: list[dict[Value, tuple[Shape, Sequence[int]]]]
+    made: list[list[tuple[Shape, Sequence[int]]]]
     buckets: list[tuple[int, int | None]]
     sent: Mapping[Stream, int]
     channels: int
@@ -152,10 +165,10 @@ class Stamped(NamedTuple):
     part: int
     origin: tuple[Template, int]
 
-    def value(self, value: Value) -> StampedValue | None:
-        """A value of it, if it makes it."""
-        made = self.instance.template.made[self.part].get(value)
-        return None if made is None else StampedValue(made[0], self.instance, made[1])
+    def values(self) -> Iterator[StampedValue]:
+        """The values of it, in order."""
+        for shape, places in self.instance.template.made[self.part]:
+            yield StampedValue(shape, self.instance, places)
 
 
 class Inputs:
@@ -258,21 +271,6 @@ def front_of(computations: Iterator[tuple[T, bool]]) -> tuple[list[tuple[T, bool
     return front[::-1], False
 
 
-def captured(body: Region, skip: frozenset[Operation] = frozenset()) -> tuple[Value, ...]:
-    """The values that a region takes from outside, its arguments and what the operations to `skip`
-    make among them, in order of use."""
-    inside: set[Value] = set()
-    used: dict[Value, None] = {}
-    for op in body.walk():
-        if op in skip:
-            continue
-        used.update(dict.fromkeys(op.operands))
-        inside.update(op.results)
-        if op.region is not None:
-            inside.update(op.region.args)
-    return tuple(v for v in used if v not in inside)
-
-
 def shape_of(ref: Ref) -> Shape:
     """The shape of a value."""
     if isinstance(ref, Stack):
@@ -323,7 +321,7 @@ class Placeholders:
 def make_template(
     ordered: list[Node],
     bucketed: Sequence[Bucketed],
-    made: Sequence[Mapping[Value, Ref]],
+    made: Sequence[Sequence[Ref]],
     outside: int,
     sent: Mapping[Stream, int],
     channels: int,
@@ -334,7 +332,7 @@ def make_template(
         node.id = place
     template = Template(nodes, len(ordered), outside, [], [], sent, channels)
     for values in made:
-        template.made.append({v: (shape_of(r), _places(template, r)) for v, r in values.items()})
+        template.made.append([(shape_of(r), _places(template, r)) for r in values])
     for cut in bucketed:
         for node, ready in zip(cut.nodes, cut.ready, strict=True):
             template.buckets.append((node.id, None if ready is None else template.place(ready)))

@@ -14,6 +14,7 @@ from functools import cache, partial
 from itertools import islice
 
 from stagec.ir.core import Operation, Region, Value
+from stagec.ir.types import NODE
 from stagec.program.buckets import Bucketed
 from stagec.program.groups import Channel, crosses_pods
 from stagec.program.nodes import MICROBATCH, OUTSIDE, Node, Program, Ref
@@ -42,7 +43,7 @@ from stagec.schedule.action import Action, Kind, RankActions, steps
 from stagec.schedule.attached import regions_of
 from stagec.support.memo import memo_method
 
-#: Templates by what they are known by: classes that run a graph with the same sizes share them.
+#: Templates by what they are known by: classes with the same sizes share them.
 Templates = dict[Hashable, Template]
 
 
@@ -123,7 +124,7 @@ class Stepper(Unroller):
                 self._step((part,), (i,), made)
         # sums are complete with the last microbatch
         for seen, stamp in made.latest.items():
-            self._refs.update((value, stamp.value(value)) for value in seen.results)
+            self._refs.update(zip(seen.results, stamp.values(), strict=True))
         return [self._ref(v) for v in region.terminator.operands]
 
     # -- actions of a pipeline schedule ------------------------------------------------------------
@@ -135,9 +136,13 @@ class Stepper(Unroller):
         receives: dict[tuple[str, int], RegionUse] = {}
         for op in region.ops[:-1]:
             which, got = (op.text("kind"), op.integer("chunk")), receives_in(op.body)
-            actions[which] = RegionUse(op.body, op.results, op.body.terminator.operands, got)
-            values = [o.result for o in op.body.ops if o in got]
-            receives[which] = RegionUse(op.body, values, values, frozenset(op.body.ops) - got)
+            received = [o.result for o in op.body.ops if o in got]
+            arrived = {value: Value(value.name, NODE, op, -1) for value in received}
+            outside = {**dict(zip(op.body.args, op.operands, strict=True)), **arrived}
+            ends = op.body.terminator.operands
+            actions[which] = RegionUse(op.body, op.results, ends, got, outside)
+            others = frozenset(op.body.ops) - got
+            receives[which] = RegionUse(op.body, [*arrived.values()], received, others)
         made = _Stamps([*actions.values(), *receives.values()])
         parts = cache(partial(self._parts, actions))
         posted = cache(partial(self._parts, receives))
@@ -160,10 +165,11 @@ class Stepper(Unroller):
         parts: list[TemplatePart] = []
         for which, (kind, chunk, split, slot) in enumerate(kinds):
             runs = regions_of(Action(kind, chunk, 0, split=split))
-            scope = f"c{chunk}/" if chunk else ""
-            prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{scope}"
-            seen = filter(None, map(regions.get, runs))
-            parts += [TemplatePart(s, prefix, slot, which) for s in seen]
+            for seen in filter(None, map(regions.get, runs)):
+                first = seen.body.owner.integer("chunk")  # of all chunks with this region
+                scope = f"c{first}/" if first else ""
+                prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{scope}"
+                parts.append(TemplatePart(seen, prefix, slot, which))
         return tuple(parts)
 
     def _step(
@@ -204,7 +210,7 @@ class Stepper(Unroller):
                     continue
                 if isinstance(source, Stamped):
                     values = source.instance.template.made[source.part]
-                    shape, places = values.get(value, (None, ()))
+                    shape, places = values[made.owner[value].places[value]]
                 else:
                     which = None
                     shape, places = flat(self._refs.get(value))
@@ -243,18 +249,18 @@ class Stepper(Unroller):
         self._refs, self._order, self._bucketed, self._sent = {}, [*front], [], Counter()
         pieces: list[list[Node]] = []
         received: list[Node] = []
-        made: list[Mapping[Value, Ref]] = []
+        made: list[Sequence[Ref]] = []
         start, given, last = len(front), iter(zip(shapes, refs, strict=True)), -1
         by_slot: dict[int, dict[Value, Ref]] = {}
         for part in parts:
             mine = by_slot.setdefault(part.slot, {})
             self._refs.update(mine)
-            for value, (shape, ref) in zip(
-                part.seen.captured, islice(given, len(part.seen.captured)), strict=True
+            taken = zip(part.seen.captured, part.seen.inside, strict=True)
+            for (value, inside), (shape, ref) in zip(
+                taken, islice(given, len(part.seen.captured)), strict=True
             ):
-                if shape != INSIDE:
-                    self._refs[value] = ref
-                if value.producer in part.seen.skip and isinstance(ref, Node):
+                self._refs[inside] = self._refs.get(value) if shape == INSIDE else ref
+                if inside.producer in part.seen.skip and isinstance(ref, Node):
                     received.append(ref)
             if part.action != last:
                 pieces.append([])
@@ -263,11 +269,11 @@ class Stepper(Unroller):
             before = len(self._order)
             self._prefix = part.prefix
             self.region(part.seen.body, part.seen.skip)
-            ends = zip(part.seen.results, part.seen.yielded, strict=False)
-            values = {v: self._ref(y) for v, y in ends}
+            ends = [self._ref(value) for value in part.seen.yielded]
+            values = dict(zip(part.seen.results, ends, strict=True))
             self._refs.update(values)
             mine.update(values)
-            made.append(values)
+            made.append(ends)
             pieces[-1] += [n for n in self._order[before:] if isinstance(n, Node)]
         cut = [b for b in self._bucketed if isinstance(b, Bucketed)]
         ordered = _interleaved(pieces, {part.seen.body for part in parts})
