@@ -52,17 +52,10 @@ class Bars(Chart):
             upto = max(upto, self.limit[0])
         scale, bottom = (right - left) / upto, top + row * len(bars)
         line = left + self.limit[0] * scale if self.limit and self.limit[0] <= upto else None
-        parts: list[str] = []
-        labels: list[str] = []
         step = round_step(upto / (8 if beside else 4), self.axis.units)
-        for i in range(floor(upto / step) + 1):
-            x = left + i * step * scale
-            parts.append(f'<path class="grid" d="M{x:.1f},{top}V{bottom}"/>')
-            parts.append(
-                svg_text(
-                    x, bottom + 15, self.axis.mark(i * step), "middle" if i else "start", "quiet"
-                )
-            )
+        marks = ((i * step, left + i * step * scale) for i in range(floor(upto / step) + 1))
+        parts = [part for value, x in marks for part in self._mark(value, x, top, bottom)]
+        labels: list[str] = []
         for number, (bar, total) in enumerate(zip(bars, totals, strict=True)):
             y = top + row * number + (0 if beside else 16)
             name = shortened(bar.name, left - 10 if beside else width)
@@ -80,16 +73,26 @@ class Bars(Chart):
             parts.append(f'<path class="limit" d="M{line:.1f},{top - 6}V{bottom}"/>')
         parts += labels
         parts.append(svg_text((left + right) / 2, bottom + 33, self.axis.title, "middle"))
-        swatches = [(f'<path class="f{colors[n]}" d="M0,-9h12v10h-12z"/>', n) for n in names]
-        items = swatches if len(names) > 1 else []
-        if self.limit is not None:
-            items.append(('<path class="limit" d="M0,-4H16"/>', self.limit[1]))
-        if not all(bar.fits for bar in bars):
-            items.append(("", "✕: does not fit the memory"))
-        if len(self.bars) > len(bars):
-            items.append(("", f"the first {len(bars)} of {len(self.bars):,}"))
-        legend, more = legend_rows(items, width, bottom + 40)
+        items = {n: colors[n] for n in names} if len(names) > 1 else {}
+        legend, more = legend_rows(list(self._legend(items, bars)), width, bottom + 40)
         return [*parts, *legend], bottom + 40 + more
+
+    def _mark(self, value: float, x: float, top: float, bottom: float) -> Iterator[str]:
+        """A line of the grid and its value."""
+        yield f'<path class="grid" d="M{x:.1f},{top}V{bottom}"/>'
+        yield svg_text(
+            x, bottom + 15, self.axis.mark(value), "middle" if value else "start", "quiet"
+        )
+
+    def _legend(self, colors: Mapping[str, int], bars: Sequence[Bar]) -> Iterator[tuple[str, str]]:
+        """What colors, the line and marks say, each with its picture."""
+        yield from ((f'<path class="f{c}" d="M0,-9h12v10h-12z"/>', n) for n, c in colors.items())
+        if self.limit is not None:
+            yield '<path class="limit" d="M0,-4H16"/>', self.limit[1]
+        if not all(bar.fits for bar in bars):
+            yield "", "✕: does not fit the memory"
+        if len(self.bars) > len(bars):
+            yield "", f"the first {len(bars)} of {len(self.bars):,}"
 
     def _bars(self) -> list[Bar]:
         """The bars that are drawn, each of parts that have colors of their own."""
