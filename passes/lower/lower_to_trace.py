@@ -7,7 +7,7 @@ expressions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import NamedTuple
 
@@ -45,13 +45,7 @@ from stagec.ir_spec.ops.comm import (
     operand_dim,
 )
 from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp, SendOp
-from stagec.ir_spec.ops.pod_crossings import (
-    BY_LAYER,
-    PodOp,
-    TakeOver,
-    end_type,
-    message_bytes,
-)
+from stagec.ir_spec.ops.pod_crossings import BY_LAYER, PodOp, TakeOver, end_type, message_bytes
 from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule

@@ -127,19 +127,17 @@ def _print(answer: ServeAnswer, stream: TextIO) -> None:
         pods = f", pods of {counted(ranks[PREFILL], 'rank')} and {counted(ranks[DECODE], 'rank')}"
     out.print(
         f"{answer.model} on {answer.machine}{pods}: prompts of {answer.prompt:,} tokens, "
-        f"{answer.output:,} tokens come out",
-        markup=False,
+        f"{answer.output:,} tokens come out"
     )
     if (sent := answer.handover) is not None:
         out.print(
             f"From prefill to decode: {bytes_text(sent.bytes)} of caches per prefill step in "
             f"{sent.messages:,} messages over {sent.level}, "
             f"{seconds_text(sent.alone_seconds)} alone, "
-            f"{seconds_text(sent.exposed_seconds)} behind prefill, which TTFT has",
-            markup=False,
+            f"{seconds_text(sent.exposed_seconds)} behind prefill, which TTFT has"
         )
     if (fit := answer.points[0].prompts) is not None:
-        out.print(f"Pod that prefills: {fit_text(fit)}", markup=False)
+        out.print(f"Pod that prefills: {fit_text(fit)}")
     titles = ["batch", "TTFT", "TPOT", "latency", "tokens/s", "per rank", "per user", "memory"]
     made = table("Serving", *titles, *(["prefill pods"] if two_pods else []), text_columns=0)
     for row in answer.points:
@@ -156,14 +154,13 @@ def _print(answer: ServeAnswer, stream: TextIO) -> None:
         r = best.rates
         out.print(
             f"highest throughput per rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s per rank, "
-            f"TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}",
-            markup=False,
+            f"TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}"
         )
     if costed := costed_text(answer.costed_by):
-        out.print(costed, markup=False)
+        out.print(costed)
     if answer.errors is not None:
         for kind in (TTFT, TPOT):
-            out.print(_interval_text(answer.errors, kind), markup=False)
+            out.print(_interval_text(answer.errors, kind))
 
 
 def _interval_text(errors: StackErrors, kind: str) -> str:

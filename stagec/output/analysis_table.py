@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.output.serving_table import print_serving
@@ -21,10 +22,8 @@ def print_analysis(result: dict[str, Any], stream: TextIO) -> None:
     params = result["parameters"]
     some = result["trainable_parameters"]
     trained = f" ({_exact(some)} trained)" if some != params else ""
-    out.print(
-        f"[bold]{result['model']}[/bold]: {_exact(params)} parameters{trained}, "
-        f"{counted(result['ranks'], 'rank')} ({mesh})"
-    )
+    sizes = f": {_exact(params)} parameters{trained}, {counted(result['ranks'], 'rank')} ({mesh})"
+    out.print(Text.assemble((result["model"], "bold"), sizes))
     _print_fit(result, out)
     if "serving" in result:
         print_serving(result["serving"], out)
@@ -40,7 +39,7 @@ def _print_fit(result: dict[str, Any], out: Console) -> None:
     """Whether it fits, if that was asked."""
     if (given := result.get("fit")) is not None:
         fit = MemoryFit(given["peak"], given["room"])
-        out.print(f"{given.get('class', 'memory')}: {fit_text(fit)}", markup=False)
+        out.print(f"{given.get('class', 'memory')}: {fit_text(fit)}")
 
 
 def _exact(number: Any) -> str:

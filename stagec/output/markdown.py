@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.table import Table
-from rich.text import Text
 
 _SPECIAL = re.compile(r"[\\|*<`]")
 
@@ -27,7 +26,7 @@ class MarkdownText(TableText):
     def lines_of(self, table: Table) -> Iterator[str]:
         """The table, with its title before it and empty lines around it."""
         if table.title:
-            yield from ("", f"**{plain_text(table.title)}**")
+            yield from ("", f"**{table.title}**")
         heads = [_cell(column.header) for column in table.columns]
         yield from ("", _row(heads))
         yield _row("---" if c.justify == "left" else "---:" for c in table.columns)
@@ -53,10 +52,5 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _cell(content: object) -> str:
-    text = _SPECIAL.sub(lambda match: "\\" + match[0], plain_text(content))
+    text = _SPECIAL.sub(lambda match: "\\" + match[0], str(content))
     return " ".join(text.split())
-
-
-def plain_text(content: object) -> str:
-    """The text of what rich prints, without its styles."""
-    return Text.from_markup(content).plain if isinstance(content, str) else str(content)

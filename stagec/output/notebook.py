@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from rich.table import Column, Table
 
-from stagec.output.markdown import TableText, plain_text
+from stagec.output.markdown import TableText
 
 #: Units of the cells of tables -> what one is, in bytes, seconds or pieces.
 _UNITS = {
@@ -58,9 +58,9 @@ def _pre(text: str) -> str:
 
 
 def _html(table: Table) -> Iterator[str]:
-    title = f"<caption>{escape(plain_text(table.title))}</caption>" if table.title else ""
+    title = f"<caption>{escape(str(table.title))}</caption>" if table.title else ""
     kinds = ["text" if c.justify == "left" else "number" for c in table.columns]
-    heads = zip(kinds, (plain_text(c.header) for c in table.columns), strict=True)
+    heads = zip(kinds, (str(c.header) for c in table.columns), strict=True)
     yield f"<table>{title}\n<thead><tr>"
     yield from (f'<th class="{kind}">{escape(head)}</th>' for kind, head in heads)
     yield "</tr></thead>\n<tbody>\n"
@@ -71,7 +71,7 @@ def _html(table: Table) -> Iterator[str]:
 
 def _cells(column: Column, kind: str) -> Iterator[str]:
     """The cells of a column; with their values if all are numbers, which sort by them."""
-    texts = [plain_text(cell) for cell in column.cells]
+    texts = [*map(str, column.cells)]
     for text, value in zip(texts, _values(texts), strict=True):
         sorts = f' data-value="{value:.12g}"' if value is not None else ""
         yield f'<td class="{kind}"{sorts}>{escape(text)}</td>'

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
@@ -39,11 +39,11 @@ class _Console(Console):
 
 
 def console(stream: TextIO, width: int = 120) -> Console:
-    """A console of the terminal's width, or of `width` columns in a file or pipe."""
+    """A console of the terminal's width, or of `width` columns in a file or pipe. Texts are printed
+    as they are: what has a style is a `Text`."""
     terminal = stream.isatty()
-    return _Console(
-        file=stream, highlight=False, width=None if terminal else width, soft_wrap=not terminal
-    )
+    made = partial(_Console, highlight=False, markup=False, emoji=False)
+    return made(file=stream, width=None if terminal else width, soft_wrap=not terminal)
 
 
 def bytes_text(value: Any) -> str:
@@ -138,7 +138,7 @@ class _Table(Table):
             yield Text(str(self.title), style="bold")
         heads = [str(column.header).replace("\n", " ") for column in self.columns]
         for cells in zip(*(column.cells for column in self.columns), strict=True):
-            texts = (Text.from_markup(str(cell)).plain for cell in cells)
+            texts = map(str, cells)
             said = (f"{h} {t}".strip() for h, t in zip(heads, texts, strict=True) if t)
             yield Text(fill(", ".join(said), width, subsequent_indent="  "))
 
@@ -157,5 +157,5 @@ def table(
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i < text_columns else "right", overflow="fold")
     for row in rows:
-        made.add_row(*map(escape, row))
+        made.add_row(*row)
     return made

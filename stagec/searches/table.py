@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.markup import escape
-
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.answers.intervals import interval_row
 from stagec.answers.time.table import interval_text, seconds_text
@@ -271,20 +269,19 @@ def print_answer(answer: Mapping[str, Any], stream: TextIO) -> None:
     kept = ", kept from before" if answer.get("cached") else ""
     out.print(
         f"{answer['model']}: {answer['points']:,} points, {answer['legal']:,} legal, "
-        f"{answer['evaluated']:,} evaluated, {answer['seconds']:.1f} s{kept}",
-        markup=False,
+        f"{answer['evaluated']:,} evaluated, {answer['seconds']:.1f} s{kept}"
     )
     if best:
         narrow = out.width < NARROW  # what limits a strategy stands below the table
         out.print(_table(best, "searches" in answer, answer["priced"], limits=not narrow))
         for number, row in enumerate(best, 1):
             why = f"{row['limits']}; " if narrow else ""
-            out.print(f"[{number}] {why}{row['reason']}", markup=False)
+            out.print(f"[{number}] {why}{row['reason']}")
         for number, row in enumerate(best, 1):
-            out.print(f"[{number}] {row['command']}", markup=False)
+            out.print(f"[{number}] {row['command']}")
         if known := best[0].get("interval"):
             said = f"{known['measured']:,} measured ones of this stack"
-            out.print(f"[1] {interval_text(known, said)}", markup=False)
+            out.print(f"[1] {interval_text(known, said)}")
     if "searches" in answer:
         out.print(_curve(answer["searches"]))
     if "tried" in answer:
@@ -308,8 +305,8 @@ def _table(rows: Sequence[Mapping[str, Any]], several: bool, priced: bool, *, li
     made.columns[-1].justify = "left" if limits else "right"
     for number, row in enumerate(rows, 1):
         made.add_row(
-            rf"\[{number}]",
-            escape(row["strategy"]),
+            f"[{number}]",
+            row["strategy"],
             *([f"{row['ranks']} {row['machine']}, B {row['batch']}"] if several else []),
             seconds_text(row["step_seconds"]),
             *([_number(row["cost"], ",.4g")] if priced else []),
@@ -338,9 +335,9 @@ def _curve(searches: Sequence[Mapping[str, Any]]) -> Any:
                 seconds_text(best["step_seconds"]),
                 _number(best["tokens_per_second_per_rank"], ",.0f"),
                 _number(best["mfu"], ".1%"),
-                escape(best["strategy"]),
+                best["strategy"],
             ]
-        made.add_row(escape(each["machine"]), str(each["ranks"]), str(each["batch"]), *cells)
+        made.add_row(each["machine"], str(each["ranks"]), str(each["batch"]), *cells)
     return made
 
 
@@ -358,17 +355,17 @@ def _print_tried(answer: Mapping[str, Any], out: Any) -> None:
     rows = answer["better"][:_MOST_NEAR]
     others = f"{answer['count']:,} other values of flags that keep the numerics"
     if not rows:
-        out.print(f"beyond the space: none of {others} makes [1] better", markup=False)
+        out.print(f"beyond the space: none of {others} makes [1] better")
         return
     title = f"Beyond the space: better than [1], of {others}"
-    made = table(escape(title), "", "change", "step", "memory", text_columns=2)
+    made = table(title, "", "change", "step", "memory", text_columns=2)
     for row in rows:
         name = rf"\[{row['name']}]"
         step = f"{seconds_text(row['step_seconds'])} {row['more']:+.1%}"
-        made.add_row(name, escape(row["change"]), step, bytes_text(row["memory_peak"]))
+        made.add_row(name, row["change"], step, bytes_text(row["memory_peak"]))
     out.print(made)
     for row in rows:
-        out.print(f"[{row['name']}] {row['command']}", markup=False)
+        out.print(f"[{row['name']}] {row['command']}")
 
 
 def _sensitivity(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -396,8 +393,8 @@ def _print_cut(answer: Mapping[str, Any], out: Any) -> None:
     if answer["same"]:
         shown.append((answer["same"], "the same job as another point"))
     if shown:
-        out.print("left out:", markup=False)
+        out.print("left out:")
     for count, why in shown[:_MOST_CUT]:
-        out.print(f"  {count:,}: {why}", markup=False)
+        out.print(f"  {count:,}: {why}")
     if not answer["proven"]:
-        out.print(f"interrupted: {answer['left']:,} points may still be better", markup=False)
+        out.print(f"interrupted: {answer['left']:,} points may still be better")

@@ -337,21 +337,26 @@ class _Moves:
         waiting: list[tuple[tuple[Axes, ...], tuple[_Exchange, ...]]] = [(splits, ())]
         while waiting:
             now, moves = waiting.pop(0)
-            gave, took = ({m[i] for m in moves} for i in (1, 2))
-            for source, axes in enumerate(now):
-                for d in range(len(now)) if source not in took else ():
-                    if d == source or d in gave or any(m[1:] == (source, d) for m in moves):
-                        continue
-                    for count in range(1, len(axes) + 1):
-                        over = axes[-count:]
-                        to = _with(_with(now, source, axes[:-count]), d, (*now[d], *over))
-                        if to not in seen and frozenset(to[d]) in self._allowed[d]:
-                            seen.add(to)
-                            waiting.append((to, (*moves, (over, source, d))))
-                            yield _exchange(waiting[-1][1]), to
+            for over, source, d in _further(now, moves):
+                kept = now[source][: -len(over)]
+                to = _with(_with(now, source, kept), d, (*now[d], *over))
+                if to not in seen and frozenset(to[d]) in self._allowed[d]:
+                    seen.add(to)
+                    waiting.append((to, (*moves, (over, source, d))))
+                    yield _exchange(waiting[-1][1]), to
 
 
 _Exchange = tuple[Axes, int, int]  # axes, from which dimension, to which
+
+
+def _further(splits: tuple[Axes, ...], moves: Sequence[_Exchange]) -> Iterator[_Exchange]:
+    """What may be exchanged beside these: the last axes of a dimension that takes none, for one
+    that gives none."""
+    gave, took = ({move[i] for move in moves} for i in (1, 2))
+    for source, axes in enumerate(splits):
+        for d in range(len(splits)) if source not in took else ():
+            if d != source and d not in gave and all(m[1:] != (source, d) for m in moves):
+                yield from ((axes[-count:], source, d) for count in range(1, len(axes) + 1))
 
 
 def _exchange(moves: Sequence[_Exchange]) -> CollectiveStep:

@@ -82,42 +82,7 @@ def write_archive(job: EmittedJob | PodsJob, path: Path, about: Mapping[str, obj
 def _write(job: EmittedJob | PodsJob, file: BinaryIO, about: Mapping[str, object]) -> None:
     """Frames first, then the index, then the head, whose place was left free."""
     file.write(bytes(_HEAD.size))
-    classes: list[dict[str, object]] = []
-    for number, each in enumerate(job.classes):
-        variants: list[dict[str, object]] = []
-        encoder = job.encoder(number)
-        if not isinstance(encoder, PatchedEncoder):
-            raise error(
-                f"the encoder of format '{job.format.name}' is not a PatchedEncoder",
-                remedy="derive its encoder from stagec.api.PatchedEncoder",
-            )
-        groups = job.layout_of(number).groups
-        for widths in _widths(groups, encoder.axes, job.members[number]):
-            variant = encoder.variant(widths)
-            raw, ends, peers = _payload(variant)
-            start, size = file.tell(), file.write(_compressed(raw))
-            variants.append(
-                {
-                    "widths": list(widths),
-                    "start": start,
-                    "size": size,
-                    "bytes": len(raw),
-                    "trace_bytes": len(variant.data),
-                    "sha256": hashlib.sha256(raw).hexdigest(),
-                    "groups": ends,
-                    "peers": peers,
-                }
-            )
-        classes.append(
-            {
-                "coords": dict(each.coords),
-                "uses": [axes.words for axes in each.groups],
-                "axes": [axes.words for axes in encoder.axes],
-                "entry": job.entry(number),
-                "variants": variants,
-                **({"pod": job.pod_of(number)} if isinstance(job, PodsJob) else {}),
-            }
-        )
+    classes = [_class(job, number, file) for number in range(len(job.classes))]
     pods: dict[str, object] = {}
     if isinstance(job, PodsJob):
         pods["pods"] = [_pod(name, layout) for name, layout in job.layouts.items()]
@@ -134,6 +99,41 @@ def _write(job: EmittedJob | PodsJob, file: BinaryIO, about: Mapping[str, object
     file.write(packed)
     file.seek(0)
     file.write(_HEAD.pack(MAGIC, VERSION, len(packed), len(raw), hashlib.sha256(raw).digest()))
+
+
+def _class(job: EmittedJob | PodsJob, number: int, file: BinaryIO) -> dict[str, object]:
+    """Write the frames of a class; what the index says of it."""
+    each, encoder = job.classes[number], job.encoder(number)
+    if not isinstance(encoder, PatchedEncoder):
+        raise error(
+            f"the encoder of format '{job.format.name}' is not a PatchedEncoder",
+            remedy="derive its encoder from stagec.api.PatchedEncoder",
+        )
+    every = _widths(job.layout_of(number).groups, encoder.axes, job.members[number])
+    return {
+        "coords": dict(each.coords),
+        "uses": [axes.words for axes in each.groups],
+        "axes": [axes.words for axes in encoder.axes],
+        "entry": job.entry(number),
+        "variants": [_frame(encoder.variant(widths), widths, file) for widths in every],
+        **({"pod": job.pod_of(number)} if isinstance(job, PodsJob) else {}),
+    }
+
+
+def _frame(variant: Variant, widths: Sequence[int], file: BinaryIO) -> dict[str, object]:
+    """Write the frame of a variant; what the index says of it."""
+    raw, ends, peers = _payload(variant)
+    start, size = file.tell(), file.write(_compressed(raw))
+    return {
+        "widths": list(widths),
+        "start": start,
+        "size": size,
+        "bytes": len(raw),
+        "trace_bytes": len(variant.data),
+        "sha256": hashlib.sha256(raw).hexdigest(),
+        "groups": ends,
+        "peers": peers,
+    }
 
 
 def _pod(name: str, layout: Layout) -> dict[str, object]:

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
+from rich.text import Text
+
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.output.tables import console, table
@@ -42,7 +44,7 @@ class FiguresAnswer(Report):
             "Published and computed", "source", "row", "published", "ours", "", text_columns=2
         )
         for row in self.figures:
-            off = "ok" if row.ok else "[red]OFF[/red]"
+            off = "ok" if row.ok else Text("OFF", "red")
             shown.add_row(row.source, row.row, row.published, row.ours, off)
         console(stream, _WIDTH).print(shown)
 

@@ -125,3 +125,12 @@ def test_layers_of_all_kinds_are_counted() -> None:
         "dlrm": 0,
     }
     assert {name: model_layers(library()[name]) for name in wanted} == wanted
+
+
+def test_texts_are_printed_as_they_are() -> None:
+    out = io.StringIO()
+    made = console(out)
+    made.print("layers [bold] of [1], :x:")
+    made.print(table("a [title]", "name [red]", rows=[["stg.freeze[/all]"]]))
+    lines = [line.strip() for line in out.getvalue().splitlines()]
+    assert {"layers [bold] of [1], :x:", "a [title]", "name [red]", "stg.freeze[/all]"} <= {*lines}

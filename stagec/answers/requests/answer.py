@@ -218,13 +218,10 @@ class RequestsAnswer(Report):
 
     def print(self, stream: TextIO) -> None:
         out = console(stream)
-        out.print(
-            f"{self.model} on {self.machine}, {counted(self.ranks, 'rank')}: {self.load}",
-            markup=False,
-        )
+        out.print(f"{self.model} on {self.machine}, {counted(self.ranks, 'rank')}: {self.load}")
         out.print(spreads_table({_TITLES[n]: s.as_json() for n, s in self.spreads.items()}))
         for line in self.lines():
-            out.print(line, markup=False)
+            out.print(line)
         out.print(self.pool_table())
 
     def lines(self) -> list[str]:

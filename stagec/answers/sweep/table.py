@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import Any, TextIO
 
-from rich.markup import escape
-
 from stagec.answers.sweep.rows import fits, notes
 from stagec.answers.time.table import seconds_text
 from stagec.memory.timeline import CACHES, STATIC
@@ -175,15 +173,15 @@ def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream
         made.columns[-1].justify = "left"
     for row in jobs:
         marks = " ".join(f"[{numbers.setdefault(t, len(numbers) + 1)}]" for t in notes(row))
-        chosen = (escape(chosen_text(value)) for value in row["configuration"].values())
+        chosen = (chosen_text(value) for value in row["configuration"].values())
         values = (c.text(c.value(row)) for c in columns)
-        made.add_row(*chosen, *values, *([escape(marks)] if marked else []))
+        made.add_row(*chosen, *values, *([marks] if marked else []))
     if jobs:
         out.print(made)
     for text, number in numbers.items():
-        out.print(f"[{number}] {text}", markup=False)
+        out.print(f"[{number}] {text}")
     if len(jobs) < len(rows):
-        out.print(_refused(rows), markup=False)
+        out.print(_refused(rows))
 
 
 def _refused(rows: Sequence[SweepRow]) -> str:

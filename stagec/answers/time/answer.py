@@ -118,7 +118,7 @@ class StepAnswer(TimeReport, Report):
         for text, seconds in said.items():
             each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in seconds.items())
             if each:
-                console(stream).print(f"{text}: {each}", markup=False)
+                console(stream).print(f"{text}: {each}")
         stream.write(accepted_text(self.step_seconds, self.accepted))
 
 

@@ -113,11 +113,9 @@ def _print(pods: PodsTime, out: TextIO) -> None:
         f"From prefill to decode: {bytes_text(transfer.bytes)} of caches and tokens in "
         f"{transfer.messages:,} messages over {transfer.level}, "
         f"{seconds_text(transfer.alone_seconds)} alone, "
-        f"{seconds_text(transfer.exposed_seconds)} behind prefill",
-        markup=False,
+        f"{seconds_text(transfer.exposed_seconds)} behind prefill"
     )
     shown.print(
         f"TTFT {seconds_text(pods.ttft)}, with the caches where they are decoded; TPOT "
-        f"{seconds_text(pods.tpot)}",
-        markup=False,
+        f"{seconds_text(pods.tpot)}"
     )

@@ -50,9 +50,7 @@ def print_time(
     help. `tokens` is the unit of its rate."""
     out = console(stream)
     mesh = " x ".join(f"{a} {n}" for a, n in report.mesh.items()) or "one device"
-    out.print(
-        f"{report.model} on {report.machine}, {counted(report.ranks, 'rank')}: {mesh}", markup=False
-    )
+    out.print(f"{report.model} on {report.machine}, {counted(report.ranks, 'rank')}: {mesh}")
     facts = [f"a step takes {seconds_text(report.step_seconds)}"]
     if report.tokens_per_second is not None and report.tokens_per_second_per_rank is not None:
         each = report.tokens_per_second_per_rank
@@ -61,17 +59,17 @@ def print_time(
         facts.append(f"MFU {report.mfu:.1%}")
     facts.append(f"HFU {report.hfu:.1%}")
     facts.append(f"of {count_text(round(report.peak_flops), 'FLOP/s')}")
-    out.print(", ".join(facts), markup=False)
+    out.print(", ".join(facts))
     if interval:
-        out.print(interval, markup=False)
+        out.print(interval)
     if costed := costed_text(report.costed_by):
-        out.print(costed, markup=False)
+        out.print(costed)
     if report.fit is not None:
-        out.print(f"memory: {fit_text(report.fit)}", markup=False)
+        out.print(f"memory: {fit_text(report.fit)}")
     if report.attention:
-        out.print(f"attention: {report.attention}", markup=False)
+        out.print(f"attention: {report.attention}")
     for level, used in report.used_ranks.items():
-        out.print(f"the job uses {used} ranks of each {level}", markup=False)
+        out.print(f"the job uses {used} ranks of each {level}")
     _print_breakdown(report, stream)
     _print_path(report, stream)
     if report.levers:
@@ -126,8 +124,7 @@ def _print_breakdown(report: TimeReport, stream: TextIO) -> None:
         console(stream).print(
             f"Hosts hold this step up: they issue computations more slowly than devices run them "
             f"({LAUNCH}). 'stagec machines {report.machine}' says which framework that is; a "
-            "step that is compiled or captured as a graph is nearer to what 'no launch gaps' is.",
-            markup=False,
+            "step that is compiled or captured as a graph is nearer to what 'no launch gaps' is."
         )
 
 

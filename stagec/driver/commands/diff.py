@@ -74,7 +74,7 @@ class DiffAnswer(Report):
 
         comparison, out = self.comparison, console(stream, 160)
         for text in self._sides():
-            out.print(text, markup=False)
+            out.print(text)
         rows = _differing(comparison)
         if rows:
             texts = ((*key, *(f"{value:,}" for value in _beside(a, b))) for key, a, b in rows)
@@ -84,7 +84,7 @@ class DiffAnswer(Report):
         for each in comparison.differences:
             stream.write(_difference_text(each))
         for note in comparison.notes:
-            out.print(note, markup=False)
+            out.print(note)
         out.print(self._verdict())
 
     def page(self) -> str:

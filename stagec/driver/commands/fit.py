@@ -155,7 +155,7 @@ def _print_table(fit: Fit, machine: Machine, stream: TextIO) -> None:
     for part in fit.parts:
         if part.note:
             named = " ".join(n for n in (part.kind, part.dtype or part.level) if n)
-            out.print(f"{named}: {part.note}", markup=False)
+            out.print(f"{named}: {part.note}")
 
 
 def _constants(names: Sequence[str]) -> str:

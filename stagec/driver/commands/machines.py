@@ -159,12 +159,11 @@ class MachineAnswer(Report):
         ]
 
     def print(self, stream: TextIO) -> None:
-        from rich.markup import escape
 
         from stagec.output.tables import console, table
 
         figures = (row.values() for row in self.rows())
-        rows = table(escape(self.title), "figure", "value", "source", rows=figures)
+        rows = table(self.title, "figure", "value", "source", rows=figures)
         rows.columns[2].justify = "left"
         out = console(stream, 170)
         out.print(rows)
@@ -173,7 +172,7 @@ class MachineAnswer(Report):
         levels.columns[1].justify = levels.columns[4].justify = "left"
         out.print(levels)
         for text in self._efficiency():
-            out.print(text, markup=False)
+            out.print(text)
 
     def page(self) -> str:
         """Tables of all figures and of the levels of the network."""

@@ -190,4 +190,4 @@ def _draw(run: ScheduleRun, stream: TextIO) -> None:
             line.rstrip()
         out.print(line)
     for fact in facts(run):
-        out.print(Text(fact))
+        out.print(fact)

@@ -7,8 +7,6 @@ symbols that end in `_v`; parameters of its layers have the number of layers as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stagec.importers.common.sizes import read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Body, ModelText
@@ -22,29 +20,32 @@ class Idle:
     def __init__(self, text: ModelText) -> None:
         self.text, self.body = text, Body()
 
-    def param(self, name: str, dims: str) -> None:
-        """Declare one."""
-        self.body.param(name, dims, role="frozen")
+    def param(self, names: str, dims: str) -> None:
+        """Declare those of these names, with blanks between them, alike."""
+        for name in names.split():
+            self.body.param(name, dims, role="frozen")
 
-    def matrix(self, name: str, dims: str, bias: str = "") -> None:
-        """Declare a matrix, and a bias of these dimensions."""
-        self.param(f"w_{name}", dims)
-        if bias:
-            self.param(f"b_{name}", bias)
+    def matrix(self, names: str, dims: str, bias: str = "") -> None:
+        """Declare matrices, each with a bias of these dimensions."""
+        for name in names.split():
+            self.param(f"w_{name}", dims)
+            if bias:
+                self.param(f"b_{name}", bias)
 
-    def norm(self, name: str, dims: str, *, bias: bool = True) -> None:
-        """Declare the vectors of a norm."""
-        self.param(f"{name}_w" if bias else name, dims)
-        if bias:
-            self.param(f"{name}_b", dims)
+    def norm(self, names: str, dims: str, *, bias: bool = True) -> None:
+        """Declare the vectors of norms."""
+        for name in names.split():
+            self.param(f"{name}_w {name}_b" if bias else name, dims)
 
     def layers(self, count: str = "L_v", prefix: str = "", *, attention_bias: bool = True) -> None:
         """Declare layers of LayerNorm, attention and a feed-forward block without a gate."""
-        for name in ("attn", "mlp"):
-            self.norm(f"{prefix}{name}_norm", f"{count}, D_v")
-        for name in "qkvo":
-            bias = f"{count}, D_v" if attention_bias else ""
-            self.matrix(f"{prefix}{name}", f"{count}, D_v, D_v", bias)
+        self.norm(f"{prefix}attn_norm {prefix}mlp_norm", f"{count}, D_v")
+        names = " ".join(prefix + name for name in "qkvo")
+        self.matrix(names, f"{count}, D_v, D_v", f"{count}, D_v" if attention_bias else "")
+        self.feed_forward(count, prefix)
+
+    def feed_forward(self, count: str = "L_v", prefix: str = "") -> None:
+        """Declare feed-forward blocks of layers, without a gate."""
         self.matrix(f"{prefix}up", f"{count}, D_v, F_v", f"{count}, F_v")
         self.matrix(f"{prefix}down", f"{count}, F_v, D_v", f"{count}, D_v")
 
@@ -123,8 +124,7 @@ def siglip(vision: Config, text: ModelText) -> Idle:
     idle.norm("norm", "D_v")
     if headed:
         idle.param("probe", "D_v")
-        for name in "qkvo":
-            idle.matrix(f"head_{name}", "D_v, D_v", "D_v")
+        idle.matrix("head_q head_k head_v head_o", "D_v, D_v", "D_v")
         idle.norm("head_norm", "D_v")
         idle.matrix("head_up", "D_v, F_v", "F_v")
         idle.matrix("head_down", "F_v, D_v", "D_v")
@@ -223,10 +223,8 @@ def _gemma4_images(vision: Config, idle: Idle) -> None:
     idle.param("positions", "2, N_v, D_v")
     for name, dims in (("q", "D_v, U_v"), ("k", "D_v, G_v"), ("v", "D_v, G_v"), ("o", "U_v, D_v")):
         idle.matrix(name, f"L_v, {dims}")
-    for name in ("q_norm", "k_norm"):
-        idle.param(name, "L_v, K_v")
-    for name in ("attn_norm", "attn_post_norm", "ffn_norm", "ffn_post_norm"):
-        idle.param(name, "L_v, D_v")
+    idle.param("q_norm k_norm", "L_v, K_v")
+    idle.param("attn_norm attn_post_norm ffn_norm ffn_post_norm", "L_v, D_v")
     idle.matrix("gate_up", "L_v, D_v, 2, F_v")
     idle.matrix("down", "L_v, F_v, D_v")
     idle.matrix("projector", "D_v, D")
@@ -256,22 +254,13 @@ def _gemma4_sounds(sound: Config, idle: Idle) -> None:
     for name in ("ffn_a", "ffn_b"):
         idle.matrix(f"{name}_up", "L_a, D_a, 4*D_a")
         idle.matrix(f"{name}_down", "L_a, 4*D_a, D_a")
-        idle.param(f"{name}_norm", "L_a, D_a")
-        idle.param(f"{name}_post_norm", "L_a, D_a")
-    for name in ("q", "k", "v", "o", "distance"):
-        idle.matrix(f"sound_{name}", "L_a, D_a, D_a")
+        idle.param(f"{name}_norm {name}_post_norm", "L_a, D_a")
+    idle.matrix("sound_q sound_k sound_v sound_o sound_distance", "L_a, D_a, D_a")
     idle.param("sound_scale", "L_a, K_a")
-    for name in ("sound_norm", "sound_post_norm", "out_norm", "pre_norm_conv", "conv_norm"):
-        idle.param(name, "L_a, D_a")
+    idle.param("sound_norm sound_post_norm out_norm pre_norm_conv conv_norm", "L_a, D_a")
     idle.matrix("conv_up", "L_a, D_a, 2, D_a")
     idle.matrix("conv", "L_a, D_a, W_a")
     idle.matrix("conv_down", "L_a, D_a, D_a")
     idle.matrix("sound_out", "D_a, O_a", "O_a")
     idle.matrix("sound_projector", "O_a, D")
     sound.finish()
-
-
-def gates(idle: Idle, names: Sequence[str], dims: str = "") -> None:
-    """Declare scalars that gate what is added to a stream, one for each layer if `dims` says so."""
-    for name in names:
-        idle.param(name, dims)

@@ -46,12 +46,10 @@ def _pixtral(vision: Config, text: ModelText) -> Idle:
     idle = Idle(text)
     idle.matrix("patch", "C, P_v, P_v, D_v")
     idle.param("pre_norm", "D_v")
-    for name in "qkvo":
-        idle.matrix(name, "L_v, D_v, D_v")
+    idle.matrix("q k v o", "L_v, D_v, D_v")
     idle.matrix("gate_up", "L_v, D_v, 2, F_v")
     idle.matrix("down", "L_v, F_v, D_v")
-    for name in ("attn_norm", "ffn_norm"):
-        idle.param(name, "L_v, D_v")
+    idle.param("attn_norm ffn_norm", "L_v, D_v")
     vision.finish()
     return idle
 
@@ -69,16 +67,14 @@ def _intern(vision: Config, text: ModelText) -> Idle:
     idle.matrix("patch", "C, P_v, P_v, D_v", "D_v")
     idle.param("class_token", "D_v")
     idle.param("positions", "N_v + 1, D_v")
-    for name in "qkv":
-        idle.matrix(name, "L_v, D_v, D_v", "L_v, D_v" if biased else "")
+    idle.matrix("q k v", "L_v, D_v, D_v", "L_v, D_v" if biased else "")
     idle.matrix("o", "L_v, D_v, D_v", "L_v, D_v")
-    idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v")
-    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
+    idle.feed_forward()
     for name in ("attn", "mlp"):
         idle.norm(f"{name}_norm", "L_v, D_v", bias=rms == "layer_norm")
         idle.param(f"{name}_scale", "L_v, D_v")
-    for name in ("q_norm", "k_norm") if normed else ():
-        idle.param(name, "L_v, D_v")
+    if normed:
+        idle.param("q_norm k_norm", "L_v, D_v")
     if not vision.flag("use_mean_pooling", default=True):
         idle.norm("norm", "D_v")
     vision.finish()
@@ -101,10 +97,8 @@ def _whisper(sound: Config, text: ModelText) -> Idle:
     idle.param("positions", "N_v, D_v")
     for name in "qkvo":
         idle.matrix(name, "L_v, D_v, D_v", "" if name == "k" else "L_v, D_v")
-    idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v")
-    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
-    for name in ("attn_norm", "mlp_norm"):
-        idle.norm(name, "L_v, D_v")
+    idle.feed_forward()
+    idle.norm("attn_norm mlp_norm", "L_v, D_v")
     idle.norm("norm", "D_v")
     sound.finish()
     return idle

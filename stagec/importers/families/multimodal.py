@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stagec.importers.common.decoder_model import DecoderModel, Sizes
-from stagec.importers.common.idle import Idle, gates, image_tokens, read_idle, tower_of, words_of
+from stagec.importers.common.idle import Idle, image_tokens, read_idle, tower_of, words_of
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.images import read_qwen2_5_vl_images, read_qwen2_vl_images
 from stagec.importers.families.images_llama import read_mllama_images
@@ -42,8 +42,7 @@ def qwen2_5_tower(vision: Config, text: ModelText) -> Idle:
     read_idle(vision, text, width=3584, inner=3420, layers=32, patch=14)
     vision.skip("window_size", "fullatt_block_indexes")
     idle = _qwen_tower(vision, text)
-    for name in ("attn", "mlp"):
-        idle.norm(f"{name}_norm", "L_v, D_v", bias=False)
+    idle.param("attn_norm mlp_norm", "L_v, D_v")
     idle.matrix("gate_up", "L_v, D_v, 2, F_v", "L_v, 2, F_v")
     idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
     idle.param("merger_norm", "D_v")
@@ -70,10 +69,8 @@ def read_qwen2_vl(config: Config) -> ModelText:
     read_size(vision, text, "P_v", "patch_size", default=14)
     vision.skip("num_heads", "hidden_act")
     idle = _qwen_tower(vision, text)
-    for name in ("attn", "mlp"):
-        idle.norm(f"{name}_norm", "L_v, D_v")
-    idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v")
-    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
+    idle.norm("attn_norm mlp_norm", "L_v, D_v")
+    idle.feed_forward()
     idle.norm("merger_norm", "D_v")
     _merger(vision, idle, "hidden_size")
     vision.finish()
@@ -155,13 +152,11 @@ def _crossed(idle: Idle, text: ModelText, count: int) -> None:
     n = text.symbol("L_cross", count, "cross_attention_layers")
     for name, dims in (("q", "D, H, K"), ("k", "D, G, K"), ("v", "D, G, K"), ("o", "H, K, D")):
         idle.matrix(f"cross_{name}", f"{n}, {dims}")
-    for name in ("q_norm", "k_norm"):
-        idle.param(f"cross_{name}", f"{n}, K")
-    for name in ("attn", "ffn"):
-        idle.param(f"cross_{name}_norm", f"{n}, D")
+    idle.param("cross_q_norm cross_k_norm", f"{n}, K")
+    idle.param("cross_attn_norm cross_ffn_norm", f"{n}, D")
     idle.matrix("cross_gate_up", f"{n}, D, 2, F")
     idle.matrix("cross_down", f"{n}, F, D")
-    gates(idle, ["cross_attn_gate", "cross_ffn_gate"], n)
+    idle.param("cross_attn_gate cross_ffn_gate", n)
 
 
 def _tiled(vision: Config, idle: Idle) -> None:
@@ -183,14 +178,12 @@ def _tiled(vision: Config, idle: Idle) -> None:
     idle.param("class_token", "D_v")
     idle.param("positions", "N_v, D_v")
     idle.param("tile_positions", "A_v, X_v, N_v, D_v")
-    idle.param("pre_tile_positions", "A_v, X_v, D_v")
-    idle.param("post_tile_positions", "A_v, X_v, D_v")
-    gates(idle, ["position_gate", "pre_tile_gate", "post_tile_gate"])
-    idle.norm("pre_norm", "D_v")
-    idle.norm("post_norm", "D_v")
+    idle.param("pre_tile_positions post_tile_positions", "A_v, X_v, D_v")
+    idle.param("position_gate pre_tile_gate post_tile_gate", "")
+    idle.norm("pre_norm post_norm", "D_v")
     idle.layers(attention_bias=False)
     idle.layers("L_global", "global_", attention_bias=False)
-    gates(idle, ["global_attn_gate", "global_mlp_gate"], "L_global")
+    idle.param("global_attn_gate global_mlp_gate", "L_global")
     idle.matrix("projector", "U_v, D", "D")
     vision.finish()
 
@@ -250,10 +243,8 @@ def qwen3_tower(vision: Config, text: ModelText, deep: Sequence[int] = _DEEP) ->
         deep = vision.sizes("deepstack_visual_indexes")
     idle = _qwen_tower(vision, text, bias="D_v")
     idle.param("positions", "N_v, D_v")
-    for name in ("attn", "mlp"):
-        idle.norm(f"{name}_norm", "L_v, D_v")
-    idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v")
-    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v")
+    idle.norm("attn_norm mlp_norm", "L_v, D_v")
+    idle.feed_forward()
     idle.norm("merger_norm", "D_v")
     _merger(vision, idle, "out_hidden_size")
     if deep:
@@ -303,10 +294,8 @@ def _glm_v(config: Config, read: Reader) -> ModelText:
     idle = Idle(text)
     idle.matrix("patch", "C, Y_v, P_v, P_v, D_v", "D_v")
     idle.param("positions", "N_v, D_v")
-    for name in ("pre_norm", "post_norm"):
-        idle.param(name, "D_v")
-    for name in ("attn_norm", "mlp_norm"):
-        idle.param(name, "L_v, D_v")
+    idle.param("pre_norm post_norm", "D_v")
+    idle.param("attn_norm mlp_norm", "L_v, D_v")
     idle.matrix("qkv", "L_v, D_v, 3, D_v")
     idle.matrix("o", "L_v, D_v, D_v")
     idle.matrix("gate_up", "L_v, D_v, 2, F_v")

@@ -93,8 +93,7 @@ def _layers(idle: Idle, *, key_bias: bool) -> None:
         idle.matrix(f"sound_{name}", "L_a, D_a, D_a", bias)
     idle.matrix("sound_up", "L_a, D_a, F_a", "L_a, F_a")
     idle.matrix("sound_down", "L_a, F_a, D_a", "L_a, D_a")
-    for name in ("sound_attn_norm", "sound_mlp_norm"):
-        idle.norm(name, "L_a, D_a")
+    idle.norm("sound_attn_norm sound_mlp_norm", "L_a, D_a")
     idle.norm("sound_norm", "D_a")
 
 

@@ -117,7 +117,7 @@ def _table(advice: Advice, session: Session) -> None:
     title = "What fits, cheapest first: peak per rank, additional bytes sent and FLOPs per step"
     made = table(title, "", "changes", "peak", "sent", "FLOPs", *more, text_columns=2)
     for number, each in enumerate(advice.suggestions, 1):
-        made.add_row(rf"\[{number}]", each.text, *_costs(each, before, copies, bubbles))
+        made.add_row(f"[{number}]", each.text, *_costs(each, before, copies, bubbles))
     if session.stream is not None:
         console(session.stream).print(made)
 

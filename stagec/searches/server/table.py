@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.markup import escape
-
 from stagec.answers.time.table import costed_text, seconds_text
 from stagec.output.tables import bytes_text, console, table
 from stagec.searches.server.servers import AGGREGATED
@@ -24,8 +22,7 @@ def print_servers(answer: Mapping[str, Any], stream: TextIO) -> None:
         f"{answer['timed']:,} fit, "
         f"{counted(format(answer['servers'], ','), 'server')} of prompts of "
         f"{answer['prompt']:,} tokens, "
-        f"{answer['output']:,} tokens come out; {answer['seconds']:.1f} s",
-        markup=False,
+        f"{answer['output']:,} tokens come out; {answer['seconds']:.1f} s"
     )
     if answer["best"]:
         _print_best(answer, out)
@@ -35,14 +32,14 @@ def print_servers(answer: Mapping[str, Any], stream: TextIO) -> None:
         out.print(_front_table(answer))
     shown = list(answer["cut"].items())[:_MOST_CUT]
     if shown:
-        out.print("left out:", markup=False)
+        out.print("left out:")
     for why, count in shown:
-        out.print(f"  {count:,}: {why}", markup=False)
+        out.print(f"  {count:,}: {why}")
     if costed := costed_text(answer.get("found", {})):
-        out.print(costed, markup=False)
+        out.print(costed)
     for name, text in launch_files(answer).items():
-        out.print(f"--- {name}", markup=False)
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
+        out.print(f"--- {name}")
+        out.print(text, highlight=False, soft_wrap=True)
 
 
 def launch_files(answer: Mapping[str, Any]) -> Mapping[str, str]:
@@ -56,14 +53,14 @@ def _print_best(answer: Mapping[str, Any], out: Any) -> None:
     best, several = answer["best"], len(answer["places"]) > 1
     out.print(_best_table(answer))
     for number, row in enumerate(best, 1):
-        out.print(f"[{number}] {row['reason']}", markup=False)
+        out.print(f"[{number}] {row['reason']}")
     if any(row["over_time"] for row in best):
         out.print(_over_time_table(best))
     for mode, row in answer["modes"].items():
-        out.print(f"{mode}: {_mode(row, best, several=several)}", markup=False)
+        out.print(f"{mode}: {_mode(row, best, several=several)}")
     for number, row in enumerate(best, 1):
         if row["command"]:
-            out.print(f"[{number}] {row['command']}", markup=False)
+            out.print(f"[{number}] {row['command']}")
 
 
 def _mode(
@@ -88,8 +85,8 @@ def _best_table(answer: Mapping[str, Any]) -> Any:
     for number, row in enumerate(answer["best"], 1):
         peaks = [row[p]["memory_peak"] for p in ("prefill", "decode") if row[p] is not None]
         made.add_row(
-            rf"\[{number}]",
-            escape(server_text(row, several=several)),
+            f"[{number}]",
+            server_text(row, several=several),
             *figures_of(row),
             *([f"{row['cost']:,.4g}"] if priced else []),
             bytes_text(max(peaks)),
@@ -103,7 +100,7 @@ def _over_time_table(best: Sequence[Mapping[str, Any]]) -> Any:
     made = table("In a closed loop over time", "", *OVER_TIME_HEADS, text_columns=1)
     for number, row in enumerate(best, 1):
         if row["over_time"] is not None:
-            made.add_row(rf"\[{number}]", *map(escape, over_time_figures(row["over_time"])))
+            made.add_row(f"[{number}]", *over_time_figures(row["over_time"]))
     return made
 
 
@@ -154,9 +151,7 @@ def _ranks_table(answer: Mapping[str, Any]) -> Any:
         if row is None:
             made.add_row(str(each["ranks"]), "nothing fits", *[""] * 4)
             continue
-        made.add_row(
-            str(each["ranks"]), escape(server_text(row, several=several)), *figures_of(row)
-        )
+        made.add_row(str(each["ranks"]), server_text(row, several=several), *figures_of(row))
     return made
 
 
@@ -168,5 +163,5 @@ def _front_table(answer: Mapping[str, Any]) -> Any:
         text_columns=1,
     )
     for row in answer["front"]:
-        made.add_row(escape(server_text(row, several=several)), *figures_of(row))
+        made.add_row(server_text(row, several=several), *figures_of(row))
     return made
