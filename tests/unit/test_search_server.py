@@ -388,6 +388,11 @@ def test_layouts_of_workers() -> None:
     wide = layout_of(JobOptions("m", dp=4, ep=8, tp=2, etp=1, dp_attention=True), experts=True)
     assert (wide.tp, wide.dp, wide.ep, wide.moe_tp, wide.problem) == (1, 8, 8, 1, "")
     plain = JobOptions("m")
+    whole = layout_of(JobOptions("m", tp=8, ep=8), experts=True)
+    assert (whole.tp, whole.dp, whole.ep, whole.moe_tp, whole.problem) == (8, 1, 8, 1, "")
+    assert not any(engine.lacks(whole, plain) for engine in ENGINES.values())
+    some = layout_of(JobOptions("m", tp=8, ep=2), experts=True)
+    assert (some.tp, some.ep, some.moe_tp, some.problem) == (8, 2, 4, "")
     mixed = layout_of(JobOptions("m", dp=2, ep=2, tp=4), experts=True)
     assert (mixed.tp, mixed.dp, mixed.ep, mixed.moe_tp) == (4, 2, 2, 4)
     assert ENGINES["vllm"].lacks(mixed, plain)
@@ -400,6 +405,19 @@ def test_layouts_of_workers() -> None:
     assert not any(
         e.lacks(layout_of(JobOptions("m", tp=4), experts=False), plain) for e in ENGINES.values()
     )
+
+
+def test_whole_experts_on_the_ranks_of_tp_are_searched_once() -> None:
+    given: dict[str, Any] = {"sizes": {"L": 2}, "stack": "vllm", "ranks": 2, "batch": (1,)}
+    more: dict[str, Any] = {"prompt": 500, "output_tokens": 50, "machine": "h200", "top": 20}
+    found = library.search(
+        "qwen3-30b-a3b", serve="server", jobs=1, verify=0, **given, **more
+    ).as_json()
+    strategies = [row["decode"]["strategy"] for row in found["best"]]
+    assert "--ep 2 --tp 2" in strategies
+    assert "--dp 2 --ep 2" in strategies
+    assert "--ep 2 --tp 2 --dp-attention" not in strategies  # has the flags of --dp 2 --ep 2
+    assert found["cut"]["the engine has the flags of another worker for it"] == 1
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, cast
 
 from stagec.ir.expr import fraction
 from stagec.ir.serving_step import PREFILL
+from stagec.ir_spec.strategy.axes import expert_parts, whole_experts
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.option import Kind
@@ -83,7 +85,9 @@ def layout_of(options: JobOptions, *, experts: bool) -> WorkerLayout:
     mesh = {axis: size or 1 for axis, size in mesh_axes(options).items()}
     tp, data, pp = (mesh.pop(axis, 1) for axis in ("tp", "ep", "pp"))
     own, dp = (1, data * tp) if options.dp_attention else (tp, data)
-    ep, moe_tp = (options.ep, 1 if options.etp == 1 else tp) if experts else (1, own * dp)
+    flag = partial(getattr, options)
+    each = 1 if whole_experts(flag) else tp // expert_parts(flag)
+    ep, moe_tp = (options.ep, each) if experts else (1, own * dp)
     problem = ""
     if prod(mesh.values()) > 1:
         problem = "axes beside tp, pp, dp and ep"

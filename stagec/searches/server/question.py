@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,6 +56,9 @@ VERIFIED = 3
 OBJECTIVES = (GOODPUT, "cost")
 #: Data-parallel ranks that nothing joins are workers of their own.
 _COPIES = "copies of a smaller worker"
+_SAME = "the engine has the flags of another worker for it"
+#: What a layout says of a worker.
+_LAYOUT = {"tp", "pp", "dp", "ep", "etp", "dp_attention"}
 
 
 @dataclass(frozen=True)
@@ -190,8 +193,10 @@ def _with_tasks(
                 lacks = [_lacks(question, job) for job in single]
                 refused.update(filter(None, lacks))
                 jobs = [job for job, why in zip(single, lacks, strict=True) if not why]
+                apart = _launched_once(question, space.knobs.keys() - _LAYOUT, jobs)
+                refused[_SAME] += len(jobs) - len(apart)
                 about = limit, question.load, budgets, given["batch"], price, question.measured
-                tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in jobs)
+                tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in apart)
     return replace(question, tasks=tasks, refused=+refused, points=points)
 
 
@@ -202,11 +207,30 @@ def _stacks(text: str) -> Iterator[str]:
 
 def _lacks(question: ServerQuestion, job: JobOptions) -> str:
     """Why the engine that is to run a worker cannot: that of --emit-run, or else of its stack."""
-    name = question.run.engine if question.run is not None else job.stack
+    name = _engine(question, job)
     engine = engine_of(name)
     layout = layout_of(job, experts=question.experts > 0)
     what = engine.lacks(layout, job) if engine is not None else ""
     return f"{name} has no flags for {what}" if what else ""
+
+
+def _engine(question: ServerQuestion, job: JobOptions) -> str:
+    """The engine that is to run a worker, or else its stack."""
+    return job.stack if question.run is None else question.run.engine
+
+
+def _launched_once(
+    question: ServerQuestion, knobs: Iterable[str], jobs: Sequence[JobOptions]
+) -> list[JobOptions]:
+    """The workers without those for which an engine has the flags of an earlier one: ep 8 with dp
+    8, or with tp 8 and attention data parallelism. `knobs` are what else they differ in."""
+    chosen: dict[tuple[object, ...], JobOptions] = {}
+    for number, job in enumerate(jobs):
+        layout: object = layout_of(job, experts=question.experts > 0)
+        if engine_of(_engine(question, job)) is None:
+            layout = number
+        chosen.setdefault((layout, *(getattr(job, knob) for knob in knobs)), job)
+    return [*chosen.values()]
 
 
 def _is_copied(options: JobOptions) -> bool:
