@@ -28,6 +28,8 @@ _SOURCES = {site: ROOT / path for path, site in OUTSIDE.items()}
 _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.M)
 #: Code in a row of a table, where Python-Markdown takes a bar as it is and keeps a backslash.
 _CELL_CODE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
+#: Code within a line, and a flag in it.
+_INLINE, _FLAG = re.compile(r"<code>[^<]*</code>"), re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _LINK = re.compile(r"(\[[^\]]*\])\(([^)\s]+)\)")
 
 
@@ -92,6 +94,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
     parts = _CODE.split(markdown.removeprefix(MARK))  # a comment would hide the title
     return "".join(part if n % 2 else prose(part) for n, part in enumerate(parts))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Lines do not end within a flag."""
+    return _INLINE.sub(lambda code: _FLAG.sub(r'<span class="flag">\g<0></span>', code[0]), html)
 
 
 def _source(uri: str) -> Path:

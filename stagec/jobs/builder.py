@@ -104,7 +104,7 @@ class JobBuilder:
             raise error(
                 f"no model '{self.options.model}' in the library, and no file of that name",
                 remedy=did_you_mean(self.options.model, models)
-                or "'stagec models' lists the models",
+                or "'stagec models' lists the models; the config.json of any other is a model, too",
             )
         source = self.session.remember(model_source(entry)) if entry else self._read_model()
         module = parse_module(source, self.loaded.registry)
