@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.types import TensorType, Type
+from stagec.ir.types import whole
 
 #: The number of a kernel in its function: which operations share one is the same, not the number.
 _NUMBERED = "fused"
@@ -83,7 +82,7 @@ class _Comparison:
         if other in self._others:
             return False
         self._pair(one, other)
-        return _made_by(one) is _made_by(other) and _whole(one.type) is _whole(other.type)
+        return _made_by(one) is _made_by(other) and whole(one.type) is whole(other.type)
 
     def _pair(self, one: Value, other: Value) -> None:
         self.values[one] = other
@@ -92,10 +91,3 @@ class _Comparison:
 
 def _made_by(value: Value) -> object:
     return None if value.producer is None else value.producer.definition
-
-
-def _whole(type_: Type | None) -> Type | None:
-    """The type without the chunk that it is a part of."""
-    if isinstance(type_, TensorType) and type_.part is not None:
-        return replace(type_, part=None)
-    return type_

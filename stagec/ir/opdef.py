@@ -337,6 +337,12 @@ class Registry:
         for op in ops:
             self.add(op)
 
+    def copy(self) -> Registry:
+        """The same, to which more can be added."""
+        registry = Registry()
+        registry._ops, registry.extras = {**self._ops}, [*self.extras]
+        return registry
+
     def add(self, op: OpDef) -> None:
         """Add a definition. Raises `DiagnosticError` if another one has its name."""
         known = self._ops.get(op.name)

@@ -454,3 +454,10 @@ class OpaqueType:
 
 Type = TensorType | OpaqueType
 NODE = OpaqueType("node")
+
+
+def whole(type_: Type | None) -> Type | None:
+    """The type without the chunk that it is a part of."""
+    if isinstance(type_, TensorType) and type_.part is not None:
+        return replace(type_, part=None)
+    return type_

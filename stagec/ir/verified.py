@@ -119,7 +119,8 @@ class VerifiedCache:
         same = True
         if region is not None:
             for inner in region.ops:
-                self._look(inner)
+                if inner not in self._states:  # actions that are alike have one region
+                    self._look(inner)
             same = self._changed.isdisjoint(region.ops)
             types += [v.type for v in region.args]
             inside = (*region.ops, *region.args, *region.returns)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias, TypeGuard
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, ZERO, Expr, expand
-from stagec.ir.types import DEVICE
+from stagec.ir.types import DEVICE, TensorType
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.pipeline import RecvOp
 from stagec.memory.liveness import is_gathered, is_sum
@@ -55,7 +56,6 @@ class Buffer:
     phases: set[str] = field(default_factory=set[str])
     space: str = DEVICE
     added: bool = False
-    sizes: dict[tuple[Value, str], Expr] = field(default_factory=dict[tuple[Value, str], Expr])
     kinds: dict[Value, str] = field(default_factory=dict[Value, str])
     _size: Expr | None = None
 
@@ -66,16 +66,10 @@ class Buffer:
 
     @property
     def size(self) -> Expr:
-        """Bytes on one rank; `sizes` keeps those of one buffer of each value."""
-        if self.added:
-            return ZERO
-        if self._size is None and self.copies is not ONE:
-            self._size = expand(self.value.tensor.bytes_in(self.space) * self.copies)
-        elif self._size is None:
-            key = self.value, self.space
-            if key not in self.sizes:
-                self.sizes[key] = expand(self.value.tensor.bytes_in(self.space))
-            self._size = self.sizes[key]
+        """Bytes on one rank."""
+        if self._size is None:
+            type_, copies = self.value.tensor, self.copies
+            self._size = ZERO if self.added else _bytes_of(type_, self.space, copies)
         return self._size
 
     @property
@@ -99,6 +93,11 @@ class Buffer:
             return "communication"
         phase = "gradient" if "gradient" in self.phases else made
         return _OF_PHASE.get(phase, "activations")
+
+
+@lru_cache(1 << 12)
+def _bytes_of(type_: TensorType, space: str, copies: Expr) -> Expr:
+    return expand(type_.bytes_in(space) * copies)
 
 
 #: What a value is in: a buffer, or one for each slice of a stack; None if it is not there.

@@ -125,7 +125,6 @@ class _Runner:
         self._runs = 1  # how often the region at hand runs
         self._kept: dict[tuple[int, Type | None], list[Ref]] = {}
         self._static: dict[Value, Buffer] = {}
-        self._sizes: dict[tuple[Value, str], Expr] = {}
         self._kinds: dict[Value, str] = {}
         self._known: dict[Operation, _Known] = {}
         self._bodies: dict[Region, list[Operation | LayerStack]] = {}
@@ -231,7 +230,6 @@ class _Runner:
             last_in,
             space=space,
             added=added,
-            sizes=self._sizes,
             kinds=self._kinds,
         )
         self.lives.steps[first].made.append(buffer)

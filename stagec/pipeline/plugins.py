@@ -44,8 +44,7 @@ class Loaded:
 
     def copy(self) -> Loaded:
         """The same, to which more can be added."""
-        registry = Registry(self.registry)
-        registry.extras += self.registry.extras
+        registry = self.registry.copy()
         return Loaded(registry, {**self.passes}, {**self.pipelines}, {**self.origins})
 
     def pipeline(self, text: str, **where: str) -> Pipeline:

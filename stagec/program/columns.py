@@ -16,7 +16,7 @@ import numpy as np
 from stagec.program.buckets import Bucketed, with_buckets
 from stagec.program.groups import crosses_pods, tag_step
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
-from stagec.program.stamp import Inputs, StepInstance, Stream, Template
+from stagec.program.stamp import Inputs, StepInstance, Stream, Template, tables
 
 
 class Columns:
@@ -76,8 +76,6 @@ class Columns:
         facts = _Facts(self._next)
         for node, number in self._plain.values():
             facts.put_node(node, number)
-        for instance in self._instances:
-            _ = instance.table  # each is made of earlier ones
         for template, use in self._uses.items():
             facts.put_instances(template, use)
         issued = with_buckets(_issued(order), list(cut_buckets(bucketed)))
@@ -142,9 +140,9 @@ class _Facts:
         if len(inner):
             places = [template.place(other) for each in (deps, after) for _, other in each]
             control = np.repeat([0, 1], [len(deps), len(after)])
-            tables = np.concatenate([i.table for i in instances]).reshape(len(instances), -1)
-            row = np.broadcast_to(control, (len(instances), len(control)))
-            self._parts.append(((bases + inner).ravel(), tables[:, places].ravel(), row.ravel()))
+            ends = tables(template, instances)[:, places]
+            row = np.broadcast_to(control, ends.shape)
+            self._parts.append(((bases + inner).ravel(), ends.ravel(), row.ravel()))
 
     def edges(self) -> tuple[Ints, Ints, Ints]:
         """Source, target, and 1 for order or 0 for data, of all edges."""

@@ -188,19 +188,27 @@ class Inputs:
         tables = ((s, np.array(pairs, dtype=np.int64)) for s, pairs in rows.items())
         return [(source, table[:, 0], table[:, 1]) for source, table in tables]
 
-    def handles(self, sources: Sequence[StepInstance | None]) -> Ints:
-        """What they stand for in a step that takes from these instances, whose tables are there."""
-        handles = np.empty(self.template.outside, dtype=np.int64)
+    def handles(self, instances: Sequence[StepInstance]) -> Ints:
+        """What they stand for in these steps, a row each. What all take from a source is made by
+        one template."""
+        handles = np.empty((len(instances), self.template.outside), dtype=np.int64)
         for source, where, places in self._rows:
-            instance = None if source is None else sources[source]
-            handles[where] = places if instance is None else instance.table[places]
+            made = [] if source is None else [m for i in instances if (m := i.sources[source])]
+            if not made:
+                handles[:, where] = places
+                continue
+            first = made[0].template.outside
+            bases = np.array([m.base for m in made], dtype=np.int64)[:, None]
+            handles[:, where] = bases + places - first
+            for given in np.flatnonzero(places < first).tolist():
+                handles[:, where[given]] = [m.handle(int(places[given])) for m in made]
         return handles
 
 
 @dataclass(slots=True, eq=False)
 class StepInstance:
     """A template at one place of the program: its own nodes have the handles from `base` on, its
-    `inputs` come from `sources`. Its `table` has the handles of what comes from outside, and then
+    `inputs` come from `sources`. Its table has the handles of what comes from outside, and then
     those of its own nodes."""
 
     inputs: Inputs
@@ -208,21 +216,12 @@ class StepInstance:
     base: int
     microbatches: Sequence[int]
     tags: Mapping[Stream, int]
-    _table: Ints | None = None
     _nodes: dict[int, Node] | None = None
 
     @property
     def template(self) -> Template:
         """What it is an instance of."""
         return self.inputs.template
-
-    @property
-    def table(self) -> Ints:
-        """All of its table. Ask for those of earlier instances first: it is made of them."""
-        if self._table is None:
-            own = np.arange(self.base, self.base + len(self.template.nodes))
-            self._table = np.concatenate([self.inputs.handles(self.sources), own])
-        return self._table
 
     def handle(self, place: int) -> int:
         """One handle of the table. What it was given may have been given to its source as well."""
@@ -252,6 +251,20 @@ class StepInstance:
         """Handles of its buckets, and of what completes them."""
         for place, ready in self.template.buckets:
             yield self.base + place, None if ready is None else self.handle(ready)
+
+
+def tables(template: Template, instances: Sequence[StepInstance]) -> Ints:
+    """The tables of instances of a template, a row each."""
+    rows: dict[Inputs, list[int]] = {}
+    for row, instance in enumerate(instances):
+        rows.setdefault(instance.inputs, []).append(row)
+    first, nodes = template.outside, len(template.nodes)
+    table = np.empty((len(instances), first + nodes), dtype=np.int64)
+    for inputs, mine in rows.items():
+        table[mine, :first] = inputs.handles([instances[row] for row in mine])
+    bases = np.array([i.base for i in instances], dtype=np.int64)[:, None]
+    table[:, first:] = bases + np.arange(nodes)
+    return table
 
 
 T = TypeVar("T")

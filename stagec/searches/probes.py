@@ -9,7 +9,7 @@ share a probe, and probes share compiles.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -26,6 +26,7 @@ from stagec.searches.explore.pipelined import ActionTimes
 from stagec.searches.probe_times import Ran, action_times, ran_of, span_of, tail_of, turn_of
 from stagec.searches.space import data_ranks, microbatch_of
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
+from stagec.time.costs.nodes import CostTable
 from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.step import StepTime, step_time
 from stagec.time.streams import PICOSECONDS
@@ -217,7 +218,7 @@ def probe(asked: Asked) -> Probe:
 
 def _work(asked: Asked) -> Probe:
     jobs = _jobs(asked.options, asked.options.sizes[BATCH] or 1)
-    steps = [_ran(_step(job, asked)) for job in jobs]
+    steps = [_ran(step) for step in _steps(jobs, asked)]
     spans = [_spans(step) for step in steps]
     layer = max(0.0, _slope([s.whole for s in spans]))
     elapsed = Probe(
@@ -288,13 +289,14 @@ def _stages(asked: Asked) -> Probe:
 
 
 def _tail(asked: Asked) -> Probe:
-    steps = [_step(job, asked) for job in _jobs(asked.options, data_ranks(asked.options))]
+    steps = _steps(_jobs(asked.options, data_ranks(asked.options)), asked)
     return Probe(tail=max(0.0, _slope([min(map(tail_of, s.classes)) for s in steps])))
 
 
 def _whole_work(asked: Asked) -> Probe:
     job = CompiledJob.of(asked.options)
-    span, kept = _spans(_ran(_step(job, asked))), job.memory_figures().memory[OTHERS]
+    (step,) = _steps([job], asked)
+    span, kept = _spans(_ran(step)), job.memory_figures().memory[OTHERS]
     return Probe(rest=span.whole, head=span.head, cut=span.cut, back=span.back, more=float(kept))
 
 
@@ -334,11 +336,27 @@ class _Spans:
     back: float
 
 
-def _step(job: CompiledJob, asked: Asked) -> StepTime:
-    """The replay of a probe by the clock of the devices; that of the hosts can only make a step
+class _OneTable:
+    """Makes one table of costs for jobs that differ in layers alone: on one mesh, by one
+    software."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Any, CostTable] | None = None
+
+    def __call__(self, machine: Machine, **how: Any) -> CostTable:
+        about = how["mesh"], how["software"]
+        if self._made is None or self._made[0] != about:
+            self._made = about, CostTable(machine, **how)
+        return self._made[1]
+
+
+def _steps(jobs: Iterable[CompiledJob], asked: Asked) -> Iterator[StepTime]:
+    """The replays of probes by the clock of the devices; that of the hosts can only make a step
     longer."""
-    issued = job.compiled.issued(job.values)
-    return step_time(issued, asked.machine, ReplayOptions(asked.overlap), hosts=False)
+    table, replay = _OneTable(), ReplayOptions(asked.overlap)
+    for job in jobs:
+        issued = job.compiled.issued(job.values)
+        yield step_time(issued, asked.machine, replay, hosts=False, table=table)
 
 
 def _ran(step: StepTime) -> _Classes:

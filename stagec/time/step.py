@@ -362,10 +362,11 @@ def step_time(
     communicates: bool = True,
     hosts: bool = True,
     pods: Mapping[str, Level] = MappingProxyType({}),
+    table: Callable[..., CostTable] = CostTable,
 ) -> StepTime:
     """Replay a job on a machine. Where nothing communicates, collectives and messages take no time.
     `pods` has the levels of the network to pods that are not replayed; messages to one without a
-    level take no time.
+    level take no time. `table` makes the table of the costs of a job.
 
     There are two clocks, that of the devices and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step is the longer one.
@@ -380,7 +381,7 @@ def step_time(
     does not join, and classes that wait for each other in a ring.
     """
     levels = {**pods, **issued.between(machine)}
-    costed = partial(CostTable, machine, replay=replay, communicates=communicates, pods=levels)
+    costed = partial(table, machine, replay=replay, communicates=communicates, pods=levels)
     tables = [costed(mesh=job.mesh, software=job.software) for job in issued.jobs]
     efficiency = machine.efficiency
     waiting = efficiency.rendezvous
