@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TextIO
@@ -151,6 +152,7 @@ _COLUMNS = {
 }
 
 
+@dataclass(frozen=True)
 class ScheduleAnswer(Report):
     """A schedule of given sizes: drawn, with its figures beside their closed forms."""
 
