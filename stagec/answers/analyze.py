@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
 
 
+@dataclass(frozen=True)
 class JobAnalysis(Report):
     """The counts of a step: the object of `stagec analyze --json` (analyze.schema.json).
     `command` asks for them."""
@@ -80,6 +81,7 @@ class JobAnalysis(Report):
         return _page(self, {"": self.data}) or super().page()
 
 
+@dataclass(frozen=True)
 class PodsAnalysis(Report):
     """The counts of each pod, and of what goes from one to another. `command` asks for them."""
 

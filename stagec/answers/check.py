@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from stagec.check.traces import CheckReport
 
 
+@dataclass(frozen=True)
 class CheckAnswer(Report):
     """What is wrong with the traces of a job. With `strict`, warnings fail too."""
 

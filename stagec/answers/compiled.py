@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stagec.traces.writer import Written
 
 
+@dataclass(frozen=True)
 class CompileAnswer(Report):
     """A compiled job: `data` are its counts, as `analyze` has them, or of many steps what they
     hold. `times` says how long compiling and writing took."""

@@ -53,6 +53,7 @@ class ServedBatch:
         return {**rates, **fit, "cautions": list(self.cautions)}
 
 
+@dataclass(frozen=True)
 class ServeAnswer(Report):
     """A server over batches: one pod, or two of which one prefills and one decodes; prompts of
     `prompt` tokens, of which `output` tokens come out. `best` gives most tokens per second for each

@@ -11,10 +11,9 @@ from importlib import import_module
 from typing import Any, ClassVar, TextIO, cast
 
 from stagec.support.diagnostics import error
-from stagec.support.frozen import Frozen
 
 
-class Report(Frozen, ABC):
+class Report(ABC):
     """An answer. `str` is the text that a command prints; notebooks show the same with tables that
     are sorted by their heads."""
 

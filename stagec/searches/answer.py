@@ -44,6 +44,7 @@ class RankedStrategy:
         return int(self.row["memory_peak"])
 
 
+@dataclass(frozen=True)
 class SearchAnswer(Report):
     """What a search found: the object of `stagec search --json`, and the `command` that asks for
     it."""

@@ -6,17 +6,16 @@ The working folder has a fixed name, so that what an interrupted run left is fou
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from stagec.support.diagnostics import error
 from stagec.support.files import umask
+from stagec.support.json_values import is_object, object_in
 from stagec.traces.checksum import CHECKSUM_VERSION
 from stagec.traces.lock import locked
 
@@ -105,11 +104,8 @@ def _check_place(directory: Path) -> None:
 
 def check_same_job(directory: Path, about: Mapping[str, object]) -> None:
     """Refuse to complete what another command has written whole. Raises `DiagnosticError`."""
-    try:
-        command: Any = json.loads((directory / MANIFEST).read_bytes())["command"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    if "command" in about and command != about["command"]:
+    command = object_in(directory / MANIFEST).get("command")
+    if command is not None and "command" in about and command != about["command"]:
         raise error(
             f"'{directory}' holds the traces of another command: {command}",
             remedy="choose another -o, or replace them with --force",
@@ -118,12 +114,9 @@ def check_same_job(directory: Path, about: Mapping[str, object]) -> None:
 
 def _check_replaceable(directory: Path) -> None:
     """Only what an earlier run wrote is replaced, and only if nothing else is there."""
-    try:
-        manifest: Any = json.loads((directory / MANIFEST).read_bytes())
-        known = manifest["manifest"] in (1, CHECKSUM_VERSION)
-        ours = {MANIFEST, *manifest["files"]} if known else set[str]()
-    except (OSError, ValueError, KeyError, TypeError):
-        ours = set[str]()
+    manifest = object_in(directory / MANIFEST)
+    files, known = manifest.get("files"), manifest.get("manifest") in (1, CHECKSUM_VERSION)
+    ours = {MANIFEST, *files} if known and is_object(files) else set[str]()
     foreign = sorted(p.name for p in directory.iterdir() if p.name not in ours)
     if foreign:
         raise error(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,6 +26,7 @@ from stagec.validation.steps import chosen, predictions, sample
 _WIDTH = 160
 
 
+@dataclass(frozen=True)
 class FiguresAnswer(Report):
     """Published figures beside ours."""
 
@@ -49,6 +50,7 @@ class FiguresAnswer(Report):
         console(stream, _WIDTH).print(shown)
 
 
+@dataclass(frozen=True)
 class StepsAnswer(Report):
     """Measured seconds of steps beside ours, and errors by source."""
 
@@ -82,6 +84,7 @@ class StepsAnswer(Report):
         out.print(by_source)
 
 
+@dataclass(frozen=True)
 class MemoryAnswer(Report):
     """Bytes that frameworks hold beside ours, by category and moment."""
 
@@ -117,6 +120,7 @@ def validate_memory(source: str | None, session: Session) -> MemoryAnswer:
     return MemoryAnswer(memory_errors(source, session))
 
 
+@dataclass(frozen=True)
 class ServersAnswer(Report):
     """Measured times of servers beside ours, and errors by engine and machine."""
 

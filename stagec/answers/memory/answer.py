@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
@@ -21,6 +21,7 @@ from stagec.pipeline.instrument import PLAN
 FIT = OneOf(("best-fit", "caching"))
 
 
+@dataclass(frozen=True)
 class MemoryPlan(Report):
     """The footprint of a job: the object of `stagec memory --json`. `builder` has the planned
     module, `limit` is what was asked, `drawing` says how its page looks."""
@@ -74,6 +75,7 @@ class MemoryPlan(Report):
         print_footprint(dict(self.data), stream)
 
 
+@dataclass(frozen=True)
 class PodsMemory(Report):
     """The footprints of several pods."""
 

@@ -103,6 +103,7 @@ class LoadMoment:
     up: float
 
 
+@dataclass(frozen=True)
 class RequestsAnswer(Report):
     """A server over time. `spreads` are seconds of the requests that were served: `ttft` from
     arrival to the first token, `tpot` between tokens, the mean of each request, and `latency` to

@@ -103,6 +103,7 @@ def check_alone(given: Mapping[str, Any], *, plotted: bool = False) -> None:
         )
 
 
+@dataclass(frozen=True)
 class SweepAnswer(Report):
     """The configurations of a sweep in their order: what each costs, or why it cannot be. Its page
     has `every` row, these if none are given, and draws two columns, `plotted`. `command` asks for

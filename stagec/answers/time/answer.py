@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 NOT_GIVEN = Acceptance(1.0, 1, given=False)
 
 
+@dataclass(frozen=True)
 class StepAnswer(TimeReport, Report):
     """The time of a step, and why: that of one pod, or of several that wait for each other, of
     which `alone_seconds` says what each takes without that; of a draft model on the ranks of its

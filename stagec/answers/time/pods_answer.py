@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.answers.time.table import accepted_text, print_time, rate_unit, seconds_text
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
+@dataclass(frozen=True)
 class PodsTime(Report):
     """The steps of both pods, each by itself, and the transfer between them. `drawn` gives what
     pictures are made of."""

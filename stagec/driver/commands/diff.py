@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -51,6 +51,7 @@ def command(a: Path, b: Path, limit: int, **given: Any) -> int:
     return int(not answer.comparison.same)
 
 
+@dataclass(frozen=True)
 class DiffAnswer(Report):
     """What differs between the traces of `a` and of `b`."""
 

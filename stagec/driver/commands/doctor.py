@@ -43,6 +43,7 @@ class Package:
     use: str
 
 
+@dataclass(frozen=True)
 class Installation(Report):
     """An installation. `problems` are what keeps commands from working; a missing optional package
     is not one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -60,6 +61,7 @@ def _level(level: Level) -> str:
     return f"{level.name} {figure_text(level.bandwidth)}{ranks}"
 
 
+@dataclass(frozen=True)
 class MachinesAnswer(Report):
     """Machines side by side."""
 
@@ -138,6 +140,7 @@ def _network(machine: Machine) -> str:
     return ", ".join(map(_level, machine.network))
 
 
+@dataclass(frozen=True)
 class MachineAnswer(Report):
     """All figures of a machine, each with its source."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import click
@@ -71,6 +72,7 @@ def _first(sizes: Mapping[str, int], *names: str) -> str:
     return next((str(sizes[n]) for n in names if n in sizes), "")
 
 
+@dataclass(frozen=True)
 class _Models(Report):
     """The models of the library."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,6 +40,7 @@ def command(name: str | None, plugin: tuple[Path, ...], **given: Any) -> None:
     show_list(_Described(op), given)
 
 
+@dataclass(frozen=True)
 class _Described(Report):
     """An op."""
 

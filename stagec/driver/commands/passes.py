@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
@@ -41,6 +42,7 @@ def command(
     show_list(_Passes(loaded, name), given, _HINT if name is None else "")
 
 
+@dataclass(frozen=True)
 class _Passes(Report):
     """The passes and the pipelines, or one of them."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from math import prod
@@ -19,7 +18,7 @@ from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.sizes import SizesType
 from stagec.jobs.written import formats_asked, log_written, write_formats
 from stagec.support.diagnostics import error
-from stagec.support.json_values import is_list, is_object
+from stagec.support.json_values import is_list, is_object, object_in
 
 if TYPE_CHECKING:
     from stagec.formats.base import Format
@@ -110,6 +109,7 @@ def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording,
     """The traces of a folder, and its manifest, if it has one. Raises `DiagnosticError`."""
     from stagec.check.findings import CheckReport
     from stagec.check.trace_files import discover, read_groups
+    from stagec.traces.folder import MANIFEST
     from stagec.traces.recorded import Recording
 
     report = CheckReport()
@@ -117,7 +117,7 @@ def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording,
     groups = read_groups(folder, name, report) if paths else None
     if report.errors:
         raise report.as_error()
-    manifest = _manifest(folder)
+    manifest = object_in(folder / MANIFEST)
     if mesh is None:
         mesh = manifest.get("mesh")
         if not is_object(mesh) or not all(type(n) is int and n > 0 for n in mesh.values()):
@@ -170,16 +170,6 @@ def _pipeline(manifest: Mapping[str, Any], registry: Registry) -> PipelineRule |
     return read_strategy(
         parse_module(Source("the strategy in the manifest", text), registry)
     ).pipeline
-
-
-def _manifest(folder: Path) -> Mapping[str, Any]:
-    from stagec.traces.folder import MANIFEST
-
-    try:
-        manifest: object = json.loads((folder / MANIFEST).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return manifest if is_object(manifest) else {}
 
 
 def _entries(manifest: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[int, Mapping[str, Any]]:

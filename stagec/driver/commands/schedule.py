@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TextIO
@@ -154,6 +155,7 @@ _COLUMNS = {
 }
 
 
+@dataclass(frozen=True)
 class ScheduleAnswer(Report):
     """A schedule of given sizes: drawn, with its figures beside their closed forms."""
 

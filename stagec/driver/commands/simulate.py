@@ -17,7 +17,7 @@ import click
 
 from stagec.driver.shell.show import write_json
 from stagec.support.diagnostics import DiagnosticError, error
-from stagec.support.json_values import is_list, is_object
+from stagec.support.json_values import is_list, is_object, object_in
 
 if TYPE_CHECKING:
     from stagec.formats.astra_sim.log import Breakdown, RankEnd
@@ -193,11 +193,8 @@ def _is_range(given: object, ranks: int) -> bool:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a job. Raises `DiagnosticError` for other text."""
-    try:
-        value: object = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        value = None
-    if not is_object(value):
+    value = object_in(path)
+    if not value:
         raise _no_job(path)
     return value
 

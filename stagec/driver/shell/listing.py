@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from stagec.driver.shell.session import log
@@ -15,6 +16,7 @@ from stagec.output.report import Report
 LISTING = switch("as_json", "Print one JSON list.", "--json"), FORM
 
 
+@dataclass(frozen=True)
 class Listing(Report):
     """Objects, and the table of texts that people see; its `head` is the title and the columns."""
 

@@ -84,6 +84,7 @@ class FoundServer:
         return float(self.row["tpot"])
 
 
+@dataclass(frozen=True)
 class ServerSearchAnswer(Report):
     """What a search for a server found: the object of `stagec search --serve server --json`, and
     the `command` that asks for it."""
