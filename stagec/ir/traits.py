@@ -196,6 +196,17 @@ class StaysUntilNext(Trait):
 
 
 @dataclass(frozen=True)
+class KeepsPart(Trait):
+    """Its results are parts of gathered parameters, which are gathered again as parameters are.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.keep_part` | yes |
+    | `stg.all_slice` | no |
+    """
+
+
+@dataclass(frozen=True)
 class Recasts(Trait):
     """Its result is operand 0 in another element type.
 
