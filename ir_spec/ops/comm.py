@@ -22,7 +22,7 @@ from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
-from stagec.ir.traits import StaysUntilNext, View
+from stagec.ir.traits import KeepsPart, StaysUntilNext, View
 from stagec.ir.types import FLOATS, AxisUse, Dim, Partial, TensorType, Type
 from stagec.support.diagnostics import error
 
@@ -135,6 +135,14 @@ def _split(dim: Dim, over: tuple[str, ...]) -> Dim:
     return replace(dim, split=dim.split + tuple(AxisUse(a) for a in over))
 
 
+def _sliced(op: Operation, index: int, type_: TensorType) -> TensorType:
+    """The local part of a replicated value."""
+    over, d = op.names("over"), operand_dim(op, index)
+    if set(over) & set(type_.axes):
+        raise ValueError(f"expects a value replicated over {', '.join(over)}, found {type_}")
+    return _with_dim(type_, d, _split(type_.dims[d], over))
+
+
 def _with_dim(type_: TensorType, d: int, dim: Dim) -> TensorType:
     return replace(type_.inner, dims=(*type_.dims[:d], dim, *type_.dims[d + 1 :]), placed=True)
 
@@ -194,6 +202,22 @@ class CopyIn(OpDef):
         for copy, x in zip(made, args, strict=True):
             copy[tuple(slice(n) for n in x.shape)] = x
         return made
+
+
+class KeepPart(Movement):
+    """Copies the part of gathered parameters that a rank keeps for backward, along dimension `dim`;
+    no FLOPs, only bytes (FSDP2: `FSDPParam.to_sharded_post_forward`)."""
+
+    name = "stg.keep_part"
+    traits = (KeepsPart(),)
+    params = (_DIM, _OVER)
+    example = "%y = stg.keep_part[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
+
+    def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
+        return _sliced(op, index, type_)
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return total(v.tensor.local_bytes for v in op.results) * 2
 
 
 class Reorder(OpDef):
@@ -445,10 +469,7 @@ class AllSlice(Movement):
     example = "%y = stg.all_slice[dim = 1, over = tp](%x) : bf16[B@dp, S@tp, D]"
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
-        over, d = op.names("over"), operand_dim(op, index)
-        if set(over) & set(type_.axes):
-            raise ValueError(f"expects a value replicated over {', '.join(over)}, found {type_}")
-        return _with_dim(type_, d, _split(type_.dims[d], over))
+        return _sliced(op, index, type_)
 
     def fold(self, op: Operation) -> Value | None:
         return _undone(op, AllGather)

@@ -27,6 +27,10 @@ TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", "V", *_STAGES)
 EXPERT_PART = "tpe"
 #: The part of tensor parallelism over which KV heads are replicated, where there are too few.
 REPLICAS = "tpr"
+#: The part of data parallelism over which parameters stay split between forward and backward.
+WITHIN = "dp_within"
+#: What stands behind an axis that flags give, where that is split in two.
+PARTS = {"dp": (WITHIN,), "dp_shard": (WITHIN,)}
 #: The axes that tensor parallelism is split into, slowest first.
 TENSOR_AXES = (EXPERT_PART, "tp", REPLICAS)
 #: The dimension that only models with experts have.

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
+from stagec.ir_spec.strategy.axes import PARTS
+
 Axes: TypeAlias = tuple[str, ...]
 
 
@@ -50,9 +52,10 @@ class FlagValues:
         return (*self.sequences[:1], *(n for n, s in others if s is None or s % parts == 0))
 
     def over(self, *names: str) -> Axes:
-        """Those of these axes that the mesh has."""
-        return tuple(a for a in names if a in self.axes)
+        """Those of these axes that the mesh has, each with what it is split into."""
+        named = (a for a in names if a in self.axes)
+        return tuple(part for a in named for part in (a, *PARTS.get(a, ())) if part in self.axes)
 
     def ranks(self, *names: str) -> int:
         """The ranks along these axes."""
-        return prod(self.axes.get(a) or 1 for a in names)
+        return prod(self.axes[a] or 1 for a in self.over(*names))

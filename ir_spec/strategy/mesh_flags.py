@@ -31,3 +31,17 @@ MESH_ORDER = Flag(
     choices=AXES,
     rare=True,
 )
+#: What splits an axis of data parallelism in two.
+RESHARD_RANKS = Flag(
+    "reshard_ranks",
+    "ZeRO-3: neighbouring ranks over which blocks stay split between forward and backward, in "
+    "place of all ranks.",
+    "int",
+    1,
+    least=1,
+    only=("zero", 3),
+    rare=True,
+    software=True,
+)
+#: The flags of a mesh beside its axes.
+OF_MESH = {flag.name: flag for flag in (MESH_ORDER, RESHARD_RANKS)}

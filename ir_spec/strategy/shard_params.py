@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.axes import SHARDING
+from stagec.ir_spec.strategy.axes import SHARDING, WITHIN
 from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
@@ -51,6 +51,7 @@ class ShardParamsRule(Record):
         only=("zero", 3),
         rare=True,
     )
+    within: Axes = parameter("axes", "ZeRO-3: axes over which parameters stay split after forward")
     overlap: bool = flagged(
         "overlap_param_gather",
         "ZeRO-1: gather updated parameters during the forward of the first microbatch, block by "
@@ -66,7 +67,11 @@ class ShardParamsOp(Statement):
     For stage 3, `reshard` says whether the gathered parameters of a block are dropped after forward
     and gathered again in backward (`always`), kept (`never`), or kept for the last block only,
     with which backward begins (`last`); `prefetch` says how many blocks ahead gathers are issued.
-    What stages of a pipeline keep is gathered once, before the microbatches.
+    What stages of a pipeline keep is gathered once, before the microbatches. With axes `within`,
+    some of those of `over`, forward leaves a copy of the part that a rank has of a gathered block
+    over these, in the type that was sent, and backward gathers over these alone: FSDP2 with a
+    number of ranks as `reshard_after_forward` (_fsdp_param.py: `to_sharded_post_forward`), hpZ of
+    ZeRO++ (arXiv 2306.10209).
 
     At stage 1 the ranks gather parameters when they are updated, at the end of the step. With
     `overlap` they do so in the step that follows, block by block, beside the forward of its first
@@ -85,10 +90,18 @@ class ShardParamsOp(Statement):
         for name in ("reshard", "prefetch"):
             if name in op.attrs and stage < 3:
                 yield f"'{name}' has no effect at stage {stage}, which shards no parameters"
+        within, over = op.names("within"), op.names("over")
+        if within and stage < 3:
+            yield f"'within' has no effect at stage {stage}, which shards no parameters"
+        elif within and not {*within} < {*over}:
+            yield f"expects some of the axes of 'over' for 'within', found {', '.join(within)}"
+        elif within and op.text("reshard", "always") != "always":
+            yield "'within' needs 'reshard = always'"
         if op.flag("overlap") and stage != 1:
             yield f"'overlap' needs stage 1, found stage {stage}"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         over = request.over(*SHARDING)
         if request["zero"] and over:
-            yield {"over": over, **self.flag_values(request)}
+            within = {"within": WITHIN} if WITHIN in over and request["zero"] == 3 else {}
+            yield {"over": over, **self.flag_values(request), **within}

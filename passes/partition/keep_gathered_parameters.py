@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
+from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, const, read_strategy
+from stagec.ir.builder import RawAttr
+from stagec.ir.rewrite import replace_op
 from stagec.ir.traits import Repeats
+from stagec.ir_spec.strategy.flag_values import Axes
 from stagec.passes.partition.reshards import reshard_behind
 from stagec.sharding.gathers import gathers_of, is_sliced, single_gathers_of, source_of
 from stagec.sharding.stages import accumulation, pipeline_rule
@@ -22,7 +25,8 @@ class KeepGatheredParameters(Pass):
     With `reshard = never` backward takes all of them from forward, layer by layer, and drops each
     when its layer has run. With `last` it takes those of the last layer, with which it begins. In a
     pipeline `never` marks the gathers `once`, for `gather-parameters-once`. A `prefetch` other than
-    1 becomes `ahead` of the gathers in repeats. Otherwise nothing happens.
+    1 becomes `ahead` of the gathers in repeats. With axes `within`, forward of a repeat keeps a
+    part over these of what it gathers, and backward gathers that. Otherwise nothing happens.
 
     Before:
         stg.strategy @s[mesh = @pod] {
@@ -68,7 +72,7 @@ class KeepGatheredParameters(Pass):
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
         never = strategy.gathers_first or strategy.reshard != "always"
-        return never or strategy.prefetch != 1
+        return never or strategy.prefetch != 1 or bool(strategy.within)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
@@ -79,6 +83,8 @@ class KeepGatheredParameters(Pass):
         piped = steps is not None and pipeline_rule(steps) is not None
         if steps is not None and (strategy.gathers_first or (piped and policy == "never")):
             _gather_once(steps)
+        elif strategy.within:
+            keep_parts(module, strategy.within)
         else:
             keep_parameters(module, policy)
 
@@ -123,6 +129,26 @@ def keep_parameters(module: Module, policy: str) -> None:
             again.erase()
         for region, values in kept.items():
             reshard_behind(module, region, values)
+
+
+def keep_parts(module: Module, within: Axes) -> None:
+    """Keep the part of a rank over these axes of what each iteration of forward gathers, and gather
+    that in backward, in place."""
+    kept: dict[Operation, Value] = {}
+    for forward, back, mine, again in list(_pairs(module.main.body)):
+        if not is_sliced(mine) or not {*within} < {*mine.names("over")}:
+            continue
+        over: dict[str, RawAttr] = {"dim": mine.attrs["dim"], "over": within}
+        if mine not in kept:
+            end = forward.body.terminator
+            b = Builder.before(module.registry, end, loc=mine.loc, phase="forward")
+            part = b.value("stg.keep_part", [mine.result], over, hint=f"{mine.result.name}_part")
+            kept[mine] = _handed_over(forward, back, part)
+            b = Builder.before(module.registry, back.body.ops[0], loc=again.loc, phase="backward")
+            b.op("stg.discard", [kept[mine]], types=())
+        b = Builder.before(module.registry, again, loc=again.loc, phase=again.phase)
+        attrs = {n: a for n, a in again.attrs.items() if n != "to"} | over
+        replace_op(again, b.op(again.name, [kept[mine]], attrs, names=[again.result.name]).results)
 
 
 def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Operation]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Repeats
+from stagec.ir_spec.strategy.flag_values import Axes
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.sharding.gathers import gathers_of
 from stagec.sharding.stages import accumulation, pipeline_rule
@@ -72,7 +73,7 @@ class ShardUnits(Pass):
             mark_gathers(body)
         if rule.outer == "ends":
             again = read_strategy(module).reshard != "never"
-            unite_before_blocks(module, body, again=again)
+            unite_before_blocks(module, body, again=again, within=read_strategy(module).within)
             drop_behind_blocks(module, body)
 
 
@@ -131,9 +132,10 @@ def mark_gathers(body: Region) -> None:
             gather.attrs["beside_loss"] = True
 
 
-def unite_before_blocks(module: Module, body: Region, *, again: bool) -> None:
+def unite_before_blocks(module: Module, body: Region, *, again: bool, within: Axes = ()) -> None:
     """Gather what is used before the blocks in a call of its own, in place; `again`: drop it behind
-    its use, and gather it behind the backward of the blocks."""
+    its use, and gather it behind the backward of the blocks, from parts that ranks keep of it over
+    the axes `within`."""
     repeats = [op for op in body.ops if op.has(Repeats)]
     first = next((op for op in repeats if op.phase == "forward"), None)
     last = next((op for op in reversed(repeats) if op.phase == "backward"), None)
@@ -147,10 +149,18 @@ def unite_before_blocks(module: Module, body: Region, *, again: bool) -> None:
         gather.attrs["unit"] = const(1)
         if not again:
             continue
-        Builder.after(module.registry, behind).op("stg.reshard", gather.results, types=())
+        operands, attrs = list(gather.operands), {**gather.attrs}
+        drop = Builder.after(module.registry, behind)
+        if within:
+            attrs["over"] = within
+            along = {n: attrs[n] for n in ("dim", "over")}
+            hint = f"{gather.result.name}_part"
+            operands = [drop.value("stg.keep_part", [gather.result], along, hint=hint)]
+        drop.op("stg.reshard", gather.results, types=())
         b = Builder.after(module.registry, last, loc=gather.loc, phase="backward")
-        attrs = {n: a for n, a in gather.attrs.items() if n not in ("phase", "copied_out")}
-        b.op(gather.name, gather.operands, attrs, names=[gather.result.name])
+        left = ("phase", "copied_out", *(["to"] if within else []))
+        attrs = {n: a for n, a in attrs.items() if n not in left}
+        b.op(gather.name, operands, attrs, names=[gather.result.name])
 
 
 def drop_behind_blocks(module: Module, body: Region) -> None:

@@ -12,7 +12,7 @@ from stagec.ir.expr import Expr, const, total
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
 from stagec.ir.queries import Queries, TrackedValues, UnitAxes, ask, plain
-from stagec.ir.traits import CopiesMemory, Recasts
+from stagec.ir.traits import CopiesMemory, KeepsPart, Recasts
 from stagec.ir.types import PARAMETERS, WEIGHTS, Load, TensorType
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 from stagec.support.source import Loc, Source
@@ -255,10 +255,14 @@ def uncast(value: Value) -> Value:
 
 
 def is_parameter(value: Value) -> bool:
-    """Whether the value is a parameter, the slice of one inside a repeat, or a copy of these from
-    the host."""
+    """Whether the value is a parameter, the slice of one inside a repeat, a copy of these from
+    the host, or what is kept of gathered ones."""
     owner = value.owner
     if not isinstance(owner, Region):
+        if owner.region is not None:
+            owner = owner.region.terminator.operands[value.index].producer or owner
+        if owner.has(KeepsPart):
+            return True
         return owner.has(CopiesMemory) and is_parameter(owner.operands[0])
     if isinstance(value.type, TensorType) and value.type.role in WEIGHTS:
         return True

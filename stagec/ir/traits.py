@@ -183,6 +183,16 @@ class StaysUntilNext(Trait):
     """
 
 
+class KeepsPart(Trait):
+    """Its results are parts of gathered parameters, which are gathered again as parameters are.
+
+    | op              | |
+    |-----------------|-|
+    | `stg.keep_part` | yes |
+    | `stg.all_slice` | no |
+    """
+
+
 class Recasts(Trait):
     """Its result is operand 0 in another element type.
 

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 from stagec.ir.module import BATCH
-from stagec.ir_spec.strategy.axes import DATA_AXES
+from stagec.ir_spec.strategy.axes import DATA_AXES, WITHIN
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.microbatches import microbatches
 from stagec.ir_spec.strategy.statement import Flag
@@ -117,7 +117,7 @@ def _check_batch(
     options: JobOptions, axes: Mapping[str, int | None], sizes: Mapping[str, int]
 ) -> None:
     """Every data-parallel rank has whole sequences in each microbatch."""
-    ranks, count = prod(axes.get(a) or 1 for a in (*DATA_AXES, "ep")), count_of(options)
+    ranks, count = prod(axes.get(a) or 1 for a in (*DATA_AXES, WITHIN, "ep")), count_of(options)
     batch = sizes.get(BATCH) or ranks * count
     if batch % (ranks * count):
         raise error(

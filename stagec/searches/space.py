@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from stagec.ir.module import BATCH
 from stagec.ir_spec.strategy.axes import AXES, DATA_AXES, EXPERTS, expert_parts, whole_experts
-from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
+from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER, OF_MESH
 from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.legal import count_of, needless, rules
 from stagec.jobs.request.combine import complete, in_usual_order
@@ -130,7 +130,7 @@ def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Ma
 # -- points ----------------------------------------------------------------------------------------
 
 #: The names of the knobs that give the mesh.
-_MESH = frozenset((*AXES, "etp", MESH_ORDER.name))
+_MESH = frozenset((*AXES, "etp", *OF_MESH))
 
 
 #: Rules, and flags with whether they have no effect, each with how far it has been asked.

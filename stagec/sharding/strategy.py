@@ -125,6 +125,11 @@ class Strategy:
         return self.one(ShardParamsRule).reshard
 
     @property
+    def within(self) -> Axes:
+        """Axes over which what forward has gathered stays split until backward."""
+        return self.one(ShardParamsRule).within
+
+    @property
     def gathers_first(self) -> bool:
         """Whether parameters are gathered when the step begins: they are sharded at rest, and their
         gradients are reduced once."""

@@ -68,6 +68,33 @@ def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
         np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    "axes", [{"dp": 4}, {"dp": 4, "tp": 2}, {"dp_replicate": 2, "dp_shard": 4}]
+)
+@pytest.mark.parametrize("outer", ["root", "ends"])
+def test_a_step_that_keeps_parts_equals_that_on_one_device(
+    axes: Mapping[str, int], outer: str
+) -> None:
+    """Two of four ranks keep what forward has gathered, and backward gathers over these."""
+    inputs, expected = plain()
+    options = {"zero": 3, "reshard_ranks": 2, "shard_units": outer, "recompute": "full"}
+    module = tiny_module(LLAMA, f"{STEP},{PLACE}", **axes, **options)
+    names = [v.name for v in module.main.body.terminator.operands]
+    for name, x, y in zip(names, expected, run_numeric(module, inputs), strict=True):
+        np.testing.assert_allclose(y, x, rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_backward_gathers_parts_among_few_ranks(recompute: str) -> None:
+    """Blocks: over two ranks, half of each of which a rank keeps from forward."""
+    entry = analysed(recompute=recompute, reshard_ranks=2)
+    calls = [r for r in entry["collectives"] if r["op"] == "all_gather"]
+    assert {(r["phase"], r["group_size"]): (r["count"], r["bytes"]) for r in calls} == {
+        ("forward", 8): (L + 1, L * BLOCK + ROOT),
+        ("backward", 2): (L, L * BLOCK),
+    }
+
+
 @crossed(axes=FACTORS["axes"], microbatches=(1, 2))
 def test_a_step_that_gathers_first_equals_that_on_one_device(
     axes: Mapping[str, int], microbatches: int

@@ -23,7 +23,7 @@ from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.bucket import BucketRule
 from stagec.ir_spec.strategy.flag_values import FlagValues
-from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
+from stagec.ir_spec.strategy.mesh_flags import OF_MESH
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.ir_spec.strategy.shard_params import ShardParamsRule
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
@@ -47,7 +47,7 @@ ROOMS = (
     *("stagec/serving", "stagec/time"),
 )
 #: The flags that write statements.
-STATED = tuple(name for name in SHORTHANDS if name != MESH_ORDER.name)
+STATED = tuple(name for name in SHORTHANDS if name not in OF_MESH)
 #: A mesh and values on which every flag has an effect.
 AXES: dict[str, int | None] = {"pp": 2, "dp": 2, "ep": 2, "cp": 2, "tp": 2}
 SIZES: dict[str, int | None] = dict.fromkeys("BSHGFMVEL", 64)

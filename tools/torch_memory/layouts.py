@@ -147,7 +147,8 @@ def _policy(run: TorchRun) -> dict[str, Any]:
             reduce_dtype=torch.float32 if reduce == "f32" else torch.bfloat16,
         )
     never = run.flag("reshard_after_forward", "always") == "never"
-    return {"mp_policy": policy, "reshard_after_forward": not never}
+    ranks = run.flag("reshard_ranks", 1)
+    return {"mp_policy": policy, "reshard_after_forward": ranks if ranks > 1 else not never}
 
 
 def _fsdp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:

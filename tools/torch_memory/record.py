@@ -188,17 +188,25 @@ def _fsdp_buffers(tracker: StorageTracker) -> Iterator[None]:
 @contextlib.contextmanager
 def _real_meshes() -> Iterator[None]:
     """Ranks of a mesh are numbers, also under fake tensors."""
-    concatenate = DeviceMesh._concatenate
+    from torch.distributed.fsdp._fully_shard import _fully_shard as units
+
+    concatenate, after_forward = DeviceMesh._concatenate, units._get_post_forward_mesh_info
 
     def real(meshes: list[DeviceMesh]) -> DeviceMesh:
         with unset_fake_temporarily():
             return concatenate(meshes)
 
+    def real_after_forward(*args: Any) -> Any:
+        with unset_fake_temporarily():
+            return after_forward(*args)
+
     DeviceMesh._concatenate = staticmethod(real)
+    units._get_post_forward_mesh_info = real_after_forward
     try:
         yield
     finally:
         DeviceMesh._concatenate = staticmethod(concatenate)
+        units._get_post_forward_mesh_info = after_forward
 
 
 @contextlib.contextmanager

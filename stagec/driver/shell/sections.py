@@ -16,7 +16,7 @@ import click
 
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES, EXPERTS
-from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
+from stagec.ir_spec.strategy.mesh_flags import OF_MESH
 from stagec.ir_spec.strategy.statement import Flag, Section
 from stagec.jobs.request.flags import FLAGS
 
@@ -53,7 +53,7 @@ _LEAST = re.compile(r"  \[x>=?[0-9]+\]$")
 
 def section_of(flag: Flag) -> Section:
     """Where a flag of a strategy stands."""
-    if flag.name in (*AXES, MESH_ORDER.name):
+    if flag.name in (*AXES, *OF_MESH):
         return Section.RANKS
     beside = [_BESIDE[need] for need in flag.needs if isinstance(need, str) and need in _BESIDE]
     return beside[0] if beside else _ABOUT[flag.name]

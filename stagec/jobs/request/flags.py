@@ -14,7 +14,7 @@ from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES, EXPERTS
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.mesh_flags import FLAGS as AXIS_FLAGS
-from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
+from stagec.ir_spec.strategy.mesh_flags import OF_MESH
 from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.request.expert_load import LoadFile
 from stagec.jobs.request.option import AnyText, CommandOption, Kind, OneOf, Switch, Whole
@@ -30,7 +30,7 @@ def _in_order() -> Iterator[Flag]:
         yield axis
         need = _GROUPS.get(axis.name)
         yield from (flag for flag in left if need is not None and flag.needs[:1] == (need,))
-    yield MESH_ORDER
+    yield from OF_MESH.values()
     yield from (flag for flag in left if flag.needs[:1] not in [(n,) for n in _GROUPS.values()])
 
 

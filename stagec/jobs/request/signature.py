@@ -123,6 +123,9 @@ class JobFlags(TypedDict, total=False):
     #: Order of these mesh axes, slowest first, within the places that they have: dp,pp makes
     #: pipeline stages neighbours (default: pp, dp, ep, cp, tp).
     mesh_order: str | Sequence[str] | None
+    #: ZeRO-3: neighbouring ranks over which blocks stay split between forward and backward, in
+    #: place of all ranks.
+    reshard_ranks: int | None
     #: Sequence parallelism between the blocks, over tp.
     sp: bool | None
     #: With --serve: split the sequences between the blocks over tp, for whole experts.
