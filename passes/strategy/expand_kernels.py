@@ -21,6 +21,7 @@ from stagec.ir_spec.ops.gated import IN_PLACE
 from stagec.ir_spec.ops.layout import PartOf, Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule
 from stagec.ir_spec.strategy.selective import SelectiveRule
+from stagec.models import is_shipped
 from stagec.passes.strategy.local_sizes import on_rank
 from stagec.passes.strategy.unpack import unpack_product
 from stagec.support.suggest import did_you_mean
@@ -32,8 +33,8 @@ class ExpandKernels(Pass):
     Each op says what these are. Where gate and up come out of one product, they get products, and
     parameters, of their own, as modules have them; statements that name the packed parameter then
     name these. So they do for `gate_in_place` where recompute counts products. A remark says so if
-    the model has none of these ops. `stg.part_of` stays where `part_of` is named and no axis splits
-    heads of some parts only, and goes elsewhere.
+    the model has none of these ops, unless a stack that is shipped names them. `stg.part_of` stays
+    where `part_of` is named and no axis splits heads of some parts only, and goes elsewhere.
 
     Before:
         stg.strategy @s {
@@ -97,7 +98,7 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
                 if isinstance(user.definition, Unbind):
                     unpack_product(module, user)
             break
-    if rule.eager and not expanded:
+    if rule.eager and not expanded and not is_shipped(rule.loc):
         remark = "'eager' of 'stg.kernels' changes nothing: the model has none of these ops"
         module.diagnostics.remark(remark, rule.loc)
 

@@ -9,6 +9,7 @@ import pytest
 
 import stagec
 from tests.support import compiled, inputs_of, run_numeric
+from tests.support import stagec as run
 
 PROGRAM = """
 stg.module @m {{
@@ -60,3 +61,14 @@ def test_texts_that_write_products_run_the_kernel_of_a_stack() -> None:
     rows = 12 * 2048 * 12 * 8
     kept = alone["after_forward"]["total"] - core["after_forward"]["total"]
     assert kept == rows * (5 * 2048 - 4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"), [(("--stack", "megatron-core"), False), (("--eager", "clamp"), True)]
+)
+def test_a_shipped_stack_may_name_kernels_that_a_model_has_not(
+    flags: tuple[str, str], told: bool
+) -> None:
+    """Megatron-Core names `clamp`, which GPT-3 has not; whoever asks for it is told."""
+    said = run("memory", "gpt3-175b", "--set", "L=1,S=64,B=1", *flags)
+    assert ("none of these ops" in said.err) == told
