@@ -95,7 +95,7 @@ class KernelForms:
         dtypes = [v.tensor.dtype for v in op.operands[:2]]
         dealt = any(d.routed or d.load for v in op.operands for d in v.tensor.dims)
         if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
-            expands = TRITON if dealt else EXPANDS
+            expands = TRITON if dealt and op.operands[-1].tensor.dtype == "u8" else EXPANDS
             return MARLIN if self.marlin or dtypes[1] == "i4" else expands
         marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
         return EXPERTS if marked and dealt else ""

@@ -292,6 +292,7 @@ def test_weights_in_int4_have_the_kernels_of_marlin(machine: str) -> None:
 
     assert forms("int4") == {"marlin"}
     assert forms("mxfp4", activation_dtype="bf16") == {"triton", "expands"}
+    assert forms("nvfp4", activation_dtype="bf16") == {"expands"}
     assert forms("mxfp4", activation_dtype="bf16", expanding_kernel="marlin") == {"marlin"}
     device = load_machine(machine)
     few, many = (
