@@ -4,7 +4,8 @@
 with its tables of vLLM 0.24, and what the search answers. `python -m tools.server_questions` prints
 the table of docs/server-search.md; `ask` asks the search again, `record --with FILE` the
 `aiconfigurator` that is installed there; `estimate --with FILE` has it estimate the servers that
-the search picked. Names of questions restrict each of them.
+the search picked. Names of questions restrict each of them. `measured --with FILE` compares what
+both predict between tokens with measured servers of vLLM, on machines that are named.
 
 Throughputs are tokens that come out a second and rank, seconds those of one processor.
 """
@@ -20,12 +21,15 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from stagec.jobs.request.options import JobOptions
 from stagec.searches.server.launch import layout_of
+from stagec.validation.measured_servers import MeasuredServer, measured_servers
 
 FILE = Path(__file__).with_name("server_questions.csv")
 Row = dict[str, str]
@@ -46,12 +50,15 @@ HEADS = (
 PREFILL_FACTOR, DECODE_FACTOR = 0.9, 0.92
 #: What aiconfigurator estimates for the server that the search picked.
 ESTIMATE = ("estimated", "estimated_tpot_ms")
+#: Its names of the products of weights, with one scale for activations, and of blocks of 16.
+_PRODUCTS = {"fp8": "fp8_static", "nvfp4": "nvfp4"}
 
 
 def main() -> None:
     """Print the table, or ask again."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("table", "ask", "record", "estimate"), nargs="?")
+    what = ("table", "ask", "record", "estimate", "measured")
+    parser.add_argument("what", choices=what, nargs="?")
     parser.add_argument("names", nargs="*", help="questions, all by default")
     parser.add_argument("--with", dest="tool", help="aiconfigurator's command")
     given = parser.parse_args()
@@ -59,6 +66,9 @@ def main() -> None:
         rows = [dict(row) for row in csv.DictReader(stream)]
     if given.what in (None, "table"):
         print(table(rows))
+        return
+    if given.what == "measured":
+        print("\n".join(compared(given.tool, given.names)))
         return
     for row in rows:
         if given.names and row["name"] not in given.names:
@@ -243,6 +253,45 @@ def _layout(row: Row, pool: Sequence[Any]) -> tuple[dict[str, int], int, int]:
 
 def _sized(prefix: str, sizes: Mapping[str, int]) -> list[str]:
     return [word for name, n in sizes.items() for word in (f"{prefix}{name}-size", str(n))]
+
+
+# -- measured servers ------------------------------------------------------------------------------
+
+
+def compared(tool: str, machines: Sequence[str]) -> Iterator[str]:
+    """By device the median errors, signed and not, of the times between tokens of measured servers
+    of Llama 70B that both predict."""
+    errors: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for server in measured_servers("engines"):
+        if machines and server.machine not in machines:
+            continue
+        if server.judged and server.stack == "vllm" and server.model == "llama3-70b":
+            theirs = between_tokens(server, tool)
+            if theirs is not None:
+                ours = server.predicted()[1]
+                errors[server.machine].append((theirs / server.tpot - 1, ours / server.tpot - 1))
+    for machine, pairs in errors.items():
+        medians = [
+            f"{who} {median(each):+.1%} ({median(map(abs, each)):.1%})"
+            for who, each in zip(("its", "ours"), zip(*pairs, strict=True), strict=True)
+        ]
+        yield f"{machine}: {len(pairs)} servers, {', '.join(medians)}"
+
+
+def between_tokens(server: MeasuredServer, tool: str) -> float | None:
+    """The seconds between tokens that it estimates of a measured server of Llama 70B; None if it
+    says that there is no room."""
+    flags, system = server.flags, server.machine.partition("-")[0] + "_sxm"
+    words = [tool, "cli", "estimate", "--estimate-mode", "agg", "--backend", "vllm"]
+    words += ["--model-path", "meta-llama/Meta-Llama-3.1-70B", "--system", system]
+    words += ["--isl", str(flags["prompt"]), "--osl", str(server.output)]
+    words += ["--batch-size", str(server.batch), "--tp-size", str(flags.get("tp", 1))]
+    words += ["--ctx-tokens", str(flags.get("step_tokens", 8192) - server.batch)]
+    words += ["--gemm-quant-mode", _PRODUCTS[flags["weight_dtype"]]]
+    words += ["--kvcache-quant-mode", "fp8"] if flags.get("kv_dtype") == "fp8" else []
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    figure = _figure(done.stdout, "TPOT:")
+    return None if figure == "nan" else float(figure) * 1e-3
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 DEVICE = "device"
 MARLIN = "marlin"
 CLEARED = "cleared"
+#: Adapters of a server beside all linear modules, where an engine cannot know which there are.
+ALL_MODULES = "all"
 MATH, EAGER = "math", "eager"
 #: No kernel of fused attention, but the ops that it consists of.
 UNFUSED = (MATH, EAGER)
@@ -66,6 +68,12 @@ class KernelsRule(Record):
         "products with the adapters of a server write their results (stored), or add parts of them "
         "up in a buffer that a kernel clears before (cleared)",
         choices=("stored", CLEARED),
+    )
+    adapters: str = parameter(
+        "name",
+        "slots of adapters of a server, and products with them, are those of the named parameters "
+        "(named), or of all linear modules of layers, whatever adapters have (all)",
+        choices=("named", ALL_MODULES),
     )
 
 

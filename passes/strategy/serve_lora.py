@@ -32,8 +32,8 @@ from stagec.ir.rewrite import carried, slice_into, uses_inside
 from stagec.ir.rule import Shape, shape_text
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import Add, Einsum
-from stagec.ir_spec.strategy.kernels import CLEARED, KernelsRule
-from stagec.ir_spec.strategy.lora import LoraRule
+from stagec.ir_spec.strategy.kernels import ALL_MODULES, CLEARED, KernelsRule
+from stagec.ir_spec.strategy.lora import ALL_LINEAR, LoraRule
 from stagec.passes.strategy.low_rank import LowRankCut, adapted_parameters, low_rank_types
 
 PASS = "serve-lora"
@@ -47,7 +47,8 @@ class ServeLora(Pass):
     of each parameter as there are `slots`; `%adapter` has the number of each token's. Products that
     take one value, such as those of queries, keys and values, stay together, then come all products
     with A, then those with B, as engines launch them. With `stg.kernels[shrink = cleared]` a kernel
-    clears buffers for the products with A before.
+    clears buffers for the products with A before, and with `adapters = all` all linear modules of
+    layers have slots, whichever of them adapters are for.
 
     Before:
         stg.func @f(%x: bf16[B, S, D], %layers/wq: bf16[L, D, D | frozen]) -> bf16[B, S, D] {
@@ -93,8 +94,11 @@ class ServeLora(Pass):
 
     def run(self, module: Module) -> None:
         given, strategy = LoraRule(self.targets, self.rank, slots=self.slots), read_strategy(module)
-        cleared = strategy.one(KernelsRule).shrink == CLEARED
-        serve_lora(module, given if self.targets else strategy.one(LoraRule), cleared=cleared)
+        rule, kernels = strategy.one(LoraRule), strategy.one(KernelsRule)
+        if kernels.adapters == ALL_MODULES:
+            rule = replace(rule, targets=(*rule.targets, ALL_LINEAR))
+        cleared = kernels.shrink == CLEARED
+        serve_lora(module, given if self.targets else rule, cleared=cleared)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,8 @@ The published figures are those of PEFT for Llama 3.1, targets q and v, or all l
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.support import analyse
@@ -69,3 +71,17 @@ def test_a_server_reads_the_adapters_that_its_sequences_use(batch: int, slots: i
     moved = layers * batch * (2 * wide + 2 * 4 * rank + 2 * 2 * out + 2 * 4)
     touched = sum(served["bytes_touched"].values()) - sum(plain["bytes_touched"].values())
     assert touched - moved == pytest.approx(2 * used * one, abs=layers)
+
+
+def test_vllm_has_slots_of_all_linear_modules() -> None:
+    """`LoRAModelManager` wraps all modules before it knows an adapter (lora/model_manager.py)."""
+    step: dict[str, Any] = {"serve": "decode", "batch": 2, "context": 1000, "max_loras": 8}
+    held = {
+        (stack, names): analyse("llama3-8b", **step, stack=stack, lora=names)["classes"][0]
+        for stack in ("vllm", "sglang")
+        for names in ("wq", "all_linear")
+    }
+    of = {key: each["memory"]["parameters"] for key, each in held.items()}
+    assert of["vllm", "wq"] == of["vllm", "all_linear"] == of["sglang", "all_linear"]
+    assert of["sglang", "wq"] < of["vllm", "wq"]
+    assert held["vllm", "wq"]["matmul_flops"] == held["vllm", "all_linear"]["matmul_flops"]

@@ -22,7 +22,7 @@ from stagec.jobs.admission import Room, largest_step
 from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import options_of_draft, options_of_pod
 from stagec.jobs.request.acceptance import take_acceptance
-from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.options import IDEAL, JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED, check_draft
 from stagec.jobs.served_models import ServedModels
 from stagec.jobs.session import Session
@@ -353,10 +353,10 @@ def _start(models: ServedModels, machine: Machine) -> int:
 
 
 def _load(options: JobOptions, machine: Machine, session: Session) -> int:
-    """Femtoseconds in which an adapter of a rank comes from its host: the bytes of one more slot.
-    Raises `DiagnosticError`."""
+    """Femtoseconds in which an adapter of a rank comes from its host: the bytes of one more slot,
+    of the modules that it is for. Raises `DiagnosticError`."""
     one, two = (
-        ServedModels.of(options.changed(max_loras=slots), session).together(
+        ServedModels.of(options.changed(max_loras=slots, stack=IDEAL), session).together(
             most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)])
         )
         for slots in (1, 2)
