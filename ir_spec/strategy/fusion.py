@@ -41,7 +41,7 @@ class FusionRule(Record):
     )
     sums: bool = flagged(
         "fuse_sums",
-        "The norm of the next layer adds up what a layer ends with, in its kernel.",
+        "The sum at the end of a layer is part of the kernel of the next norm.",
         doc="the norm of the next layer adds up what a layer ends with",
         rare=True,
         software=True,

@@ -18,7 +18,7 @@ class InputsRule(Record):
 
     tokens: str = flagged(
         "token_buffers",
-        "Tokens and labels count, in 64 bits each: as one tensor (shared) or as two (each).",
+        "Count tokens and labels as memory, in 64 bits: in one tensor (shared) or two (each).",
         doc=(
             "in 64 bits: one tensor that labels share (shared), or one for each (each); none: not "
             "counted"
@@ -30,9 +30,9 @@ class InputsRule(Record):
     )
     rotations: str = flagged(
         "rotation_tables",
-        "Tables of rotations count: made by forward and kept until backward ends (made), or a "
-        "buffer in fp32 from step to step, of complex numbers (buffer) or of cosines and sines "
-        "(cos-sin).",
+        "Count the tables of rotary embeddings: made by forward and kept until backward ends "
+        "(made), or a buffer in fp32 that stays across steps, of complex numbers (buffer) or of "
+        "cosines and sines (cos-sin).",
         doc=(
             "tables of rotations: made by forward, in the type of queries, and kept until backward "
             "ends (made); a buffer in fp32 from step to step, of complex numbers (buffer) or of "

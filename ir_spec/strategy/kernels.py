@@ -25,7 +25,7 @@ class KernelsRule(Record):
 
     attention: str = flagged(
         "attention",
-        "The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, that which PyTorch "
+        "The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, the one that PyTorch "
         "chooses (sdpa), products and softmax one by one (math; as in transformers: eager), or the "
         "kernel with which the machine was measured (device).",
         choices=(DEVICE, *ATTENTION),
