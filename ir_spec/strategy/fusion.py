@@ -73,7 +73,7 @@ class FusionRule(Record):
 
 
 class FusionOp(Statement):
-    """Neighbouring computations run as one kernel, as a compiler would do it.
+    """Runs adjacent computations as one kernel, as a compiler would.
 
     `pointwise` joins computations of single elements that follow each other, as TorchScript does;
     `elementwise` joins them with normalisations over rows; `epilogue` joins element-wise ones to

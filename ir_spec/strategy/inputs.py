@@ -46,8 +46,8 @@ class InputsRule(Record):
 
 
 class InputsOp(Statement):
-    """What a step has beside parameters and activations: tokens and tables of rotations, the pass
-    `hold-inputs` puts them into the program.
+    """Memory of a step in addition to parameters and activations: tokens and tables of rotary
+    embeddings, which the pass `hold-inputs` adds to the program.
 
     `rotations = made`: cosines and sines of all positions, which `LlamaRotaryEmbedding` of
     transformers returns in the type of its input, and which the products with queries and keys save

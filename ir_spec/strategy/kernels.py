@@ -73,8 +73,7 @@ class KernelsRule(Record):
 
 
 class KernelsOp(Statement):
-    """Which kernels compute the ops of a model, as far as that changes how long it takes, or what
-    there is in memory.
+    """Which kernels compute the ops of a model, where the choice changes time or memory.
 
     A kernel of `attention` has constants of its own in the text of a machine
     (`efficiency.attention.kernels`); a machine without them uses its own, and the answer

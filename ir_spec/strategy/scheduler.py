@@ -1,4 +1,4 @@
-"""How a server puts requests into steps."""
+"""How a server schedules requests into steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANY, BESIDE, ALONE = "any", "beside", "alone"
 
 @dataclass(frozen=True)
 class SchedulerRule(Record):
-    """How a server puts requests into steps."""
+    """How a server schedules requests into steps."""
 
     prompts: str = flagged(
         "prompt_steps",
@@ -76,7 +76,7 @@ class SchedulerRule(Record):
 
 
 class SchedulerOp(Statement):
-    """How a server puts requests into steps.
+    """How a server schedules requests into steps.
 
     With prompts `beside`, as under vLLM v1 and TensorRT-LLM, a step has the next token of each
     sequence that decodes and chunks of prompts, `tokens` in all: weights are read once for both.
