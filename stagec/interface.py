@@ -2,7 +2,7 @@
 
 Flags are those of the command line, with underscores for dashes: `tp=8`, `zero=3`, `sp=True`,
 `recompute="full"`, and as dictionaries `sizes` of symbols (`--set`) and `mesh`. A flag that is None
-is not given. What a command prints as a warning is a warning of Python, and what it refuses is a
+is not given. Warnings of a command are warnings of Python, and its errors are raised as
 `DiagnosticError`.
 """
 
@@ -56,7 +56,8 @@ T = TypeVar("T")
 
 
 class Job:
-    """A model and how it is parallelized, or served. Jobs do not change: `with_` gives others."""
+    """A model and how it is parallelized, or served. Jobs are immutable: `with_` returns a changed
+    one."""
 
     def __init__(self, options: JobOptions) -> None:
         self._options = options
@@ -71,7 +72,7 @@ class Job:
 
     @property
     def command(self) -> str:
-        """The words of a command line that stand for it: model and flags."""
+        """Its arguments of a command line: model and flags."""
         return shlex.join(job_words(self._options))
 
     def with_(self, **flags: Unpack[JobFlags]) -> Job:
@@ -109,8 +110,8 @@ class Job:
             )
 
     def memory(self, *, limit: Any = None, fit: str | None = None) -> MemoryPlan | PodsMemory:
-        """What a rank of each class holds at its worst moment, in bytes; whether it fits a size or
-        a device (`limit`); with `fit` (`best-fit`, `caching`) all buffers are placed. Raises
+        """What a rank of each class holds at its peak, in bytes; whether it fits a size or a device
+        (`limit`); with `fit` (`best-fit`, `caching`) all buffers are placed. Raises
         `DiagnosticError`."""
         with asked() as session, seldom_collected():
             kind = None if fit is None else _read("fit", FIT, fit)
@@ -130,10 +131,10 @@ class Job:
         progress: Progress | None = None,
     ) -> StepAnswer | PodsTime:
         """How long a step takes on a machine, and why: `step_seconds`, `breakdown`, `memory`.
-        `levers` tries what would help. Files of `measured` times win over the models. Of
-        `speculative` decode, `accepted` tokens come of each sequence and step, or a share
-        `acceptance` of drafts is right. A process compiles a structure once: a call that differs in
-        sizes and degrees takes milliseconds. Raises `DiagnosticError`."""
+        `levers` tries what would help. Files of `measured` times override the models. With
+        `speculative` decode, a step gives `accepted` tokens per sequence, or a share `acceptance`
+        of drafts is right. A process compiles a structure once: a call that differs in sizes and
+        degrees takes milliseconds. Raises `DiagnosticError`."""
         with asked() as session, seldom_collected():
             on = _machine(machine, session)
             given, _ = values_of(MEASURED, {"measured": measured, "kernels_from": kernels_from})
@@ -164,8 +165,8 @@ class Job:
     ) -> ServeAnswer:
         """Rates of a server over batches, by default as they double while they fit: times to the
         first token and for each further one, tokens per second. Prompts have `prompt` tokens, a
-        flag of the job, answers `output_tokens`. `best` is within `ttft` and `tpot` seconds.
-        Files of `measured` times win over the models. Raises `DiagnosticError`."""
+        flag of the job, answers `output_tokens`. `best` is within `ttft` and `tpot` seconds. Files
+        of `measured` times override the models. Raises `DiagnosticError`."""
         limits = {"ttft": ttft, "tpot": tpot}
         tokens = {"accepted": accepted, "acceptance": acceptance}
         tables = {"measured": measured, "kernels_from": kernels_from}
@@ -189,11 +190,11 @@ class Job:
         tpot: float | None = None,
         **how: Any,
     ) -> RequestsAnswer:
-        """A server over time: of a file of `requests`, of `rate` requests per second, with
-        `concurrency` of them at any time, or with a rollout `batch_of` so many. `spreads` are the
-        seconds of `ttft`, `tpot` and `latency`, `pools` what replicas do, `good` the requests
-        within `ttft` and `tpot` seconds. `how` has the other options of `stagec serve`, such as
-        `route` and `max_batch`. Raises `DiagnosticError`, `OSError`."""
+        """A server over time, with a file of `requests`, `rate` requests per second, `concurrency`
+        requests at any time, or a rollout of `batch_of` requests. `spreads` are the seconds of
+        `ttft`, `tpot` and `latency`, `pools` what replicas do, `good` the requests within `ttft`
+        and `tpot` seconds. `how` has the other options of `stagec serve`, such as `route` and
+        `max_batch`. Raises `DiagnosticError`, `OSError`."""
         load = {"requests": requests, "rate": rate, "concurrency": concurrency}
         if all(value is None for value in (*load.values(), batch_of)):
             raise error("no arrivals of requests are given", remedy="give rate=4, for example")
@@ -234,7 +235,7 @@ class Job:
             )
 
     def dumps(self) -> dict[str, IRText]:
-        """The text of the IR at first and behind each pass that changes it, in their order:
+        """The text of the IR before the first pass and after each pass that changes it, in order:
         `00-input`, `01-infer-shapes`, as `--dump-dir` names them; of several pods `main/00-input`.
         A notebook shows a text with colors, and its regions can be folded. Raises
         `DiagnosticError`."""
@@ -319,9 +320,9 @@ def search(
 ) -> SearchAnswer | ServerSearchAnswer:
     """The strategies that fit and are fastest: `best[0].step_seconds`, `best[0].strategy`. Flags
     are those of `stagec search`, with values as `tp="1..8"` or `zero=[0, 1, 3]`. `progress` is
-    called with what goes on; if it raises KeyboardInterrupt, the answer is what is known by then.
-    With `serve="server"` it is about whole servers: `best[0].mode`, `best[0].per_rank`, `front`.
-    Raises `DiagnosticError`.
+    called with messages; if it raises KeyboardInterrupt, the answer has what is known by then. With
+    `serve="server"` it is about whole servers: `best[0].mode`, `best[0].per_rank`, `front`. Raises
+    `DiagnosticError`.
 
         stagec.search("llama3-8b", ranks=16, machine="h100-sxm").best[0].step_seconds
     """
@@ -403,7 +404,7 @@ def import_config(
     images: bool = False,
 ) -> str:
     """The STG text of a model from its config.json, or the folder of one. Keys in `ignore` are
-    taken as left out, with `ignore_unknown` all that are not known. Raises `DiagnosticError`."""
+    treated as absent, with `ignore_unknown` all unknown keys. Raises `DiagnosticError`."""
     with asked() as session:
         return import_configuration(
             str(config), session, ignore, images=images, unknown=ignore_unknown

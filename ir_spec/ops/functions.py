@@ -20,8 +20,8 @@ AS = "as"
 
 
 class ImportOp(Declaration):
-    """Brings in the private functions of another text, whose path is relative to this text's
-    folder, or else to the library's. What that text imports comes along.
+    """Imports the private functions of another text, whose path is relative to this text's folder,
+    or else to the library's. The imports of that text are included.
 
     The symbols and relations of that text say what its functions expect: a relation holds for each
     call, in the sizes of the call.
@@ -78,8 +78,8 @@ class CallOp(_Opened):
 
 
 class OptionOp(Declaration):
-    """Declares an option of a private function: the words that it may be, the first one if a call
-    says nothing. `yes` is said by the option's name alone: `stg.call @f[bias](%x)`."""
+    """Declares an option of a private function with its values, of which the first is the default.
+    The option's name alone means `yes`: `stg.call @f[bias](%x)`."""
 
     name = "stg.option"
     traits = (Declares("option"), Named(), OpenParams())
@@ -92,9 +92,9 @@ class OptionOp(Declaration):
 
 
 class StaticsOp(Declaration):
-    """Declares static parameters of an op of a private function: those that it has if a call says
-    nothing. A call gives others, `rope = (base = theta, first = R)`, or `rope = no`. The op names
-    them: `stg.rope[statics = rope](%q)`."""
+    """Declares static parameters of an op of a private function, with their defaults. A call gives
+    others, `rope = (base = theta, first = R)`, or `rope = no`. The op names them: `stg.rope[statics
+    = rope](%q)`."""
 
     name = "stg.statics"
     traits = (Declares("statics"), Named(), OpenParams(words=True))
@@ -103,8 +103,8 @@ class StaticsOp(Declaration):
 
 
 class WhenOp(_Opened):
-    """What its region yields, where the options of the function are as it says; its operands where
-    they are not. Without operands there is nothing then: ops lack the operand.
+    """Gives what its region yields if the options of the function have these values, otherwise its
+    operands. Without operands the value is then absent: ops lack the operand.
 
     `bias` says that option bias is not `no`, `norm = rms` and `norm = (rms, layer)` what it is; of
     several conditions all hold.

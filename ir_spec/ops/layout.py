@@ -348,7 +348,7 @@ class Recall(OpDef):
 
 
 class Discard(OpDef):
-    """Uses values and drops them: what was computed for it is not dead. With `alone` it does so
+    """Uses values and drops them, so that their computation is not dead. With `alone` it does so
     where its action runs by itself, not right behind another one of the microbatch."""
 
     name = "stg.discard"
@@ -360,7 +360,7 @@ class Discard(OpDef):
 
 
 class Workspace(OpDef):
-    """Memory that software has for itself while what follows runs, until a `stg.discard`; nothing
+    """Memory that the software uses during the following operations, until a `stg.discard`; nothing
     is computed."""
 
     name = "stg.workspace"
@@ -375,7 +375,7 @@ class Workspace(OpDef):
 
 
 class Reshard(Discard):
-    """Drops gathered parameters: each rank keeps its shard. All that one call has gathered is there
+    """Drops gathered parameters: each rank keeps its shard. All results of one call stay in memory
     until here, used or not.
 
     So FSDP ends a unit: a block after its forward and again after its backward, the root (what no

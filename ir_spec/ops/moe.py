@@ -239,7 +239,7 @@ class Dispatch(OpDef):
 
 
 class Combine(OpDef):
-    """The weighted sum of what the experts of each token made: [E, B, C, D] to [B, S, D].
+    """The weighted sum of the outputs of each token's experts: [E, B, C, D] to [B, S, D].
 
     Without weights it is the plain sum, the gradient of `stg.dispatch`. FLOPs per element of the k
     copies: 2 with weights, 1 without. With `local` a rank adds up those of its own experts, and the
@@ -309,7 +309,7 @@ class Combine(OpDef):
 
 
 class ExpertBias(OpDef):
-    """What experts made, and their biases, as PyTorch adds them without a kernel for both
+    """The outputs of experts plus their biases, as PyTorch adds them without a kernel for both
     (NVIDIA/Megatron-LM, megatron/core/transformer/moe/experts.py, `TEGroupedMLP._apply_bias`): for
     each expert its bias times the weights of its rows, in fp32; the sum with the rows; then sums of
     all experts side by side, cast back. Its second result is the sums, a buffer while it runs.

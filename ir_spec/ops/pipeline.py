@@ -22,7 +22,7 @@ ACTIONS = ("forward", "backward", "weights")
 
 
 class ActionOp(OpDef):
-    """What a rank does for one microbatch at one time: forward or backward of a chunk of the model.
+    """The work of a rank for one microbatch: forward or backward of a chunk of the model.
 
     `weights` are the gradients of parameters, where a schedule separates them from the rest of
     backward. The region uses values from around it; what it yields is there for later actions of

@@ -152,7 +152,7 @@ class EmbeddingBagGrad(_Bags):
 
 
 class Triangle(OpDef):
-    """What lies below the diagonal of the last two dimensions, row by row: the products of the
+    """The elements below the diagonal of the last two dimensions, row by row: the products of the
     pairs of N features, N*(N - 1)/2 numbers. Copies, no FLOPs."""
 
     name = "stg.triangle"

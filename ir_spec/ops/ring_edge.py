@@ -97,7 +97,7 @@ class AttentionEdge(_Edge):
 
 
 class AttentionEdgeGrad(_Edge):
-    """What that step gives to the gradients, from the final result and log-sum-exp."""
+    """What that step adds to the gradients, from the final result and log-sum-exp."""
 
     name = "stg.attention_edge_grad"
     backward = True

@@ -128,8 +128,8 @@ class MeshOp(SizesDeclaration):
 
 
 class ZigzagOp(Declaration):
-    """Says in which order positions lie on ranks: a dimension of this name is cut in 2n chunks,
-    and rank i of the n ranks of `over` holds chunks i and 2n-1-i.
+    """States the order of positions on ranks: a dimension of this name is cut in 2n chunks, and
+    rank i of the n ranks of `over` holds chunks i and 2n-1-i.
 
     So every rank does the same work under a causal mask. `stg.ring` makes it.
     """

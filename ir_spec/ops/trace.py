@@ -313,7 +313,7 @@ class MessageOp(NodeOp):
 
 
 class SendNode(MessageOp):
-    """Sends to a neighbour what its operands stand for; it does not wait for the receiver."""
+    """Sends the values of its operands to a neighbour; it does not wait for the receiver."""
 
     name = "et.send"
     example = "%s = et.send[over = pp, by = 1, bytes = 2*B*D](%y) : node"

@@ -39,9 +39,8 @@ class BucketRule(Record):
 
 
 class BucketOp(Statement):
-    """Gradients are reduced while backward goes on, under ZeRO 0 and 1: those that are complete go
-    together until a call has this many bytes. Without it, or with 0, there is one call after
-    backward.
+    """Reduces gradients during backward, under ZeRO 0 and 1: complete ones are collected until a
+    call has this many bytes. Without it, or with 0, there is one call after backward.
 
     The rule is that of PyTorch's DDP and of Megatron-LM (`overlap_grad_reduce`): no gradient is
     cut, and the one with which a call reaches its size closes it. Each chunk of a pipeline stage

@@ -17,7 +17,7 @@ class DeferRule(Record):
 
 
 class DeferOp(Statement):
-    """Partial sums over these axes are handed on through products and rotations, and reduced where
+    """Passes partial sums over these axes through products and rotations, and reduces them where
     another reduction is needed.
 
     For axes over which a value is replicated that others of its op split, as key and value heads

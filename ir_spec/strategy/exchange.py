@@ -20,7 +20,8 @@ class ExchangeRule(Record):
 
 
 class ExchangeOp(Statement):
-    """Moves the split of a dimension to other ones around an op that would treat it specially.
+    """Moves the split of a dimension to other dimensions around an op that would treat it
+    specially.
 
     `stg.exchange[S, into = (H, G)]` is Ulysses: an all_to_all of queries, keys and values before
     attention, and of its result after.

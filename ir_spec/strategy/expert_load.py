@@ -32,7 +32,7 @@ class ExpertLoadRule(Record):
 
 
 class ExpertLoadOp(Statement):
-    """How many tokens the experts take, relative to each other: one number for each.
+    """The relative number of tokens that each expert receives.
 
     With `layer` it is about one layer, counted from 0 among those with experts; without, about all
     that no other statement is about. Ranks take whole rows, shared out by largest remainders.

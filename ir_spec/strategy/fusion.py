@@ -38,7 +38,7 @@ class FusionRule(Record):
     )
     sums: bool = flagged(
         "fuse_sums",
-        "The norm of the next layer adds up what a layer ends with, in its kernel.",
+        "The sum at the end of a layer is part of the kernel of the next norm.",
         doc="the norm of the next layer adds up what a layer ends with",
         rare=True,
         software=True,
@@ -70,7 +70,7 @@ class FusionRule(Record):
 
 
 class FusionOp(Statement):
-    """Neighbouring computations run as one kernel, as a compiler would do it.
+    """Runs adjacent computations as one kernel, as a compiler would.
 
     `pointwise` joins computations of single elements that follow each other, as TorchScript does;
     `elementwise` joins them with normalisations over rows; `epilogue` joins element-wise ones to

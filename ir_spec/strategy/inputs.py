@@ -15,7 +15,7 @@ class InputsRule(Record):
 
     tokens: str = flagged(
         "token_buffers",
-        "Tokens and labels count, in 64 bits each: as one tensor (shared) or as two (each).",
+        "Count tokens and labels as memory, in 64 bits: in one tensor (shared) or two (each).",
         doc=(
             "in 64 bits: one tensor that labels share (shared), or one for each (each); none: not "
             "counted"
@@ -27,9 +27,9 @@ class InputsRule(Record):
     )
     rotations: str = flagged(
         "rotation_tables",
-        "Tables of rotations count: made by forward and kept until backward ends (made), or a "
-        "buffer in fp32 from step to step, of complex numbers (buffer) or of cosines and sines "
-        "(cos-sin).",
+        "Count the tables of rotary embeddings: made by forward and kept until backward ends "
+        "(made), or a buffer in fp32 that stays across steps, of complex numbers (buffer) or of "
+        "cosines and sines (cos-sin).",
         doc=(
             "tables of rotations: made by forward, in the type of queries, and kept until backward "
             "ends (made); a buffer in fp32 from step to step, of complex numbers (buffer) or of "
@@ -43,8 +43,8 @@ class InputsRule(Record):
 
 
 class InputsOp(Statement):
-    """What a step has beside parameters and activations: tokens and tables of rotations, the pass
-    `hold-inputs` puts them into the program.
+    """Memory of a step in addition to parameters and activations: tokens and tables of rotary
+    embeddings, which the pass `hold-inputs` adds to the program.
 
     `rotations = made`: cosines and sines of all positions, which `LlamaRotaryEmbedding` of
     transformers returns in the type of its input, and which the products with queries and keys save

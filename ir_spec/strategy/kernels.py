@@ -24,7 +24,7 @@ class KernelsRule(Record):
 
     attention: str = flagged(
         "attention",
-        "The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, that which PyTorch "
+        "The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, the one that PyTorch "
         "chooses (sdpa), products and softmax one by one (math; as in transformers: eager), or the "
         "kernel with which the machine was measured (device).",
         choices=(DEVICE, *ATTENTION),
@@ -78,8 +78,7 @@ class KernelsRule(Record):
 
 
 class KernelsOp(Statement):
-    """Which kernels compute the ops of a model, as far as that changes how long it takes, or what
-    there is in memory.
+    """Which kernels compute the ops of a model, where the choice changes time or memory.
 
     A kernel of `attention` has constants of its own in the text of a machine
     (`efficiency.attention.kernels`); a machine without them uses its own, and the answer

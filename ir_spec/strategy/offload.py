@@ -72,7 +72,7 @@ def _item(text: str) -> tuple[str, Fraction]:
 
 
 class OffloadOp(Statement):
-    """What lives in host memory and is copied to the device where it is used.
+    """Values that are kept in host memory and copied to the device where they are used.
 
     `activations`: what the blocks stash; `optimizer`: master copies and moments; `parameters`: they
     come to the device for each use, and go back behind their update; `gradients`: they go to the

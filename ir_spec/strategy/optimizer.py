@@ -39,7 +39,7 @@ class OptimizerRule(Record):
         software=True,
     )
     momentum: bool = flagged(
-        "sgd_momentum", "SGD has a momentum.", needs=("optimizer",), numerics=True, rare=True
+        "sgd_momentum", "SGD uses momentum.", needs=("optimizer",), numerics=True, rare=True
     )
 
 

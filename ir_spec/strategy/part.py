@@ -20,7 +20,8 @@ class PartRule(Record):
 
 
 class PartOp(Statement):
-    """A part of the model is what a value is computed of. What no part has is the part `main`.
+    """A part of the model: the operations from which a value is computed. All others are the part
+    `main`.
 
     A job has a pod for each part, with a mesh and a strategy of its own; `cut-part` leaves it
     its part. In a module that is not cut the statement changes nothing.

@@ -53,8 +53,8 @@ class PipelineRule(Record):
     )
     afd: bool = flagged(
         "afd",
-        "With --serve and --pp 2: attention and feed-forward apart, attention of all layers on one "
-        "stage, the rest of them on the other one; two microbatches take turns.",
+        "With --serve and --pp 2: attention of all layers runs on one stage, their feed-forward "
+        "on the other one, and two microbatches alternate.",
         needs=("pp",),
         rare=True,
     )

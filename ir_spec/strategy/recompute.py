@@ -72,7 +72,7 @@ class RecomputeRule(Record):
 
 
 class RecomputeOp(Statement):
-    """Which activations of a block backward computes again instead of taking them from the stash.
+    """The activations of a block that backward recomputes instead of reading them from the stash.
 
     `selective`: what grows with the square of a dimension, as attention scores do. `full`: all but
     the inputs of the blocks; what nothing in backward needs is not computed. `full_replay`: all of

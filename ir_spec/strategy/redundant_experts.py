@@ -11,7 +11,7 @@ class CopiesRule(Record):
 
     count: int = flagged(
         "redundant_experts",
-        "With --serve: so many copies of popular experts, in addition to the model's experts.",
+        "With --serve: this many copies of popular experts, in addition to the model's experts.",
         "int",
         least=0,
         needs=(EXPERTS,),

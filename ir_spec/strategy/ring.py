@@ -23,8 +23,8 @@ class RingRule(Record):
 
 
 class RingOp(Statement):
-    """Leaves attention split along a dimension: keys and values go round the ranks (ring attention,
-    arXiv 2310.01889).
+    """Keeps attention split along a dimension: keys and values circulate among the ranks (ring
+    attention, arXiv 2310.01889).
 
     `order = zigzag`, the default, gives rank i of n the chunks i and 2n-1-i of 2n, so that a causal
     mask leaves the same work to all. `order = plain` gives it one piece: the last rank computes

@@ -23,7 +23,7 @@ class RoutingRule(Record):
 
 
 class RoutingOp(Statement):
-    """How alike routers load experts, as far as it says how many of them some tokens reach.
+    """How evenly routers load experts, which decides how many experts a number of tokens reaches.
 
     Of E experts, of which a token takes k, T tokens reach the share 1 - (1 - k/E)^T on average if
     all are as likely (`even`). With `spread` the probability of an expert is itself distributed, by

@@ -19,8 +19,8 @@ class SavedTensorsRule(Record):
     )
     first: str = flagged(
         "first_saved",
-        "Where nothing before the layers is trained the first one saves what all do (all), or "
-        "nothing for the gradient of its input (needed).",
+        "If nothing before the layers is trained, the first layer saves what all others save "
+        "(all), or leaves out what only the gradient of its input needs (needed).",
         doc=(
             "what the first layer keeps for the gradient of its input where nothing before it is "
             "trained: what all layers keep (all), or nothing (needed)"

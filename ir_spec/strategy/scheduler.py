@@ -1,4 +1,4 @@
-"""How a server puts requests into steps."""
+"""How a server schedules requests into steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANY, BESIDE, ALONE = "any", "beside", "alone"
 
 
 class SchedulerRule(Record):
-    """How a server puts requests into steps."""
+    """How a server schedules requests into steps."""
 
     prompts: str = flagged(
         "prompt_steps",
@@ -74,7 +74,7 @@ class SchedulerRule(Record):
 
 
 class SchedulerOp(Statement):
-    """How a server puts requests into steps.
+    """How a server schedules requests into steps.
 
     With prompts `beside`, as under vLLM v1 and TensorRT-LLM, a step has the next token of each
     sequence that decodes and chunks of prompts, `tokens` in all: weights are read once for both.

@@ -30,7 +30,8 @@ class SelectiveRule(Record):
 
 
 class SelectiveOp(Statement):
-    """What `stg.recompute[selective]` stands for, which software has lists of its own for.
+    """The ops that `stg.recompute[selective]` recomputes, for which frameworks have different
+    lists.
 
     `scores`: results that grow with the square of a dimension, as the scores of attention do where
     no kernel is fused (arXiv 2205.05198); a block with fused attention has none. `attention`: these

@@ -38,7 +38,8 @@ class ShardUnitsRule(Record):
 
 
 class ShardUnitsOp(Statement):
-    """Of ZeRO-3: the calls of `fully_shard` beside those of the blocks. A block is a unit always.
+    """With ZeRO-3: the calls of `fully_shard` in addition to those of the blocks, each of which is
+    a unit.
 
     `outer = root`: all other parameters are those of the outermost module, gathered before forward
     and dropped behind backward. `ends`: those that are used before the blocks are a unit, dropped

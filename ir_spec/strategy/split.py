@@ -43,7 +43,7 @@ class SplitRule(Record):
 
 
 class SplitOp(Statement):
-    """Dimensions of these names are split over the axes wherever that can be.
+    """Splits dimensions of these names over the axes wherever possible.
 
     `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where
     no computation uses the axis otherwise: sequence parallelism. With `weak` the split is

@@ -9,7 +9,7 @@ from stagec.ir_spec.ops.structure import Declaration
 
 class StackOp(Declaration):
     """The software that runs a program: defaults of statements, which flags and strategies
-    override. It stands in a file of its own, which `--stack` names.
+    override. It is a separate file, which `--stack` names.
 
     `extends` names another stack, whose lines hold where this one has none. Statements that place
     values, such as `stg.split`, stand in a strategy only. One that repeats, such as `stg.blocking`,

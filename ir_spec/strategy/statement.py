@@ -358,12 +358,12 @@ class Statement(Declaration):
         )
 
     def read(self, op: Operation) -> Record:
-        """What an op of this kind says, with the defaults for what it leaves out."""
+        """The parameters of an op of this kind, with defaults for those that it leaves out."""
         said = {f.param.name: f.read(op) for f in self._fields if f.param.name in op.attrs}
         return self.record(**said, loc=op.loc)
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """What is out of its bounds; subclasses go on from here."""
+        """Values that are out of bounds; subclasses extend this."""
         for each in self._fields:
             yield from each.verify(op)
 

@@ -51,7 +51,7 @@ class SustainedRule(Record):
 
 
 class SustainedOp(Statement):
-    """Which share of the speed that they have alone matrix products and attention keep in a step.
+    """The share of their speed alone that matrix products and attention sustain in a step.
 
     Kernels are timed for milliseconds on a cool device with operands of a library's choice. What is
     left of that in a step that goes on for hours depends on the power that the device is limited

@@ -42,8 +42,8 @@ class WeightsRule(Record):
     )
     parts: str = flagged(
         "weight_parts",
-        "What is stored so (auto: with 4 bits and experts, mxfp4 and nvfp4 of all but attention, "
-        "int4 of experts that a router chooses; all blocks else).",
+        "Which weights have this type (auto: in a model with experts mxfp4 and nvfp4 in all but "
+        "attention, int4 in experts that a router chooses; otherwise in all blocks).",
         doc=(
             "all blocks, feed_forward (all that is not attention), experts (those that a router "
             "chooses), or auto (as checkpoints have the format)"

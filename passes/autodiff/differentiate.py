@@ -67,7 +67,8 @@ class Differentiate(Pass):
     """Append the gradient of the loss with respect to every parameter, through repeats and
     accumulation.
 
-    What backward needs of a repeat's forward comes out of it stacked: the stash is explicit.
+    A forward repeat yields the values that its backward needs, stacked over layers: the stash is
+    explicit.
 
     Before:
         stg.func @f(%x: f32[B], %w: f32[B | param]) -> f32[] {

@@ -7,7 +7,7 @@ from stagec.ir.rewrite import eliminate_dead_code
 
 
 class EliminateDeadCode(Pass):
-    """Erase operations whose results nobody uses, and what a repeat slices or stacks for nobody.
+    """Erase operations whose results are unused, and unused slices and stacks of repeats.
 
     Before:
         stg.func @f(%x: bf16[B, S, D]) {

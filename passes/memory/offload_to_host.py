@@ -44,11 +44,11 @@ HOST, OPTIMIZER = "host", "optimizer"
 class OffloadToHost(Pass):
     """Move to host memory what `stg.offload` names, or a share of it.
 
-    An activation that a repeat stashes is copied to the host when it is there, and back where the
-    repeat that runs back uses it first. State is copied in before its update and out after it, and
-    so are parameters, which also come in for each use, slice by slice; a gradient goes out when it
-    is complete, and comes in for the update. With `nodes` each copy is a node of the trace. Without
-    the statement nothing happens.
+    An activation that a repeat stashes is copied to the host when it has been computed, and back
+    before its first use in the backward repeat. State is copied in before its update and out after
+    it, and so are parameters, which also come in for each use, slice by slice; a gradient goes out
+    when it is complete, and comes in for the update. With `nodes` each copy is a node of the trace.
+    Without the statement nothing happens.
 
     Before:
         stg.strategy @s {

@@ -17,13 +17,13 @@ from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
 
 class CopyGradients(Pass):
-    """Copy what one call of a unit reduces into its buffer, as `stg.shard_units[copies]` says.
-    Casts for the reduction become part of the copy: gradients wait for it in their own type. What
-    replicas reduce stays until backward ends where it is not the gradient itself, but is cast to
-    its type, or added to that of the microbatches before (FSDPParamGroup._all_reduce_state of
-    PyTorch). What is cast is added to the sum of microbatches behind all casts of its unit. What
-    other ranks split or add up of a gradient comes before its unit is dropped, and a part that a
-    rank keeps is a copy.
+    """Copy the gradients of a unit into the buffer of the call that reduces them, as
+    `stg.shard_units[copies]` says. Casts for the reduction become part of the copy: gradients wait
+    for it in their own type. What replicas reduce stays until backward ends where it is not the
+    gradient itself, but is cast to its type, or added to that of the microbatches before
+    (FSDPParamGroup._all_reduce_state of PyTorch). What is cast is added to the sum of microbatches
+    behind all casts of its unit. What other ranks split or add up of a gradient comes before its
+    unit is dropped, and a part that a rank keeps is a copy.
 
     Before:
         stg.mesh @pod[dp]

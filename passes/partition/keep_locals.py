@@ -21,12 +21,13 @@ _FORMS = ("stock", "compiled")
 
 
 class KeepLocals(Pass):
-    """Keep logits, cast and not, until the loss is there, where it is of the form `stock`: they are
-    arguments of functions (`ForCausalLMLoss` of transformers, `cross_entropy_loss` of torchtitan).
-    Where the model computes the loss, it has the input of its head as well (`hidden_states` of
-    `LlamaForCausalLM.forward`). A split vocabulary has logits once more, less the maximum, until
-    their log-softmax is there (`_log_softmax` of torch.distributed.tensor.parallel.loss). A
-    `compiled` loss has logits as its argument, but no name for their cast.
+    """Keep logits, before and after their cast, until a loss of the form `stock` is computed,
+    because they are arguments of functions (`ForCausalLMLoss` of transformers, `cross_entropy_loss`
+    of torchtitan). Where the model computes the loss, it has the input of its head as well
+    (`hidden_states` of `LlamaForCausalLM.forward`). A split vocabulary has logits once more, less
+    the maximum, until their log-softmax is there (`_log_softmax` of
+    torch.distributed.tensor.parallel.loss). A `compiled` loss has logits as its argument, but no
+    name for their cast.
 
     Under autocast, with PyTorch's graph (`stg.saved_tensors[until = node]`), keep the casts of
     parameters until forward ends where blocks are computed again: its cache has them (`cached_cast`

@@ -29,9 +29,9 @@ _MOVES = (AllGather, AllToAll)
 
 
 class NarrowCollectives(Pass):
-    """Swap a gather or an exchange with a cast if fewer bytes move then, in a step of serving also
-    what copies tokens for experts. With `stg.moe[payload = tokens]` rows of experts are exchanged
-    as they are.
+    """Swap a gather or an exchange with a cast if this moves fewer bytes; in a step of serving also
+    the op that copies tokens for experts. With `stg.moe[payload = tokens]` rows of experts are
+    exchanged as they are.
 
     A parameter is gathered before it is cast: what is gathered is kept whole. To the type of
     `stg.dtypes[compute]` the gather casts itself, each rank its part.

@@ -13,9 +13,9 @@ _OF_ACTIVATIONS = ("forward", "backward", "recompute")
 
 
 class ReorderElements(Pass):
-    """Copy activations behind gathers and before reductions along a dimension which is not their
-    first one, as `stg.collectives[order = copied]` says. Parameters and their gradients are moved
-    by calls of their own, and what products take or make in steps is not copied.
+    """Copy activations after gathers and before reductions along a dimension other than their
+    first, as `stg.collectives[order = copied]` says. Parameters and their gradients are moved by
+    calls of their own, and what products take or make in steps is not copied.
 
     Before:
         stg.mesh @pod[tp]

@@ -14,9 +14,9 @@ from stagec.sharding.gathers import gathers_of
 
 
 class ReshardParameters(Pass):
-    """Drop what the gathers of parameters in a region give, all results of a call together.
+    """Drop the gathered parameters of a region, all results of a call together.
 
-    What the region hands on, or drops itself, is not dropped.
+    Values that the region yields, or drops itself, stay.
 
     Before:
         stg.func @f(%x: bf16[B@dp, S, D], %v: bf16[D@dp, F | param], %w: bf16[F, D@dp | param]) {

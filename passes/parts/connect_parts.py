@@ -16,7 +16,7 @@ PASS = "connect-parts"
 
 
 class ConnectParts(Pass):
-    """Make messages of what crosses to one other part, and from it.
+    """Insert the messages to and from one other part of the model.
 
     Each rank that holds a part of a value gets each byte of it once, in the placement that it has
     there. The other pod is a `peer` of the job, or a text, `module`, in the phase `partitioned`.

@@ -32,13 +32,13 @@ AHEAD = "gpipe"
 
 
 class CutPart(Pass):
-    """Keep one part of the model as `stg.part` says: its operations, its parameters, and an end of
-    each value that crosses to it or from it.
+    """Keep one part of the model as `stg.part` says: its operations, its parameters, and one end of
+    each value that enters or leaves it.
 
-    What a value is computed of is the part, as far as nothing else takes it. What no parameter has
-    a part in, such as a mask, every part computes for itself. A parameter that the rest of the
-    model uses too, such as a tied embedding, is main's: what takes it there is main's, and crosses
-    to the part. The loss is main's.
+    The part has the operations that only its result needs. Values that depend on no parameter, such
+    as a mask, are computed in every part. A parameter that the rest of the model uses too, such as
+    a tied embedding, is main's: what takes it there is main's, and crosses to the part. The loss is
+    main's.
 
     Before:
         stg.strategy @s {

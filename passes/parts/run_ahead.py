@@ -23,7 +23,7 @@ from stagec.ir_spec.ops.structure import joined_dim
 
 
 class RunAhead(Pass):
-    """Make two accumulations of that of a part in front of others: forward of all microbatches,
+    """Split the accumulation of a part that precedes others into two: forward of all microbatches,
     then backward of all. The gradients come back while it computes further microbatches.
 
     What backward takes of forward is joined over the microbatches: the stash of all of them is

@@ -15,9 +15,9 @@ from stagec.passes.pipeline_stages.sections import ActionKind, yielded
 
 
 class KeepStageValues(Pass):
-    """Receive into buffers that a stage has for each microbatch, and keep what it returns until the
-    backward of the microbatch, or the step, ends, and the gradient that it sends until that of the
-    next microbatch is there, as `stg.stage_buffers` says.
+    """Extend the lifetimes of the buffers of a stage, as `stg.stage_buffers` says: it receives into
+    a buffer for each microbatch, keeps its results until the backward of their microbatch or the
+    step ends, and the gradient that it sends until that of the next microbatch exists.
 
     Before:
         stg.symbols[B, D]

@@ -57,8 +57,8 @@ class SplitStages(Pass):
     Stages that hold the same share a function. Its accumulation becomes a list of `stg.action`s,
     with `stg.send` and `stg.recv` where the model is cut; a schedule with split backward gets
     actions for the gradients of weights. Reductions between stages (the gradient norm, tied
-    embeddings) are inserted. The first stage holds parameters that nothing uses. Else nothing
-    happens.
+    embeddings) are inserted. The first stage holds parameters that nothing uses. Without `pipeline`
+    nothing happens.
 
     Before:
         stg.symbols[B, D, L]

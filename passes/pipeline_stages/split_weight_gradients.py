@@ -23,8 +23,8 @@ class SplitWeightGradients(Pass):
     """Split each backward repeat in two where the schedule runs the gradients of weights later.
 
     The first repeat has the gradients of activations; the second one has those of parameters, and
-    carries nothing. What it needs of the first is handed over stacked. Without a `stg.pipeline`
-    whose schedule splits backward nothing happens.
+    carries nothing. The first one yields what it needs, stacked. Without a `stg.pipeline` whose
+    schedule splits backward nothing happens.
 
     Before:
         stg.symbols[B, D, L]

@@ -26,8 +26,8 @@ COPIES = "copies"
 
 
 class CopyExperts(Pass):
-    """Let routers choose among fewer experts than ranks hold: the last of these are copies of the
-    first, which servers keep of experts that many tokens choose (`stg.redundant_experts`).
+    """Add redundant experts, the copies of popular experts that servers hold
+    (`stg.redundant_experts`): routers choose among the others.
 
     The number of experts of the module counts copies. Routers, with all that only they use, get the
     dimension of the others; the load is even over all that are held.

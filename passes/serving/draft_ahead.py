@@ -30,8 +30,8 @@ _ROW = Quoted("(ao)b->aob")
 
 
 class DraftAhead(Pass):
-    """Let a step of decode that verifies `count` drafts make as many for the next step, by the
-    module of multi-token prediction that the model has (arXiv 2412.19437, section 2.2).
+    """Make `count` drafts for the next step in a decode step that verifies as many, with the
+    model's module of multi-token prediction (arXiv 2412.19437, section 2.2).
 
     The module runs over all tokens of the step, behind those that the step chooses: it fills its
     caches, and its head makes the first draft, of the last position. Each further draft is a step

@@ -41,8 +41,8 @@ _SPANS = {"span", "window", "chunk"}
 
 
 class DraftTokens(Pass):
-    """Let a step of decode of one token be `count` steps, one behind the other: what a draft model
-    does before the model that verifies (arXiv 2211.17192).
+    """Repeat a decode step of one token `count` times, as a draft model does before the model that
+    verifies (arXiv 2211.17192).
 
     Each step takes the most likely token of the one before it, writes its rows behind those of that
     one, and so on. The drafts go to the pod `main`, whose tokens come back: of each sequence the

@@ -11,9 +11,9 @@ from stagec.sharding.placer import Placer
 
 
 class GatherLogits(Pass):
-    """Pin logits whole in the vocabulary where a token is chosen by them, in the element type of
-    the head: engines gather them so and sample in f32 (vLLM's `LogitsProcessor`, SGLang's). So are
-    those of a loss with `stg.loss[logits = gathered]`.
+    """Pin logits whole in the vocabulary where a token is chosen from them, in the element type of
+    the head, as engines gather them before they sample in f32 (vLLM's `LogitsProcessor`, SGLang's).
+    With `stg.loss[logits = gathered]` those of a loss are pinned, too.
 
     Without it each rank chooses among its own part of the vocabulary, and a maximum of each rank is
     gathered (`stg.argmax`).

@@ -33,14 +33,14 @@ PASS = "hand-over"
 
 
 class HandOver(Pass):
-    """Hand the caches of a step of prefill over to the pod that decodes, or take them over from the
-    pod that has prefilled.
+    """Send the caches of a prefill step to the pod that decodes, or receive them from the pod that
+    prefills.
 
     A cache goes to the cache of the same name in the other pod, and to the placement that it has
-    there; each rank that holds a part gets each byte of it once. It is handed over where the step
-    has brought it up to date, layer by layer, and taken over before the step uses it. Where one pod
-    has two half batches, a cache of the other one crosses in two halves. The other pod
-    is one of the job, or a text, `module`, in the phase `partitioned`. Sizes have to be known.
+    there; each rank that holds a part gets each byte of it once. It is sent where the step has
+    updated it, layer by layer, and received before the step uses it. Where one pod has two half
+    batches, a cache of the other one crosses in two halves. The other pod is one of the job, or a
+    text, `module`, in the phase `partitioned`. Sizes have to be known.
 
     Before:
         %k_rows = stg.append(%k_i, %k) : bf16[B, S, G@tp, K]

@@ -8,7 +8,7 @@ from stagec.ir.traits import PicksOne
 
 
 class SampleTokens(Pass):
-    """Return the most likely token by the logits that a step of serving returns.
+    """Return the most likely token in place of the logits of a step of serving.
 
     Greedy sampling stands for all kinds: temperatures, penalties and the sort of top-k and top-p
     are further passes over the same logits on each rank, without further communication.

@@ -37,7 +37,7 @@ _OWN = "leave on=model out: the draft model gets ranks of its own"
 
 
 class ShareRanks(Pass):
-    """Let the step of a draft model run on the ranks of the model that verifies, before it.
+    """Run the step of a draft model on the ranks of the model that verifies, before its step.
 
     Both become one function. What would cross between pods stays where it is: the drafts are a
     value, and the tokens that were chosen do not go back. Symbols of the draft model other than the

@@ -14,8 +14,8 @@ from stagec.ir_spec.strategy.part import MAIN
 
 
 class VerifyDrafts(Pass):
-    """Let a step of decode take all its tokens but the first of each sequence from a draft model in
-    another pod, and send it the most likely token behind each of them.
+    """Receive all tokens of a decode step but the first of each sequence from a draft model in
+    another pod, and send it the most likely token after each of them.
 
     Before:
         stg.symbols[B, S, D, V]

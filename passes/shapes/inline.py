@@ -56,7 +56,7 @@ from stagec.text.imports import ImportedFunction, read_blocks
 
 
 class Inline(Pass):
-    """Open calls of private functions, those of imported texts included.
+    """Inline calls of private functions, including those of imported texts.
 
     Parameters become arguments of the function, with a leading dimension for each repeat around
     them. Values are named by their path.

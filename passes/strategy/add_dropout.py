@@ -23,11 +23,11 @@ from stagec.models import is_shipped
 
 
 class AddDropout(Pass):
-    """Drop elements of what layers add to the stream (`hidden_dropout` of the module) and of what
-    the first layer takes (`embedding_dropout`), as `stg.dropouts` says.
+    """Apply dropout to what layers add to the residual stream (`hidden_dropout` of the module) and
+    to the input of the first layer (`embedding_dropout`), as `stg.dropouts` says.
 
-    What a layer adds is a product, with its bias, that an addition takes beside another value.
-    Shares of attention are dropped by `expand-attention`.
+    A layer adds a product, with its bias, to another value. `expand-attention` applies the dropout
+    of attention.
 
     Before:
         stg.module @m[hidden_dropout = 1/10] { ...

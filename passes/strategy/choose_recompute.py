@@ -15,10 +15,10 @@ from stagec.support.suggest import did_you_mean
 
 
 class ChooseRecompute(Pass):
-    """Write what `stg.recompute` says on the repeats that it concerns.
+    """Write `stg.recompute` as attributes of the repeats that it applies to.
 
-    What `selective` stands for is written as the list that `stg.selective` says. 'differentiate'
-    reads these attributes, and removes them.
+    `selective` is written as the list of ops that `stg.selective` states. 'differentiate' reads
+    these attributes, and removes them.
 
     Before:
         stg.strategy @s {

@@ -30,7 +30,7 @@ from stagec.support.suggest import did_you_mean
 class ExpandKernels(Pass):
     """Replace the ops that `stg.kernels` names by those that PyTorch runs without a compiler.
 
-    Each op says what these are. Where gate and up come out of one product, they get products, and
+    Each op defines them. Where gate and up come out of one product, they get products, and
     parameters, of their own, as modules have them; statements that name the packed parameter then
     name these. So they do for `gate_in_place` where recompute counts products. A remark says so if
     the model has none of these ops, unless a stack that is shipped names them. `stg.part_of` stays

@@ -31,10 +31,10 @@ from stagec.ir_spec.strategy.moe import MoeRule
 class OverlapBatches(Pass):
     """Make two half batches of a step of serving, as `stg.moe[two_batches]` says.
 
-    What has the batch as a dimension, caches too, is there twice, each of half the size; weights
-    are there once. In a layer the halves take turns: up to the ops that deal tokens to experts,
-    then up to those that take them back, then to its end. Collectives of one half run beside the
-    computation of the other.
+    Values with the batch as a dimension, caches included, exist twice, with half the size; weights
+    exist once. In a layer the halves alternate: up to the dispatch of tokens to experts, up to
+    their combination, and to its end. Collectives of one half run beside the computation of the
+    other.
 
     Before:
         stg.strategy @s {

@@ -40,8 +40,8 @@ SCHEDULE = "interleaved"
 
 
 class SeparateAttention(Pass):
-    """Cut each layer behind its attention, so that one of two pipeline stages has the attention of
-    all layers, with its caches, and the other one all the rest, as `stg.pipeline[afd]` says
+    """Split each layer after its attention, so that one of two pipeline stages has the attention of
+    all layers, with its caches, and the other one has the rest, as `stg.pipeline[afd]` says
     (MegaScale-Infer, arXiv 2504.02263; Step-3, arXiv 2507.19427).
 
     A repeat becomes two, whose layers take turns; the stages have a chunk for each of them, and

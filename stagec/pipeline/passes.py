@@ -50,8 +50,8 @@ class Pass(Frozen):
         raise NotImplementedError(f"{type(self).__name__} has no method run(module)")
 
     def applies(self, module: Module) -> bool:
-        """Whether there is anything to do: else the pass is not run, and what it leaves is not
-        looked at again. By default it is run."""
+        """Whether there is anything to do; if not, the pass is not run, and the module is not
+        verified again. By default it is run."""
         return True
 
     @classmethod

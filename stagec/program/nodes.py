@@ -205,9 +205,9 @@ class Program:
         return np.bincount(self.prototype, minlength=len(self.prototypes)).astype(np.int64)
 
     def named(self, names: Names) -> Program:
-        """The program with names of another length: `short` ones say what is computed, not in
-        which phase, microbatch and layer; with `none` there are none. `chakra` puts the type of the
-        record before each, as Chakra's timeline tool wants it: `COMP_NODE_forward/mb0/x`."""
+        """The program with other names: `short` ones state what is computed, without phase,
+        microbatch and layer; `none` leaves names out. `chakra` puts the type of the record before
+        each, as Chakra's timeline tool wants it: `COMP_NODE_forward/mb0/x`."""
         if names == "full":
             return self
         made: Mapping[Names, Callable[[Node], str]] = {

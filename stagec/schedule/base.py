@@ -77,7 +77,8 @@ class Schedule(ABC):
         return round_robin(stages, chunks)
 
     def check(self, stages: int, microbatches: int, chunks: int) -> None:
-        """Raise `DiagnosticError`, with a nearest valid choice, for sizes that do not go."""
+        """Raise `DiagnosticError`, with a nearest valid choice, for sizes that the schedule does
+        not take."""
         self.check_sizes(stages, microbatches, chunks)
 
     def closed_form(

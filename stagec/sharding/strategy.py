@@ -64,11 +64,11 @@ class Strategy:
     loc: Loc = UNKNOWN
 
     def all(self, kind: type[S]) -> tuple[S, ...]:
-        """What all statements of a kind say, in their order."""
+        """The parameters of all statements of a kind, in order."""
         return cast("tuple[S, ...]", self.records.get(kind, ()))
 
     def one(self, kind: type[S]) -> S:
-        """What the statement of a kind says; the defaults if there is none."""
+        """The parameters of the statement of a kind; the defaults if there is none."""
         given = self.all(kind)
         return given[0] if given else kind()
 
@@ -181,7 +181,7 @@ class Strategy:
 
     @property
     def recompute(self) -> RecomputeRule:
-        """What backward computes again."""
+        """What backward recomputes."""
         return self.one(RecomputeRule)
 
     @property

@@ -130,7 +130,7 @@ def test_an_interrupt_of_the_first_imports_is_quiet() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "time llama3-8b --machine h100-sxm --serve disaggregated --prompt 8 --html FILE.svg",
+        "memory llama3-8b --html FILE.svg",
         "analyze llama3-8b --json --format csv",
         "memory llama3-8b --json --format csv",
         "time llama3-8b --machine h100-sxm --json --format csv",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,18 @@ tp = 2
 S = 1024
 stage-layers = [2, 2]
 """
+
+
+@on_cheap_jobs
+def test_points_of_named_configurations_are_one_line(tmp_path: Path) -> None:
+    """Over the ranks; where two have as many each is a series of its name."""
+    (tmp_path / "two.toml").write_text(CONFIGURATIONS)
+    for more, named in ((), False), (("--sweep", "dp=1,2"), True):
+        plot = ("--sweep", tmp_path / "two.toml", *more, "--plot", "ranks,peak")
+        assert stagec(*CHEAP, *plot, "--html", tmp_path / "plot.svg").code == 0
+        drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
+        legend = re.findall(r"<text[^>]*>([^<]*split over tp[^<]*)<", drawn)
+        assert legend == (["split over tp dp 1", "split over tp dp 2"] if named else [])
 
 
 @on_cheap_jobs

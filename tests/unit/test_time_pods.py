@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -138,9 +139,23 @@ def test_a_page_has_the_figures_of_both_steps(tmp_path: Path) -> None:
     ran = stagec("time", *WORDS, *pods, "--html", tmp_path / "page.html")
     assert ran.code == 0, ran.err
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert ran.out.splitlines()[-1] in text
-    assert ">prefill<" in text
-    assert ">decode<" in text
+    times = re.findall(r"TTFT ([\d.]+ \ws), .* TPOT ([\d.]+ \ws)", ran.out)[0]
+    assert re.findall(r"<dt>TTFT</dt><dd>(.*?)</dd>.*?<dt>TPOT</dt><dd>(.*?)</dd>", text) == [times]
+    assert re.findall(r"<h2>(Prefill|Decode)</h2>", text) == ["Prefill", "Decode"]
+    assert f"stagec time {' '.join(WORDS[:3])}" in text
+    heads = [line for line in ran.out.splitlines() if "llama3-8b on" in line]
+    assert [head.partition(":")[0] for head in heads] == [*PODS]
+
+
+def test_a_plot_has_a_bar_for_each_class_of_both_pods(tmp_path: Path) -> None:
+    pods = ("--prefill", "pp=2,microbatches=2", "--decode", "tp=2", "--machine", "h100-sxm")
+    ran = stagec("time", *WORDS, *pods, "--no-levers", "--html", tmp_path / "plot.svg")
+    assert ran.code == 0, ran.err
+    drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
+    names = re.findall(r">((?:prefill|decode) stage\d)<", drawn)
+    assert names == ["prefill stage0", "prefill stage1", "decode stage0"]
+    assert "<title>decode stage0\nmatrix products: " in drawn
+    assert "\nbubble: " not in drawn
 
 
 def test_a_trace_shows_both_pods(tmp_path: Path) -> None:

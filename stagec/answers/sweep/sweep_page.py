@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from stagec.answers.sweep.axes import Axis
+from stagec.answers.sweep.axes import NAMED, Axis
 from stagec.answers.sweep.order import known, unbeaten
 from stagec.answers.sweep.rows import SweepRow, fits, notes
 from stagec.answers.sweep.table import SweepColumn, chosen_text, value_of
@@ -80,6 +81,8 @@ def sweep_plot(answer: SweepAnswer) -> Plot:
         if (at := value_of(row, x, columns)) is not None
         and (height := value_of(row, y, columns)) is not None
     ]
+    if joined and _are_one_line(points):
+        points = [replace(point, series="") for point in points]
     signs = [-1 if any(c.more and c.is_named(n) for c in columns) else 1 for n in names]
     alone = joined or "pod" in swept  # two steps are not compared
     best = [] if alone else sorted(unbeaten([(signs[0] * p.x, signs[1] * p.y) for p in points]))
@@ -224,12 +227,19 @@ def _cell(row: SweepRow, column: SweepColumn, columns: Sequence[SweepColumn], ke
     return HeatCell(value, column.text(value), about, fits(row) is not False, key)
 
 
+def _are_one_line(points: Sequence[PlotPoint]) -> bool:
+    """Whether each series is a point, at a place of its own, as of named configurations."""
+    return len(points) == len({p.series for p in points}) == len({p.x for p in points})
+
+
 def _series(row: SweepRow, x: str, joined: bool) -> str:
-    """What distinguishes lines: all that is swept but x; points, the first thing that is."""
+    """What distinguishes lines: all that is swept but x; points, the first thing that is. A named
+    configuration has its name."""
     rest = [(n, v) for n, v in row["configuration"].items() if n != x]
     if not joined:
         rest = rest[:1]
-    return " ".join(f"{n.rpartition('.')[2]} {chosen_text(v)}" for n, v in rest)
+    named = ("" if n == NAMED else f"{n.rpartition('.')[2]} " for n, _ in rest)
+    return " ".join(f"{name}{chosen_text(v)}" for name, (_, v) in zip(named, rest, strict=True))
 
 
 def _about(columns: Sequence[SweepColumn]) -> Callable[[SweepRow], str]:

@@ -22,6 +22,7 @@ from stagec.answers.time.timed import Timed, time_job
 from stagec.ir.serving_step import PREFILL
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.acceptance import Acceptance
+from stagec.jobs.request.command_line import step_command
 from stagec.jobs.request.measurements import remark_unused
 from stagec.jobs.request.options import JobOptions, stated_stack
 from stagec.jobs.request.serving_flags import DISAGGREGATED
@@ -168,7 +169,8 @@ def time(
         if options.serve == DISAGGREGATED:
             sent = transfer_of(timed)
             reports = {pod: step.report for pod, step in timed.steps.items()}
-            return PodsTime(reports, sent, accepted, drawn)
+            said = step_command(options, machine, overlap=replay.overlap)
+            return PodsTime(reports, sent, accepted, said, drawn)
         alone, turns = alone_seconds(timed), turn_seconds(timed)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(

@@ -150,7 +150,8 @@ class Panel {
     pen.textAlign = "right";
     pen.fillStyle = strong ? colors.text : colors.quiet;
     if (strong) pen.font = `600 ${font}`;
-    pen.fillText(shortened(pen, text, GUTTER - 12), GUTTER - 8, y);
+    if (pen.measureText(text).width > GUTTER - 12) pen.font = pen.font.replace(/[0-9.]+px/, `${0.74 * em}px`);
+    pen.fillText(shortened(pen, text, GUTTER - 12), GUTTER - 8, Math.max(y, em / 2));
     pen.font = font;
   }
 

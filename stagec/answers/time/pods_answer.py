@@ -12,6 +12,7 @@ from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.request.acceptance import Acceptance
 from stagec.jobs.request.serving_flags import PODS
 from stagec.output.report import Report
+from stagec.output.svg_text import SVGText
 from stagec.output.tables import bytes_text, console
 
 if TYPE_CHECKING:
@@ -24,12 +25,13 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class PodsTime(Report):
-    """The steps of both pods, each by itself, and the transfer between them. `drawn` gives what
-    pictures are made of."""
+    """The steps of both pods, each by itself, and the transfer between them, for which `command`
+    asks. `drawn` gives what a trace is made of."""
 
     pods: Mapping[str, TimeReport]
     transfer: TransferTime
     accepted: Acceptance
+    command: str
     drawn: Callable[[], Timed] = field(repr=False, compare=False)
 
     @property
@@ -63,10 +65,21 @@ class PodsTime(Report):
         """A row for each pod."""
         return [{"pod": pod, **report.as_json()} for pod, report in self.pods.items()]
 
+    def page(self) -> str:
+        """Where the time of both steps goes, and what would help each."""
+        from stagec.answers.time.pods_page import pods_page
+
+        return pods_page(self)
+
+    def plot(self) -> SVGText:
+        from stagec.answers.time.pods_page import pods_plot
+
+        return SVGText(pods_plot(self).svg())
+
     def print(self, stream: TextIO) -> None:
         for pod in PODS:
             unit = rate_unit(self.accepted) if pod == DECODE else "tokens/s"
-            print_time(self.pods[pod], stream, tokens=unit)
+            print_time(self.pods[pod], stream, tokens=unit, pod=pod)
         _print(self, stream)
         stream.write(accepted_text(self.pods[DECODE].step_seconds, self.accepted))
 

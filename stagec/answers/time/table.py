@@ -44,13 +44,18 @@ def interval_text(interval: Mapping[str, Any] | None, measured: str) -> str:
 
 
 def print_time(
-    report: TimeReport, stream: TextIO, interval: str = "", *, tokens: str = "tokens/s"
+    report: TimeReport,
+    stream: TextIO,
+    interval: str = "",
+    *,
+    tokens: str = "tokens/s",
+    pod: str = "",
 ) -> None:
     """The step, the interval that it is in, where its time goes, its critical path, and what would
-    help. `tokens` is the unit of its rate."""
+    help. `tokens` is the unit of its rate, `pod` the name of one of several."""
     out = console(stream)
-    mesh = " x ".join(f"{a} {n}" for a, n in report.mesh.items()) or "one device"
-    out.print(f"{report.model} on {report.machine}, {counted(report.ranks, 'rank')}: {mesh}")
+    of = f"{pod}: " if pod else ""
+    out.print(f"{of}{report.model} on {report.machine}, {ranks_text(report)}")
     facts = [f"a step takes {seconds_text(report.step_seconds)}"]
     if report.tokens_per_second is not None and report.tokens_per_second_per_rank is not None:
         each = report.tokens_per_second_per_rank
@@ -76,6 +81,12 @@ def print_time(
         ordered = sorted(report.levers, key=lambda each: each.step_seconds)
         texts = ((e.name, seconds_text(e.step_seconds), f"{e.speedup - 1:.1%}") for e in ordered)
         out.print(table("What would help", "with", "step", "faster by", rows=texts))
+
+
+def ranks_text(report: TimeReport) -> str:
+    """`512 ranks: pp 4 x dp 16 x tp 8`."""
+    mesh = " x ".join(f"{a} {n}" for a, n in report.mesh.items()) or "one device"
+    return f"{counted(report.ranks, 'rank')}: {mesh}"
 
 
 def costed_text(costed_by: Mapping[str, int]) -> str:

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stagec.analysis.time_report import TimeReport
-from stagec.answers.time.table import seconds_text
+from stagec.answers.time.table import ranks_text, seconds_text
 from stagec.jobs.request.command_line import step_command
 from stagec.output.bars import Bar, Bars
 from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
 from stagec.output.plot import PlotAxis
 from stagec.output.tables import bytes_text, count_text, verdict_text
-from stagec.support.words import counted
 
 if TYPE_CHECKING:
     from stagec.answers.time.timed import Timed
@@ -76,17 +75,16 @@ def time_page(
 ) -> str:
     """The text of the page of a job, whose machine is called `title` and has so many bytes of
     memory; `commands` give its time and its memory."""
-    mesh = " x ".join(f"{a} {n}" for a, n in report.mesh.items()) or "one device"
-    about = f"{counted(report.ranks, 'rank')}: {mesh}. "
+    about = f"{ranks_text(report)}. "
     about += " ".join(_left_out(picture, levers=bool(report.levers)))
     name = f"{report.model} on {title}"
     charts = [_parts(picture, name, commands[0])]
     if report.levers:
-        charts.append(_levers(report, name, commands[0]))
+        charts.append(levers(report, name, commands[0]))
     body = [
         *paragraphs([about, *report.cautions], "quiet"),
         *map(command, commands, ("", "each buffer:")),
-        facts(_facts(report)),
+        facts(step_facts(report)),
         _BODY,
         figures(charts),
         _PARTS,
@@ -95,7 +93,7 @@ def time_page(
             ["What the step is made of, from its start to its end, with the waits before each."],
             "quiet",
         ),
-        _path(report),
+        path_table(report),
     ]
     data = {"about": [name, commands[0]], "capacity": round(capacity), "picture": picture}
     return page(name, body, _SCRIPTS, data)
@@ -125,7 +123,7 @@ def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
     )
 
 
-def _levers(report: TimeReport, about: str, said: str) -> Bars:
+def levers(report: TimeReport, about: str, said: str) -> Bars:
     """The step on machines that are better in one respect."""
     rows = [("as it is", report.step_seconds, 1.0)]
     rows += sorted(
@@ -145,7 +143,8 @@ def _levers(report: TimeReport, about: str, said: str) -> Bars:
     )
 
 
-def _path(report: TimeReport) -> str:
+def path_table(report: TimeReport, name: str = "path") -> str:
+    """What the step is made of, from its start to its end."""
     heads = ["class", "phase", "op", "counts as", "nodes", "time", "share of the step"]
     rows = [
         TableRow(
@@ -157,10 +156,11 @@ def _path(report: TimeReport) -> str:
         )
         for p in report.critical_path[:_MOST_CLASSES]
     ]
-    return table(heads, rows, "path")
+    return table(heads, rows, name)
 
 
-def _facts(report: TimeReport) -> Iterator[tuple[str, str]]:
+def step_facts(report: TimeReport) -> Iterator[tuple[str, str]]:
+    """The figures of a step, each with its name."""
     yield "step time", seconds_text(report.step_seconds)
     if report.tokens_per_second is not None and report.tokens_per_second_per_rank is not None:
         yield "tokens/s", f"{report.tokens_per_second:,.0f}"

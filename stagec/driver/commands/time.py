@@ -22,7 +22,6 @@ from stagec.jobs.request.measurements import MEASURED, measurements
 from stagec.jobs.request.option import switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.result import FORM, JSON, OUTPUT
-from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.request.units import on_machine
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.time.costs.replay_options import ReplayOptions
@@ -75,7 +74,7 @@ def command(**given: Any) -> int:
     machine, session = given["machine"], the_session()
     if machine is None:
         raise _no_machine()
-    check_alone(given, plotted=options.serve != DISAGGREGATED)
+    check_alone(given, plotted=True)
     if given["limit"] is not None:
         raise error(
             "--limit for one job is an option of 'stagec memory'",

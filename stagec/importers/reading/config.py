@@ -282,7 +282,7 @@ class Config:
         return Config(self._text, value, f"{self._where}{key}.", at, self._ignored)
 
     def merge(self, *keys: str) -> None:
-        """Take the members of the objects in these keys for members of this one, where it has none
+        """Read the members of the objects in these keys as members of this one, unless it has one
         of that name."""
         for key in keys:
             inner = self.section(key)
@@ -302,7 +302,7 @@ class Config:
                 self._members[key] = other._members[key]
 
     def only(self, key: str, *values: Json, why: str = "is not modeled") -> None:
-        """A key of which no other values than these can be read, null and its absence aside."""
+        """Refuse other values than these of a key that is present and not null."""
         value = self._value([key])
         if value is None or any(_same(value, v) for v in values):
             return

@@ -146,7 +146,7 @@ class ModelText:
         return self.symbols[name].value or 1
 
     def replace(self, name: str, value: int, comment: str) -> None:
-        """Give a symbol that is there another value."""
+        """Change the value of a declared symbol."""
         self.symbols[name] = Symbol(name, value, comment)
 
     def assume(self, relation: str) -> None:

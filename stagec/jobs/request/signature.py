@@ -68,8 +68,8 @@ class JobFlags(TypedDict, total=False):
     #: Tensor-parallel ranks with the same value send one part each to the next stage, which gathers
     #: it.
     scatter_gather: bool | None
-    #: With --serve and --pp 2: attention and feed-forward apart, attention of all layers on one
-    #: stage, the rest of them on the other one; two microbatches take turns.
+    #: With --serve and --pp 2: attention of all layers runs on one stage, their feed-forward on the
+    #: other one, and two microbatches alternate.
     afd: bool | None
     #: Receive buffers of a pipeline: from arrival to last use (arrive), or one for each microbatch,
     #: kept across steps (ahead).
@@ -118,7 +118,7 @@ class JobFlags(TypedDict, total=False):
     #: The share of the speed of products that grouped products of experts sustain, such as 1/2
     #: (default: all of it).
     sustained_experts: float | str | None
-    #: With --serve: so many copies of popular experts, in addition to the model's experts.
+    #: With --serve: this many copies of popular experts, in addition to the model's experts.
     redundant_experts: int | None
     #: Order of these mesh axes, slowest first, within the places that they have: dp,pp makes
     #: pipeline stages neighbours (default: pp, dp, ep, cp, tp).
@@ -183,7 +183,7 @@ class JobFlags(TypedDict, total=False):
     fuse_products: bool | None
     #: With --serve: one kernel rotates queries and keys, casts, and writes rows into caches.
     fuse_caches: bool | None
-    #: The norm of the next layer adds up what a layer ends with, in its kernel.
+    #: The sum at the end of a layer is part of the kernel of the next norm.
     fuse_sums: bool | None
     #: Casts to this number of bits or fewer are separate kernels, not fused with the norm or the
     #: activation before them.
@@ -246,7 +246,7 @@ class JobFlags(TypedDict, total=False):
     #: other (for-loop); in-backward: use and free gradients as soon as they are computed, without
     #: clipping.
     optimizer_form: Literal["fused", "foreach", "for-loop", "in-backward"] | None
-    #: SGD has a momentum.
+    #: SGD uses momentum.
     sgd_momentum: bool | None
     #: Gradient buffers persist across steps, or are freed before forward.
     grads: Literal["persistent", "freed"] | None
@@ -261,16 +261,17 @@ class JobFlags(TypedDict, total=False):
     #: Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or all
     #: of them (all-reduce).
     grad_collective: Literal["reduce-scatter", "all-reduce"] | None
-    #: Tokens and labels count, in 64 bits each: as one tensor (shared) or as two (each).
+    #: Count tokens and labels as memory, in 64 bits: in one tensor (shared) or two (each).
     token_buffers: Literal["none", "shared", "each"] | None
-    #: Tables of rotations count: made by forward and kept until backward ends (made), or a buffer
-    #: in fp32 from step to step, of complex numbers (buffer) or of cosines and sines (cos-sin).
+    #: Count the tables of rotary embeddings: made by forward and kept until backward ends (made),
+    #: or a buffer in fp32 that stays across steps, of complex numbers (buffer) or of cosines and
+    #: sines (cos-sin).
     rotation_tables: Literal["none", "made", "buffer", "cos-sin"] | None
     #: Backward keeps a saved tensor until its last use, or until the operation or checkpoint that
     #: saved it has all its gradients (node).
     saved_tensors: Literal["last-use", "node"] | None
-    #: Where nothing before the layers is trained the first one saves what all do (all), or nothing
-    #: for the gradient of its input (needed).
+    #: If nothing before the layers is trained, the first layer saves what all others save (all), or
+    #: leaves out what only the gradient of its input needs (needed).
     first_saved: Literal["all", "needed"] | None
     #: The cross entropy is one op (fused), one that casts its logits (compiled), one op whose
     #: gradient takes the buffer of the logits (in-place: in several kernels; fused-in-place), a
@@ -285,9 +286,9 @@ class JobFlags(TypedDict, total=False):
     loss_logits: Literal["split", "gathered"] | None
     #: Parts of the tokens of a chunked or linear loss (default: that of the form).
     loss_chunks: int | None
-    #: The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, that which PyTorch chooses
-    #: (sdpa), products and softmax one by one (math; as in transformers: eager), or the kernel with
-    #: which the machine was measured (device).
+    #: The kernel of attention: FlashAttention 1, 2 or 3, cuDNN, Triton, the one that PyTorch
+    #: chooses (sdpa), products and softmax one by one (math; as in transformers: eager), or the
+    #: kernel with which the machine was measured (device).
     attention: (
         Literal[
             "device", "math", "eager", "sdpa", "flash-1", "flash-2", "flash-3", "cudnn", "triton"
@@ -392,8 +393,8 @@ class JobFlags(TypedDict, total=False):
     activation_dtype: Literal["auto", "bf16", "fp8", "fp4", "int8"] | None
     #: Elements of a block of weights along a dimension (default: that of the format).
     weight_block: int | None
-    #: What is stored so (auto: with 4 bits and experts, mxfp4 and nvfp4 of all but attention, int4
-    #: of experts that a router chooses; all blocks else).
+    #: Which weights have this type (auto: in a model with experts mxfp4 and nvfp4 in all but
+    #: attention, int4 in experts that a router chooses; otherwise in all blocks).
     weight_parts: Literal["auto", "all", "feed-forward", "experts"] | None
     #: The format in which experts are filled up with columns where ranks have no whole blocks of
     #: them.
