@@ -8,6 +8,8 @@ from math import prod
 from typing import Any, TypeAlias
 
 Axes: TypeAlias = tuple[str, ...]
+#: What a flag needs that changes nothing in training: a step of serving.
+SERVE = "serve"
 
 
 @dataclass(frozen=True, slots=True)
