@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 from stagec.ir_spec.strategy.axes import PARTS
 
 Axes: TypeAlias = tuple[str, ...]
+#: What a flag needs that changes nothing in training: a step of serving.
+SERVE = "serve"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Where the scheduler of an engine works: between two steps, or beside devices.
@@ -18,8 +18,9 @@ NEVER, PHASES, KERNELS = "never", "phases", "kernels"
 CAPTURED, ISSUED = "captured", "issued"
 
 
-def _time(flag: str, doc: str, help: str) -> Any:
-    return flagged(flag, help, "str", doc=f'{doc}, such as "2 us"', metavar="TIME")
+def _time(flag: str, doc: str, help: str, needs: tuple[str, ...] = ()) -> Any:
+    doc = f'{doc}, such as "2 us"'
+    return flagged(flag, help, "str", doc=doc, metavar="TIME", needs=needs)
 
 
 class HostsRule(Record):
@@ -49,6 +50,7 @@ class HostsRule(Record):
         "before forward of a microbatch, for hosts that wait",
         "With --host-waits: time of a host before forward of a microbatch, such as '2 ms' "
         "(default: none).",
+        ("host_waits",),
     )
     graphs: bool = flagged(
         "host_graphs",
@@ -59,12 +61,14 @@ class HostsRule(Record):
         "With --serve: hosts launch steps with prompts as a graph (captured), or issue them kernel "
         "by kernel (issued), each in --host-issue.",
         choices=(CAPTURED, ISSUED),
+        needs=(SERVE,),
     )
     product: str = _time(
         "host_product",
         "of a product in `product_bits` or less on Blackwell, in place of `issue`",
         "Time of a host for a product in --host-product-bits or less on Blackwell, such as '200 "
         "us', if it chooses the kernel at each call (default: --host-issue).",
+        (SERVE,),
     )
     product_bits: int = flagged(
         "host_product_bits",
@@ -72,29 +76,34 @@ class HostsRule(Record):
         "int",
         least=4,
         default=8,
+        needs=("host_product",),
     )
     graph_gap: str = _time(
         "graph_gap",
         "between two kernels of a graph",
         "With --serve decode: the gap between two kernels of a captured graph, such as '0.5 us' "
         "(default: the launch gap of the machine).",
+        (SERVE,),
     )
     step: str = _time(
         "host_step",
         "of the scheduler for a step of serving",
         "With --serve: time of the scheduler per step, such as '1 ms' (default: none).",
+        (SERVE,),
     )
     scheduler: str = flagged(
         "host_scheduler",
         "With --serve: the scheduler prepares a step after the step before (between), or while it "
         "runs (beside).",
         choices=(BETWEEN, BESIDE),
+        needs=(SERVE,),
     )
     request: str = _time(
         "host_request",
         "of a request outside of its steps",
         "With --serve: time of a request before its first step and after its last, such as '10 "
         "ms' (default: none).",
+        (SERVE,),
     )
 
     @property

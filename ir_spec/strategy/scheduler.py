@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, fraction
+from stagec.ir_spec.strategy.flag_values import SERVE
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: What a step takes by default: vLLM v1's budget of tokens on cards of 70 GiB and more
@@ -98,7 +99,7 @@ class SchedulerOp(Statement):
 
     name, record = "stg.scheduler", SchedulerRule
     section = Section.SERVING
-    rare, software = True, True
+    rare, software, needs = True, True, (SERVE,)
     example = "stg.scheduler[prompts = beside, tokens = 8192, memory = 9/10]"
 
     def verify(self, op: Operation) -> Iterator[str]:

@@ -24,7 +24,7 @@ from stagec.ir.expr import fraction
 from stagec.ir.param import Param
 from stagec.ir_spec.ops.structure import Declaration
 from stagec.ir_spec.strategy.axes import AXES
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
 from stagec.support.frozen import Frozen
 from stagec.support.source import UNKNOWN, Loc
 
@@ -396,11 +396,13 @@ class Statement(Declaration):
         return values
 
     def _is_met(self, request: FlagValues, need: Need) -> bool:
-        """Whether there is an axis of these, or a flag of this statement; what others give is left
-        to them."""
+        """Whether there is an axis of these, a step of serving, or a flag of this statement; what
+        others give is left to them."""
         own = {flag.name: flag for flag in self.flags}
 
         def is_there(name: str) -> bool:
+            if name == SERVE:
+                return bool(request.flags.get(SERVE))
             if name in AXES:
                 return name in request.axes
             return name not in own or not own[name].is_default(request[name])

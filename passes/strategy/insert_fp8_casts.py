@@ -54,10 +54,11 @@ class InsertFp8Casts(Pass):
     `stg.dtypes[fp8 = ...]` asks for it. A parameter in 32 bits that is cast where it is used is one
     as well: the cast is cast. With `block` activations and gradients have a scale for
     each 128 elements, which moves and is held with them. Results keep their type of 16 bits.
-    Products whose results choose (routers) stay as they are. Embedding and head stand outside of
-    repeats and stay as well. With `scaling = current`, `mxfp8` and `nvfp4` casts are
-    `stg.quantize`, also those of gradients. With `nvfp4` what weight gradients take of activations
-    and gradients is turned by a random Hadamard matrix first (`hadamard`).
+    Products whose results choose (routers) stay as they are, and products in 32 bits beside others,
+    such as those of adapters. Embedding and head stand outside of repeats and stay as well. With
+    `scaling = current`, `mxfp8` and `nvfp4` casts are `stg.quantize`, also those of gradients. With
+    `nvfp4` what weight gradients take of activations and gradients is turned by a random Hadamard
+    matrix first (`hadamard`).
 
     Before:
         stg.strategy @s {
@@ -115,15 +116,16 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantiz
     types = RECIPES[recipe]
     name = "stg.quantize" if quantize else "stg.cast"
     cast: dict[Value, Value] = {}
-    linear = [op for op in block.ops if _is_linear(op)]
+    every = [op for op in block.ops if _is_linear(op)]
+    linear = [op for op in every if op.result.tensor.dtype != "f32"]
+    if every and not linear:
+        raise error(
+            f"products of {recipe} have results of 16 bits, but %{every[0].result.name} is f32",
+            loc,
+            remedy="choose --param-dtype bf16, or leave fp8 out",
+        )
     for op in linear:
         dtype = op.result.tensor.dtype
-        if dtype == "f32":
-            raise error(
-                f"products of {recipe} have results of 16 bits, but %{op.result.name} is f32",
-                loc,
-                remedy="choose --param-dtype bf16, or leave fp8 out",
-            )
         for index, value in enumerate(op.operands):
             if value not in cast:
                 b = Builder.before(module.registry, op, loc=made_by(InsertFp8Casts.name, loc))

@@ -6,9 +6,9 @@ one way in for strategies; `--print-strategy` shows it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -55,7 +55,7 @@ from stagec.jobs.request.preset import find_preset, with_step
 from stagec.jobs.request.serving_flags import Serving, over_limit, read_serving, refuse_training
 from stagec.jobs.request.units import remark_of, settled
 from stagec.jobs.session import Session
-from stagec.jobs.stack import apply_stack, read_stack
+from stagec.jobs.stack import StackLine, apply_stack, needed_flags, read_stack
 from stagec.models import library
 from stagec.pipeline.instrument import Instrument
 from stagec.pipeline.manager import PassManager
@@ -204,7 +204,22 @@ class JobBuilder:
             self.session.report(diagnostic)
 
     def _request(self, module: Module) -> FlagValues:
-        return request(self.options, self._axes(), module.symbols, module.sequences)
+        """What flags ask for, with what they need of the stack."""
+        options = self.options.changed(**needed_flags(self._stack, self._given))
+        return request(options, self._axes(), module.symbols, module.sequences)
+
+    @cached_property
+    def _stack(self) -> Sequence[StackLine]:
+        """The lines of the stack."""
+        if self.options.stack == IDEAL:
+            return ()
+        return read_stack(self.options.stack, self.session, self.loaded.registry)
+
+    @cached_property
+    def _given(self) -> frozenset[str]:
+        """The flags that are given."""
+        flags = (f for f in FLAGS.values() if not f.is_default(getattr(self.options, f.name)))
+        return self.options.explicit | {f.name for f in flags}
 
     def _parts_of_tp(self, module: Module) -> dict[str, int | None]:
         """The axes that tensor parallelism is split into: one over which experts are split, where
@@ -297,9 +312,7 @@ class JobBuilder:
         """The defaults of the software, below what flags and texts say."""
         if self.options.stack == IDEAL:
             return
-        lines = read_stack(self.options.stack, self.session, self.loaded.registry)
-        flags = (f for f in FLAGS.values() if not f.is_default(getattr(self.options, f.name)))
-        given = None if self.from_texts else self.options.explicit | {f.name for f in flags}
+        lines, given = self._stack, None if self.from_texts else self._given
         names = {n for op in module.declaring("symbols", "axes") for n in op.attrs}
         strategy, serves = module.ops("stg.strategy")[0], self.serving is not None
         added = apply_stack(strategy, lines, given=given, serves=serves, names=names)

@@ -16,6 +16,7 @@ from stagec.ir.opdef import Registry
 from stagec.ir.signature import misfits
 from stagec.ir_spec.strategy.stack import StackOp
 from stagec.ir_spec.strategy.statement import Statement
+from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.session import Session
 from stagec.models import LIBRARY, library_text, stacks
 from stagec.support.diagnostics import DiagnosticList, error
@@ -216,6 +217,14 @@ def stack_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str,
         op = Operation(line.definition, attrs=_wanted(line, given))
         flags |= line.definition.flags_of(op) if op.attrs else {}
     return flags
+
+
+def needed_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str, Any]:
+    """The flags of a stack that those that are `given` need, with their values: `--recompute-every
+    3` is about what the stack recomputes."""
+    needs = [need for name in given if name in FLAGS for need in FLAGS[name].needs]
+    names = {n for need in needs for n in ((need,) if isinstance(need, str) else need)}
+    return {n: v for n, v in stack_flags(lines, given).items() if n in names}
 
 
 def _wanted(line: StackLine, given: Collection[str]) -> dict[str, Attr]:

@@ -193,6 +193,8 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
         (["--dp", "2", "--zero", "3", "--ddp-bucket", "9"], "--ddp-bucket has no effect"),
         (["--dp", "2", "--zero", "2", "--ddp-copies"], "--ddp-copies has no effect with --zero 2"),
         (["--tp", "2", "--ddp-bucket", "9"], "--ddp-bucket has no effect without --dp"),
+        (["--prompt-steps", "alone"], "--prompt-steps has no effect without --serve"),
+        (["--host-step", "1 ms"], "--host-step has no effect without --serve"),
         (["--cp", "2"], "each rank of cp has the whole optimizer state"),
         (["--recompute", "selective"], "'stg.recompute' changes nothing"),
     ],

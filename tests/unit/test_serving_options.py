@@ -22,6 +22,7 @@ REFUSED = [
     ("--lora wq --lora-dtype f32", "--lora-dtype cannot be used with --serve"),
     ("--lora wqk", "the model has no parameter '%wqk'"),
     ("--grad-dtype bf16", "--grad-dtype cannot be used with --serve"),
+    ("--moment-dtype bf16", "--moment-dtype cannot be used with --serve: there is no optimizer"),
     ("--pp 2 --schedule zbv", "--schedule zbv cannot be used with --serve"),
     ("--tp 2 --sp", "--dp-attention"),
     ("--tp 3", "choose tp among"),

@@ -317,7 +317,7 @@ def test_each_parameter_has_the_origin_that_says_it(tmp_path: Path) -> None:
 
 
 #: Jobs that have what statements are about: shards, ranks of experts, of stages and of parts of
-#: sequences, layers to compute again, adapters beside weights in 4 bits.
+#: sequences, layers to compute again, adapters beside weights in 4 bits, steps of a server.
 JOBS: Sequence[dict[str, Any]] = (
     {},
     {"zero": 3},
@@ -326,7 +326,26 @@ JOBS: Sequence[dict[str, Any]] = (
     {"cp": 2},
     {"recompute": "selective"},
     {"lora": "wq", "weight_dtype": "mxfp4"},
+    {"serve": "decode", "batch": 8, "context": 8},
 )
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--stack torchtitan --recompute-every 3", "stg.recompute[full, every = 3]"),
+        ("--stack torchtitan --recompute-layers 1", "stg.recompute[full, layers = 1]"),
+        (
+            "--stack trtllm --serve decode --batch 2 --context 5 --tp 2 --all-reduce-below 1000",
+            "stg.collectives[norms, statistics, all_reduce = one_shot, below = 1000]",
+        ),
+    ],
+)
+def test_a_flag_may_be_about_what_the_stack_says(flags: str, expected: str) -> None:
+    ran = stagec("analyze", "llama3-8b", *flags.split(), "--print-strategy")
+    assert ran.code == 0
+    assert "has no effect" not in ran.err
+    assert expected in ran.out
 
 
 @pytest.mark.parametrize("name", stacks())

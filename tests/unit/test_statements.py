@@ -22,7 +22,7 @@ from stagec.ir_spec.builtin import BUILTIN
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.bucket import BucketRule
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
 from stagec.ir_spec.strategy.mesh_flags import OF_MESH
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.ir_spec.strategy.shard_params import ShardParamsRule
@@ -86,6 +86,9 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "sgd_momentum": {"optimizer": "sgd"},
     "etp": {"sp": True},
     "cp_inputs": {"cp": 2, "cp_mode": "all-gather"},
+    "host_microbatch": {"host_waits": "phases"},
+    "host_product_bits": {"serve": "decode", "host_product": "2 us"},
+    **{flag.name: {"serve": "decode"} for flag in FLAGS.values() if SERVE in flag.needs},
 }
 
 
@@ -114,7 +117,7 @@ def another(flag: Flag) -> Any:
         case "names" | "patterns":
             return flag.choices[-1] if flag.choices else "wq"
         case _:
-            return BY_KIND[flag.kind]
+            return "2 us" if flag.metavar == "TIME" else BY_KIND[flag.kind]
 
 
 def text_of(**given: Any) -> str:
@@ -169,7 +172,7 @@ def test_a_flag_says_what_it_is(name: str) -> None:
     if flag.tries and flag.choices:
         assert set(flag.tries) <= set(flag.choices)
     needed = {n for need in flag.needs for n in ((need,) if isinstance(need, str) else need)}
-    assert needed <= {*FLAGS, EXPERTS}
+    assert needed <= {*FLAGS, EXPERTS, SERVE}
 
 
 @pytest.mark.parametrize(
@@ -339,7 +342,8 @@ def test_a_flag_without_what_it_needs_is_reported(name: str) -> None:
     flag = FLAGS[name]
     ran = stagec("analyze", LLAMA, *words_of(name), "--print-strategy")
     need = flag.needs[0] if isinstance(flag.needs[0], str) else flag.needs[0][0]
-    assert f" has no effect without {FLAGS[need].option}" in ran.err
+    option = FLAGS[need].option if need in FLAGS else f"--{need}"
+    assert f" has no effect without {option}" in ran.err
     assert ran.code == 0
     plain = stagec("analyze", LLAMA, "--print-strategy")
     assert ran.out == plain.out, "and writes nothing"

@@ -13,7 +13,7 @@ from stagec.ir.module import Module
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES as ALL_AXES
 from stagec.ir_spec.strategy.axes import SHARDING, TENSOR_AXES
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.microbatches import microbatches
 from stagec.ir_spec.strategy.statement import Flag, Need, Statement
@@ -30,6 +30,8 @@ TRAINING = {
     "grad_dtype": "there are no gradients",
     "reduce_dtype": "there are no gradients",
     "master_dtype": "there is no optimizer",
+    "moment_dtype": "there is no optimizer",
+    "host_issue_backward": "there is no backward",
     "tp_inputs": "there is no backward to keep inputs for",
     "cp_inputs": "there is no backward to keep inputs for",
 }
@@ -367,6 +369,8 @@ def _names(need: Need) -> tuple[str, ...]:
 
 
 def _is_there(request: FlagValues, name: str) -> bool:
+    if name == SERVE:
+        return bool(request.flags.get(SERVE))
     if name in ALL_AXES:
         return name in request.axes
     return name not in FLAGS or not FLAGS[name].is_default(request[name])
