@@ -68,6 +68,9 @@ class LowerToTrace(Pass):
     """Replace the function by an `et.graph`: computations and collectives of one rank, sizes still
     symbolic.
 
+    With `share-actions`, actions of a pipeline that are alike but for names have one region, which
+    takes what is around as arguments: enough for times.
+
     Before:
         %y = stg.einsum["bd,df->bf"](%x, %w) : bf16[B@dp, F@tp]
         %z = stg.all_gather[dim = 1, over = tp](%y) : bf16[B@dp, F]
