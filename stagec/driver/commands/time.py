@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from stagec.answers.questions import needed
 from stagec.answers.sweep.rows import Case
 from stagec.answers.sweep.run import check_alone, sweep, sweep_options
 from stagec.answers.time.answer import time
@@ -23,7 +24,7 @@ from stagec.jobs.request.option import switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.result import FORM, JSON, OUTPUT
 from stagec.jobs.request.units import on_machine
-from stagec.support.diagnostics import DiagnosticError, error
+from stagec.support.diagnostics import error
 from stagec.time.costs.replay_options import ReplayOptions
 
 
@@ -71,9 +72,7 @@ def command(**given: Any) -> int:
                 "--accepted cannot be used with --sweep, which has no TPOT", remedy="leave it out"
             )
         return _swept(options, given)
-    machine, session = given["machine"], the_session()
-    if machine is None:
-        raise _no_machine()
+    machine, session = needed(given["machine"]), the_session()
     check_alone(given, plotted=True)
     if given["limit"] is not None:
         raise error(
@@ -104,8 +103,8 @@ def _swept(options: JobOptions, given: dict[str, Any]) -> int:
     """The times of many configurations."""
     from stagec.answers.sweep.table import TIME
 
-    if given["machine"] is None and not any("machine" in axis.sets for axis in given["sweep"]):
-        raise _no_machine()
+    if not any("machine" in axis.sets for axis in given["sweep"]):
+        needed(given["machine"])
     files = tuple(path.resolve() for path in given["measured"])
     case = Case(
         *(options, given["machine"], given["overlap"], files, given["kernels_from"]),
@@ -113,7 +112,3 @@ def _swept(options: JobOptions, given: dict[str, Any]) -> int:
         used=given["used_ranks"],
     )
     return show_sweep(sweep(case, given, TIME, the_session()), given)
-
-
-def _no_machine() -> DiagnosticError:
-    return error("no machine is given", remedy="add --machine h100-sxm, for example")

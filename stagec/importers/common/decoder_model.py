@@ -103,16 +103,14 @@ class DecoderModel:
         h = self.size("H", *_HEADS, default=sizes.heads)
         if sizes.grouped:
             g = self.size("G", *_GROUPS, default=sizes.groups or h)
-            if h % g:
-                raise config.refuse(_GROUPS[0], f"is {g}, which does not divide {h} heads")
+            config.divides(_GROUPS[0], g, h, "heads")
         else:
             text.symbol("G", sizes.groups or h, "heads of keys and values")
         text.assume("H % G == 0")
         if config.has(*dim_keys) or (sizes.dim and not config.names(*dim_keys)):
             self.size("K", *dim_keys, default=sizes.dim)
             return
-        if d % h:
-            raise config.refuse(_HEADS[0], f"is {h}, which does not divide {d}")
+        config.divides(_HEADS[0], h, d)
         text.symbol("K", d // h, "hidden_size / num_attention_heads")
 
     # -- keys --------------------------------------------------------------------------------------

@@ -160,9 +160,7 @@ def _stretch_base(scaling: Config, text: ModelText, key: str) -> None:
     """NTK-aware positions: the base times the number of a key to the power of d/(d - 2), for d
     rotated elements of a head, to the nearest whole number (arXiv 2309.00071, section 3.1; the code
     of Hunyuan in transformers)."""
-    by, symbols = scaling.ratio(key), text.symbols
-    if by <= 0:
-        raise scaling.wrong(key, "a positive number")
+    by, symbols = scaling.positive(key), text.symbols
     dim = (symbols.get("R") or symbols["K"]).value or 1
     if dim < 4 or "theta" not in symbols:
         raise scaling.refuse(key, "needs heads with at least four rotated elements")

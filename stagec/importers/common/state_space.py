@@ -147,14 +147,12 @@ def read_mamba2(
     inner = inner or config.size(keys.expand, default=2) * text.value("D")
     if config.is_text(keys.size) or not config.has(keys.size):
         config.word(keys.size, among=("auto",), default="auto")
-        if inner % h:
-            raise config.refuse(keys.heads, f"is {h}, which does not divide {inner}")
+        config.divides(keys.heads, h, inner)
         text.symbol("P", inner // h, f"{keys.expand} * hidden_size / {keys.heads}")
     else:
         read_size(config, text, "P", keys.size)
     g = config.size(keys.groups, default=groups)
-    if h % g:
-        raise config.refuse(keys.groups, f"is {g}, which does not divide {h} heads")
+    config.divides(keys.groups, g, h, "heads")
     text.symbol("G_m", g, keys.groups)
     read_size(config, text, "N", keys.state, default=state)
     read_size(config, text, "W", keys.conv, default=4)

@@ -34,8 +34,7 @@ def read_heads_of(config: Config, text: ModelText, suffix: str, key: str, heads:
     """Declare H and K by a number of heads that share the width."""
     width = text.value(f"D{suffix}")
     count = read_size(config, text, f"H{suffix}", key, default=heads)
-    if width % count:
-        raise config.refuse(key, f"is {count}, which does not divide {width}")
+    config.divides(key, count, width)
     text.symbol(f"K{suffix}", width // count, f"the width / {key}")
 
 

@@ -190,10 +190,7 @@ def _read_heads(model: DecoderModel) -> tuple[SharingHeads, SharingHeads]:
             raise config.refuse("per_layer_config", "differs between layers of one kind")
         for pair in pairs:
             wide, groups = pair
-    if model.heads % groups:
-        raise config.refuse(
-            "num_global_key_value_heads", f"is {groups}, which does not divide {model.heads} heads"
-        )
+    config.divides("num_global_key_value_heads", groups, model.heads, "heads")
     text.symbol("K_global", wide, "global_head_dim")
     text.symbol("G_global", groups, "heads of keys and values of global layers")
     return (

@@ -68,8 +68,7 @@ def _with_delta_nets(model: DecoderModel, block: PerLayer) -> ModelText:
     config.only("output_gate_type", "swish", "silu")
     values = model.size("H_m", "linear_num_value_heads", default=32)
     keys = model.size("G_m", "linear_num_key_heads", default=16)
-    if values % keys:
-        raise config.refuse("linear_num_key_heads", f"is {keys}, which does not divide {values}")
+    config.divides("linear_num_key_heads", keys, values)
     model.size("K_m", "linear_key_head_dim", default=128)
     model.size("P", "linear_value_head_dim", default=128)
     model.size("W", "linear_conv_kernel_dim", default=4)
@@ -120,8 +119,7 @@ def read_olmo_hybrid(config: Config) -> ModelText:
     width = text.value("D")
     keys = model.size("G_m", "linear_num_key_heads", default=heads)
     values = model.size("H_m", "linear_num_value_heads", default=heads)
-    if values % keys:
-        raise config.refuse("linear_num_key_heads", f"is {keys}, which does not divide {values}")
+    config.divides("linear_num_key_heads", keys, values)
     dim = model.size("K_m", "linear_key_head_dim", default=max(1, width * 3 // (4 * keys)))
     model.size("P", "linear_value_head_dim", default=2 * dim)
     model.size("W", "linear_conv_kernel_dim", default=4)

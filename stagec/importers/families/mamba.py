@@ -127,9 +127,7 @@ def read_granite_hybrid(config: Config) -> ModelText:
     config.skip("normalization_function")
     positions = ("nope", "rope", "rotary")
     rotary = config.word("position_embedding_type", among=positions, default="nope") != "nope"
-    factor = config.ratio("attention_multiplier", default=1)
-    if factor <= 0:
-        raise config.wrong("attention_multiplier", "a positive number")
+    factor = config.positive("attention_multiplier", default=1)
     rope = model.rope()
     attention = model.biased(
         Attention(rope=rope if rotary else None, mask=f"causal, rsqrt = {1 / factor**2}")
@@ -149,9 +147,7 @@ def read_granite_hybrid(config: Config) -> ModelText:
         ]
         for t in types or ["mamba"] * model.count
     ]
-    logits = config.ratio("logits_scaling", default=1)
-    if logits <= 0:
-        raise config.wrong("logits_scaling", "a positive number")
+    logits = config.positive("logits_scaling", default=1)
     decoder = Decoder(
         tied=model.tied(True),
         embed_scale=config.ratio("embedding_multiplier", default=1),

@@ -139,16 +139,12 @@ def read_granitemoe(config: Config) -> ModelText:
 
 def _granite(model: DecoderModel, blocks: PerLayer) -> ModelText:
     config = model.config
-    scale = config.ratio("attention_multiplier", default=1)
-    if scale <= 0:
-        raise config.wrong("attention_multiplier", "a positive number")
+    scale = config.positive("attention_multiplier", default=1)
     mask = f"causal, rsqrt = {1 / scale**2}"
     mixer = model.biased(Attention(rope=model.rope(), mask=mask))
     if config.word("position_embedding_type", among=("rope", "nope"), default="rope") == "nope":
         mixer = replace(mixer, rope=None)
-    logits = config.ratio("logits_scaling", default=1)
-    if logits <= 0:
-        raise config.wrong("logits_scaling", "a positive number")
+    logits = config.positive("logits_scaling", default=1)
     decoder = Decoder(
         tied=model.tied(),
         embed_scale=config.ratio("embedding_multiplier", default=1),

@@ -19,8 +19,7 @@ def read_rwkv7(config: Config) -> ModelText:
         raise config.wrong("num_hidden_layers", "at least two layers")
     d = text.value("D")
     p = read_size(config, text, "P", "head_dim", "head_size", default=64)
-    if d % p:
-        raise config.refuse("head_dim", f"is {p}, which does not divide {d}")
+    config.divides("head_dim", p, d)
     text.symbol("H_m", d // p, "hidden_size / head_dim")
     read_size(config, text, "F", "intermediate_size", default=4 * d)
     for symbol, name, rank in (
@@ -87,8 +86,7 @@ def _begin_heads(config: Config, title: str) -> tuple[ModelText, int]:
     config.fixed(attention_hidden_size=d, head_size_divisor=8)
     config.skip("num_attention_heads", "context_length", "rescale_every")
     p = read_size(config, text, "P", "head_size", default=64)
-    if d % p:
-        raise config.refuse("head_size", f"is {p}, which does not divide {d}")
+    config.divides("head_size", p, d)
     text.symbol("H_m", d // p, "hidden_size / head_size")
     read_size(config, text, "F", "intermediate_size", default=int(d * 3.5) // 32 * 32)
     return text, count

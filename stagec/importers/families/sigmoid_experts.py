@@ -104,10 +104,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     text = model.text
     model.size("W_v", "v_head_dim", default=128)
     twice = config.size("swa_num_key_value_heads", default=2 * model.groups_of_heads)
-    if model.heads % twice:
-        raise config.refuse(
-            "swa_num_key_value_heads", f"is {twice}, which does not divide {model.heads} heads"
-        )
+    config.divides("swa_num_key_value_heads", twice, model.heads, "heads")
     text.symbol("G_local", twice, "heads of keys of layers with a window")
     for key, value in (("head_dim", model.dim), ("num_attention_heads", model.heads)):
         config.only(f"swa_{key}", value)

@@ -80,8 +80,7 @@ def _swin(config: Config, title: str, *, second_version: bool) -> ModelText:
         d = width << (i - 1)
         if d % number:
             raise config.refuse("num_heads", f"has {number}, which does not divide {d}")
-        if side % windows[i - 1]:
-            raise config.refuse("window_size", f"is {window}, which does not divide {side} patches")
+        config.divides("window_size", windows[i - 1], side, "patches")
         if side > window and depths[i - 1] % 2:
             raise config.refuse(
                 "depths",

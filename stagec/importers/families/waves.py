@@ -134,9 +134,7 @@ def _positions(config: Config, text: ModelText, act: str) -> Callee:
     width = config.size("num_conv_pos_embeddings", default=128)
     groups = config.size("num_conv_pos_embedding_groups", default=16)
     d = text.value("D")
-    if d % groups:
-        key = "num_conv_pos_embedding_groups"
-        raise config.refuse(key, f"is {groups}, which does not divide {d}")
+    config.divides("num_conv_pos_embedding_groups", groups, d)
     text.symbol("J", d // groups, "hidden_size / num_conv_pos_embedding_groups")
     given = [f"W = {width}", f"pad = (pad = {width // 2})", *["longer"] * (width % 2 == 0)]
     given += [*activation_options(act), "as = positions"]

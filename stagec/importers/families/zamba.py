@@ -114,10 +114,8 @@ def _begin(config: Config, title: str, width: int, heads: int) -> ModelText:
     d = read_size(config, text, "D", "hidden_size", default=width)
     h = read_size(config, text, "H", "num_attention_heads", default=heads)
     g = read_size(config, text, "G", "num_key_value_heads", default=h)
-    if h % g:
-        raise config.refuse("num_key_value_heads", f"is {g}, which does not divide {h} heads")
-    if 2 * d % h:
-        raise config.refuse("num_attention_heads", f"is {h}, which does not divide {2 * d}")
+    config.divides("num_key_value_heads", g, h, "heads")
+    config.divides("num_attention_heads", h, 2 * d)
     text.assume("H % G == 0")
     text.symbol("K", 2 * d // h, "2 * hidden_size / num_attention_heads")
     config.fixed(attention_hidden_size=2 * d, attention_head_dim=2 * d // h, hidden_act="gelu")

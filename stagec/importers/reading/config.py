@@ -176,6 +176,13 @@ class Config:
             raise self.wrong(key, f"a number up to {MAX_NUMBER}")
         return number
 
+    def positive(self, key: str, *, default: int | None = None) -> Fraction:
+        """A number above 0."""
+        number = self.ratio(key, default=default)
+        if number <= 0:
+            raise self.wrong(key, "a positive number")
+        return number
+
     def flag(self, *keys: str, default: bool | None = None) -> bool:
         """true or false."""
         return self._of_type(keys, bool, "true or false", default)
@@ -351,6 +358,12 @@ class Config:
     def refuse(self, key: str, message: str) -> DiagnosticError:
         """The error of a key whose value does not go with the others."""
         return error(f"'{self._where}{key}' {message}", self.place(key), remedy=self._ignore(key))
+
+    def divides(self, key: str, number: int, whole: int, what: str = "") -> None:
+        """Refuse the number of a key if it does not divide another one, of `what`. Raises
+        `DiagnosticError`."""
+        if whole % number:
+            raise self.refuse(key, f"is {number}, which does not divide {whole} {what}".rstrip())
 
     def _default(self, keys: Sequence[str], default: T | None) -> T:
         if default is not None:
