@@ -12,6 +12,7 @@ from stagec.ir.opdef import EagerForm, Grads, LocalSize, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving_step import ServingStep
+from stagec.ir.traits import Recasts
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_base import AttentionOp
 from stagec.ir_spec.ops.attention_core import (
@@ -29,6 +30,7 @@ from stagec.ir_spec.ops.attention_core import (
 from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
+from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.support.diagnostics import error
 
 _PARAMS = (
@@ -122,7 +124,27 @@ class FlashAttention(_Flash):
         return gradients(b, op, [grads[0], op.results[0], need_result(op, 1, "lse"), *op.operands])
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        return {"attention": self._repeated_heads, **dict.fromkeys(NO_KERNEL, _expanded)}
+        return {
+            "attention": self._repeated_heads,
+            **dict.fromkeys(NO_KERNEL, _expanded),
+            "joined_queries": self._by_head,
+        }
+
+    def _by_head(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+        """Where a head of queries is joined of parts (`torch.cat`), its tokens lie behind each
+        other. The kernel's result lies as they do (`empty_like` in `mha_fwd`, flash_api.cpp), and
+        is copied for the product behind it (`transpose(1, 2).contiguous()` of transformers)."""
+        made = op.operands[0].producer
+        while made is not None and made.has(Recasts):
+            made = made.operands[0].producer
+        part = made is not None and isinstance(made.definition, RotaryEmbedding)
+        if made is None or not part or "first" not in made.attrs or made.flag("by_token"):
+            return None
+        types, names = [r.tensor for r in op.results], [r.name for r in op.results]
+        first, *others = b.op(
+            self.name, op.operands, {**op.attrs}, types=types, names=names
+        ).results
+        return [b.value("stg.reorder", [first], hint=f"{first.name}_o"), *others]
 
     def _repeated_heads(
         self, b: Builder, op: Operation, on_rank: LocalSize

@@ -33,7 +33,8 @@ class RotaryEmbedding(OpDef):
     """Rotary position embedding (arXiv 2104.09864) of [B, S, heads, K] along dimension 1; 3 FLOPs
     per rotated element.
 
-    With `first` or `last` only that many elements at either end of each head are rotated. Element i
+    With `first` or `last` only that many elements at either end of each head are rotated. Code
+    without a kernel then joins them to the others head by head, or `by_token`. Element i
     turns with element i + K/2, or with its neighbour if `interleaved`. `scaling` stretches the
     frequencies for long contexts, which changes constants only. `inverse` rotates back, which is
     the gradient.
@@ -51,6 +52,7 @@ class RotaryEmbedding(OpDef):
         Param("base", "size", "the base of the frequencies (default 10000)"),
         Param("first", "size", "how many elements are rotated, from the first on (default all)"),
         Param("last", "size", "how many elements are rotated, up to the last (default all)"),
+        Param("by_token", "flag", "code joins rotated elements to the others token by token"),
         Param("interleaved", "flag", "neighbours are a pair, not the elements of two halves"),
         *SCALING,
         Param("sections", "sizes", "the pairs that turn by each axis of the positions"),

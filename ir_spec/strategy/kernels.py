@@ -121,6 +121,7 @@ class KernelsOp(Statement):
     a product of its own (ops say so: `stepwise`, `code`, `wide_logits`). `part_of`: a view of a
     part of a product keeps all of it. `alibi`, `sinks`, `softcap`: attention with a bias by
     distance, with sinks or with a bound of its scores has no kernel (`expand-attention`).
+    `joined_queries`: the result of attention over queries that are rotated in part is copied.
     `gate_in_place` is what a compiler makes: the gradients of gate and up overwrite these, of
     which Inductor can overwrite one while the kernel runs.
 

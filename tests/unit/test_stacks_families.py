@@ -11,7 +11,8 @@ import pytest
 from tests.support import stagec
 
 #: Recorded under fake tensors, as tools/torch_memory does, with one function in the place of fused
-#: attention: a configuration, flags beside the stack, and bytes by category.
+#: attention, where its result lies as queries with PyTorch's own for CPUs: a configuration, flags
+#: beside the stack, and bytes by category.
 ROWS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data/torch_families.json").read_text()
 )

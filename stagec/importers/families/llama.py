@@ -70,7 +70,9 @@ def read_phi3(config: Config) -> ModelText:
     model = DecoderModel(config, "Phi-3", Sizes(3072, 8192, 32, 32, 32064, 4096))
     config.skip("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
     config.only("attention_bias", False, why="the family does not have")
-    return model.stack(model.windowed(Attention(rope=model.rope(), packed=True)))
+    rope = model.rope()  # the code joins what is rotated to the rest of a head, also to none
+    rope = replace(rope, part=rope.part or "K")
+    return model.stack(model.windowed(Attention(rope=rope, packed=True)))
 
 
 @reads("Seed-OSS", "seed_oss", features="biases of q, k, v")

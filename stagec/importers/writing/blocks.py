@@ -95,7 +95,8 @@ class Rope:
     rotated; pairs are the two halves of these, or neighbours. `scaling` are the
     static parameters that stretch the frequencies. With `sections`, static parameters too, the
     positions are data, an operand `%places` of the block. What is rotated may be `cached` in place
-    of what follows from it; `inverse` rotates the other way."""
+    of what follows from it; `inverse` rotates the other way; `by_token` the code rotates before it
+    brings heads to the front."""
 
     base: str = "theta"
     part: str | None = None
@@ -104,6 +105,7 @@ class Rope:
     sections: str = ""
     cached: bool = False
     inverse: bool = False
+    by_token: bool = False
 
     def step(self) -> str:
         """The operation, on `{}`."""
@@ -115,8 +117,8 @@ class Rope:
         parts = [f"base = {self.base}"]
         if self.part:
             parts.append(f"first = {self.part}")
-        flags = {"interleaved": self.interleaved, "inverse": self.inverse, "cached": self.cached}
-        parts += [name for name, there in flags.items() if there]
+        flags = ("interleaved", "inverse", "cached", "by_token")
+        parts += [name for name in flags if getattr(self, name)]
         return ", ".join(filter(None, [*parts, self.scaling, self.sections]))
 
 
