@@ -197,7 +197,7 @@ class Mixed:
                 f"the classes of a mixed step: expected [B, {self.step.new}, ...]",
                 op.loc,
                 remedy="serve the model in steps of one class: --serve prefill, --serve decode, "
-                "or stagec serve with --prompt-steps alone",
+                "or stagec serve with --prompt-steps alone and no requests over time",
             )
         return value
 

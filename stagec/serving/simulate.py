@@ -52,10 +52,11 @@ class Simulation:
 
     Requests arrive at their times, or with `concurrency` so many are there at any time: each that
     ends is followed by the next one, a nanosecond later, so steps that begin at its end are
-    without it. The turns of a conversation follow each other
-    (`Request.then`), and count as one request of these. `plan` and `prefill_plan` say how replicas
-    come and go; what one has that fails is routed anew, without its caches and with its tokens.
-    Times are in femtoseconds.
+    without it (measured times between tokens are met better so than with a delay). The turns of a
+    conversation follow each other (`Request.then`), and count as one request of these; users see an
+    answer `outside` after its last step, and pause from then on. `plan` and `prefill_plan` say how
+    replicas come and go; what one has that fails is routed anew, without its caches and with its
+    tokens. Times are in femtoseconds.
     """
 
     requests: Sequence[Request]
@@ -67,6 +68,7 @@ class Simulation:
     failures: Sequence[Failure] = ()
     plan: FleetPlan = _ALL
     prefill_plan: FleetPlan = _ALL
+    outside: int = 0  # of a request outside of its steps
     until: int | None = None  # stop when so many requests are done
     progress: Callable[[int, int], None] = lambda done, total: None
     done: list[ServedRequest] = field(default_factory=list[ServedRequest])
@@ -209,7 +211,7 @@ class Simulation:
             self._count(now, -1)
             if job.request.then is not None:
                 gap, request = job.request.then
-                at = now + gap * _NANOSECOND
+                at = now + self.outside + gap * _NANOSECOND
                 self._push(at, _COME, self._job(request, at))
             elif self.concurrency is not None:
                 self._next(now + _NANOSECOND)

@@ -244,6 +244,15 @@ def test_an_open_loop_with_the_arrivals_of_a_closed_one_is_the_same(
     assert actual == expected
 
 
+def test_the_next_turn_waits_for_hosts() -> None:
+    turn = Request(0, 30, 4)
+    talk = replace(turn, then=(7, replace(turn, then=(5, turn))))
+    limits, outside = ServerLimits(64, 8, 60, 4), 3 * NANOSECOND
+    plain, hosts = (served([talk], limits, outside=each).done for each in (0, outside))
+    assert [j.last - i.last for i, j in zip(plain, hosts, strict=True)] == [0, outside, 2 * outside]
+    assert hosts[1].arrival == hosts[0].last + outside + 7 * NANOSECOND
+
+
 def mean_latency(run: Simulation) -> float:
     return sum(j.last - j.arrival for j in run.done) / len(run.done)
 

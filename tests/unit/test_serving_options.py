@@ -71,7 +71,7 @@ def test_whole_experts_where_blocks_of_their_widths_do_not_divide(
         ((*MIXED, "--cp", "2"), "give --cp-mode all-gather"),
         (
             ("t5-base", "--serve", "mixed", "--step", "decode=4x9,prefill=2x8+0"),
-            "or stagec serve with --prompt-steps alone",
+            "or stagec serve with --prompt-steps alone and no requests over time",
         ),
         ((*MIXED, "--cp", "8", "--cp-mode", "all-gather"), "as a multiple of 32\n"),
         (("llama3-8b", "--tp", "2", "--dp-attention"), "--dp-attention needs a step of serving"),

@@ -326,7 +326,7 @@ def answer_of(
     outside: float,
 ) -> RequestsAnswer:
     """The answer of a simulation that ran. The seconds that hosts take for a request outside of
-    its steps delay its tokens, and no step."""
+    its steps delay its tokens and the next turn, and no step."""
     done, end = run.done, max(1, run.end)
     limits = {n: given[n] for n in ("ttft", "tpot") if given[n] is not None}
     several = [j for j in done if j.request.output > 1]

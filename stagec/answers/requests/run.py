@@ -142,10 +142,12 @@ def made_server(
         failures(given, len(prefills), len(decode.replicas)),
         decode.plan,
         pools[PREFILL].plan if two_pods else FleetPlan(),
-        done,
-        progress,
+        until=done,
+        progress=progress,
     )
-    return MadeServer(every, pools, run)
+    server = MadeServer(every, pools, run)
+    run.outside = round(server.outside * SECOND)
+    return server
 
 
 def _refuse(options: JobOptions, given: Mapping[str, Any], *, two_pods: bool) -> None:
