@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, read_strategy
-from stagec.ir_spec.ops.comm import AllGather, ReduceScatter, operand_dim
+from stagec.ir_spec.ops.comm import AllGather, AllSlice, ReduceScatter, operand_dim
+from stagec.ir_spec.ops.layout import Gradient
 from stagec.ir_spec.strategy.collectives import COPIED, CollectivesRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
@@ -14,8 +15,9 @@ _OF_ACTIVATIONS = ("forward", "backward", "recompute")
 
 class ReorderElements(Pass):
     """Copy activations after gathers and before reductions along a dimension other than their
-    first, as `stg.collectives[order = copied]` says. Parameters and their gradients are moved by
-    calls of their own, and what products take or make in steps is not copied.
+    first, as `stg.collectives[order = copied]` says, and the part of a whole gradient that an
+    update takes. Parameters and other gradients are moved by calls of their own, and what products
+    take or make in steps is not copied.
 
     Before:
         stg.mesh @pod[tp]
@@ -57,12 +59,28 @@ class ReorderElements(Pass):
         sums = strategy.one(TpOutputsRule).policy != "in_steps"
         for func in module.functions:
             for op in list(func.body.walk()):
+                if isinstance(op.definition, AllSlice) and op.phase == "optimizer":
+                    _copy_part(module, op)
                 if op.phase not in _OF_ACTIVATIONS or all(map(is_of_parameter, op.operands)):
                     continue
                 if isinstance(op.definition, AllGather) and gathers:
                     _copy_results(module, op)
                 elif isinstance(op.definition, ReduceScatter) and sums:
                     _copy_operands(module, op)
+
+
+def _copy_part(module: Module, part: Operation) -> None:
+    """Copy the part of a whole gradient that an update takes; the gradient stays whole."""
+    named = [user for user, _ in part.result.uses]
+    if len(named) != 1 or not isinstance(named[0].definition, Gradient):
+        return
+    b = Builder.before(module.registry, part, loc=part.loc, phase="gradient")
+    value, name = part.operands[0], named[0].result.name
+    part.set_operand(0, b.op("stg.gradient", [value], types=[value.tensor], names=[name]).result)
+    b = Builder.after(module.registry, part)
+    copy = b.value("stg.reorder", [part.result], hint=f"{part.result.name}_o")
+    named[0].result.replace_with(copy)
+    named[0].erase()
 
 
 def _copy_results(module: Module, gather: Operation) -> None:

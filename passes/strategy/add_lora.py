@@ -12,17 +12,20 @@ from stagec.api import (
     Phase,
     Quoted,
     Strategy,
+    TensorType,
     Value,
     const,
     made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import carried, slice_into
+from stagec.ir.rewrite import carried, slice_into, uses_inside
 from stagec.ir.traits import Repeats
-from stagec.ir_spec.ops.contraction import Einsum, cast_to
+from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
+from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.adapters import AdaptersRule
 from stagec.ir_spec.strategy.dtypes import computed_in
+from stagec.ir_spec.strategy.kernels import KernelsRule
 from stagec.ir_spec.strategy.lora import LoraRule
 from stagec.passes.strategy.low_rank import LowRankCut, adapted_parameters, low_rank_types
 
@@ -34,7 +37,8 @@ class AddLora(Pass):
     Without options it does what `stg.lora` and `stg.adapters` of the strategy say. A name is the
     last part of a parameter's path. A parameter that is used in several products has one adapter. A
     dimension of the number 2 or 3 that is not contracted packs matrices (gate and up; query, key
-    and value), each of which has an adapter of its own.
+    and value), each of which has an adapter of its own. Where `stg.kernels` names `part_of`,
+    parameters whose products code makes as one are one module, whose adapter has one A.
 
     Before:
         stg.strategy @s {
@@ -112,36 +116,59 @@ def add_lora(module: Module, rule: LoraRule, *, wide: bool = False) -> None:
     adapted = adapted_parameters(module, rule)
     for param in module.parameters():
         param.type = replace(param.tensor, role="frozen")
+    for params in _modules(module, adapted):
+        _Adapter(module, rule, wide=wide).add(params)
+
+
+def _modules(module: Module, adapted: list[Value]) -> list[list[Value]]:
+    """The parameters with adapters, those of one module together."""
+    joined = "part_of" in read_strategy(module).one(KernelsRule).eager
+    modules: dict[Value | Operation, list[Value]] = {}
     for param in adapted:
-        _Adapter(module, rule, param, wide=wide).add()
+        product = next(o for o, *_ in uses_inside(param) if isinstance(o.definition, Einsum))
+        modules.setdefault((_part_of(product.result) if joined else None) or param, []).append(
+            param
+        )
+    return [*modules.values()]
+
+
+def _part_of(value: Value) -> Operation | None:
+    """What says that a product, with its bias, is a part of one."""
+    for user, _ in value.uses:
+        if isinstance(user.definition, PartOf):
+            return user
+        if isinstance(user.definition, Add):
+            return _part_of(user.result)
+    return None
 
 
 class _Adapter:
-    """The adapter of a parameter."""
+    """The adapter of the parameters of a module."""
 
-    def __init__(self, module: Module, rule: LoraRule, param: Value, *, wide: bool) -> None:
-        self._module, self._rule, self._param, self._wide = module, rule, param, wide
+    def __init__(self, module: Module, rule: LoraRule, *, wide: bool) -> None:
+        self._module, self._rule, self._wide = module, rule, wide
+        self._slices: dict[Operation, Value] = {}
+        self._lows: dict[Value, Value] = {}
 
-    def add(self) -> None:
+    def add(self, params: list[Value]) -> None:
         """Add the parameters A and B, and what is computed with them."""
-        dtype = WIDE if self._wide else self._param.tensor.dtype
-        types = low_rank_types(self._param, self._rule.rank)
-        a, b = (
-            self._module.main.body.add_arg(
-                f"{self._param.name}_lora_{name}",
-                replace(type_, dtype=dtype, role="param"),
-                self._param.loc,
-            )
-            for name, type_ in zip("ab", types, strict=True)
-        )
-        self._adapt(self._param, a, b)
+        kinds = [low_rank_types(param, self._rule.rank) for param in params]
+        a = self._matrix(params[0], "a", kinds[0][0])
+        for param, (_, type_) in zip(params, kinds, strict=True):
+            self._adapt(param, a, self._matrix(param, "b", type_))
+
+    def _matrix(self, param: Value, name: str, type_: TensorType) -> Value:
+        dtype = WIDE if self._wide else param.tensor.dtype
+        type_, name = replace(type_, dtype=dtype, role="param"), f"{param.name}_lora_{name}"
+        return self._module.main.body.add_arg(name, type_, param.loc)
 
     def _adapt(self, w: Value, a: Value, b: Value) -> None:
         """Add the adapter where w is used."""
         for op, index in list(w.uses):
             if op.has(Repeats) and index >= carried(op):
-                inner = [slice_into(op, v) for v in (a, b)]
-                self._adapt(op.body.args[index], *inner)
+                if op not in self._slices:
+                    self._slices[op] = slice_into(op, a)
+                self._adapt(op.body.args[index], self._slices[op], slice_into(op, b))
             elif isinstance(op.definition, Einsum):
                 self._beside(op, index, a, b)
 
@@ -151,10 +178,11 @@ class _Adapter:
         users = list(y.uses)
         build = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
         to = {"to": op.text("to")} if "to" in op.attrs and not self._wide else {}
-        down = cut.down
-        if self._wide:
-            x, down = self._cast_input(build, cut, x)
-        low = build.value("stg.einsum", [x, a], {"spec": down}, hint=f"{y.name}_low")
+        low = self._lows.get(x)
+        if low is None:
+            wide, down = self._cast_input(build, cut, x) if self._wide else (x, cut.down)
+            low = build.value("stg.einsum", [wide, a], {"spec": down}, hint=f"{y.name}_low")
+            self._lows[x] = low
         up = build.value("stg.einsum", [low, b], {"spec": cut.up, **to}, hint=f"{y.name}_lora")
         if self._rule.alpha not in (0, self._rule.rank):
             by = const(self._rule.alpha) / const(self._rule.rank)

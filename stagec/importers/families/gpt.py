@@ -249,7 +249,8 @@ def read_falcon(config: Config) -> ModelText:
         config.skip("rope_theta", "rope_scaling", "rope_parameters")
     mask, rope = ("causal, alibi", None) if alibi else ("causal, given_type", model.rope())
     groups = "G" if one or newer else "H"
-    mixer = Attention(groups, qkv_bias=biased, out_bias=biased, rope=rope, mask=mask, packed=True)
+    mixer = Attention(groups, qkv_bias=biased, out_bias=biased, rope=rope, mask=mask)
+    mixer = replace(mixer, packed=not one)  # code copies one head of keys out of the product
     activation = config.word("activation", among=ACTIVATIONS, default=model.activation("gelu"))
     block = FeedForward(activation, gated=False, bias=biased)
     decoder = Decoder(LAYER, tied=model.tied(True))
