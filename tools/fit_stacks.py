@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import click
 import numpy as np
@@ -38,9 +38,11 @@ _GRID: Final = [n / 100 for n in range(30, 101)]
 def _error(step: MeasuredStep, issued: Issued, shares: tuple[float, float]) -> float:
     """Logarithm of predicted over measured seconds where products, and those of experts, keep
     these shares."""
-    rule = SustainedRule(products=_ratio(shares[0]), experts=_ratio(shares[1]))
+    machine = step.on_machine()
+    family: dict[str, Any] = {machine.family: _ratio(shares[0])}
+    rule = replace(SustainedRule(experts=_ratio(shares[1])), **family)
     software: Software = replace(issued.software, sustained=rule)
-    seconds = step_time(issued.run_by(software), step.on_machine()).seconds
+    seconds = step_time(issued.run_by(software), machine).seconds
     return float(np.log(seconds / step.seconds))
 
 

@@ -83,11 +83,14 @@ class Sustained(Text):
     `products`: the share of the speed of matrix products and of attention. Tables time kernels for
     milliseconds on a cool device; in a step that goes on for hours its power is limited, and so is
     its clock. `experts`: what grouped products of experts keep of that, where a framework says it
-    (`stg.sustained`).
+    (`stg.sustained`). `power`: times what stacks say of the family. At a limit of power a clock
+    follows its 2/3 power (H100 at 500 and 700 W: 0.615 and 0.77 of the same peak), so that
+    is (P / P')^(2/3) (peak' / peak), with P' and peak' of the family's first device.
     """
 
     products: Share = 1.0
     experts: Share = 1.0
+    power: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     fitted: str = ""
 
 

@@ -276,6 +276,7 @@ def test_changes() -> None:
         ("network.latency", inf, "cannot be inf"),
         ("compute.processors", 1e20, "cannot be 1e+20"),
         ("efficiency.sustained.products", 0, "expects greater than 0"),
+        ("efficiency.sustained.power", 0, "expects greater than 0"),
         ("efficiency.matmul.rate", 1.5, "expects less than or equal to 1"),
         ("efficiency.matmul.start", "2.5", "expects a text such as '3 us'"),
         ("efficiency.interference.computations", 1, "expects less than 1"),

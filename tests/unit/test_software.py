@@ -143,6 +143,25 @@ def test_a_share_is_that_of_the_family() -> None:
     assert everywhere.on(limited).efficiency.sustained.products == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "watts", "peak"),
+    [("gb200-nvl72", 1200, 2.5), ("b300", 1100, 2.25), ("gb300-nvl72", 1400, 2.5)],
+)
+def test_a_device_with_more_power_sustains_more(name: str, watts: int, peak: float) -> None:
+    """Clocks follow the 2/3 power of watts, shares are those of B200 with 1,000 W and 2.25 PFLOP/s;
+    none is above 1, and what a flag says holds anywhere."""
+    machine = load_machine(name)
+    power = (watts / 1000) ** (2 / 3) * 2.25 / peak
+    assert machine.efficiency.sustained.power == pytest.approx(power, abs=1e-3)
+    for share, expected in ((const(4) / const(5), 0.8 * power), (const(1), 1)):
+        of_family = Software(sustained=SustainedRule(blackwell=share))
+        assert of_family.on(machine).efficiency.sustained.products == pytest.approx(
+            expected, abs=1e-3
+        )
+    anywhere = Software(sustained=SustainedRule(products=const(4) / const(5)))
+    assert anywhere.on(machine).efficiency.sustained.products == 0.8
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_has_a_machine(family: str) -> None:
     names = {"ampere": "a100", "hopper": "h200", "blackwell": "gb300", "tpu": "tpu-v5p"}

@@ -64,6 +64,8 @@ class Software:
     def _products(self, machine: Machine) -> float | None:
         """The share that products and attention sustain, None for that of the machine."""
         share = self.sustained.on(machine.family)
+        if share is not None and self.sustained.products is None:
+            share = min(share * machine.efficiency.sustained.power, 1)
         if not self.moe.two_batches or self.moe.dispatch != DEEPEP or self.serving == DECODE:
             return share
         others = max(1 - SENDING / machine.compute.processors.value, 0.5)
