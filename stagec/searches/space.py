@@ -257,12 +257,18 @@ class _Listing:
         self._listed.jobs.rows.append(row)
 
     def _without(self, rule: MemoByReads[Diagnostic | None], values: dict[str, Any]) -> bool:
-        """Leave out a default of a stack that a rule refuses beside the rest; whether one did it,
-        as `apply_stack` leaves those out that a statement refuses."""
+        """Leave out the defaults of a stack that a rule refuses beside the rest, each for what it
+        says; whether that did it, as `apply_stack` leaves those out that a statement refuses."""
+        left_out: dict[str, Any] = {}
+        problem = rule(values)
         for name in self._defaults:
-            if rule({**values, name: FLAGS[name].default}) is None:
-                values[name] = FLAGS[name].default
+            trial = {**left_out, name: FLAGS[name].default}
+            other = rule({**values, **trial})
+            if other is None:
+                values |= trial
                 return True
+            if problem is None or other.message != problem.message:
+                left_out, problem = trial, other
         return False
 
     def _refuse(self, message: str, times: int) -> None:

@@ -996,6 +996,17 @@ STACKED = (
 )
 
 
+@pytest.mark.parametrize("stack", ["huggingface", "torchtitan"])
+def test_defaults_of_a_stack_that_one_stage_of_zero_has_refuse_no_other(stack: str) -> None:
+    """Units of shards and their copies are of ZeRO-3; the other stages leave out all of them."""
+    words = ("llama3.2-1b", "--stack", stack, "--ranks", "2", "--machine", "h100-sxm")
+    sizes = ("--set", "B=4,S=128,L=1", "--tp", "1,2", "--pp", "1", "--zero", "0,1,3", "--cp", "1")
+    rest = ("--recompute", "none", "--microbatches", "1", "--sp", "off", "--no-cache", "--json")
+    answer = json.loads(stagec("search", *words, *sizes, *rest, "--jobs", "1", "--no-levers").out)
+    assert answer["refused"] == {}
+    assert answer["legal"] == 4
+
+
 @LONG
 def test_searches_with_a_stack(tmp_path: Path) -> None:
     """What the space varies is the space's, and the rest the stack's: bounds find what evaluating
