@@ -360,7 +360,7 @@ def _print_tried(answer: Mapping[str, Any], out: Any) -> None:
     title = f"Beyond the space: better than [1], of {others}"
     made = table(title, "", "change", "step", "memory", text_columns=2)
     for row in rows:
-        name = rf"\[{row['name']}]"
+        name = f"[{row['name']}]"
         step = f"{seconds_text(row['step_seconds'])} {row['more']:+.1%}"
         made.add_row(name, row["change"], step, bytes_text(row["memory_peak"]))
     out.print(made)
@@ -376,7 +376,7 @@ def _sensitivity(rows: Sequence[Mapping[str, Any]]) -> Any:
         made.add_row(
             row["figure"],
             f"{row['factor']:g}",
-            rf"\[{row['best']}]",
+            f"[{row['best']}]",
             seconds_text(row["step_seconds"]),
             seconds_text(row["step_of_winner"]),
         )

@@ -545,6 +545,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
         "m": "f32[B, H, S@cp]",
     },
     "stg.all_slice": {"x": "bf16[B@dp, S, D]"},
+    "stg.keep_part": {"x": "bf16[B@dp, S, D]"},
     "stg.adamw": {"w": "f32[D]", "g": "f32[D]", "m": "f32[D]", "v": "f32[D]"},
     **{
         f"stg.{name}": dict.fromkeys(("w", "g", "m", "v", "r", "d", "u"), "f32[D]")
