@@ -37,7 +37,9 @@ MEASURED = {
 STEPS = 84
 SIZES = ("--set", "L=2,B=1")
 #: A file with what it says, a page, a paper, or measured steps that it was fitted on.
-SOURCE = re.compile(r"\]  // .*(\.(py|yaml|cu|cuh|cpp): |openxla\.org|arXiv \d|fitted( on|:) \w)")
+SOURCE = re.compile(
+    r"\]  // .*(\.(py|yaml|cu|cuh|cpp): |openxla\.org|arXiv \d|(fitted( on|:)|measured:) \w)"
+)
 
 
 def moments(*flags: str) -> dict[str, dict[str, Any]]:
