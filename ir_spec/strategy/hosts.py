@@ -50,7 +50,6 @@ class HostsRule(Record):
         "before forward of a microbatch, for hosts that wait",
         "With --host-waits: time of a host before forward of a microbatch, such as '2 ms' "
         "(default: none).",
-        ("host_waits",),
     )
     graphs: bool = flagged(
         "host_graphs",

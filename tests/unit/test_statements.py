@@ -86,7 +86,6 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "sgd_momentum": {"optimizer": "sgd"},
     "etp": {"sp": True},
     "cp_inputs": {"cp": 2, "cp_mode": "all-gather"},
-    "host_microbatch": {"host_waits": "phases"},
     "host_product_bits": {"serve": "decode", "host_product": "2 us"},
     **{flag.name: {"serve": "decode"} for flag in FLAGS.values() if SERVE in flag.needs},
 }
