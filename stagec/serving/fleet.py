@@ -30,7 +30,7 @@ FLEET_FIGURES = ("held", "up", "parked")
 
 
 class ReplicaState(Enum):
-    """What a replica does. All but `OFF` hold their ranks."""
+    """What a replica does. All but `OFF` occupy their ranks."""
 
     OFF = "off"
     STARTING = "starting"

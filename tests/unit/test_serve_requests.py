@@ -474,7 +474,7 @@ def test_replicas_that_come_and_go_are_counted(tmp_path: Path) -> None:
     kept = [moment["held"] for moment in actual["over_time"]["server"]]
     assert kept[0] == 1
     assert max(kept) == 3
-    assert "<h2>Replicas that hold their ranks, and those that take requests</h2>" in (
+    assert "<h2>Replicas that occupy ranks, and those that take requests</h2>" in (
         page.read_text(encoding="utf-8")
     )
     text = run(*words, *scaled, *more).out

@@ -142,7 +142,7 @@ class RequestsAnswer(Report):
 
     @property
     def per_rank(self) -> float:
-        """Output tokens per second and rank that is held."""
+        """Output tokens per second of each rank that replicas occupy."""
         return self.output_tokens / self.seconds / self.held_ranks
 
     @property

@@ -63,9 +63,9 @@ _LOAD = _Curves(
     {"running": "running", "waiting": "waiting"},
 )
 _REPLICAS = _Curves(
-    "Replicas that hold their ranks, and those that take requests",
+    "Replicas that occupy ranks, and those that take requests",
     PlotAxis("replicas", "{:,.3g}".format, linear=True),
-    {"held": "held", "take requests": "up"},
+    {"occupy ranks": "held", "take requests": "up"},
 )
 _SHARES = _Curves(
     "Share of time and cache in use",

@@ -91,7 +91,7 @@ def _log(advice: Advice, limit: Limit, session: Session) -> None:
     if not advice.suggestions:
         peak = bytes_text(least.figures.peak)
         change = f"with {least.text}" if least.changes else "as it is"
-        session.log(f"nothing that fits was found; least is held {change}: {peak}; use more ranks")
+        session.log(f"nothing fits; the lowest peak is {peak}, {change}: use more ranks")
     else:
         _table(advice, session)
         for number, suggestion in enumerate(advice.suggestions, 1):
