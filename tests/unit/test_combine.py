@@ -155,6 +155,16 @@ REFUSED = {
         "--recompute-layers 40, but the model has L = 32 layers",
         "from 1 to 32",
     ),
+    "parts of a loss that has none": (
+        ["--loss", "stock", "--loss-chunks", "2"],
+        "--loss-chunks 2 needs a loss in parts, found stock",
+        "add --loss chunked or --loss linear, or leave it out",
+    ),
+    "parts of the loss of a stack": (
+        ["--stack", "torchtitan", "--loss-chunks", "2"],
+        "--loss-chunks 2 needs a loss in parts, found stock",
+        "add --loss chunked or --loss linear, or leave it out",
+    ),
 }
 
 
