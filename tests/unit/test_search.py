@@ -787,6 +787,17 @@ def test_what_does_not_fit_is_reported_with_what_is_nearest() -> None:
     assert "error: no strategy of the space fits: '--dp 4 --tp 2 --sp --zero 3" in actual.err
     near = json.loads(stagec(*words, "--json").out)["nearest"]
     assert near["memory_at_least"] > near["room"] == 2**30
+    assert not near["exact"], "no job was compiled"
+
+
+def test_of_jobs_that_do_not_fit_the_smallest_is_named() -> None:
+    """The smallest of those that were compiled, not one with a smaller bound."""
+    words = (*SMALL, "--microbatch-size", "2", "--limit", "6GiB")
+    assert "per rank, the least of those compiled, but" in stagec(*words).err
+    answer = json.loads(stagec(*words, "--json").out)
+    near, compiled = answer["nearest"], answer["evaluations"]
+    assert near["exact"]
+    assert near["memory_at_least"] == min(row["memory_peak"] for row in compiled)
 
 
 def test_an_interrupt_before_anything_is_found_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
