@@ -74,6 +74,15 @@ def test_a_step_that_hosts_hold_up_says_so() -> None:
     assert ["Hosts hold this step up" in text for text in expected] == [True, False]
 
 
+@pytest.mark.parametrize(("ranks", "expected"), [("1", True), ("2", False)])
+def test_attention_that_stays_a_kernel_is_not_called_math(ranks: str, expected: bool) -> None:
+    """It stays one where ranks split its sequence, which a remark says."""
+    words = "--set", "L=1,S=1024", "--cp", ranks, "--attention", "math", "--no-levers"
+    ran = stagec("time", "llama3-8b", "--machine", "h100-sxm", *words)
+    assert ("attention: math" in ran.out) == expected
+    assert ("changes nothing" in ran.err) != expected
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
