@@ -74,6 +74,22 @@ def test_a_step_that_hosts_hold_up_says_so() -> None:
     assert ["Hosts hold this step up" in text for text in expected] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ("", True),
+        ("--host-graphs", False),
+        ("--serve decode --batch 2 --context 8", False),
+        ("--serve prefill --batch 2 --prompt 8 --stack vllm", True),
+    ],
+)
+def test_graphs_that_no_host_launches_are_not_left_out(more: str, warned: bool) -> None:
+    words = "--machine", "h100-sxm", "--set", "L=1", "--no-levers", "--no-graphs"
+    ran = stagec("time", "llama3-8b", *words, *more.split())
+    assert ran.code == 0
+    assert ("--no-graphs has no effect" in ran.err) == warned
+
+
 @pytest.mark.parametrize(("ranks", "expected"), [("1", True), ("2", False)])
 def test_attention_that_stays_a_kernel_is_not_called_math(ranks: str, expected: bool) -> None:
     """It stays one where ranks split its sequence, which a remark says."""

@@ -13,6 +13,7 @@ from stagec.jobs.planned import Looks
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.support.diagnostics import Diagnostic
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ def time_job(
     time on their way. Pods that are `peers` are met, and not compiled. `progress` is called with
     messages. Raises `DiagnosticError`."""
     job = LoweredJob.of(options, session, memory=memory, peers=peers, progress=progress)
+    issued = (each for pod in job.issued.values() for each in pod.jobs)
+    if not replay.graphs and not any(each.software.is_graph for each in issued):
+        why = "hosts launch no graph in this step"
+        session.report(Diagnostic(f"--no-graphs has no effect: {why}", severity="warning"))
     progress("replaying the step on the machine")
     steps = job.steps(machine, replay, levers=levers)
     plans = _plans_of(job.pods, job.looks) if memory else None
