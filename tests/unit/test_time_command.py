@@ -90,6 +90,14 @@ def test_graphs_that_no_host_launches_are_not_left_out(more: str, warned: bool) 
     assert ("--no-graphs has no effect" in ran.err) == warned
 
 
+@pytest.mark.parametrize("more", ["--step-tokens 64", "--prompt-steps alone", "--stack vllm"])
+def test_flags_of_a_scheduler_do_not_change_one_step(more: str) -> None:
+    """What a stack says is no flag that was given."""
+    words = "--machine", "h100-sxm", "--set", "L=1", "--no-levers", "--serve", "decode"
+    ran = stagec("time", "llama3-8b", *words, "--batch", "2", "--context", "8", *more.split())
+    assert ("has no effect: one step is timed" in ran.err) == (more != "--stack vllm")
+
+
 @pytest.mark.parametrize(("ranks", "expected"), [("1", True), ("2", False)])
 def test_attention_that_stays_a_kernel_is_not_called_math(ranks: str, expected: bool) -> None:
     """It stays one where ranks split its sequence, which a remark says."""

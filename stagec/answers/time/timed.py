@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stagec.answers.time.joined import JoinedPods, PodsPlans
+from stagec.ir_spec.strategy.scheduler import SchedulerOp
 from stagec.jobs.lowered import LoweredJob, TimedStep
 from stagec.jobs.planned import Looks
 from stagec.jobs.pods import Pods
@@ -53,6 +54,18 @@ class Timed:
         """What all pods issue, as pictures take it: the ranks of pods follow each other."""
         return JoinedPods(self.each) if self.pods.several else next(iter(self.each.values()))
 
+    def without_effect(self) -> Iterator[Diagnostic]:
+        """Flags that do not change the time of the step."""
+        unused: dict[str, str] = {}
+        jobs = (each for pod in self.each.values() for each in pod.jobs)
+        if not self.replay.graphs and not any(each.software.is_graph for each in jobs):
+            unused["--no-graphs"] = "hosts launch no graph in this step"
+        for flag in SchedulerOp.flags if self.options.serve is not None else ():
+            if not flag.is_default(getattr(self.options, flag.name)):
+                unused[flag.option] = "one step is timed; 'stagec serve' schedules requests"
+        for option, why in unused.items():
+            yield Diagnostic(f"{option} has no effect: {why}", severity="warning")
+
 
 def time_job(
     options: JobOptions,
@@ -70,10 +83,6 @@ def time_job(
     time on their way. Pods that are `peers` are met, and not compiled. `progress` is called with
     messages. Raises `DiagnosticError`."""
     job = LoweredJob.of(options, session, memory=memory, peers=peers, progress=progress)
-    issued = (each for pod in job.issued.values() for each in pod.jobs)
-    if not replay.graphs and not any(each.software.is_graph for each in issued):
-        why = "hosts launch no graph in this step"
-        session.report(Diagnostic(f"--no-graphs has no effect: {why}", severity="warning"))
     progress("replaying the step on the machine")
     steps = job.steps(machine, replay, levers=levers)
     plans = _plans_of(job.pods, job.looks) if memory else None
