@@ -67,7 +67,7 @@ def _default(flag: Flag) -> str:
 
 def _needs(flag: Flag) -> Iterator[str]:
     """What it has no effect without."""
-    names = [need if isinstance(need, str) else need[0] for need in flag.needs]
+    names = [need if isinstance(need, str) else need[0] for need in flag.needs + flag.beside]
     if EXPERTS in names:
         yield "For models with experts."
     flags = [f"`{FLAGS[name].option}`" for name in names if name in FLAGS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Copied between the order of ranks and that of a dimension.
@@ -18,6 +19,7 @@ class CollectivesRule(Record):
         "other ranks, if they are faster (one-shot: all operands; two-shot: that, or each rank "
         "reduces a part).",
         choices=(LIBRARY, ONE_SHOT, TWO_SHOT),
+        beside=(("tp", *AXES),),
     )
     below: int = flagged(
         "all_reduce_below",

@@ -18,9 +18,9 @@ NEVER, PHASES, KERNELS = "never", "phases", "kernels"
 CAPTURED, ISSUED = "captured", "issued"
 
 
-def _time(flag: str, doc: str, help: str, needs: tuple[str, ...] = ()) -> Any:
+def _time(flag: str, doc: str, help: str, needs: tuple[str, ...] = (), **more: Any) -> Any:
     doc = f'{doc}, such as "2 us"'
-    return flagged(flag, help, "str", doc=doc, metavar="TIME", needs=needs)
+    return flagged(flag, help, "str", doc=doc, metavar="TIME", needs=needs, **more)
 
 
 class HostsRule(Record):
@@ -50,6 +50,7 @@ class HostsRule(Record):
         "before forward of a microbatch, for hosts that wait",
         "With --host-waits: time of a host before forward of a microbatch, such as '2 ms' "
         "(default: none).",
+        beside=("host_waits",),
     )
     graphs: bool = flagged(
         "host_graphs",

@@ -34,6 +34,7 @@ class KernelsRule(Record):
         "The kernel that multiplies weights of 4 bits by activations of 16: that of Marlin, which "
         "weights in int4 have anyway, or the one with which the machine was measured (device).",
         choices=(DEVICE, MARLIN),
+        beside=("weight_dtype",),
     )
     eager: tuple[str, ...] = parameter(
         "names",

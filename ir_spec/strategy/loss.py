@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation
+from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 FORMS = ("fused", "stock", "in_place", "fused_in_place", "chunked", "compiled", "linear")
@@ -79,3 +80,9 @@ class LossOp(Statement):
             yield f"'chunks' needs a form in parts: {', '.join(IN_CHUNKS)}"
         if op.text("logits") == "gathered" and op.text("form") == "linear":
             yield "'linear' never has whole logits, so they cannot be gathered"
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        form = request["loss"]  # of a flag or of a stack; by default the flag is said to be idle
+        if request["loss_chunks"] and form not in (FORMS[0], *IN_CHUNKS):
+            message = f"--loss-chunks {request['loss_chunks']} needs a loss in parts, found {form}"
+            yield message, "add --loss chunked or --loss linear, or leave it out"

@@ -74,6 +74,7 @@ class Flag:
     least: int | None = None
     most: int | None = None
     needs: tuple[Need, ...] = ()  # it has no effect without all of these
+    beside: tuple[Need, ...] = ()  # as `needs`, but a stack may state its parameter without them
     only: tuple[str, Any] | None = None  # a flag, and the value without which it is refused
     tries: tuple[Any, ...] = ()  # values to try where memory is short, each with less than before
     numerics: bool = False  # it changes the numbers that training sees

@@ -10,6 +10,7 @@ from typing import Any
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.ir.expr import Expr, UnboundError, evaluate
+from stagec.ir_spec.strategy.kernels import UNFUSED
 from stagec.machines import Machine
 from stagec.program.nodes import Node
 from stagec.time.cautions import cautions, of_software
@@ -17,7 +18,7 @@ from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.levers import levers as all_levers
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
 from stagec.time.path import critical_path
-from stagec.time.step import IssuedStep, StepTime, step_time
+from stagec.time.step import Issued, IssuedStep, StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 
 SCHEMA = 1
@@ -168,8 +169,7 @@ def time_report(
         for number, mine in enumerate(job.members)
     )
     meshes = [job.mesh for job in issued.jobs]
-    named = (job.software.attention_on(machine) for job in issued.jobs)
-    kernels = list(dict.fromkeys(filter(None, named)))
+    kernels = list(dict.fromkeys(filter(None, (_attention(job, machine) for job in issued.jobs))))
     used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
     return TimeReport(
         model=model,
@@ -203,6 +203,14 @@ def _peak(machine: Machine) -> float:
     rates = {**machine.compute.vector, **machine.compute.matrix}
     peak = next((rates[d] for d in _PEAKS if d in rates), None)
     return peak.value if peak else max(rate.value for rate in rates.values())
+
+
+def _attention(job: Issued, machine: Machine) -> str:
+    """The kernel of attention that the software chooses; empty where it is the machine's own, as
+    also of attention that should be no kernel and stays one."""
+    name = job.software.attention_on(machine)
+    kinds = {kernel.kind for node in job.samples for kernel in node.kernels}
+    return "" if name in UNFUSED and "attention" in kinds else name
 
 
 def _known(size: Expr | None, values: Mapping[str, int]) -> int | None:

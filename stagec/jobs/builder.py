@@ -43,9 +43,11 @@ from stagec.jobs.request.combine import (
     replicated_state,
 )
 from stagec.jobs.request.configurations import (
+    check_model,
     configuration_name,
     import_configuration,
     is_configuration,
+    is_file_name,
     quantized_checkpoint,
 )
 from stagec.jobs.request.experts import check_experts, mesh_axes
@@ -106,14 +108,8 @@ class JobBuilder:
     # -- the model ---------------------------------------------------------------------------------
 
     def _load(self) -> Module:
-        models = library()
-        entry = models.get(self.options.model)
-        if entry is None and not is_file_name(self.options.model):
-            raise error(
-                f"no model '{self.options.model}' in the library, and no file of that name",
-                remedy=did_you_mean(self.options.model, models)
-                or "'stagec models' lists the models; the config.json of any other is a model, too",
-            )
+        check_model(self.options.model)
+        entry = library().get(self.options.model)
         source = self.session.remember(model_source(entry)) if entry else self._read_model()
         module = parse_module(source, self.loaded.registry)
         set_symbols(module, dict(entry.values) if entry else {})
@@ -504,8 +500,3 @@ def model_name(options: JobOptions) -> str:
     if is_configuration(model):
         return configuration_name(model)
     return Path(model).stem if is_file_name(model) else model
-
-
-def is_file_name(name: str) -> bool:
-    """Whether a model is given by a file."""
-    return name == "-" or name.endswith((".stg", ".json")) or Path(name).exists()

@@ -222,7 +222,8 @@ def stack_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str,
 def needed_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str, Any]:
     """The flags of a stack that those that are `given` need, with their values: `--recompute-every
     3` is about what the stack recomputes."""
-    needs = [need for name in given if name in FLAGS for need in FLAGS[name].needs]
+    flags = [FLAGS[name] for name in given if name in FLAGS]
+    needs = [need for flag in flags for need in flag.needs + flag.beside]
     names = {n for need in needs for n in ((need,) if isinstance(need, str) else need)}
     return {n: v for n, v in stack_flags(lines, given).items() if n in names}
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from stagec import __version__
-from stagec.jobs.builder import is_file_name
 from stagec.jobs.request.command_line import job_words
+from stagec.jobs.request.configurations import is_file_name
 from stagec.support.files import write_file
 
 if TYPE_CHECKING:

@@ -98,6 +98,10 @@ class Question:
             return None
         return self.objective_of(self.per_group(point.seconds, point.tokens), point.peak)
 
+    def second(self, point: Evaluated) -> float:
+        """What ranks jobs of the same objective: less memory, or less time."""
+        return (point.seconds or 0.0) if self.objective == "memory" else point.peak
+
     def cost(self, seconds: float) -> float:
         """What a step costs: rank-hours, times what one costs if that is known."""
         return seconds * self.all_ranks / 3600 * (self.price or 1.0)
@@ -179,7 +183,8 @@ class _Searching:
             answer.cut[f"{better} by its bound"] += len(bounds) - search.tried - self._dropped
 
     def _best(self, bounds: Mapping[int, float]) -> Search[Evaluated]:
-        search: Search[Evaluated] = Search(bounds, self._question.wanted)
+        question = self._question
+        search: Search[Evaluated] = Search(bounds, question.wanted, question.second)
         try:
             for tried in search.run(self._refine, self._evaluate, self._at_a_time):
                 self._progress(tried, search.best, search.proven)

@@ -66,19 +66,23 @@ def _row(answer: Answer, number: int, change: str, best: float) -> dict[str, Any
 
 def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
     """Of points that were left out for their memory, the one that is the least above what a rank
-    may hold; None if there is none. Its bytes are a bound if it was not compiled."""
-    distances: list[tuple[float, dict[str, Any]]] = []
+    may hold: of those that were compiled, or by their bounds if none was (`exact` is false); None
+    if there is none."""
+    rows: list[tuple[bool, float, dict[str, Any]]] = []
     for answer in answers:
-        limit, machine = answer.question.limit, answer.question.machine
-        memory = {n: e.peak for n, e in answer.known.items() if isinstance(e, Evaluated)}
-        if answer.bounds is not None:
-            memory = {n: int(b) for n, b in enumerate(answer.bounds[1]) if b > 0} | memory
-        for n in sorted(memory, key=memory.__getitem__)[:1] if limit else ():
-            job, room = answer.listed.jobs[n], _room(answer, n)
-            if memory[n] > room:
-                row = {"strategy": strategy_of(job), "memory_at_least": memory[n], "room": room}
-                distances.append((memory[n] / room, {**row, "machine": machine.given}))
-    return min(distances, key=lambda each: each[0])[1] if distances else None
+        compiled = {n: e for n, e in answer.known.items() if isinstance(e, Evaluated)}
+        if not answer.question.limit or any(e.seconds is not None for e in compiled.values()):
+            continue
+        memory = {n: e.peak for n, e in compiled.items()}
+        if not memory and answer.bounds is not None:
+            memory = {n: int(b) for n, b in enumerate(answer.bounds[1])}
+        for n in sorted(memory, key=memory.__getitem__):
+            if memory[n] > (room := _room(answer, n)):
+                row = {"strategy": strategy_of(answer.listed.jobs[n]), "memory_at_least": memory[n]}
+                row |= {"room": room, "machine": answer.question.machine.given}
+                rows.append((not compiled, memory[n] / room, {**row, "exact": bool(compiled)}))
+                break
+    return min(rows, key=lambda row: row[:2])[2] if rows else None
 
 
 def _room(answer: Answer, number: int) -> int:

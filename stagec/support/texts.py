@@ -61,4 +61,6 @@ def _too_long(name: str, most: int) -> DiagnosticError:
         MAX_BYTES: "state repeated layers once, in a stg.repeat",
         MAX_CONFIGURATION: "give a model's config.json, which has some kilobytes",
     }
-    return error(f"{name} is longer than {most >> 20} MiB", remedy=remedies.get(most))
+    options = "leave out what is no option: a job or a sweep takes some kilobytes"
+    remedy = options if name.endswith(".toml") else remedies.get(most)
+    return error(f"{name} is longer than {most >> 20} MiB", remedy=remedy)

@@ -155,6 +155,16 @@ REFUSED = {
         "--recompute-layers 40, but the model has L = 32 layers",
         "from 1 to 32",
     ),
+    "parts of a loss that has none": (
+        ["--loss", "stock", "--loss-chunks", "2"],
+        "--loss-chunks 2 needs a loss in parts, found stock",
+        "add --loss chunked or --loss linear, or leave it out",
+    ),
+    "parts of the loss of a stack": (
+        ["--stack", "torchtitan", "--loss-chunks", "2"],
+        "--loss-chunks 2 needs a loss in parts, found stock",
+        "add --loss chunked or --loss linear, or leave it out",
+    ),
 }
 
 
@@ -195,6 +205,9 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
         (["--tp", "2", "--ddp-bucket", "9"], "--ddp-bucket has no effect without --dp"),
         (["--prompt-steps", "alone"], "--prompt-steps has no effect without --serve"),
         (["--host-step", "1 ms"], "--host-step has no effect without --serve"),
+        (["--host-microbatch", "2 ms"], "--host-microbatch has no effect without --host-waits"),
+        (["--expanding-kernel", "marlin"], "has no effect without --weight-dtype"),
+        (["--all-reduce", "one-shot"], "--all-reduce has no effect without --tp"),
         (["--cp", "2"], "each rank of cp has the whole optimizer state"),
         (["--recompute", "selective"], "'stg.recompute' changes nothing"),
     ],

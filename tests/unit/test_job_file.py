@@ -127,7 +127,10 @@ def test_python_takes_and_gives_them(tmp_path: Path) -> None:
         ('model = "llama3-8b"\n[sizes]\nL = -1\n', "error"),
         ('model = "llama3-8b"\n[passes]\nplugin = 3\n', "error"),
         ("model = [1]\n", "error"),
-        ("", "no model is given"),
+        ("", "job.toml:1:1: error: no model is given"),
+        ("[strategy]\ntp = 2\n", "job.toml:1:1: error: no model is given"),
+        ('stack = "megatron-core"\nmodel = "llama3-8c"\n', "job.toml:2:1: error: no model 'llama3"),
+        ("# text\n" * 160_000, "help: leave out what is no option"),
     ],
 )
 def test_a_wrong_file_is_said(text: str, message: str, tmp_path: Path) -> None:

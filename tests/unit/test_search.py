@@ -388,18 +388,20 @@ def test_a_backward_begins_while_all_is_kept() -> None:
 @given(st.integers(0, 10**6))
 @examples(60)
 def test_branch_and_bound_finds_what_all_points_have(seed: int) -> None:
-    """For any values and any bounds that are not above them, ties among them."""
+    """For any values and any bounds that are not above them, ties among them, which a second value
+    ranks."""
     at = random.Random(seed)
     count, wanted = at.randint(1, 40), at.randint(1, 6)
     values = {i: at.choice([None, *range(10)]) for i in range(count)}
     bounds = {i: (at.randint(0, 9) if v is None else v * at.random()) for i, v in values.items()}
     better = {i: (v if v is not None else 9) - 0.5 for i, v in values.items() if at.random() < 0.5}
-    actual: Search[None] = Search(bounds, wanted)
+    seconds = {i: at.randint(0, 2) for i in values}
+    actual: Search[int] = Search(bounds, wanted, seconds.__getitem__)
     tried: list[int] = []
 
-    def evaluate(numbers: Sequence[int]) -> list[tuple[int, float | None, None]]:
+    def evaluate(numbers: Sequence[int]) -> list[tuple[int, float | None, int]]:
         tried.extend(numbers)
-        return [(n, values[n], None) for n in numbers]
+        return [(n, values[n], n) for n in numbers]
 
     def refine(numbers: Sequence[int]) -> dict[int, float | None]:
         """Once each; what has no value may be left out."""
@@ -408,7 +410,7 @@ def test_branch_and_bound_finds_what_all_points_have(seed: int) -> None:
         return {n: None if n in none else max(b, bounds[n]) for n, b in once.items()}
 
     list(actual.run(refine, evaluate, at.randint(1, 4)))
-    assert [f.order for f in actual.best] == [f.order for f in exhaustive(values, wanted)]
+    assert [f.order for f in actual.best] == [f.order for f in exhaustive(values, wanted, seconds)]
     assert len(tried) == len(set(tried))
 
 
@@ -787,6 +789,27 @@ def test_what_does_not_fit_is_reported_with_what_is_nearest() -> None:
     assert "error: no strategy of the space fits: '--dp 4 --tp 2 --sp --zero 3" in actual.err
     near = json.loads(stagec(*words, "--json").out)["nearest"]
     assert near["memory_at_least"] > near["room"] == 2**30
+    assert not near["exact"], "no job was compiled"
+
+
+def test_of_jobs_of_the_same_time_the_one_with_less_memory_is_better() -> None:
+    """ZeRO 1 and 2 exchange the same for one microbatch."""
+    words = ("search", "llama3.2-1b", "--ranks", "4", "--machine", "h100-sxm", "--no-cache")
+    few = ("--set", "L=2,B=4", "--tp", "1", "--pp", "1", "--cp", "1", "--zero", "1,2")
+    answer = stagec(*words, *few, "--recompute", "none", "--no-levers", "--jobs", "1", "--json")
+    first, second = json.loads(answer.out)["best"]
+    assert first["step_seconds"] == second["step_seconds"]
+    assert first["memory_peak"] < second["memory_peak"]
+
+
+def test_of_jobs_that_do_not_fit_the_smallest_is_named() -> None:
+    """The smallest of those that were compiled, not one with a smaller bound."""
+    words = (*SMALL, "--microbatch-size", "2", "--limit", "6GiB")
+    assert "per rank, the least of those compiled, but" in stagec(*words).err
+    answer = json.loads(stagec(*words, "--json").out)
+    near, compiled = answer["nearest"], answer["evaluations"]
+    assert near["exact"]
+    assert near["memory_at_least"] == min(row["memory_peak"] for row in compiled)
 
 
 def test_an_interrupt_before_anything_is_found_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

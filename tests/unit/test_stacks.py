@@ -339,6 +339,10 @@ JOBS: Sequence[dict[str, Any]] = (
             "--stack trtllm --serve decode --batch 2 --context 5 --tp 2 --all-reduce-below 1000",
             "stg.collectives[norms, statistics, all_reduce = one_shot, below = 1000]",
         ),
+        (
+            "--stack huggingface --host-microbatch 2ms",
+            'stg.hosts[issue = "37 us", waits = phases, microbatch = "2ms"]',
+        ),
     ],
 )
 def test_a_flag_may_be_about_what_the_stack_says(flags: str, expected: str) -> None:
@@ -346,6 +350,13 @@ def test_a_flag_may_be_about_what_the_stack_says(flags: str, expected: str) -> N
     assert ran.code == 0
     assert "has no effect" not in ran.err
     assert expected in ran.out
+
+
+def test_what_a_stack_says_alone_is_no_flag_without_effect() -> None:
+    """It has the time of a host before a microbatch, and no hosts that wait."""
+    ran = stagec("analyze", "llama3-8b", "--stack", "megatron-deepspeed-bf16", "--print-strategy")
+    assert 'microbatch = "1 ms"' in ran.out
+    assert "has no effect" not in ran.err
 
 
 @pytest.mark.parametrize("name", stacks())

@@ -170,7 +170,9 @@ def test_a_flag_says_what_it_is(name: str) -> None:
     assert f"  {flag.option}" in stagec("compile", "--help-all").out
     if flag.tries and flag.choices:
         assert set(flag.tries) <= set(flag.choices)
-    needed = {n for need in flag.needs for n in ((need,) if isinstance(need, str) else need)}
+    needed = {
+        n for need in flag.needs + flag.beside for n in ((need,) if isinstance(need, str) else need)
+    }
     assert needed <= {*FLAGS, EXPERTS, SERVE}
 
 

@@ -75,6 +75,39 @@ def test_a_step_that_hosts_hold_up_says_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "warned"),
+    [
+        ("", True),
+        ("--host-graphs", False),
+        ("--serve decode --batch 2 --context 8", False),
+        ("--serve prefill --batch 2 --prompt 8 --stack vllm", True),
+    ],
+)
+def test_graphs_that_no_host_launches_are_not_left_out(more: str, warned: bool) -> None:
+    words = "--machine", "h100-sxm", "--set", "L=1", "--no-levers", "--no-graphs"
+    ran = stagec("time", "llama3-8b", *words, *more.split())
+    assert ran.code == 0
+    assert ("--no-graphs has no effect" in ran.err) == warned
+
+
+@pytest.mark.parametrize("more", ["--step-tokens 64", "--prompt-steps alone", "--stack vllm"])
+def test_flags_of_a_scheduler_do_not_change_one_step(more: str) -> None:
+    """What a stack says is no flag that was given."""
+    words = "--machine", "h100-sxm", "--set", "L=1", "--no-levers", "--serve", "decode"
+    ran = stagec("time", "llama3-8b", *words, "--batch", "2", "--context", "8", *more.split())
+    assert ("has no effect: one step is timed" in ran.err) == (more != "--stack vllm")
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [("1", True), ("2", False)])
+def test_attention_that_stays_a_kernel_is_not_called_math(ranks: str, expected: bool) -> None:
+    """It stays one where ranks split its sequence, which a remark says."""
+    words = "--set", "L=1,S=1024", "--cp", ranks, "--attention", "math", "--no-levers"
+    ran = stagec("time", "llama3-8b", "--machine", "h100-sxm", *words)
+    assert ("attention: math" in ran.out) == expected
+    assert ("changes nothing" in ran.err) != expected
+
+
+@pytest.mark.parametrize(
     ("more", "expected"),
     [
         (["--machine", "h200"], ""),

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.answers.sweep.axes import Axis, Choice, SweepType, conflicts
 from stagec.answers.sweep.rows import Case, SweepRow, refused, rows
-from stagec.jobs.builder import is_file_name
 from stagec.jobs.request.command_line import question_command, step_command
+from stagec.jobs.request.configurations import is_file_name
 from stagec.jobs.request.emission import WORKERS, workers
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import AnyText, CommandOption

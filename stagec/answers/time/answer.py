@@ -162,6 +162,7 @@ def time(
         timed = time_job(
             options, machine, session, replay, levers=levers, memory=memory, progress=progress
         )
+        session.report(*timed.without_effect())
         report = timed.report
         drawn = partial(_same, timed) if memory else drawn
         for step in timed.steps.values():

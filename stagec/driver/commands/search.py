@@ -121,9 +121,11 @@ def _nothing(nearest: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticEr
             remedy="the counts above say why they were left out; --print-space prints the space",
         )
     needed, room = bytes_text(nearest["memory_at_least"]), bytes_text(nearest["room"])
+    exact = f"{needed} per rank, the least of those compiled,"
+    wanted = exact if nearest["exact"] else f"at least {needed} per rank,"
     return error(
-        f"no strategy of the space fits: '{nearest['strategy']}' needs at least {needed} per "
-        f"rank, but {nearest['machine']} has {room} for it",
+        f"no strategy of the space fits: '{nearest['strategy']}' needs {wanted} "
+        f"but {nearest['machine']} has {room} for it",
         remedy="give more --ranks, another --machine, or use less memory: "
         + ("a smaller --batch" if serves else "--zero 3, --recompute full, --offload activations"),
     )

@@ -247,7 +247,7 @@ def _refused_by(statement: Statement) -> Rule:
 
 def lacking(request: FlagValues, given: Flag) -> Need | None:
     """What a flag is given without that it needs."""
-    needed = () if given.is_default(request[given.name]) else given.needs
+    needed = () if given.is_default(request[given.name]) else given.needs + given.beside
     return next((need for need in needed if not _is_met(request, need)), None)
 
 

@@ -1,4 +1,5 @@
-"""Configurations of models where a MODEL is taken: a config.json, or a folder that holds one."""
+"""What a MODEL is given by: a name of the library, a text, or a configuration, which is a
+config.json or a folder that holds one."""
 
 from __future__ import annotations
 
@@ -7,15 +8,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagec.jobs.session import Session
+from stagec.models import library
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.limits import MAX_CONFIGURATION
-from stagec.support.source import Source
+from stagec.support.source import UNKNOWN, Loc, Source
+from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from stagec.importers.reading.json_text import Object
 
 CONFIG = "config.json"
 QUANTIZATION = "quantization_config"
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a model is given by a file."""
+    return name == "-" or name.endswith((".stg", ".json")) or Path(name).exists()
+
+
+def check_model(name: str, loc: Loc = UNKNOWN) -> None:
+    """Raise `DiagnosticError` at the place of a name that neither the library nor a file has."""
+    if name not in (models := library()) and not is_file_name(name):
+        raise error(
+            f"no model '{name}' in the library, and no file of that name",
+            loc,
+            remedy=did_you_mean(name, models)
+            or "'stagec models' lists the models; the config.json of any other is a model, too",
+        )
 
 
 def is_configuration(model: str) -> bool:

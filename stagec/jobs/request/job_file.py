@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from stagec.ir_spec.strategy.axes import AXES
+from stagec.jobs.request.configurations import check_model
 from stagec.jobs.request.flags import SHORTHANDS, words
 from stagec.jobs.request.options import JobOptions, job_options
 from stagec.jobs.request.other_tools import flag_here
@@ -68,9 +69,9 @@ def is_job_file(model: str) -> bool:
     return model.endswith(SUFFIX)
 
 
-def read_job_file(path: str, session: Session) -> JobFile:
-    """The job of a file; files that it names are beside it. Raises `DiagnosticError` with the line
-    that is wrong."""
+def read_job_file(path: str, session: Session, preset: str | None = None) -> JobFile:
+    """The job of a file; files that it names are beside it. Without a model it needs a preset, in
+    the file or beside it. Raises `DiagnosticError` with the line that is wrong."""
     source = session.read(path)
     tables = toml_tables(source, _EXAMPLE)
     flags: dict[str, Any] = {}
@@ -96,6 +97,10 @@ def read_job_file(path: str, session: Session) -> JobFile:
         name = first.message.partition(":")[0]
         where = next((section for section, names in _SECTIONS.items() if name in names), "")
         raise error(first.message, key_place(source, where, name), remedy=first.remedy) from None
+    if options.model:
+        check_model(options.model, key_place(source, "", "model"))
+    elif not (options.preset or preset):
+        raise _wrong(source, "", "model", "no model is given")
     return JobFile(options, *_machine(source, tables.get("machine", {})))
 
 
@@ -159,7 +164,7 @@ def with_job_file(options: JobOptions, given: dict[str, Any], session: Session) 
     is given too, where one can be and none is. Raises `DiagnosticError`."""
     if not is_job_file(options.model):
         return options
-    job = read_job_file(options.model, session)
+    job = read_job_file(options.model, session, options.preset)
     more = {name: getattr(options, name) for name in options.explicit - {"model", "sizes"}}
     sizes = {**job.options.sizes, **options.sizes}
     explicit = job.options.explicit | options.explicit

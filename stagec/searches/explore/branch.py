@@ -20,28 +20,36 @@ _REFINED = 8
 
 @dataclass(frozen=True, slots=True)
 class Ranked(Generic[T]):
-    """A point by its number, its value (less is better), and what is known of it."""
+    """A point by its number, its value (less is better), what is known of it, and a second value
+    that ranks points of the same value."""
 
     number: int
     value: float
     what: T
+    second: float = 0.0
 
     @property
-    def order(self) -> tuple[float, int]:
+    def order(self) -> tuple[float, float, int]:
         """The better first; of equal ones the one that stands first in the space."""
-        return self.value, self.number
+        return self.value, self.second, self.number
 
 
 class Search(Generic[T]):
     """The best `wanted` points by bounds, and what is proven about the others.
 
-    No point that was not tried is better than `proven`; `left` may still be among the best.
+    No point that was not tried is better than `proven`; `left` may still be among the best. Of
+    points of the same value, all of which are tried, those with less by `second` are better.
     """
 
-    def __init__(self, bounds: Mapping[int, float], wanted: int) -> None:
+    def __init__(
+        self,
+        bounds: Mapping[int, float],
+        wanted: int,
+        second: Callable[[T], float] = lambda what: 0.0,
+    ) -> None:
         self.best: list[Ranked[T]] = []
         self.tried = self.refused = 0
-        self._wanted = wanted
+        self._wanted, self._second = wanted, second
         self._open = [(bound, number) for number, bound in bounds.items()]
         heapify(self._open)
 
@@ -79,7 +87,7 @@ class Search(Generic[T]):
         if value is None:
             self.refused += 1
             return
-        best = [*self.best, Ranked(number, value, what)]
+        best = [*self.best, Ranked(number, value, what, self._second(what))]
         self.best = sorted(best, key=lambda f: f.order)[: self._wanted]
 
     def run(
@@ -169,7 +177,11 @@ class Front(Generic[T]):
                 yield self.tried
 
 
-def exhaustive(values: Mapping[int, float | None], wanted: int) -> list[Ranked[Any]]:
+def exhaustive(
+    values: Mapping[int, float | None], wanted: int, seconds: Mapping[int, float]
+) -> list[Ranked[Any]]:
     """The best points of all, none of them left out: what a search has to find."""
-    evaluated: list[Ranked[Any]] = [Ranked(n, v, None) for n, v in values.items() if v is not None]
+    evaluated: list[Ranked[Any]] = [
+        Ranked(n, v, None, seconds[n]) for n, v in values.items() if v is not None
+    ]
     return sorted(evaluated, key=lambda f: f.order)[:wanted]
