@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 #: Structures that a process has compiled, those last that were asked for last; what differs in
 #: sizes and degrees only is one of them.
 _structures: dict[Hashable, Compiles] = {}
-#: How many compiles of them are kept, and of how many nodes: a compile takes 4 to 10 MB, a node
-#: about 100 bytes.
-_MOST_KEPT, _MOST_NODES = 52, 1_000_000
+#: How many compiles of them are kept, and of how many nodes: a compile takes 3 to 10 MB, a node
+#: about 100 bytes. Probes of a model with experts need up to 190, in turns.
+_MOST_KEPT, _MOST_NODES = 160, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
