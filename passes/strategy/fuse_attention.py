@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from string import ascii_letters
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, made_by, read_strategy
@@ -20,7 +19,6 @@ _SCORES, _VALUES = "abcd,aecd->acbe", "abcd,adbe->acbe"
 _PLAIN = {"causal", "window", "rsqrt", "phase"}
 
 
-@dataclass(frozen=True)
 class FuseAttention(Pass):
     """Replace products of queries and keys, their softmax and the product with values by fused
     attention, where `stg.kernels` names a kernel of it.
