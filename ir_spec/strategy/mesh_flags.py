@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagec.ir_spec.strategy.axes import AXES, EXPERTS
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, SHARDING
 from stagec.ir_spec.strategy.statement import Flag
 
 
@@ -39,6 +39,7 @@ RESHARD_RANKS = Flag(
     "int",
     1,
     least=1,
+    needs=(SHARDING,),
     only=("zero", 3),
     rare=True,
     software=True,

@@ -8,7 +8,15 @@ from typing import Any
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.axes import SHARDING, WITHIN
 from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
-from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
+from stagec.ir_spec.strategy.mesh_flags import RESHARD_RANKS
+from stagec.ir_spec.strategy.statement import (
+    Record,
+    Section,
+    Statement,
+    beside_wrong_values,
+    flagged,
+    parameter,
+)
 
 RESHARD = ("always", "never", "last")
 
@@ -99,6 +107,9 @@ class ShardParamsOp(Statement):
             yield "'within' needs 'reshard = always'"
         if op.flag("overlap") and stage != 1:
             yield f"'overlap' needs stage 1, found stage {stage}"
+
+    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        yield from beside_wrong_values((*self.flags, RESHARD_RANKS), request)
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         over = request.over(*SHARDING)

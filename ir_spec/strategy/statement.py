@@ -426,14 +426,20 @@ class Statement(Declaration):
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
         """What is wrong with the flags of this statement, each with a remedy: by default those that
         are given without the only value of another flag that they go with."""
-        for flag in self.flags:
-            if flag.only is None or flag.is_default(value := request[flag.name]):
-                continue
-            option, wanted = Flag(flag.only[0], ""), flag.only[1]
-            if (found := request[option.name]) != wanted:
-                needed = option.with_value(wanted)
-                message = f"needs {needed}, found {option.with_value(found)}"
-                yield f"{flag.with_value(value)} {message}", f"choose {needed}, or leave it out"
+        yield from beside_wrong_values(self.flags, request)
+
+
+def beside_wrong_values(flags: Iterable[Flag], request: FlagValues) -> Iterator[tuple[str, str]]:
+    """The flags that are given without the only value of another flag that they go with, each with
+    a remedy."""
+    for flag in flags:
+        if flag.only is None or flag.is_default(value := request[flag.name]):
+            continue
+        option, wanted = Flag(flag.only[0], ""), flag.only[1]
+        if (actual := request[option.name]) != wanted:
+            needed = option.with_value(wanted)
+            message = f"needs {needed}, found {option.with_value(actual)}"
+            yield f"{flag.with_value(value)} {message}", f"choose {needed}, or leave it out"
 
 
 def _tuple(value: object) -> tuple[object, ...]:

@@ -121,6 +121,7 @@ def _with(annotation: Any, rules: Sequence[Any]) -> Any:
 @cache
 def _form(hint: Any, kind: str | None = None) -> _Form:
     """The rules of a number, without the reading of the text of a quantity."""
+    hint = next((a for a in get_args(hint) if _is_annotated(a)), hint)  # of one that may be absent
     base, *metadata = (hint.__origin__, *hint.__metadata__) if _is_annotated(hint) else (hint,)
     kind = kind or next((m.kind for m in metadata if isinstance(m, Unit)), None)
     kept = [m for m in metadata if kind is None or not isinstance(m, BeforeValidator)]

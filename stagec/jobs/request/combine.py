@@ -334,6 +334,9 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
         yield _warning(f"--stage-graph has no effect with {name}, which does not split backward")
     if request[MESH_ORDER.name] and in_usual_order(request.axes):
         yield _warning("--mesh-order has no effect: this is the default order")
+    whole = next((request.ranks(a) for a in ("dp_shard", "dp") if request.ranks(a) > 1), 1)
+    if 1 < request["reshard_ranks"] == whole and request["zero"] == 3:
+        yield _warning("--reshard-ranks has no effect: these are all ranks that shard")
     if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
         yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
 
