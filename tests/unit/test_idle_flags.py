@@ -88,6 +88,15 @@ def test_a_flag_that_changes_nothing_is_said_to(model: str, job: str) -> None:
     assert silent(model, JOBS[job]) == []
 
 
+def test_ranks_that_blocks_stay_split_over_are_some_of_those_that_shard() -> None:
+    job = JobOptions(LLAMA).changed(zero=3, reshard_ranks=2)
+    assert {*idle(job, {}), *idle(job.changed(dp=2), {})} >= {
+        "--reshard-ranks has no effect without --dp",
+        "--reshard-ranks has no effect: these are all ranks that shard",
+    }
+    assert not idle(job.changed(dp=4), {})
+
+
 @pytest.mark.parametrize(
     ("given", "without"),
     [

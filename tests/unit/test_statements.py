@@ -330,7 +330,7 @@ def test_a_value_out_of_bounds_in_a_text_is_an_error_there(line: str) -> None:
 #: Flags of steps of serving, which are refused without --serve.
 SERVING = ("dp_attention", "weight_dtype")
 #: Flags of one way of what they need, whose rule speaks first.
-OF_ONE_WAY = ("cp_inputs",)
+OF_ONE_WAY = ("cp_inputs", "reshard_ranks")
 NEEDING = [
     n
     for n in SHORTHANDS
