@@ -272,7 +272,7 @@ def compared(tool: str, machines: Sequence[str]) -> Iterator[str]:
                 errors[server.machine].append((theirs / server.tpot - 1, ours / server.tpot - 1))
     for machine, pairs in errors.items():
         medians = [
-            f"{who} {median(each):+.1%} ({median(map(abs, each)):.1%})"
+            f"{who} {median(each):+.1%} ({median(abs(e) for e in each):.1%})"
             for who, each in zip(("its", "ours"), zip(*pairs, strict=True), strict=True)
         ]
         yield f"{machine}: {len(pairs)} servers, {', '.join(medians)}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
 from typing import Any
 
 from stagec.support.diagnostics import error
+from stagec.support.json_values import is_list, is_object
 from stagec.support.source import FileLoc, Source
 
 #: Deepest nesting; jobs, machines and sweeps have three levels.
@@ -35,7 +35,7 @@ def toml_tables(source: Source, remedy: str) -> dict[str, Any]:
 
 def _is_deeper(value: object, levels: int) -> bool:
     """Whether tables and lists are nested in more levels."""
-    inside: object = value.values() if isinstance(value, dict) else value
-    if isinstance(inside, str) or not isinstance(inside, Iterable):
-        return False
-    return not levels or any(_is_deeper(each, levels - 1) for each in inside)
+    inside = list(value.values()) if is_object(value) else value if is_list(value) else None
+    return inside is not None and (
+        not levels or any(_is_deeper(each, levels - 1) for each in inside)
+    )

@@ -53,7 +53,7 @@ def test_programs_of_shared_actions_are_those_of_actions_apart(name: str) -> Non
 
 
 def _rows(program: Program) -> list[tuple[object, ...]]:
-    nodes = (program.prototypes[i] for i in program.prototype)
+    nodes = [program.prototypes[i] for i in map(int, program.prototype)]
     return [
         (n.kind, n.phase, n.size, n.flops, n.out, n.kernel, n.by, n.layer, n.group) for n in nodes
     ]
