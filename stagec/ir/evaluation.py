@@ -29,6 +29,8 @@ FULLEST = "fullest"
 #: Bits behind the point of a share that is reached, of the chance of a part, and of chances.
 _SHARE = 256
 _MEAN, _CHANCE = 16, 64
+#: The most parts and ranks of `fullest`: more experts than any model has, and half a second.
+_MOST = 1 << 10
 Number: TypeAlias = int | Fraction
 Function: TypeAlias = Callable[[Mapping[str, Any]], Number]
 
@@ -82,11 +84,13 @@ def reached(whole: Number, parts: Number, k: Number, draws: Number) -> int:
 
 
 def fullest(whole: Number, some: Number, of: Number, parts: Number, ranks: Number) -> int:
-    """What the fullest of so many ranks has of `whole`, spread alike over `parts` on each, where
-    each part is there with the chance `some / of` and by itself: the mean of the largest of `ranks`
-    binomial numbers, in parts, to the nearest whole number. In integers throughout."""
+    """The largest amount of `whole` on one of `ranks`, if it is spread evenly over `parts` of each,
+    which are present with the probability `some / of`, independently: the mean of the largest of
+    `ranks` binomial numbers over `parts`, to the nearest whole number. Numbers above 1,024 of
+    either count as 1,024. In integers throughout."""
     share = floor(Fraction(some) / Fraction(of) * (1 << _MEAN) + Fraction(1, 2))
-    most = _fullest(min(share, 1 << _MEAN), max(1, ceil(parts)), max(1, ceil(ranks)))
+    n, r = (min(max(1, ceil(number)), _MOST) for number in (parts, ranks))
+    most = _fullest(min(max(share, 0), 1 << _MEAN), n, r)
     return floor(Fraction(whole) * most + Fraction(1, 2))
 
 

@@ -329,13 +329,16 @@ def evaluate(value: Expr, env: Env) -> int:
     """The number for these values of the symbols.
 
     Raises `UnboundError` for a symbol without value, `NotAnIntegerError` if a division is not
-    exact.
+    exact, or by zero.
     """
     try:
         values = tuple([env[name] for name in _names(value)])
     except KeyError:
         raise UnboundError(value.symbols - env.keys()) from None
-    result = _evaluated(value, values)
+    try:
+        result = _evaluated(value, values)
+    except ZeroDivisionError:
+        raise NotAnIntegerError(str(value), None) from None
     if result.denominator != 1:
         raise NotAnIntegerError(str(value), Fraction(result))
     return result.numerator

@@ -93,6 +93,8 @@ class OpNumbers:
         try:
             return self.number(op, name, layer)
         except NotAnIntegerError as problem:
+            if problem.value is None:
+                raise
             return ceil(problem.value)
 
     def buckets(self, op: Operation) -> list[int]:

@@ -139,11 +139,13 @@ def _excerpt(
 
 
 class NotAnIntegerError(Exception):
-    """An expression that must be an integer is not one: some division is not exact."""
+    """An expression that must be an integer is not one: some division is not exact, or by zero, and
+    the value None. `fault` says which."""
 
-    def __init__(self, text: str, value: Fraction) -> None:
+    def __init__(self, text: str, value: Fraction | None) -> None:
         self.text, self.value = text, value
-        super().__init__(f"'{text}' is {value}, not an integer")
+        self.fault = "divides by zero" if value is None else f"is {value}"
+        super().__init__(f"'{text}' {self.fault}{'' if value is None else ', not an integer'}")
 
-    def __reduce__(self) -> tuple[type[NotAnIntegerError], tuple[str, Fraction]]:
+    def __reduce__(self) -> tuple[type[NotAnIntegerError], tuple[str, Fraction | None]]:
         return NotAnIntegerError, (self.text, self.value)  # errors cross processes

@@ -411,8 +411,8 @@ class _Builder(Transformer):
             )
         if name == "fullest" and (len(arguments) != 5 or arguments[2] == 0):
             raise SyntaxLimitError(
-                "fullest expects a size, the chance of a part as two numbers, the second of them "
-                "positive, the parts of a rank, and the ranks",
+                "fullest expects a size, the probability of a part as two numbers, the second of "
+                "them positive, the parts per rank, and the number of ranks",
                 name,
             )
         if name == BUCKETS:

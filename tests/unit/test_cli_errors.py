@@ -606,3 +606,15 @@ def test_a_number_of_microbatches_is_no_name_to_choose(
     assert ran.code == 1
     assert f"B = 8 {how}\n" in ran.err
     assert f"help: {remedy}\n" in ran.err
+
+
+@pytest.mark.parametrize(
+    "size", ["9/(x - 2)", "9 % (x - 2)", "ceildiv(9, x - 2)", "fullest(9, 1, x - 2, 2, 2)"]
+)
+def test_a_size_that_divides_by_zero(size: str, tmp_path: Path) -> None:
+    file = tmp_path / "zero.stg"
+    step = "    %y = stg.silu(%a)\n    stg.return(%y)"
+    file.write_text(sized(size).replace("    stg.return(%a)", step))
+    ran = quickly("analyze", file)
+    assert_reported(ran)
+    assert "divides by zero, expected a whole number" in ran.err

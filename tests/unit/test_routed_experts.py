@@ -76,6 +76,15 @@ def test_the_fullest_rank_has_the_largest_binomial_number(
     assert evaluate(actual, {}) == expected
 
 
+def test_the_fullest_rank_of_huge_numbers_is_that_of_1_024() -> None:
+    """Texts have any numbers, and a power of that many factors would never end."""
+    huge, most = (
+        evaluate(call("fullest", [const(n) for n in (10**6, 1, 2, parts, ranks)]), {})
+        for parts, ranks in ((2**62, 2**62), (1024, 1024))
+    )
+    assert huge == most
+
+
 def test_the_fullest_rank_of_a_router_that_prefers_some_experts() -> None:
     """Drawn: probabilities of experts by Beta(1, E/k - 1), each chosen by a token by itself. Ranks
     whose numbers depend on each other have the same mean largest one."""

@@ -52,7 +52,7 @@ def run_safely(run: Callable[[], object], session: Session) -> int:
 
 def _not_whole(problem: NotAnIntegerError) -> Diagnostic:
     return Diagnostic(
-        f"{problem.text} is {problem.value}, expected a whole number",
+        f"{problem.text} {problem.fault}, expected a whole number",
         remedy="choose sizes that divide each other: the batch, the sequence, --microbatches, "
         "--capacity-factor",
     )
