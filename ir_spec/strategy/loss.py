@@ -82,6 +82,7 @@ class LossOp(Statement):
             yield "'linear' never has whole logits, so they cannot be gathered"
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+        yield from super().problems(request)
         form = request["loss"]  # of a flag or of a stack; by default the flag is said to be idle
         if request["loss_chunks"] and form not in (FORMS[0], *IN_CHUNKS):
             message = f"--loss-chunks {request['loss_chunks']} needs a loss in parts, found {form}"

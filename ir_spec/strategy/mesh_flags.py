@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagec.ir_spec.strategy.axes import AXES, EXPERTS, SHARDING
+from stagec.ir_spec.strategy.axes import AXES, EXPERTS, PARTS
 from stagec.ir_spec.strategy.statement import Flag
 
 
@@ -39,7 +39,7 @@ RESHARD_RANKS = Flag(
     "int",
     1,
     least=1,
-    needs=(SHARDING,),
+    needs=(tuple(PARTS),),
     only=("zero", 3),
     rare=True,
     software=True,

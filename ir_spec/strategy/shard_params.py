@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.axes import SHARDING, WITHIN
+from stagec.ir_spec.strategy.axes import PARTS, SHARDING, WITHIN
 from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
 from stagec.ir_spec.strategy.mesh_flags import RESHARD_RANKS
 from stagec.ir_spec.strategy.statement import (
@@ -114,5 +114,16 @@ class ShardParamsOp(Statement):
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         over = request.over(*SHARDING)
         if request["zero"] and over:
-            within = {"within": WITHIN} if WITHIN in over and request["zero"] == 3 else {}
-            yield {"over": over, **self.flag_values(request), **within}
+            within = _within(request, over) if request["zero"] == 3 else ()
+            parts = {"within": within} if within else {}
+            yield {"over": over, **self.flag_values(request), **parts}
+
+
+def _within(request: FlagValues, over: Axes) -> Axes:
+    """The axes over which blocks stay split: a part of data parallelism, or all of it where others
+    shard as well."""
+    if WITHIN in over:
+        return (WITHIN,)
+    data = tuple(a for a in over if a in PARTS)
+    ranks = request["reshard_ranks"]
+    return data if 1 < ranks == request.ranks(*data) < request.ranks(*over) else ()

@@ -69,7 +69,7 @@ def test_a_step_equals_that_on_one_device(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "axes", [{"dp": 4}, {"dp": 4, "tp": 2}, {"dp_replicate": 2, "dp_shard": 4}]
+    "axes", [{"dp": 4}, {"dp": 4, "tp": 2}, {"dp_replicate": 2, "dp_shard": 4}, {"dp": 2, "cp": 2}]
 )
 @pytest.mark.parametrize("outer", ["root", "ends"])
 def test_a_step_that_keeps_parts_equals_that_on_one_device(

@@ -12,7 +12,7 @@ from math import isqrt, prod
 from stagec.ir.module import Module
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES as ALL_AXES
-from stagec.ir_spec.strategy.axes import SHARDING, TENSOR_AXES
+from stagec.ir_spec.strategy.axes import PARTS, SHARDING, TENSOR_AXES
 from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.microbatches import microbatches
@@ -334,8 +334,8 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
         yield _warning(f"--stage-graph has no effect with {name}, which does not split backward")
     if request[MESH_ORDER.name] and in_usual_order(request.axes):
         yield _warning("--mesh-order has no effect: this is the default order")
-    whole = next((request.ranks(a) for a in ("dp_shard", "dp") if request.ranks(a) > 1), 1)
-    if 1 < request["reshard_ranks"] == whole and request["zero"] == 3:
+    data, sharding = request.ranks(*PARTS), request.ranks(*SHARDING)
+    if 1 < request["reshard_ranks"] == data == sharding and request["zero"] == 3:
         yield _warning("--reshard-ranks has no effect: these are all ranks that shard")
     if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
         yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
