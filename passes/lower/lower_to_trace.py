@@ -6,10 +6,9 @@ expressions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
-from typing import NamedTuple
 
 from stagec.api import (
     Builder,
@@ -27,7 +26,6 @@ from stagec.api import (
     read_strategy,
     total,
 )
-from stagec.ir.alike import captured, counterparts
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.kernel import CONTINUES, EXPANDING, EXPERTS
@@ -51,6 +49,7 @@ from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
 from stagec.passes.lower.beside_gathers import Attrs, KernelsBesideGathers, Parts, came_from
 from stagec.passes.lower.kernels import KernelForms, attributes, fused_attributes, fused_operations
+from stagec.passes.lower.shared_actions import SharedActions, nodes_of, taken_by
 from stagec.passes.lower.steps import (
     ACTIVATIONS,
     common_axes,
@@ -108,7 +107,7 @@ def lower_to_trace(module: Module, *, share_actions: bool = False) -> None:
         return shared_out(costs(op), {op: factor}, steps, facts)
 
     parts = MemoByType(part)
-    known = list[_LoweredAction]() if share_actions else None
+    known = SharedActions() if share_actions else None
     for func in staged or [module.main]:
         _lower(module, func, costs, parts, known)
 
@@ -118,7 +117,7 @@ def _lower(
     func: Operation,
     costs: MemoByType[Attrs],
     parts: Parts,
-    known: list[_LoweredAction] | None,
+    known: SharedActions | None,
 ) -> None:
     mesh = module.mesh
     attrs: dict[str, RawAttr] = {n: func.attrs[n] for n in ("over", "stages") if n in func.attrs}
@@ -145,24 +144,11 @@ def _served(func: Operation) -> dict[str, RawAttr]:
     return {n: values for n, values in (("caches", caches), ("inputs", inputs)) if values}
 
 
-class _LoweredAction(NamedTuple):
-    """An action, what it was lowered to, and the nodes of the values that it takes from around:
-    those that there are are the arguments of its region."""
-
-    source: Operation
-    made: Operation
-    taken: Mapping[Value, Value | None]
-
-
 class _Lowering:
     """Lowers a function. Where actions are shared, `known` are those that were lowered."""
 
     def __init__(
-        self,
-        module: Module,
-        costs: MemoByType[Attrs],
-        parts: Parts,
-        known: list[_LoweredAction] | None,
+        self, module: Module, costs: MemoByType[Attrs], parts: Parts, known: SharedActions | None
     ) -> None:
         self._costs, self._parts, self._known = costs, parts, known
         self._registry, self._facts = module.registry, module.facts
@@ -283,17 +269,17 @@ class _Lowering:
         self._region(old, region, "et.yield")
         self._end(op, new)
 
-    def _action(self, op: Operation, body: Region, b: Builder, known: list[_LoweredAction]) -> None:
+    def _action(self, op: Operation, body: Region, b: Builder, known: SharedActions) -> None:
         """An action takes nodes from around as arguments. One that is like another has its
         region."""
-        for like in known:
-            if (nodes := self._in_place(like, body)) is not None:
-                new = self._repeating(op, b, nodes, {})
-                new.region = like.made.region
-                self._end(op, new)
-                return
-        taken = {value: self._nodes.get(value) for value in captured(body)}
-        nodes = list(dict.fromkeys(node for node in taken.values() if node is not None))
+        if (shared := known.like(body, self._nodes, self._more)) is not None:
+            region, nodes = shared
+            new = self._repeating(op, b, nodes, {})
+            new.region = region
+            self._end(op, new)
+            return
+        taken = taken_by(body, self._nodes)
+        nodes = nodes_of(taken)
         new = self._repeating(op, b, nodes, {})
         region = new.make_region()
         args = {node: region.add_arg(node.name, NODE, node.loc) for node in nodes}
@@ -302,21 +288,7 @@ class _Lowering:
         self._nodes |= {value: node for value, node in taken.items() if node is not None}
         self._end(op, new)
         if self._more.keys().isdisjoint(taken):
-            known.append(_LoweredAction(op, new, taken))
-
-    def _in_place(self, like: _LoweredAction, body: Region) -> list[Value] | None:
-        """The nodes that another action takes where one takes its own; None if it is not like
-        that one."""
-        values = counterparts(like.source.body, body)
-        if values is None or not self._more.keys().isdisjoint(values[v] for v in like.taken):
-            return None
-        pairs = {(node, self._nodes.get(values[value])) for value, node in like.taken.items()}
-        mine, others = dict(pairs), {other for _, other in pairs}
-        if not len(mine) == len(others) == len(pairs) or mine.get(None) is not None:
-            return None
-        nodes = dict.fromkeys(node for node in like.taken.values() if node is not None)
-        there = [other for node in nodes if (other := mine[node]) is not None]
-        return there if len(there) == len(nodes) else None
+            known.add(body, region, taken)
 
     def _repeating(
         self, op: Operation, b: Builder, inputs: Sequence[Value], changed: dict[str, Expr]
