@@ -18,15 +18,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.strategy.axes import (
-    AXES,
-    EXPERT_PART,
-    EXPERTS,
-    PARTS,
-    REPLICAS,
-    WITHIN,
-    expert_parts,
-)
+from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, EXPERTS, REPLICAS, expert_parts
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
@@ -50,7 +42,7 @@ from stagec.jobs.request.configurations import (
     is_file_name,
     quantized_checkpoint,
 )
-from stagec.jobs.request.experts import check_experts, mesh_axes
+from stagec.jobs.request.experts import check_experts, mesh_axes, parts_of_data
 from stagec.jobs.request.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.jobs.request.options import IDEAL, JobOptions, request
 from stagec.jobs.request.preset import find_preset, with_step
@@ -250,27 +242,12 @@ class JobBuilder:
             # the axes are those of the text: one that is given changes
             given = {a: int(getattr(self.options, a)) for a in AXES}
             return {a: n for a, n in given.items() if n > 1 or a in self.options.explicit}
-        parts = {"tp": self._tensor_parts, **self._parts_of_data()}  # stand where these would
+        parts = {"tp": self._tensor_parts, **parts_of_data(self.options)}  # stand where these would
         return {
             axis: size
             for name, whole in mesh_axes(self.options).items()
             for axis, size in (parts.get(name) or {name: whole}).items()
         }
-
-    def _parts_of_data(self) -> dict[str, dict[str, int | None]]:
-        """The axes that data parallelism is split into where blocks stay split over some ranks.
-        Raises `DiagnosticError` where these do not divide it."""
-        ranks, axes = self.options.reshard_ranks, mesh_axes(self.options)
-        name = next((a for a in PARTS if a in axes), None)
-        whole = 1 if name is None or self.options.mesh is not None else axes[name] or 1
-        if name is None or whole == ranks or ranks == 1:
-            return {}
-        if whole % ranks:
-            raise error(
-                f"--reshard-ranks {ranks} does not divide {name} = {whole}",
-                remedy=f"choose --reshard-ranks {nearest(ranks, divisors(whole))}",
-            )
-        return {name: {name: whole // ranks, WITHIN: ranks}}
 
     def _add_strategy(self, module: Module) -> None:
         """Put mesh and strategy in front of the functions; a strategy in the model's own text

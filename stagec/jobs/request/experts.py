@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from stagec.ir_spec.strategy.axes import AXES, EXPERTS, expert_parts, ordered, whole_experts
+from stagec.ir_spec.strategy.axes import (
+    AXES,
+    EXPERTS,
+    PARTS,
+    WITHIN,
+    expert_parts,
+    ordered,
+    whole_experts,
+)
 from stagec.ir_spec.strategy.moe import GATHER, same_tokens
 from stagec.jobs.request.combine import divisors, nearest
 from stagec.jobs.request.flags import FLAGS
@@ -33,6 +41,22 @@ def mesh_axes(options: JobOptions) -> dict[str, int | None]:
         return dict(options.mesh)
     axes = {a: n for a, n in _folded_axes(options).items() if n > 1}
     return {a: axes[a] for a in ordered(axes, options.mesh_order)}
+
+
+def parts_of_data(options: JobOptions) -> dict[str, dict[str, int | None]]:
+    """The axes that data parallelism is split into where blocks stay split over some of its ranks.
+    Raises `DiagnosticError` where these do not divide it."""
+    ranks, axes = options.reshard_ranks, mesh_axes(options)
+    name = next((a for a in PARTS if a in axes), None)
+    whole = 1 if name is None or options.mesh is not None else axes[name] or 1
+    if name is None or whole == ranks or ranks == 1:
+        return {}
+    if whole % ranks:
+        raise error(
+            f"--reshard-ranks {ranks} does not divide {name} = {whole}",
+            remedy=f"choose --reshard-ranks {nearest(ranks, divisors(whole))}",
+        )
+    return {name: {name: whole // ranks, WITHIN: ranks}}
 
 
 def tensor_ranks(options: JobOptions) -> int:
