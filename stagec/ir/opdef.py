@@ -296,8 +296,8 @@ class OpDef:
     # -- rewriting ---------------------------------------------------------------------------------
 
     def fold(self, op: Operation) -> Value | None:
-        """An existing value of the same type that replaces the only result, None if there is none.
-        It may change the op."""
+        """An existing value of the same type that replaces the only result, or None. It may change
+        the op."""
         return None
 
 

@@ -66,8 +66,8 @@ def _row(answer: Answer, number: int, change: str, best: float) -> dict[str, Any
 
 def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
     """Of points that were left out for their memory, the one that is the least above what a rank
-    may hold: of those that were compiled, or by their bounds if none was (`exact` is false); None
-    if there is none."""
+    may hold: of those that were compiled, or by their bounds if none was (`exact` is false). None
+    if no point was left out for its memory."""
     rows: list[tuple[bool, float, dict[str, Any]]] = []
     for answer in answers:
         compiled = {n: e for n, e in answer.known.items() if isinstance(e, Evaluated)}

@@ -68,7 +68,7 @@ class Strategy:
         return cast("tuple[S, ...]", self.records.get(kind, ()))
 
     def one(self, kind: type[S]) -> S:
-        """The parameters of the statement of a kind; the defaults if there is none."""
+        """The parameters of the statement of a kind, with the defaults of an absent one."""
         given = self.all(kind)
         return given[0] if given else kind()
 

@@ -373,7 +373,7 @@ def test_totals_need_no_log_of_nodes(tmp_path: Path) -> None:
 
 
 def test_totals_ask_for_no_lines_of_nodes(tmp_path: Path) -> None:
-    """ASTRA-sim logs every node unless it is told otherwise."""
+    """ASTRA-sim logs every node unless it is configured otherwise."""
     folder, binary = written(tmp_path, *tiny("llama3-8b", "--dp", "2")), stub(tmp_path)
     seen, asks = tmp_path / "seen.toml", tmp_path / "asks"
     asks.write_text(

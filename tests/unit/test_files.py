@@ -1,5 +1,5 @@
-"""Files are written whole or not at all; one run at a time writes a folder, and the other is told
-who does."""
+"""Files are written whole or not at all; one run at a time writes a folder, and the other
+reports which."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_the_second_writer_is_reported_who_has_the_folder(
 def test_a_file_system_without_locks_is_written_to(
     number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As some clusters have; other faults of a disk are told."""
+    """As some clusters have; other faults of a disk are reported."""
 
     def flock(handle: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))

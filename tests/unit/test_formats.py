@@ -1,5 +1,5 @@
-"""Formats of plug-ins: written by the same machinery as the built-in one, and told where they do
-not go."""
+"""Formats of plug-ins: written by the same machinery as the built-in one, and refused where they
+do not go."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_changes_that_are_none(path: str, value: float | str, expected: str) -> 
     "text", ["[network]\nranks = 4", "[network.nvlink]\nranks = 4", "network = []", "network = [1]"]
 )
 def test_a_network_that_is_no_list_of_levels(tmp_path: Path, text: str) -> None:
-    """What would change nothing is told."""
+    """What would change nothing is reported."""
     file = tmp_path / "mine.toml"
     file.write_text(f'base = "h100-sxm"\n{text}\n')
     ran = stagec("machines", file)

@@ -1,5 +1,5 @@
-"""`stagec measure`: what it writes is a table that is read again; files that are no traces are told
-with their place, and leave no output."""
+"""`stagec measure`: what it writes is a table that is read again; other files are reported with their
+place, and leave no output."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_shapes_that_were_not_recorded_are_reported(tmp_path: Path) -> None:
 
 
 def no_trace(data: bytes, tmp_path: Path, name: str = "trace.json") -> str:
-    """What is told of a file that is no trace; the output stays what it was."""
+    """What is reported of a file that is no trace; the output stays what it was."""
     path, output = tmp_path / name, tmp_path / "table.csv"
     path.write_bytes(data)
     output.write_text("before")

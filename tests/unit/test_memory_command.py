@@ -121,7 +121,7 @@ def test_a_limit_that_holds() -> None:
 
 @LONG
 def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command that it prints works when pasted, and shows what was told of it."""
+    """Every command that it prints works when pasted, and shows what was said of it."""
     monkeypatch.setattr(suggestions, "BUDGET", 8)
     job = *SMALL[:3], "--dp", "2", "--tp", "2"
     ran = stagec("memory", *job, "--limit", "12GB", "--advise")
@@ -152,7 +152,7 @@ def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.Monk
     ],
 )
 def test_what_would_make_a_step_of_serving_fit(words: str, limit: str) -> None:
-    """Steps keep their sequences: what is told works when pasted, and holds no more."""
+    """Steps keep their sequences: what is reported works when pasted, and holds no more."""
     ran = stagec(
         "memory", "llama3-8b", "--set", "L=2", *words.split(), "--limit", limit, "--advise"
     )

@@ -1,5 +1,5 @@
-"""Mistakes of plug-ins: told with the plug-in, the part of it, file and line, and never as a bug of
-stagec. What can be seen when a plug-in is loaded is refused then."""
+"""Mistakes of plug-ins: reported with the plug-in, the part of it, file and line, never as a bug
+of stagec. What can be seen when a plug-in is loaded is refused then."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_an_op_with_a_mistake(name: str, tmp_path: Path) -> None:
 
 
 def test_flops_that_are_no_expression(tmp_path: Path) -> None:
-    """They are told of the op that gives them, not of the pass that writes them down."""
+    """They are reported of the op that gives them, not of the pass that writes them down."""
     method = "def flops(self, op, n):\n        return 1.5"
     ran = run(tmp_path, OP.replace("METHOD", method), "my.twice", "forward")
     message = r"TypeError: flops gives 1\.5, expected an Expr such as product\(n\.values\(\)\) \* 2"

@@ -202,7 +202,7 @@ def test_a_question_is_a_command_and_a_verb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record and a line in a table give `stagec size` and `job.ask("size")`, with options, help,
-    `--json`, `-o` and `--html`; what is wrong is told in both."""
+    `--json`, `-o` and `--html`; what is wrong is reported in both."""
     line = "Tell how many ranks a job has."
     monkeypatch.setitem(cast("Any", questions.QUESTIONS), "size", (__name__, line))
     monkeypatch.setitem(cast("Any", cli.COMMANDS), "size", (__name__, line))

@@ -581,8 +581,8 @@ def test_changes_name_what_the_job_has() -> None:
 
 @pytest.mark.long
 def test_what_helps_beyond_the_space_is_reported_with_its_command() -> None:
-    """What is told takes what `time` says; a search that has the flags finds the same; a flag that
-    the question gives is left alone."""
+    """What is reported takes what `time` says; a search that has the flags finds the same; a flag
+    that the question gives is left alone."""
     few = ("--pp", "1", "--zero", "3", "--tp", "1", "--microbatch-size", "1", "--top", "1")
     fixed = ("--fusion", "none", "--dp-shard", "1", "--schedule", "1f1b", "--sp", "off")
     actual = json.loads(stagec(*SMALL, *few, *fixed, "--levers", "--json").out)
@@ -640,7 +640,7 @@ def test_answers_go_on_from_what_calls_have_in_common() -> None:
 
 @LONG
 def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
-    """And a command that is proposed compiles, to traces that hold, with the memory foretold."""
+    """And a command that is proposed compiles, to traces that hold, with the memory predicted."""
     few = ("--zero", "0", "--microbatch-size", "1")
     actual = json.loads(stagec(*SMALL, *few, "--json", "--top", "2").out)
     assert {"points", "legal", "evaluated", "seconds", "best"} <= actual.keys()
@@ -665,7 +665,7 @@ def test_json_has_what_scripts_rely_on(tmp_path: Path) -> None:
 
 @LONG
 def test_neighbours_are_reported_without_being_evaluated() -> None:
-    """Their bounds are below what they take; what is the same job is told as such."""
+    """Their bounds are below what they take; what is the same job is reported as such."""
     few = ("--pp", "1", "--zero", "3", "--tp", "1,2,4", "--top", "1")
     more = ("--recompute", "none,selective,full", *few, "--json")
     reported, exact = (
@@ -680,7 +680,7 @@ def test_neighbours_are_reported_without_being_evaluated() -> None:
 
 
 def test_reasons_add_up() -> None:
-    """The parts that are told are differences of the two steps, in percent of the better one."""
+    """Reported parts are differences of the two steps, in percent of the better one."""
     best = {"matrix products": 8.0, "bubble": 2.0}
     mine = {"matrix products": 8.0, "bubble": 2.5, "exposed tp all_gather": 1.0}
     reported = reason(mine, best, {"tp": "infiniband"}, {})
@@ -849,7 +849,7 @@ def test_an_interrupt_before_or_behind_the_best_is_reported(
 
 
 def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Points of 16 ranks are being listed when it comes: the best of 8 ranks are told."""
+    """Points of 16 ranks are being listed when it comes: the best of 8 ranks are reported."""
     asked: list[object] = []
 
     def once(*given: Any) -> Listed:

@@ -410,14 +410,14 @@ def test_layouts_of_workers() -> None:
 def test_whole_experts_on_the_ranks_of_tp_are_searched_once() -> None:
     given: dict[str, Any] = {"sizes": {"L": 2}, "stack": "vllm", "ranks": 2, "batch": (1,)}
     more: dict[str, Any] = {"prompt": 500, "output_tokens": 50, "machine": "h200", "top": 20}
-    found = library.search(
+    answer = library.search(
         "qwen3-30b-a3b", serve="server", jobs=1, verify=0, **given, **more
     ).as_json()
-    strategies = [row["decode"]["strategy"] for row in found["best"]]
+    strategies = [row["decode"]["strategy"] for row in answer["best"]]
     assert "--ep 2 --tp 2" in strategies
     assert "--dp 2 --ep 2" in strategies
     assert "--ep 2 --tp 2 --dp-attention" not in strategies  # has the flags of --dp 2 --ep 2
-    assert found["cut"]["the engine has the flags of another worker for it"] == 1
+    assert answer["cut"]["the engine has the flags of another worker for it"] == 1
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def searched(*words: str) -> dict[str, Any]:
 @LONG
 def test_throughput_within_a_limit(tmp_path: Path) -> None:
     """The largest batch whose step is fast enough wins; its command compiles to traces that hold,
-    and takes and holds what was foretold."""
+    and takes and holds what was predicted."""
     words = ("--serve", "decode", "--context", "1024", "--batch", "8..128", "--dp", "8")
     every = searched(*words)["searches"]
     rates = [s["best"]["tokens_per_second_per_rank"] for s in every]

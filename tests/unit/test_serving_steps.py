@@ -412,7 +412,7 @@ def test_what_is_no_process(text: str, message: str) -> None:
 
 
 class _Chosen(BatchingPolicy):
-    """A policy that says what it is told."""
+    """A policy that says what it is reported."""
 
     name = "chosen"
     summary = "for tests"

@@ -37,7 +37,7 @@ FLAGS = [
 def rows(*arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
     ran = stagec(*arguments, "--json")
     assert ran.code == code, ran.err
-    assert not ran.err, "what is told of a configuration is in its row"
+    assert not ran.err, "what is reported of a configuration is in its row"
     actual: list[dict[str, Any]] = json.loads(ran.out)
     VALIDATOR.validate(actual)
     return actual

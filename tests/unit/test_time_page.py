@@ -160,7 +160,7 @@ def test_a_thinned_curve_keeps_its_highest_moments() -> None:
 
 
 def test_big_jobs_are_bounded(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then computations of classes that wait most are told by kind, and their memory is left
+    """Then computations of classes that wait most are reported by kind, and their memory is left
     out."""
     monkeypatch.setattr(pictures, "MOST_NODES", 10)
     monkeypatch.setattr(pictures, "MOST_PLANNED", 10)

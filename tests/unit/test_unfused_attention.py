@@ -52,7 +52,7 @@ def test_operations_compute_what_the_kernel_does(flag: str, more: str) -> None:
 
 def test_texts_that_write_products_run_the_kernel_of_a_stack() -> None:
     """GPT-3 with Megatron-Core keeps no shares, in two copies of 2 bytes and a mask of 1, but a
-    sum in fp32 for each row: 12 heads of a rank, 12 layers of a stage, 8 microbatches."""
+    sum in fp32 for each row: 12 heads per rank, 12 layers per stage, 8 microbatches."""
     flags: dict[str, Any] = {"tp": 8, "pp": 8, "sp": True, "microbatches": 8, "sizes": {"B": 8}}
     alone, core = (
         stagec.job("gpt3-175b", stack=stack, **flags).memory().as_json()["classes"][0]["memory"]
@@ -64,11 +64,11 @@ def test_texts_that_write_products_run_the_kernel_of_a_stack() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"), [(("--stack", "megatron-core"), False), (("--eager", "clamp"), True)]
+    ("flags", "remarked"), [(("--stack", "megatron-core"), False), (("--eager", "clamp"), True)]
 )
 def test_a_shipped_stack_may_name_kernels_that_a_model_has_not(
-    flags: tuple[str, str], told: bool
+    flags: tuple[str, str], remarked: bool
 ) -> None:
-    """Megatron-Core names `clamp`, which GPT-3 has not; whoever asks for it is told."""
+    """Megatron-Core names `clamp`, which GPT-3 has not; a flag that names it gets a remark."""
     said = run("memory", "gpt3-175b", "--set", "L=1,S=64,B=1", *flags)
-    assert ("none of these ops" in said.err) == told
+    assert ("none of these ops" in said.err) == remarked

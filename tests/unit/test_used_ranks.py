@@ -144,7 +144,7 @@ def test_used_ranks_of_levels_are_whole_units() -> None:
 
 
 def test_nodes_of_a_power_of_two_are_used_whole() -> None:
-    """Groups of 6 cross nodes of 8, as ranks number them; that is told, with the flag."""
+    """Groups of 6 cross nodes of 8, as ranks number them; that is reported, with the flag."""
     h100, mesh = machines()["h100-sxm"], {"dp": 4, "tp": 6}
     assert h100.for_mesh(mesh) is h100
     assert crossed(h100, mesh)["tp"] is h100.network[1]

@@ -1,5 +1,5 @@
 """`stagec validate --time`: the job that a row of a source is, how far predictions are off, how
-errors are told."""
+errors are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes: every unit once, whoever does it; what fails is told, and nobody is left."""
+"""Worker processes: every unit once, whoever does it; failures are reported, and nobody is left."""
 
 from __future__ import annotations
 
