@@ -1,5 +1,5 @@
 """Files are written whole or not at all; one run at a time writes a folder, and the other
-reports which."""
+reports its process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`stagec measure`: what it writes is a table that is read again; other files are reported with their
-place, and leave no output."""
+"""`stagec measure`: what it writes is a table that is read again; other files are reported with
+their place, and leave no output."""
 
 from __future__ import annotations
 
