@@ -1,4 +1,4 @@
-"""gather-parameters-once: a stage gathers its parameters before the microbatches."""
+"""gather-parameters-once: gathers the parameters of a stage once, before the microbatches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from stagec.sharding.gathers import is_sliced, single_gathers_of, source_of
 
 
 class GatherParametersOnce(Pass):
-    """Gather parameters before the microbatches where the gathers of actions say `once`.
+    """Gather parameters before the microbatches where the gathers of actions have the flag `once`.
 
-    They are gathered block by block, and kept to the end of the last microbatch. This is what
-    `reshard = never` means in a pipeline: `keep-gathered-parameters` writes `once`.
+    They are gathered block by block, and kept to the end of the last microbatch. With `reshard =
+    never` in a pipeline, `keep-gathered-parameters` sets the flag.
 
     Before:
         stg.symbols[B, D, L]
@@ -75,13 +75,13 @@ class GatherParametersOnce(Pass):
         gather_once(module)
 
 
-#: A parameter, and how it is gathered.
+#: A parameter, and the dimension and axes of its gather.
 _Gathered = tuple[Value, Attr, Attr]
 
 
 def gather_once(module: Module) -> None:
-    """Gather before the microbatches, block by block, what the actions of stages gather `once`, and
-    keep it to the end of the last one. In place."""
+    """Move the gathers with the flag `once` before the microbatches, block by block, in place.
+    Their results are kept to the end of the last microbatch."""
     for func in module.functions:
         accumulate = next((op for op in func.body.ops if op.has(Accumulates)), None)
         if accumulate is not None:
@@ -93,7 +93,7 @@ def gather_once(module: Module) -> None:
 
 
 def _take_out(region: Region, before: Builder, known: dict[_Gathered, Value]) -> None:
-    """Replace the gathers of a region, of an action or a repeat, by values made outside."""
+    """Replace the gathers of a region by values that are gathered before the microbatches."""
     repeat = region.owner if region.owner.has(Repeats) else None
     gathers = [op for op in single_gathers_of(region) if op.flag("once")]
     keys = {op: (source_of(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
@@ -124,7 +124,7 @@ def _copied(gathers: Sequence[Operation], before: Builder) -> Iterator[Value]:
 
 
 def _in_turn(gathers: Sequence[Operation], repeat: Operation, before: Builder) -> Iterable[Value]:
-    """One repeat that gathers slice by slice, in the order in which forward uses them."""
+    """Gather slices in one repeat, in the order in which forward uses them."""
     count = repeat.expr("count")
     operands = [source_of(op) for op in gathers]
     order = {"order": repeat.attrs["order"]} if "order" in repeat.attrs else {}
