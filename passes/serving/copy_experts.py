@@ -1,4 +1,4 @@
-"""copy-experts: ranks hold more experts than the router chooses among, copies of some of them."""
+"""copy-experts: adds redundant experts, copies of some of those among which the router chooses."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ COPIES = "copies"
 
 
 class CopyExperts(Pass):
-    """Add redundant experts, the copies of popular experts that servers hold
-    (`stg.redundant_experts`): routers choose among the others.
+    """Add redundant experts, copies of popular experts on servers (`stg.redundant_experts`):
+    routers choose among the others.
 
-    The number of experts of the module counts copies. Routers, with all that only they use, get the
-    dimension of the others; the load is even over all that are held.
+    The number of experts of the module includes copies. Routers, and the values that only they use,
+    get the dimension without copies. The load is even over all experts.
 
     Before:
         stg.strategy @s {
@@ -68,10 +68,10 @@ class CopyExperts(Pass):
 
 
 def copy_experts(module: Module, count: int) -> None:
-    """Make so many of the experts copies, in place.
+    """Make `count` of the experts copies, in place.
 
-    Raises `DiagnosticError` for a model without routers, for more copies than experts, and for less
-    than none.
+    Raises `DiagnosticError` for a model without routers, for more copies than experts, and for a
+    negative count.
     """
     if count < 0:
         raise error(
@@ -119,8 +119,8 @@ def _assume(module: Module, op: Operation, relation: Relation) -> None:
 
 
 def _chosen_by(op: Operation, experts: Expr) -> Iterator[Value]:
-    """The arguments with a dimension of all experts by which an op chooses, in every region that
-    they come through."""
+    """The arguments with a dimension of experts on which the choice of an op depends, in each
+    region through which they are passed."""
     seen: set[Value] = set()
     stack = list(op.operands)
     while stack:

@@ -17,7 +17,7 @@ DRAFT, DRAFTS, CHOSEN = "draft", "drafts", "chosen"
 MOST_DRAFTS = 25
 
 
-def words_taken(module: Module) -> Value:
+def tokens_taken(module: Module) -> Value:
     """The argument [B, S] with the tokens of a step of serving. Raises `DiagnosticError` unless
     there is exactly one."""
     given = [a for a in module.main.body.args if not a.tensor.role]
