@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from stagec.serving.step import SequenceClass, Step, alike, mean_chunk, step_of
+from stagec.serving.step import SequenceClass, Step, mean_chunk, mean_class, step_of
 from stagec.serving.step_times import StepLine
 
 #: The largest number of a grid, and its least ones: those of cached tokens and of chunks.
@@ -242,11 +242,11 @@ def _step(
     count: int, total: int, chunks: Sequence[tuple[int, int]], groups: int, halves: int
 ) -> Step:
     """The step of the group that has most, whose chunks end prompts: sequences that decode have
-    their mean context, rounded up, and chunks are alike."""
+    their mean context, rounded up, and chunks have their mean size (`mean_class`)."""
     share = -(-count // groups)
     classes = [SequenceClass(1, -(-total // count), 1, share)] if count else []
     if chunks:
-        classes.append(alike(_fullest(chunks, groups, halves)))
+        classes.append(mean_class(_fullest(chunks, groups, halves)))
     return step_of(classes)
 
 
