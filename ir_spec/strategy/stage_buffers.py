@@ -27,7 +27,7 @@ class StageBuffersRule(Record):
     gradients: str = flagged(
         "stage_gradients",
         "The gradient that a pipeline stage sends is freed when it is sent, or when that of the "
-        "next microbatch exists, if a rank has one part of the model (next).",
+        "next microbatch exists, in 1F1B (next).",
         choices=(SENT, NEXT),
     )
     graph: str = flagged(
@@ -52,8 +52,8 @@ class StageBuffersOp(Statement):
     the next step begins (`output_chunks`), and joins them in a copy (`_merge_outputs`,
     `return_outputs = True`).
 
-    `gradients = next`: `ScheduleGPipe` and `Schedule1F1B` name the messages of a backward until
-    those of the next one are made (`bwd_sends`); schedules of several parts on a rank do not.
+    `gradients = next`: `Schedule1F1B` names the messages of a backward until those of the next one
+    are made (`bwd_sends`); other schedules do not.
 
     `graph = weights`: a split backward runs with `retain_graph = True`
     (torch/distributed/pipelining/_backward.py: `stage_backward_input`), so all that forward saved

@@ -128,7 +128,7 @@ class KeepStageValues(Pass):
                 _keep_outputs(module, func, accumulate)
             if rule.graph == WEIGHTS:
                 _keep_graph(module, func, accumulate)
-            if rule.gradients == NEXT and accumulate.integer("chunks", 1) == 1:
+            if rule.gradients == NEXT and accumulate.text("schedule") == "1f1b":
                 _keep_gradients(accumulate)
 
 

@@ -26,7 +26,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
 from stagec.ir.layers import LayerStack, in_order, order_of
 from stagec.ir.recompute_window import replays
-from stagec.ir.traits import EndsLifetime, PartOfBuffer, Recalls, StaysUntilNext, View
+from stagec.ir.traits import AddsToSum, EndsLifetime, PartOfBuffer, Recalls, StaysUntilNext, View
 from stagec.ir.types import DEVICE, Type
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import (
@@ -101,6 +101,7 @@ class _Known:
     alone: bool
     reads_gathered: bool
     made: list[Value] = field(default_factory=list[Value])
+    added: list[Value] = field(default_factory=list[Value])  # to a sum, as they are made
     homes: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
     reused: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
 
@@ -281,7 +282,12 @@ class _Runner:
         known = _Known.of(op)
         for value in op.results:
             home, slot = self._sums.home(value), op.definition.reuses(op, value.index)
-            if home is not None:
+            summed = home in self._sums.late or (home is None and op.has(AddsToSum))
+            if summed and op.has(AddsToSum) and value.tensor.dtype == op.operands[0].tensor.dtype:
+                known.reused.append((value, op.operands[0]))  # the first one becomes the sum
+            elif summed:
+                known.added.append(value)
+            elif home is not None:
                 known.homes.append((value, home))
             elif slot is not None:
                 known.reused.append((value, op.operands[slot]))
@@ -292,17 +298,15 @@ class _Runner:
 
     def _again(self, known: _Known) -> None:
         """Run an operation whose results have been sorted by their storage."""
-        refs, added = self._refs, list[Value]()
-        if known.homes:
-            added = [value for value, home in known.homes if home in self._sums.late]
-            for value, home in known.homes:
-                refs[value] = self._sums.at_once.get(home) or self._fixed(home)
+        refs = self._refs
+        for value, home in known.homes:
+            refs[value] = self._sums.at_once.get(home) or self._fixed(home)
         for value, operand in known.reused:
             refs[value] = refs[operand]
         if self._staying and (known.stays or known.phase == "optimizer"):
             self._end_staying()
         number = self._step(known.op, known.made)
-        for value in added:
+        for value in known.added:
             refs[value] = self._make(value, number, number, space=DEVICE, added=True)
         if known.stays:
             self._staying = known.made

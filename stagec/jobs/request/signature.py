@@ -78,7 +78,7 @@ class JobFlags(TypedDict, total=False):
     #: ends (backward), or in the last stage when the step ends (step).
     stage_results: Literal["sent", "backward", "step"] | None
     #: The gradient that a pipeline stage sends is freed when it is sent, or when that of the next
-    #: microbatch exists, if a rank has one part of the model (next).
+    #: microbatch exists, in 1F1B (next).
     stage_gradients: Literal["sent", "next"] | None
     #: Where a schedule splits backward, what forward saved is freed when it is last used, or when
     #: the gradients of weights of its microbatch have been made (weights).
