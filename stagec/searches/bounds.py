@@ -186,8 +186,8 @@ class JobBounds:
 
     def _ask_work(self, number: int) -> Iterator[_Named]:
         """Probes of the work of a job, and of that of those before it that differ in what is
-        computed again alone."""
-        for kin in (k for k in self._kin(number) if k <= number):
+        computed again alone, which are not known yet."""
+        for kin in (k for k in self._kin(number) if k <= number and k not in self._work):
             yield "work", kin, self._asked(work_probe(self._jobs[kin], self._sizes))
 
     def _ask_exchanged(self, number: int) -> Iterator[_Named]:

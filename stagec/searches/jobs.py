@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
-
-#: Objects that come and go between two looks for garbage: what is compiled stays, and looking at
-#: it again and again takes longer than the work.
-_RARELY = 500_000
-
 
 #: Runs units of work: results with the numbers of the units.
 Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
@@ -86,7 +80,6 @@ def evaluate(task: Task) -> Evaluated | str:
     """What a job is, or why it is not one."""
     from stagec.jobs.lowered import job_costs
 
-    gc.set_threshold(_RARELY, 20, 100)
     try:
         job = job_costs(with_batch_option(task.options))
         replay = ReplayOptions(task.overlap, measured=task.measured)
@@ -125,7 +118,6 @@ def kind_of(unit: Task | Asked) -> Hashable:
 
 def work(unit: Task | Asked) -> Evaluated | str | Probe:
     """What a worker does."""
-    gc.set_threshold(_RARELY, 20, 100)
     return probe(unit) if isinstance(unit, Asked) else evaluate(unit)
 
 

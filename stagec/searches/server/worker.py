@@ -5,7 +5,6 @@ A worker are the ranks that share weights and wait for each other: a server has 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,8 +41,6 @@ from stagec.time.streams import PICOSECONDS
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-#: Objects that come and go between two looks for garbage, see `stagec.searches.jobs`.
-_RARELY = 500_000
 #: The most sequences of a group of ranks that are tried, and how often the largest batch that is
 #: possible is looked for between two that double.
 _MOST, _HALVINGS = 4096, 4
@@ -166,7 +163,6 @@ def kind_of(task: WorkerTask) -> Hashable:
 
 def timed_worker(task: WorkerTask) -> Worker:
     """All steps of a worker."""
-    gc.set_threshold(_RARELY, 20, 100)
     try:
         return _Timing(task).worker()
     except DiagnosticError as problem:
