@@ -71,3 +71,8 @@ class CacheTiers:
         for tier in self.tiers:
             if not tier.lasting:
                 tier.kept.clear()
+
+    def clear(self) -> None:
+        """Lose all blocks, which are of other weights."""
+        for tier in self.tiers:
+            tier.kept.clear()
