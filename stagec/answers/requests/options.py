@@ -109,8 +109,8 @@ OVER_TIME = (
     CommandOption(
         "iterations",
         Whole(2, MOST_ITERATIONS),
-        "With --batch-of: so many rollouts, with an update of the weights between them. Each begins "
-        "with what is left of the one before.",
+        "With --batch-of: N rollouts, with an update of the weights between them; each begins "
+        "with those that the one before left.",
         rare=True,
     ),
     CommandOption(
