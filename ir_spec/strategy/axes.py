@@ -18,8 +18,10 @@ HEADS = ("H", "G", "H_v", "H_m", "G_m", "I")
 _STAGES = tuple(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6))
 #: The feed-forward width of an expert.
 EXPERT_WIDTH = "M"
+#: The feed-forward width of shared experts.
+SHARED_WIDTH = "F_shared"
 #: Feed-forward widths: dense, of an expert, of shared experts.
-WIDTHS = ("F", EXPERT_WIDTH, "F_shared")
+WIDTHS = ("F", EXPERT_WIDTH, SHARED_WIDTH)
 #: What tensor parallelism splits: heads, feed-forward widths (dense, of an expert, of shared
 #: experts), vocabulary.
 TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", "V", *_STAGES)

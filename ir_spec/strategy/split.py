@@ -11,6 +11,7 @@ from stagec.ir_spec.strategy.axes import (
     EXPERT_WIDTH,
     EXPERTS,
     REPLICAS,
+    SHARED_WIDTH,
     TENSOR_AXES,
     TENSOR_PARALLEL,
     whole_experts,
@@ -80,6 +81,15 @@ class SplitOp(Statement):
             False,
             needs=("tp",),
         ),
+        Flag(
+            "whole_shared_experts",
+            "Each rank of tp has all of the shared experts, as in SGLang with "
+            "SGLANG_SHARED_EXPERT_TP1, where blocks of low-bit weights do not divide.",
+            "switch",
+            False,
+            needs=(EXPERTS, "tp"),
+            rare=True,
+        ),
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
@@ -101,7 +111,8 @@ class SplitOp(Statement):
         """Heads, width and vocabulary over all of it; KV heads over the part that they suffice
         for, experts over the ranks that have the same ones."""
         over = request.over(*TENSOR_AXES)
-        whole = (EXPERT_WIDTH,) if whole_experts(request.__getitem__) else ()
+        whole: tuple[str, ...] = (EXPERT_WIDTH,) if whole_experts(request.__getitem__) else ()
+        whole += (SHARED_WIDTH,) if request["whole_shared_experts"] else ()
         dims = [n for n in TENSOR_PARALLEL if n in request.sizes and n not in whole]
         if REPLICAS in request.axes and "G" in dims:
             dims.remove("G")

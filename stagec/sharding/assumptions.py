@@ -10,7 +10,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const, evaluate, fraction, numerator_and_denominator, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.module import Module
-from stagec.ir_spec.strategy.axes import DATA_AXES, EXPERT_WIDTH, EXPERTS, WIDTHS
+from stagec.ir_spec.strategy.axes import DATA_AXES, EXPERT_WIDTH, EXPERTS, SHARED_WIDTH, WIDTHS
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Loc, made_by
 
@@ -86,6 +86,7 @@ class Assumptions:
             remedy = _choices(sizes, divisor, common, tried)
             padded = any(size.symbol_name in WIDTHS for size in sizes) and below != const(1)
             whole = self._whole_experts(sizes, tried // evaluate(below, env)) if padded else ""
+            whole += ", or --whole-shared-experts" if _all_shared(sizes) else ""
             return f"{remedy}{whole}, or --pad-widths {below}" if padded else remedy
         remedy = f"choose {sizes[0]} as a multiple of {tried}"
         if (capacity := self._capacity()) is not None:
@@ -124,6 +125,11 @@ class Assumptions:
             *(before if isinstance(before, tuple) else ()),
             relation,
         )
+
+
+def _all_shared(sizes: Sequence[Expr]) -> bool:
+    """Whether it is only shared experts that do not divide."""
+    return all(size.symbol_name == SHARED_WIDTH for size in sizes)
 
 
 def _known_sizes(module: Module) -> dict[Expr, list[Expr]]:

@@ -437,6 +437,44 @@ def test_what_engines_have_no_flags_for(flags: dict[str, Any], who: str, what: s
         assert (what in lacks) if name in who.split() else not lacks
 
 
+@pytest.mark.parametrize(
+    ("flags", "whole"),
+    [
+        ({"tp": 8, "weight_dtype": "fp8"}, True),  # 12 blocks of 128
+        ({"tp": 4, "weight_dtype": "fp8"}, False),
+        ({"tp": 8, "weight_dtype": "fp8", "weight_block": 64}, False),
+        ({"tp": 8, "weight_dtype": "int8"}, False),
+        ({"tp": 8}, False),
+    ],
+)
+def test_sglang_has_shared_experts_whole_where_blocks_do_not_divide(
+    flags: dict[str, Any], whole: bool
+) -> None:
+    options, engine = JobOptions("m", **flags), ENGINES["sglang"]
+    assert engine.adapted(options, {"F_shared": 1536}).whole_shared_experts is whole
+    assert engine.adapted(options, {"F": 1536}) is options
+    assert ENGINES["vllm"].adapted(options, {"F_shared": 1536}) is options
+    script = ENGINES["sglang"].files("about", [worker("server", whole_shared_experts=whole)])
+    assert ("SGLANG_SHARED_EXPERT_TP1=1" in script["server.sh"]) is whole
+
+
+def test_servers_of_sglang_with_shared_experts_of_few_blocks() -> None:
+    sizes = {"L_dense": 1, "L_sparse": 1, "F_shared": 384}
+    given: dict[str, Any] = {"sizes": sizes, "weight_dtype": "fp8"}
+    more: dict[str, Any] = {"prompt": 500, "output_tokens": 50, "machine": "h200", "top": 20}
+    how: dict[str, Any] = {"ranks": 2, "batch": (1,), "jobs": 1, "verify": 0}
+    found = {
+        stack: library.search("glm-4.5", serve="server", stack=stack, **given, **more, **how)
+        for stack in ("vllm", "sglang")
+    }
+    words = {
+        stack: [row["decode"]["strategy"] for row in answer.as_json()["best"]]
+        for stack, answer in found.items()
+    }
+    assert any("--whole-shared-experts" in text for text in words["sglang"])
+    assert not any("--tp 2" in text for text in words["vllm"])
+
+
 def test_copies_of_experts_and_half_batches_have_flags() -> None:
     wide = worker("decode", dp=8, ep=8, redundant_experts=32, two_batch_overlap=True)
     files = {n: "".join(e.files("about", [wide]).values()) for n, e in ENGINES.items()}

@@ -143,6 +143,9 @@ REFUSED: dict[tuple[str, ...], str] = {
     ): "raise --max-tokens to 9 or more",
     ("--rate", "1", "--prefill-replicas", "2", *LENGTHS): "needs --serve disaggregated",
     ("--rate", "1", "--until", "0.5", *LENGTHS): "--until needs a rollout",
+    ("--rate", "1", "--iterations", "2", *LENGTHS): "--iterations needs rollouts",
+    ("--batch-of", "4", "--ahead", "1", *LENGTHS): "--ahead needs batches that follow each other",
+    ("--batch-of", "9999", "--iterations", "999", *LENGTHS): "at most 1,000,000 are supported",
     ("--concurrency", "1", "--burst", "2", *LENGTHS): "--burst needs arrivals at random",
     ("--rate", "1", "--pause", "1s", *LENGTHS): "--pause needs the turns of a conversation",
     ("--rate", "1", "--fail", "3@1s+1s", *LENGTHS): "there is no replica 3 of 1 replicas",
@@ -445,6 +448,22 @@ def test_rollouts_end_with_their_longest_answer() -> None:
     assert (part["served"], part["kept_tokens"] > 0) == (20, True)
     assert part["seconds"] == pytest.approx(whole["ends"]["p50"], rel=0.01)
     assert "Half of them are done after" in run(*words).out
+
+
+def test_rollouts_in_a_row() -> None:
+    words = ("--batch-of", "16", "--until", "0.75", "--iterations", "3", *LENGTHS)
+    actual = answer(*words, "--train-time", "1s", "--ahead", "1")
+    assert_schema("requests", actual)
+    rollouts = actual["rollouts"]
+    assert (actual["requests"], rollouts["count"], rollouts["quota"]) == (16 + 2 * 12, 16, 12)
+    assert [b["carried"] for b in rollouts["batches"]] == [0, 4, 4]
+    assert rollouts["batches"][1]["waits"] == pytest.approx(1 + rollouts["update"], rel=0.1)
+    # weights of a rank over the network between nodes, 50 GB/s
+    assert rollouts["update"] == pytest.approx(WEIGHTS / 50e9)
+    assert rollouts["seconds_per_iteration"] == pytest.approx(1, rel=0.1)
+    ran = run(*words, "--update-time", "2ms")
+    assert "3 rollouts of 16 requests, 40 in all" in ran.out
+    assert "servers get weights in 2.00 ms" in ran.out
 
 
 @pytest.mark.long

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import ceil
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stagec.analysis.serving_rates import step_pace
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
-from stagec.answers.requests.options import asked_requests, page_of, prefix_block
+from stagec.answers.requests.options import asked_requests, page_of, prefix_block, rollouts_of
 from stagec.answers.requests.tiers import most_bytes, tiers_below, token_bytes
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
@@ -125,7 +124,7 @@ def made_server(
     decode = pools[DECODE]
     prefills = pools[PREFILL].replicas if two_pods else []
     sent = _femtoseconds(handover(_prompted(options, every))) if two_pods else None
-    done = ceil(given["until"] * len(every)) if given["until"] is not None else None
+    update = max(_update(given, pool.models, timer.machine) for pool in pools.values())
     _check(every, list(pools.values()), session)
     if given["concurrency"] not in (None, 1) and len({(r.prompt, r.output) for r in every}) == 1:
         session.remark(
@@ -142,7 +141,7 @@ def made_server(
         failures(given, len(prefills), len(decode.replicas)),
         decode.plan,
         pools[PREFILL].plan if two_pods else FleetPlan(),
-        until=done,
+        rollouts=rollouts_of(given, update),
         progress=progress,
     )
     server = MadeServer(every, pools, run)
@@ -352,6 +351,18 @@ def _start(models: ServedModels, machine: Machine) -> int:
     """Femtoseconds in which the weights of a rank come from its host."""
     bytes_ = models.together(most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
     return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
+
+
+def _update(given: Mapping[str, Any], models: ServedModels, machine: Machine) -> int:
+    """Femtoseconds in which a rank gets new weights between rollouts, over the level of the network
+    that joins it to one of another pod. Raises `DiagnosticError`."""
+    from stagec.time.costs.network import level_between_pods
+
+    if given["iterations"] is None or given["update_time"] is not None:
+        return round((given["update_time"] or 0.0) * SECOND)
+    bytes_ = models.together(most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
+    mesh = models.main.builder.module.axis_sizes
+    return round(bytes_ / level_between_pods(machine, [mesh, mesh]).bandwidth.value * SECOND)
 
 
 def _load(options: JobOptions, machine: Machine, session: Session) -> int:

@@ -104,6 +104,9 @@ class JobFlags(TypedDict, total=False):
     #: Ranks that split each expert: as many as tp, or 1, or tp over --ep if that takes some ranks
     #: of tp. The default, 0, means 1 if --ep takes all ranks of tp, otherwise as many as it leaves.
     etp: int | None
+    #: Each rank of tp has all of the shared experts, as in SGLang with SGLANG_SHARED_EXPERT_TP1,
+    #: where blocks of low-bit weights do not divide.
+    whole_shared_experts: bool | None
     #: On which devices products of experts in 4 bits order tokens, compute the activation behind
     #: them and cast its result.
     fuse_experts: Literal["none", "blackwell"] | None

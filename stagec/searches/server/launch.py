@@ -13,13 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from typing import Any, cast
 
 from stagec.ir.expr import fraction
 from stagec.ir.serving_step import PREFILL
-from stagec.ir_spec.strategy.axes import expert_parts, whole_experts
+from stagec.ir_spec.ops.quantized import FORMATS
+from stagec.ir_spec.strategy.axes import SHARED_WIDTH, expert_parts, whole_experts
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.option import Kind
@@ -139,6 +140,10 @@ class LaunchEngine(ABC):
             return "attention and feed-forward on ranks of their own"
         return layout.problem
 
+    def adapted(self, options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+        """A worker of a model of these sizes as the engine starts it, where that is otherwise."""
+        return options
+
     @abstractmethod
     def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
         """The launch files by their names: of one kind of worker, or of those that prefill and
@@ -253,12 +258,26 @@ class VLLM(ScriptedEngine):
         return _script(about, words)
 
 
+#: Shared experts are whole on each rank (models/deepseek_v2.py of SGLang, `DeepseekV2MoE`).
+_WHOLE_SHARED = "export SGLANG_SHARED_EXPERT_TP1=1\n"
+
+
 class SGLang(ScriptedEngine):
-    """SGLang: sizes of data-parallel attention are those of all groups together."""
+    """SGLang: sizes of data-parallel attention are those of all groups together. Shared experts
+    whose blocks do not divide are whole on each rank."""
+
+    def adapted(self, options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+        format_, width = FORMATS.get(options.weight_dtype or ""), sizes.get(SHARED_WIDTH, 0)
+        if format_ is None or not width:
+            return options
+        block = gcd(width, options.weight_block or format_.rows or 1)
+        whole = width % (block * options.tp) > 0
+        return options.changed(whole_shared_experts=True) if whole else options
 
     def server(self, about: str, worker: LaunchedWorker) -> str:
         layout = worker.layout
         precision, more = _precision(worker.options, "fp8_e4m3")
+        more += _WHOLE_SHARED if worker.options.whole_shared_experts else ""
         words = ["python -m sglang.launch_server", "--model-path", '"$MODEL"']
         words += ["--host", "0.0.0.0", "--port", str(_PORT), "--tp-size", str(layout.ranks)]
         if layout.pp > 1:
