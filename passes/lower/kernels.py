@@ -22,7 +22,7 @@ from stagec.ir.kernel import (
     KernelShape,
 )
 from stagec.ir.traits import Free
-from stagec.ir.types import DTYPE_BYTES
+from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.ir_spec.strategy.kernels import DEVICE, SDPA, TORCH, KernelsRule
@@ -51,12 +51,14 @@ class KernelForms:
     """How kernels are marked, as statements ask for it: fused attention by its kernel of a library,
     products of experts, and those that expand weights of 4 bits: integers are what Marlin is for
     (vLLM, `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`), mxfp4 of
-    experts is expanded by kernels of Triton unless `marlin` is asked for."""
+    experts is expanded by kernels of Triton unless `marlin` is asked for. `blocks` is the kernel
+    of other products in 8 bits."""
 
     attention: str
     experts: bool
     fused: bool
     marlin: bool
+    blocks: str
     torch: bool
     cast: str
 
@@ -70,7 +72,8 @@ class KernelForms:
         torch = kernels.elementwise == TORCH
         autocast = strategy.one(AutocastRule)
         cast = autocast.to if autocast.on else ""
-        return cls(attention, experts, fused, kernels.expands == MARLIN, torch, cast)
+        marlin, blocks = kernels.expands == MARLIN, kernels.blocks
+        return cls(attention, experts, fused, marlin, blocks, torch, cast)
 
     def work(self, op: Operation) -> ComputeWork:
         """What an op does, as its kernel does it. Attention that autocast does not cast for
@@ -97,6 +100,8 @@ class KernelForms:
         if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
             expands = TRITON if dealt and op.operands[-1].tensor.dtype == "u8" else EXPANDS
             return MARLIN if self.marlin or dtypes[1] == "i4" else expands
+        if self.blocks != DEVICE and not dealt and EIGHT_BITS.issuperset(dtypes):
+            return self.blocks
         marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
         return EXPERTS if marked and dealt else ""
 
