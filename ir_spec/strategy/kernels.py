@@ -5,7 +5,7 @@ from __future__ import annotations
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DEVICE = "device"
-MARLIN = "marlin"
+MARLIN, FLASHINFER = "marlin", "flashinfer"
 CLEARED = "cleared"
 #: Adapters of a server beside all linear modules, where an engine cannot know which there are.
 ALL_MODULES = "all"
@@ -34,6 +34,13 @@ class KernelsRule(Record):
         "The kernel that multiplies weights of 4 bits by activations of 16: that of Marlin, which "
         "weights in int4 have anyway, or the one with which the machine was measured (device).",
         choices=(DEVICE, MARLIN),
+        beside=("weight_dtype",),
+    )
+    blocks: str = flagged(
+        "block_kernel",
+        "The kernel that multiplies weights in blocks of fp8, but for those of experts: that of "
+        "FlashInfer on Blackwell, or the one with which the machine was measured (device).",
+        choices=(DEVICE, FLASHINFER),
         beside=("weight_dtype",),
     )
     eager: tuple[str, ...] = parameter(
@@ -103,6 +110,12 @@ class KernelsOp(Statement):
     multiplies by instructions of Ampere (vLLM, csrc/moe/marlin_moe_wna16); vLLM has it for weights
     in int4, and for mxfp4 on Hopper with VLLM_MXFP4_USE_MARLIN, in place of kernels of Triton,
     whose start has their routing (TensorRT-LLM, fused_moe_triton.py; triton_kernels/routing.py).
+
+    Products with weights in blocks of fp8 are those of DeepGEMM on Hopper and Blackwell. With
+    `blocks = flashinfer` they are those of FlashInfer on Blackwell (`gemm_fp8_nt_groupwise` of
+    trtllm-gen), which keep up with few rows only: SGLang has them where its environment says
+    SGL_ENABLE_JIT_DEEPGEMM=false (srt/layers/quantization/fp8_utils.py). Products of experts have
+    kernels of their own.
 
     What `eager` names becomes the ops that PyTorch runs where no compiler sees the code and no
     library has a kernel for all of it (`expand-kernels`). Backward then keeps what each of these

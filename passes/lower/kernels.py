@@ -22,7 +22,7 @@ from stagec.ir.kernel import (
     KernelShape,
 )
 from stagec.ir.traits import Free
-from stagec.ir.types import DTYPE_BYTES
+from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.ir_spec.strategy.kernels import DEVICE, SDPA, TORCH, KernelsRule
@@ -52,12 +52,14 @@ class KernelForms:
     """The marks of kernels that a strategy asks for: the library of fused attention, products of
     experts, and products that expand 4-bit weights. Marlin expands integers (vLLM,
     `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`); mxfp4 of experts is
-    expanded by Triton kernels unless the strategy asks for `marlin`."""
+    expanded by Triton kernels unless the strategy asks for `marlin`.
+    `blocks` is the kernel of other products in 8 bits."""
 
     attention: str
     experts: bool
     fused: bool
     marlin: bool
+    blocks: str
     torch: bool
     cast: str
 
@@ -71,7 +73,8 @@ class KernelForms:
         torch = kernels.elementwise == TORCH
         autocast = strategy.one(AutocastRule)
         cast = autocast.to if autocast.on else ""
-        return cls(attention, experts, fused, kernels.expands == MARLIN, torch, cast)
+        marlin, blocks = kernels.expands == MARLIN, kernels.blocks
+        return cls(attention, experts, fused, marlin, blocks, torch, cast)
 
     def work(self, op: Operation) -> ComputeWork:
         """The work of an op as its kernel does it. Attention whose operands autocast does not cast
@@ -98,6 +101,8 @@ class KernelForms:
         if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
             expands = TRITON if dealt and op.operands[-1].tensor.dtype == "u8" else EXPANDS
             return MARLIN if self.marlin or dtypes[1] == "i4" else expands
+        if self.blocks != DEVICE and not dealt and EIGHT_BITS.issuperset(dtypes):
+            return self.blocks
         marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
         return EXPERTS if marked and dealt else ""
 
