@@ -128,13 +128,16 @@ def _too_many(machine: Machine, rank: int) -> Exception:
 def _share(level: Level, units: NDArray[np.int64], length: int) -> float:
     """What a group over these units gets of the bandwidth of a rank.
 
-    On a ring each of the two links carries half. Where the members stand `stride` places apart, as
-    many groups use each link; a group that does not close the ring has the links of one direction
-    at its ends only, so it uses half (jax-ml/scaling-book, sharding.md). In a mesh a rank uses its
-    links to members only.
+    On a ring each of the two links carries half. Where the members stand `stride` places apart on
+    their arc, the shorter way around, as many groups use each link; a group that does not close the
+    ring has the links of one direction at its ends only, so it uses half (jax-ml/scaling-book,
+    sharding.md). In a mesh a rank uses its links to members only.
     """
     if level.kind == "ring":
-        stride = max(1, int(units[-1] - units[0]) // max(1, len(units) - 1))
+        arc = int(units[-1] - units[0])
+        if level.ranks is not None:  # all but the widest gap
+            arc = length - int(np.diff(units, append=units[0] + length).max())
+        stride = max(1, arc // max(1, len(units) - 1))
         closed = len(units) * stride == length and len(units) > 1 and length > 2
         return (1.0 if closed else 0.5) / stride
     return (len(units) - 1) / (length - 1) if level.kind == "mesh" else 1.0
