@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+from numbers import Real
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 
@@ -37,8 +38,11 @@ _REMEDY = "docs/machines.md has the schema"
 
 def changed(machine: Machine, values: Mapping[str, float | str]) -> Machine:
     """See `Machine.changed`."""
+    if not isinstance(cast("object", values), Mapping):
+        about = f"expected a dictionary of figures of the machine, found {values!r:.60}"
+        raise error(about, remedy='write {"memory.bandwidth": "2 TB/s"}')
     for path, value in values.items():
-        machine = _at(machine, path, partial(_replaced, path, value))
+        machine = _at(machine, str(path), partial(_replaced, path, value))
     return machine
 
 
@@ -134,6 +138,9 @@ def _is_annotated(hint: Any) -> bool:
 
 def _replaced(path: str, value: float | str, old: Any, form: _Form) -> Any:
     if not isinstance(value, str):
+        if isinstance(value, bool) or not isinstance(cast("object", value), Real):
+            about = f"machine figure '{path}' cannot be {value!r:.60}"
+            raise error(about, remedy="give a number, or a text with its unit")
         return _checked(path, value, old, form)
     try:
         number = _number(value) if form.kind is None else quantity(form.kind, value)

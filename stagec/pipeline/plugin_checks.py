@@ -62,14 +62,6 @@ def _pass(given: object) -> Iterator[_Fault]:
             f"'{given.name}' is not a valid name of a pass",
             "use letters, digits and '-': my-pass",
         )
-    fields = [n for n, kind in _annotations(given).items() if "ClassVar" not in str(kind)]
-    if fields and "__dataclass_fields__" not in vars(given):
-        message = f"pass '{given.name}' has options ({', '.join(fields)}) and is no dataclass"
-        yield message, "put @dataclass(frozen=True) above the class"
-
-
-def _annotations(given: type) -> dict[str, object]:
-    return dict(vars(given).get("__annotations__", {}))
 
 
 def _op(given: object) -> Iterator[_Fault]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import chain
 from pathlib import Path
 
 from stagec.formats.base import Format
@@ -56,6 +57,9 @@ class Loaded:
         are taken."""
         problems = DiagnosticList()
         plugin = sound_parts(plugin, problems)
+        brought = (plugin.passes, plugin.ops, plugin.schedules, plugin.formats, plugin.policies)
+        for part in chain(*brought):  # also of a module that the plug-in imports
+            remember_plugin(part.__module__, plugin.name)
         steps: list[Callable[[], None]] = [partial(self.registry.add, op) for op in plugin.ops]
         steps += [partial(self._add_pass, p, plugin.name) for p in plugin.passes]
         steps += [
