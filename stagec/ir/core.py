@@ -143,6 +143,13 @@ class Value:
         return f"%{self.name}: {self.type}"
 
 
+def renumber(values: Iterable[Value]) -> None:
+    """Set the indices of the results of an operation, or of the arguments of a region, after some
+    were removed or moved."""
+    for index, value in enumerate(values):
+        value.index = index
+
+
 class Region:
     """A list of operations with arguments; `returns` is the declared result types of a function."""
 

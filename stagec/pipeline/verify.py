@@ -18,15 +18,15 @@ from stagec.support.diagnostics import DiagnosticList
 from stagec.support.suggest import did_you_mean
 
 
-def verify_module(module: Module, sound: VerifiedCache | None = None) -> None:
+def verify_module(module: Module, verified: VerifiedCache | None = None) -> None:
     """Check everything that holds in the module's phase.
 
-    Operations that are `sound` since the verification before are not asked again. Raises
+    Operations that are `verified` since the verification before are not asked again. Raises
     `DiagnosticError` with all that does not hold.
     """
-    sound = sound or VerifiedCache()
-    sound.start(module)
-    if sound.knows(module.root, "all"):
+    verified = verified or VerifiedCache()
+    verified.start(module)
+    if verified.knows(module.root, "all"):
         return
     problems = DiagnosticList()
     phase = phase_named(module.phase)
@@ -38,23 +38,23 @@ def verify_module(module: Module, sound: VerifiedCache | None = None) -> None:
             remedy=did_you_mean(module.phase, labels) or f"use one of {', '.join(labels)}",
         )
     row = phase.row if phase else PhaseRow(0)
-    check_module(module, problems, typed=row.typed, sound=sound)
+    check_module(module, problems, typed=row.typed, verified=verified)
     if row.arguments:
         for func in module.functions:
             _check_placed(module, func.body.args, problems)
     if row.placed:
-        for op in sound.unknown(module.functions, "placed", problems):
+        for op in verified.unknown(module.functions, "placed", problems):
             args = op.region.args if op.region is not None else ()
             _check_placed(module, (*args, *op.results), problems)
     if row.explicit and not problems.errors:
-        _check_explicit(module, problems, sound)
+        _check_explicit(module, problems, verified)
     if row.lowered:
         _check_lowered(module, problems)
     if not problems.errors:
         check_stages(module, problems)
     problems.check()
-    sound.passed(module.root, "all")
-    sound.keep()
+    verified.passed(module.root, "all")
+    verified.keep()
 
 
 def _check_placed(module: Module, checked: Iterable[Value], problems: DiagnosticList) -> None:
@@ -67,9 +67,9 @@ def _check_placed(module: Module, checked: Iterable[Value], problems: Diagnostic
             )
 
 
-def _check_explicit(module: Module, problems: DiagnosticList, sound: VerifiedCache) -> None:
-    facts, order, deferred = sound.facts, module.zigzag, read_strategy(module).deferred
-    for op in sound.unknown(module.functions, ("explicit", deferred), problems):
+def _check_explicit(module: Module, problems: DiagnosticList, verified: VerifiedCache) -> None:
+    facts, order, deferred = verified.facts, module.zigzag, read_strategy(module).deferred
+    for op in verified.unknown(module.functions, ("explicit", deferred), problems):
         if op.definition.declares:
             continue  # the function itself
         for message in implicit_moves(op, facts, deferred):
