@@ -1,4 +1,4 @@
-"""Verifies a module against the row of its phase: what must hold between passes."""
+"""Verification of a module against the rules of its phase, between passes."""
 
 from __future__ import annotations
 
@@ -14,30 +14,39 @@ from stagec.pipeline.verify_stages import check_stages
 from stagec.sharding.local import implicit_moves
 from stagec.sharding.order import misordered
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import DiagnosticList
+from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 from stagec.support.suggest import did_you_mean
 
 
-def verify_module(module: Module, verified: VerifiedCache | None = None) -> None:
-    """Check everything that holds in the module's phase.
+def phase_of(module: Module) -> Phase:
+    """The phase that a module states. Raises `DiagnosticError` if there is no such phase."""
+    phase = phase_named(module.phase)
+    if phase is None:
+        labels = [p.label for p in Phase]
+        raise error(
+            f"unknown phase '{module.phase}'",
+            module.root.loc,
+            remedy=did_you_mean(module.phase, labels) or f"use one of {', '.join(labels)}",
+        )
+    return phase
 
-    Operations that are `verified` since the verification before are not asked again. Raises
-    `DiagnosticError` with all that does not hold.
+
+def verify_module(module: Module, verified: VerifiedCache | None = None) -> None:
+    """Check all rules of the phase of a module.
+
+    Operations that are `verified` already, and unchanged, are not checked again. Raises
+    `DiagnosticError` with all errors.
     """
     verified = verified or VerifiedCache()
     verified.start(module)
     if verified.knows(module.root, "all"):
         return
     problems = DiagnosticList()
-    phase = phase_named(module.phase)
-    if phase is None:
-        labels = [p.label for p in Phase]
-        problems.error(
-            f"unknown phase '{module.phase}'",
-            module.root.loc,
-            remedy=did_you_mean(module.phase, labels) or f"use one of {', '.join(labels)}",
-        )
-    row = phase.row if phase else PhaseRow(0)
+    try:
+        row = phase_of(module).row
+    except DiagnosticError as e:
+        problems.add(*e.diagnostics)
+        row = PhaseRow(0)
     check_module(module, problems, typed=row.typed, verified=verified)
     if row.arguments:
         for func in module.functions:

@@ -189,11 +189,6 @@ LOADS = {
         "",
         "<class 'int'> is not a class of a pass",
     ),
-    "dataclass": (
-        PASS.replace("@dataclass(frozen=True)", "").replace("BODY", "pass\n\n    size: int = 3"),
-        "",
-        "pass 'halve' has options (size) and is no dataclass",
-    ),
     "pass name": (
         PASS.replace('"halve"', '"my pass"'),
         "",
