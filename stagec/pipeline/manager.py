@@ -128,8 +128,8 @@ def _way_out(pass_type: type[Pass], phase: Phase, known: Iterable[type[Pass]]) -
 def _leading_to(
     pass_type: type[Pass], phase: Phase, givers: Sequence[type[Pass]]
 ) -> tuple[type[Pass], ...]:
-    """The shortest sequence of passes from a phase to one in which the pass may run; empty if there
-    is none."""
+    """The shortest sequence of passes from a phase to one in which the pass may run; empty if no
+    sequence does."""
     ways: dict[Phase, tuple[type[Pass], ...]] = {phase: ()}
     left = [phase]
     for here in left:

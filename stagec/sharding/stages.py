@@ -126,7 +126,7 @@ class ModelPiece:
         return tuple(sorted(self.sections | repeats))
 
     def order(self, name: Attr | None) -> LayerOrder | None:
-        """The order of its layers of a stack; None if they are of one kind, or there are none."""
+        """The order of its layers of a stack; None if it has no layers, or layers of one kind."""
         return next((order for symbol, order in self.orders if symbol == name), None)
 
 
