@@ -264,8 +264,8 @@ def _text(layers: tuple[int, ...]) -> str:
 @dataclass(frozen=True)
 class PlacedPiece:
     """A piece of the model on a stage. `comes_from` and `goes_to` are the steps along the axis from
-    the stage of the previous piece and to that of the next one: 0 on the same stage, None if there
-    is none. `cut_in` and `cut_out` are the positions of the cuts: the first of this piece or a
+    the stage of the previous piece and to that of the next one: 0 on the same stage, None without
+    such a piece. `cut_in` and `cut_out` are the positions of the cuts: the first of this piece or a
     later one, and the last of this piece or an earlier one. A piece without layers only passes
     values on."""
 
