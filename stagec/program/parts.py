@@ -17,9 +17,9 @@ from stagec.ir.module import Module
 from stagec.ir.traits import Accumulates
 from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.program.crossings import (
-    PodCache,
     LayerShare,
     Numbers,
+    PodCache,
     PodMesh,
     chunk_of,
     microbatches,
