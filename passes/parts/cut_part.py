@@ -21,6 +21,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.core import renumber
 from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED, FLOATS, PARAMETERS
 from stagec.ir_spec.ops.parts import Arrive, Depart, arrive, depart
@@ -278,8 +279,7 @@ def _cut(module: Module, parts: _Parts, keep: str) -> None:
     for op in reversed(theirs):
         op.erase()
     body.args[:] = [arg for arg in body.args if arg.uses]
-    for index, arg in enumerate(body.args):
-        arg.index = index
+    renumber(body.args)
     used = {op.attrs.get("order") for op in body.walk() if op.has(Repeats)}
     names = {str(order).lstrip("@") for order in used}
     for op in module.ops("stg.order"):

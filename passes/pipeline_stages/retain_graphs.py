@@ -9,6 +9,7 @@ from functools import partial
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, made_by, read_strategy
 from stagec.ir.clone import Copier
+from stagec.ir.core import renumber
 from stagec.ir.rewrite import drop_unused_results
 from stagec.ir.traits import Accumulates, EndsLifetime, Recalls, Repeats, Terminates
 from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp
@@ -292,8 +293,7 @@ def _move_backward(first: Operation, weights: Operation) -> None:
     kept = [v for v in back.body.terminator.operands if v.region is back.body]
     back.results[:] = [yielded(back, value) for value in kept]
     back.body.terminator.set_operands(kept)
-    for index, result in enumerate(back.results):
-        result.index = index
+    renumber(back.results)
 
 
 def _fuse(first: Operation, second: Operation) -> None:

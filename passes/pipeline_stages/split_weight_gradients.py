@@ -7,6 +7,7 @@ can come later.
 from __future__ import annotations
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, made_by
+from stagec.ir.core import renumber
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import carried
 from stagec.ir_spec.strategy.pipeline import PipelineRule
@@ -143,8 +144,7 @@ class _Split:
         kept += range(len(yielded), len(self._end.operands))  # values for the second repeat
         self._end.set_operands([self._end.operands[i] for i in kept])
         op.results[:] = [op.results[i] for i in kept]
-        for index, result in enumerate(op.results):
-            result.index = index
+        renumber(op.results)
         self._insert(second)
 
     def _bound(self, second: Operation, value: Value) -> Value:

@@ -22,6 +22,7 @@ from stagec.api import (
     Type,
     Value,
 )
+from stagec.ir.core import renumber
 from stagec.ir.layers import LayerStack, kind_of, stack_of
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.pipeline import ActionOp
@@ -276,5 +277,4 @@ class StageValues:
             return original.index, -1 if chunk is None else chunk
 
         self.func.body.args.sort(key=place)
-        for index, arg in enumerate(self.func.body.args):
-            arg.index = index
+        renumber(self.func.body.args)

@@ -18,7 +18,7 @@ from stagec.api import (
     evaluate,
     read_strategy,
 )
-from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.infer import infer_again
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 
 #: The parameter of ops that choose among experts with copies.
@@ -95,10 +95,8 @@ def copy_experts(module: Module, count: int) -> None:
             )
             value.type = replace(value.tensor, dims=dims)
         op.attrs[COPIES] = const(count)
-        _assume(module, op, Relation(experts, ">=", const(2 * count)))
-    for op in module.main.body.ops:
-        forget_types(op)
-    infer_module(module)
+        module.assume(Relation(experts, ">=", const(2 * count)), op.loc)
+    infer_again(module)
 
 
 def _check(module: Module, op: Operation, experts: Expr, count: int) -> None:
@@ -109,13 +107,6 @@ def _check(module: Module, op: Operation, experts: Expr, count: int) -> None:
             op.loc,
             remedy=f"give at most {stored - count} copies",
         )
-
-
-def _assume(module: Module, op: Operation, relation: Relation) -> None:
-    if relation not in {r for r, _ in module.relations}:
-        definition = module.registry["stg.assume"]
-        stated = Operation(definition, (), {"relations": (relation,)}, loc=op.loc)
-        module.root.body.insert(module.main.position(), stated)
 
 
 def _chosen_by(op: Operation, experts: Expr) -> Iterator[Value]:

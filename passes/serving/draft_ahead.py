@@ -21,9 +21,10 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.clone import Copier
+from stagec.ir.core import renumber
 from stagec.ir.drafts import CHOSEN, DRAFTS, MOST_DRAFTS, most_likely, state
 from stagec.ir.expr import ONE
-from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.infer import infer_again
 from stagec.ir.serving_step import PAST
 
 _ROW = Quoted("(ao)b->aob")
@@ -168,8 +169,7 @@ class _Ahead:
         chosen = most_likely(at, self._logits, CHOSEN)
         self._next.replace_with(chosen)
         body.args.remove(self._next)
-        for index, arg in enumerate(body.args):
-            arg.index = index
+        renumber(body.args)
         lengthened = self._lengthen(size)
         b = Builder.before(module.registry, body.terminator, loc=made)
         block = [op for op in self._behind([chosen, self._from]) if op not in self._head]
@@ -190,9 +190,7 @@ class _Ahead:
         body.terminator.set_operands([self._logits, sent, *kept.values()])
         for op in reversed(self._head):
             op.erase()
-        for op in body.ops:
-            forget_types(op)
-        infer_module(module)
+        infer_again(module)
         body.returns = tuple(v.tensor for v in body.terminator.operands)
 
     def _lengthen(self, size: Expr) -> dict[Value, Value]:

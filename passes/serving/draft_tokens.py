@@ -31,7 +31,7 @@ from stagec.ir.drafts import (
     state,
     tokens_taken,
 )
-from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.infer import infer_again
 from stagec.ir.serving_step import PAST
 from stagec.ir_spec.ops.parts import arrive, depart
 from stagec.ir_spec.strategy.part import MAIN
@@ -109,9 +109,7 @@ def draft_tokens(module: Module, count: int) -> None:
     chosen = _exchange(b, tokens, logits, drafts)
     body.terminator.set_operands([chosen, *kept])
     module.main.attrs["part"] = DRAFT
-    for op in body.ops:
-        forget_types(op)
-    infer_module(module)
+    infer_again(module)
     body.returns = tuple(v.tensor for v in body.terminator.operands)
 
 

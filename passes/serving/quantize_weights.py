@@ -323,11 +323,5 @@ class _Blocks:
                 )
             block = whole if number > block else number
         if size.symbols:
-            self._assume(Relation(size, "==", const(0), const(block)))
+            self._module.assume(Relation(size, "==", const(0), const(block)), self._op.loc)
         return const(block)
-
-    def _assume(self, relation: Relation) -> None:
-        if relation not in {r for r, _ in self._module.relations}:
-            definition = self._module.registry["stg.assume"]
-            stated = Operation(definition, (), {"relations": (relation,)}, loc=self._op.loc)
-            self._module.root.body.insert(self._module.main.position(), stated)

@@ -29,6 +29,7 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.core import renumber
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
@@ -212,8 +213,7 @@ def _erase(body: Region, used: Sequence[Value]) -> None:
     while erase_unused(body):
         pass
     body.args = [a for a in body.args if a.uses or a not in used]
-    for index, arg in enumerate(body.args):
-        arg.index = index
+    renumber(body.args)
 
 
 def _made_of(value: Value, sources: set[Value]) -> bool:

@@ -20,6 +20,7 @@ from stagec.api import (
     note,
     read_strategy,
 )
+from stagec.ir.core import renumber
 from stagec.ir.expr import UnboundError
 from stagec.ir.layers import LayerStack, declaration_of, stack_of
 from stagec.ir.order import LayerOrder, compact
@@ -211,8 +212,7 @@ def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:
     for number, result in zip(leaving[1:], results[1:], strict=True):
         op.results[number].replace_with(result)
     op.results = [op.results[0], *(op.results[n] for n in staying)]
-    for number, result in enumerate(op.results):
-        result.index = number
+    renumber(op.results)
     op.results[0].name += "_attended"
     op.symbol = kind
     op.attrs["order"] = SymbolRef(order)

@@ -19,7 +19,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.expr import UnboundError
-from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.infer import infer_again
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.moe import GATHER, MoeRule
 from stagec.ir_spec.strategy.routing import SPREAD, RoutingRule
@@ -85,7 +85,7 @@ def size_experts(module: Module, strategy: Strategy) -> None:
         for op in module.walk():
             if name in op.definition.params_by_name:
                 op.attrs[name] = True
-    _infer_again(module)
+    infer_again(module)
 
 
 def _flags(strategy: Strategy) -> list[str]:
@@ -214,9 +214,3 @@ def _check_symbols(module: Module, load: Load, loc: Loc) -> None:
                 loc,
                 remedy="rename the symbol in the model, or leave out stg.expert_load",
             )
-
-
-def _infer_again(module: Module) -> None:
-    for op in module.main.body.ops:
-        forget_types(op)
-    infer_module(module)

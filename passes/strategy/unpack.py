@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Quoted, Region, Value, is_parameter
+from stagec.ir.core import renumber
 from stagec.ir.rewrite import drop_unused_bindings, replace_op, slice_into
 from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Recasts
@@ -113,5 +114,4 @@ def _last(path: str) -> str:
 def _drop(body: Region, arg: Value) -> None:
     """Remove an argument that nothing uses."""
     del body.args[arg.index]
-    for index, each in enumerate(body.args):
-        each.index = index
+    renumber(body.args)
