@@ -154,7 +154,7 @@ def _pieces(tables: _Tables, each: ClassTimes, program: Program) -> _Drawn:
     times, coarse = node_times(program, each), tables.size > MOST_NODES
     marks = [marker_of(placed.node.name) for placed in times.kinds]
     slots = np.array([MICROBATCH.index(m) if m else NONE for m in marks])[times.kind]
-    computes = each.nodes.that(lambda placed: placed.computes)
+    computes = each.nodes.where(lambda placed: placed.computes)
     waits = deque(wait for wait in each.waits if wait.part != BUBBLE)
     known: dict[Hashable, int] = {}
     pieces: list[int] = []
