@@ -1,9 +1,9 @@
-"""What a replayed probe says of the time of a microbatch: where its layers begin and end in forward
-and in backward, what they wait for, and what they leave on streams for those that follow.
+"""The times of a microbatch in a replayed probe: where its layers begin and end in forward and in
+backward, what they wait for, and how long they occupy streams beyond their ends.
 
-A time counts only if its causes prove it: the chain of nodes that ends with the last computation of
-a chunk leads back, through nodes of the chunk, to its first one. Then no other work before the
-chunk can make it shorter.
+A time counts only if the causes of nodes prove it: the chain of causes of the last computation of a
+chunk leads back, through nodes of the chunk, to its first computation. No other work before the
+chunk can then make it shorter.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from stagec.time.streams import PICOSECONDS, Stream
 _FORWARD, _BACKWARD = 0, 1
 
 
-class Ran(NamedTuple):
-    """A node that ran, in picoseconds: the node that it waited for, or -1, its phase, or -1 for the
-    optimizer, and its layer or -1."""
+class NodeRun(NamedTuple):
+    """A node that the clock replayed, as its number `at`: the node that it waited for (or -1), its
+    phase (-1 for the optimizer), its layer (or -1), and its start and end in picoseconds."""
 
     at: int
     cause: int
@@ -39,9 +39,10 @@ class Ran(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The layers that are many, as one chunk that runs forward or backward, in picoseconds: from
-    the first to the last computation, if causes prove it; of each stream, how long after the first
-    computation it must be free at the latest, and how long after the last one it is in use."""
+    """The repeated layers as one chunk that runs forward or backward: the start of its first
+    computation and the end of its last one, and whether causes prove the time between, in
+    picoseconds. For each stream, `enters` is the time after the first computation at which it must
+    be free, `leaves` the time after the last one for which it stays in use."""
 
     first: int
     end: int
@@ -51,14 +52,15 @@ class Chunk:
 
     @property
     def length(self) -> int:
-        """From the first computation to the last one."""
+        """Picoseconds from the first computation to the end of the last one."""
         return self.end - self.first
 
 
 @dataclass(frozen=True, slots=True)
 class ClassSpan:
-    """A class in a step of one stage, one microbatch and so many layers, in picoseconds: the chunks
-    of forward and of backward, and what the first and the last part run beside them."""
+    """A class in a step of one stage, one microbatch and `layers` repeated layers: the chunks of
+    forward and of backward, and by phase the picoseconds `around` the chunk, that is before and
+    after the repeated layers of the model."""
 
     layers: int
     chunks: tuple[Chunk, Chunk]
@@ -76,9 +78,9 @@ def _gap(one: Chunk, other: Chunk) -> int:
     return max([0, *(one.leaves[s] - other.enters[s] for s in both)])
 
 
-def span_of(ran: Sequence[Ran], before: int, many: int) -> ClassSpan | None:
-    """The span of a class of a model with so many layers, and so many others before them; None if
-    its nodes do not show them."""
+def span_of(ran: Sequence[NodeRun], before: int, many: int) -> ClassSpan | None:
+    """The span of a class of a model with `many` repeated layers after `before` others; None if its
+    nodes do not have as many layers."""
     computed = [r for r in ran if r.step.computes and r.step.node.is_computation]
     steps = [r for r in computed if r.phase >= 0]
     forward = _visits([r for r in steps if r.phase == _FORWARD])[before : before + many]
@@ -94,22 +96,22 @@ def span_of(ran: Sequence[Ran], before: int, many: int) -> ClassSpan | None:
     return ClassSpan(many, (one, other), around)
 
 
-def ran_of(each: ClassTimes) -> list[Ran]:
+def ran_of(each: ClassTimes) -> list[NodeRun]:
     """The nodes of a class in the order of issue."""
     first, causes = each.nodes.first, each.causes.tolist()
-    ran: list[Ran] = []
+    ran: list[NodeRun] = []
     for at, (cause, (placed, start, end)) in enumerate(
         zip(causes, each.rows(), strict=True), first
     ):
         node = placed.node
         phase = -1 if node.phase == "optimizer" else int(node.phase != "forward")
-        ran.append(Ran(at, cause, placed, phase, node.layer, start, end))
+        ran.append(NodeRun(at, cause, placed, phase, node.layer, start, end))
     return ran
 
 
-def _visits(computed: Sequence[Ran]) -> list[list[Ran]]:
+def _visits(computed: Sequence[NodeRun]) -> list[list[NodeRun]]:
     """The computations of each layer, layer by layer."""
-    visits: list[list[Ran]] = []
+    visits: list[list[NodeRun]] = []
     layer = -1
     for each in computed:
         if each.layer >= 0:
@@ -120,7 +122,7 @@ def _visits(computed: Sequence[Ran]) -> list[list[Ran]]:
     return visits
 
 
-def _chunk(ran: Sequence[Ran], visits: Sequence[Sequence[Ran]], phase: int) -> Chunk:
+def _chunk(ran: Sequence[NodeRun], visits: Sequence[Sequence[NodeRun]], phase: int) -> Chunk:
     first, last = visits[0][0], visits[-1][-1]
     inside = {r.at: r for r in ran if r.phase == phase and r.layer >= 0}
     chain = list(_chain(last, inside))
@@ -140,18 +142,19 @@ def _chunk(ran: Sequence[Ran], visits: Sequence[Sequence[Ran]], phase: int) -> C
     return Chunk(first.start, last.end, True, enters, leaves)
 
 
-def _chain(last: Ran, inside: Mapping[int, Ran]) -> Iterator[Ran]:
-    """A node of a chunk, what it waited for, and so on, as far as that is of the chunk."""
+def _chain(last: NodeRun, inside: Mapping[int, NodeRun]) -> Iterator[NodeRun]:
+    """A node of a chunk, the node that it waited for, and so on, up to the first outside of the
+    chunk."""
     at = last.at
     while (ran := inside.get(at)) is not None:
         yield ran
         at = ran.cause
 
 
-def _after(ran: Sequence[Ran], last: Ran) -> dict[Stream, Ran]:
-    """The last nodes of the last layer on each stream beside the computations, of those that are
-    issued before other computations."""
-    latest: dict[Stream, Ran] = {}
+def _after(ran: Sequence[NodeRun], last: NodeRun) -> dict[Stream, NodeRun]:
+    """The last node of the last layer on each stream except the compute stream, if it is issued
+    before the next computation."""
+    latest: dict[Stream, NodeRun] = {}
     begun = False
     for each in ran:
         computes = each.step.node.is_computation
@@ -164,7 +167,7 @@ def _after(ran: Sequence[Ran], last: Ran) -> dict[Stream, Ran]:
 
 
 def _of_data(stream: Stream) -> bool:
-    """Whether a stream joins data-parallel ranks, as only what is sharded over them does."""
+    """Whether a stream is that of a group of data-parallel ranks."""
     match stream:
         case ("group", GroupAxes() as group):
             return not {*DATA_AXES}.isdisjoint(group.axes)
@@ -173,8 +176,8 @@ def _of_data(stream: Stream) -> bool:
 
 
 def action_times(few: Sequence[ClassSpan], many: Sequence[ClassSpan], more: int) -> ActionTimes:
-    """The times of the actions of a pipeline, the least of all classes: from probes of two numbers
-    of layers, of which the second has so many more."""
+    """The times of the actions of a pipeline, the least of all classes, from probes of few and of
+    many layers; the second has `more` layers more."""
     forward, backward = (_phase(few, many, more, phase) for phase in (_FORWARD, _BACKWARD))
     gaps = [min(column) / PICOSECONDS for column in zip(*(s.gaps for s in few), strict=True)]
     return ActionTimes((forward, backward), (Pair(*gaps[:2]), Pair(*gaps[2:])))
@@ -192,13 +195,13 @@ def _phase(
     return PhaseTimes(*(time / PICOSECONDS for time in (layer, border, *around)))
 
 
-def turn_of(ran: Sequence[Ran]) -> int:
+def turn_of(ran: Sequence[NodeRun]) -> int:
     """Picoseconds from one microbatch to the next, where each ends with a reduction over
-    data-parallel ranks (a reduce_scatter, as of ZeRO-2 and 3): from the first use of the stream of
-    the last one, as far as causes lead back, to its end. The next microbatch cannot use the stream
-    before. 0 without such a reduction."""
+    data-parallel ranks (a reduce_scatter, as in ZeRO-2 and 3): from the first use of its stream in
+    the chain of causes to the end of the reduction. The next microbatch cannot use the stream
+    before that end. 0 without such a reduction."""
     inside = {r.at: r for r in ran if r.phase >= 0}
-    last: dict[Stream, Ran] = {}
+    last: dict[Stream, NodeRun] = {}
     for each in inside.values():
         stream = each.step.streams[-1]
         if each.step.node.kind == "reduce_scatter" and _of_data(stream):
@@ -211,8 +214,8 @@ def turn_of(ran: Sequence[Ran]) -> int:
 
 
 def tail_of(each: ClassTimes) -> float:
-    """Seconds from the first node of the optimizer to the end of the step, if it follows all that
-    is computed."""
+    """Seconds from the first node of the optimizer to the end of the step; 0 unless the optimizer
+    follows all other computations."""
     computed = [r for r in ran_of(each) if r.step.node.is_computation]
     update = min((r.start for r in computed if r.phase < 0), default=each.end)
     ended = max((r.end for r in computed if r.phase >= 0), default=0)
