@@ -312,11 +312,11 @@ class AllGather(Collective):
     In a repeat, what the last iterations gather may stay (`keep`) for the first ones of the repeat
     that runs back over them (`kept`), which then do not gather it again. A repeat issues its
     gathers of parameters `ahead` iterations early (FSDP prefetch). `once` asks a pipeline stage to
-    gather before its microbatches. With `copied_out` the results are copies of what the call
-    receives, which stays until the next such call, or until forward ends, and nothing is gathered
-    early. With `beside_loss` forward ends with the loss, and backward gathers what its first
-    iteration needs before. With `to` each rank casts its part to that element type before it sends
-    it: the results have it.
+    gather before its microbatches, `stays` to have the result until its action ends. With
+    `copied_out` the results are copies of what the call receives, which stays until the next such
+    call, or until forward ends, and nothing is gathered early. With `beside_loss` forward ends with
+    the loss, and backward gathers what its first iteration needs before. With `to` each rank casts
+    its part to that element type before it sends it: the results have it.
     """
 
     name = "stg.all_gather"
@@ -327,6 +327,7 @@ class AllGather(Collective):
         Param("kept", "int", "this many first iterations find it there: nothing is sent"),
         Param("ahead", "int", "iterations that a repeat gathers parameters early (default 1)"),
         Param("once", "flag", "a pipeline stage gathers it once, before its microbatches"),
+        Param("stays", "flag", "a pipeline stage has it until its action ends"),
         Param("unit", "int", "distinguishes calls that are not merged into one"),
         Param("copied_out", "flag", "the results are copies of what is received"),
         Param(

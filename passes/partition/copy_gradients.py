@@ -9,11 +9,12 @@ from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, r
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import stacked_outside
 from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats
-from stagec.ir_spec.ops.comm import AllReduce, AllSlice, ReduceScatter, operand_dim
+from stagec.ir_spec.ops.comm import AllReduce, AllSlice, CopyIn, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.layout import Reshard
 from stagec.ir_spec.ops.selection import Pad
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
+from stagec.sharding.gathers import gathers_of
 
 
 class CopyGradients(Pass):
@@ -25,7 +26,8 @@ class CopyGradients(Pass):
     is cast to its type or added to the sum over microbatches (FSDPParamGroup._all_reduce_state of
     PyTorch). Cast gradients are added to that sum after all casts of their unit. Reductions and
     slices of a gradient over other axes come before its unit is dropped, and the part that a rank
-    keeps is a copy.
+    keeps is a copy. Parameters that a pipeline stage has gathered once are dropped unit by unit,
+    each before its gradients are reduced.
 
     Before:
         stg.mesh @pod[dp]
@@ -80,6 +82,7 @@ class CopyGradients(Pass):
                     copy_part(module, op)
                 elif isinstance(op.definition, AllReduce):
                     keep_reduced(module, op)
+            drop_with_reductions(module, func)
 
 
 def reduce_before_casts(reduction: Operation, made_in: str) -> None:
@@ -229,3 +232,46 @@ def outside_repeats(op: Operation) -> Region:
         op, outer = outer, outer.parent_op
     assert op.parent is not None
     return op.parent
+
+
+def drop_with_reductions(module: Module, func: Operation) -> None:
+    """Drop each unit that was gathered before the microbatches of a stage right before its
+    gradients are reduced, in place (`perform_reduce_grad` of PyTorch calls
+    `FSDPParamGroup.post_backward` of one unit after the other)."""
+    steps = next(
+        (op for op in func.body.ops if op.has(Accumulates) and "schedule" in op.attrs), None
+    )
+    if steps is None:
+        return
+    before, behind = func.body.ops[: steps.position()], func.body.ops[steps.position() + 1 :]
+    gathering = [op for op in before if op.has(Repeats) and gathers_of(op.body)]
+    reducing = [op for op in behind if op.has(Repeats) and op.phase == "gradient"]
+    for kept, reduced in zip(gathering, reducing, strict=False):
+        if kept.expr("count") == reduced.expr("count"):
+            slices = list[Value]()
+            for made, inside in zip(kept.results, kept.body.terminator.operands, strict=True):
+                reduced.add_operand(made)
+                slices.append(reduced.body.add_arg(made.name, inside.tensor, made.loc))
+            first = Builder.before(module.registry, reduced.body.ops[0], loc=reduced.loc)
+            first.op("stg.reshard", slices, types=())
+    for drop in [op for op in behind if isinstance(op.definition, Reshard)]:
+        places = [op.position() for v in drop.operands for op in _reductions_of(v)]
+        if places:
+            func.body.ops.remove(drop)
+            func.body.insert(min(places) - 1, drop)
+
+
+def _reductions_of(gathered: Value) -> Iterator[Operation]:
+    """The copy for the reduction of the gradient of a parameter that has been gathered."""
+    source = gathered.producer.operands[gathered.index] if gathered.producer else gathered
+    for update, _ in source.uses:
+        for value in update.operands if update.phase == "optimizer" else ():
+            yield from _copies_of(value)
+
+
+def _copies_of(gradient: Value) -> Iterator[Operation]:
+    made = gradient.producer
+    if made is not None and isinstance(made.definition, CopyIn):
+        yield made
+    elif made is not None and made.phase == "gradient":
+        yield from _copies_of(made.operands[gradient.index])

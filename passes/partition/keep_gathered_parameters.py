@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import replace_op
+from stagec.ir.rewrite import enclosing, replace_op
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.flag_values import Axes
+from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.passes.partition.reshards import reshard_behind
 from stagec.sharding.gathers import gathers_of, is_sliced, single_gathers_of, source_of
 from stagec.sharding.stages import accumulation, pipeline_rule
@@ -24,10 +25,13 @@ class KeepGatheredParameters(Pass):
 
     With `reshard = never` backward uses all of them, layer by layer, and drops each when its layer
     has run. With `last` it uses those of the last layer, with which it begins. In a pipeline
-    `never` marks the gathers `once`, for `gather-parameters-once`. A `prefetch` other than 1
-    becomes the attribute `ahead` of the gathers in repeats. With axes `within`, forward of a repeat
-    keeps the part of a gathered parameter that is split over these axes, and backward gathers that
-    part. Otherwise nothing happens.
+    `never` marks the gathers `once`, for `gather-parameters-once`; with `always`, and `copies` of
+    `stg.shard_units`, gathers behind the blocks are marked `once`, and gathers before the blocks or
+    in their backward `stays`, since FSDP2 keeps both (`PipelineStage.backward_maybe_with_nosync`
+    calls `set_reshard_after_backward(False)`). A `prefetch` other than 1 becomes the attribute
+    `ahead` of the gathers in repeats. With axes `within`, forward of a repeat keeps the part of a
+    gathered parameter that is split over these axes, and backward gathers that part. Otherwise
+    nothing happens.
 
     Before:
         stg.strategy @s[mesh = @pod] {
@@ -73,7 +77,8 @@ class KeepGatheredParameters(Pass):
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
         never = strategy.gathers_first or strategy.reshard != "always"
-        return never or strategy.prefetch != 1 or bool(strategy.within)
+        copies = strategy.zero >= 3 and strategy.one(ShardUnitsRule).copies
+        return never or strategy.prefetch != 1 or bool(strategy.within) or copies
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
@@ -84,6 +89,9 @@ class KeepGatheredParameters(Pass):
         piped = steps is not None and pipeline_rule(steps) is not None
         if steps is not None and (strategy.gathers_first or (piped and policy == "never")):
             _gather_once(steps)
+        elif steps is not None and piped and policy == "always":
+            if strategy.one(ShardUnitsRule).copies:
+                _keep_in_pipeline(steps.body)
         elif strategy.within:
             keep_parts(module, strategy.within)
         else:
@@ -104,6 +112,18 @@ def _gather_once(steps: Operation) -> None:
     for region in (steps.body, *regions):
         for gather in gathers_of(region):
             gather.attrs["once"] = True
+
+
+def _keep_in_pipeline(body: Region) -> None:
+    """Mark the gathered parameters that pipeline stages keep for longer than one use, in place."""
+    repeats = [op for op in body.ops if op.has(Repeats)]
+    first = next((op.position() for op in repeats if op.phase == "forward"), 0)
+    for gather in gathers_of(body):
+        users = (enclosing(user, body).position() for user, _ in gather.result.uses)
+        gather.attrs["once" if min(users, default=first) > first else "stays"] = True
+    for back in (op for op in repeats if op.phase == "backward"):
+        for gather in gathers_of(back.body):
+            gather.attrs["stays"] = True
 
 
 def keep_parameters(module: Module, policy: str) -> None:

@@ -59,11 +59,12 @@ class ShardUnits(Pass):
     def run(self, module: Module) -> None:
         rule, steps = read_strategy(module).one(ShardUnitsRule), accumulation(module)
         if steps is not None and pipeline_rule(steps) is not None:
-            module.diagnostics.remark(
-                "'stg.shard_units' changes nothing: pipeline stages gather parameters once, before "
-                "their microbatches, and keep them",
-                rule.loc,
-            )
+            if not rule.copies:
+                module.diagnostics.remark(
+                    "'stg.shard_units' changes nothing: pipeline stages gather parameters once, "
+                    "before their microbatches, and keep them",
+                    rule.loc,
+                )
             return
         body = module.main.body if steps is None else steps.body
         gather_whole_units(module, body)

@@ -16,9 +16,9 @@ from stagec.passes.pipeline_stages.sections import ActionKind, yielded
 
 class KeepStageValues(Pass):
     """Extend the lifetimes of the buffers of a stage, as `stg.stage_buffers` states: the stage
-    receives into one buffer per microbatch, keeps its results until the backward of their
-    microbatch or the step ends, and keeps the gradient that it sends until that of the next
-    microbatch exists.
+    receives into one buffer per microbatch, and keeps its results until the backward of their
+    microbatch or the step ends, the last one until gradients have been reduced if the stage has one
+    part of the model. It keeps the gradient that it sends until that of the next microbatch exists.
 
     Before:
         stg.symbols[B, D]
@@ -87,6 +87,8 @@ class KeepStageValues(Pass):
             } : bf16[D, D | rep]
             stg.yield(%d_w)
           } : bf16[D, D | rep]
+          %y_last = stg.workspace[phase = backward] : bf16[B/4, D | rep]
+          stg.discard[phase = backward](%y_last)
           stg.return(%g)
         }
         stg.func @f_stage1[over = pp, stages = 1, parameters = D^2] (
@@ -124,6 +126,7 @@ class KeepStageValues(Pass):
                 _receive_ahead(func, accumulate)
             if rule.results != SENT:
                 _keep_results(module, accumulate)
+                _keep_last(module, func, accumulate)
             if rule.results == STEP:
                 _keep_outputs(module, func, accumulate)
             if rule.graph == WEIGHTS:
@@ -150,6 +153,19 @@ def _keep_results(module: Module, accumulate: Operation) -> None:
                 b = Builder.before(module.registry, end, loc=end.loc, phase="backward")
                 if kept:
                     b.op("stg.discard", kept, types=())
+
+
+def _keep_last(module: Module, func: Operation, accumulate: Operation) -> None:
+    """Keep what the last forward has sent until gradients have been reduced: a schedule of one
+    chunk has a name for it (`output` of `ScheduleGPipe` and `Schedule1F1B`)."""
+    forward, *others = _actions(accumulate, ActionKind.FORWARD)
+    end = next((op for op in func.body.ops if op.phase == "optimizer"), func.body.terminator)
+    for op in forward.body.ops if not others else ():
+        for value in op.operands if isinstance(op.definition, SendOp) else ():
+            after = Builder.after(module.registry, accumulate, loc=op.loc, phase="backward")
+            last = after.value("stg.workspace", type=value.tensor, hint=f"{value.name}_last")
+            before = Builder.before(module.registry, end, loc=op.loc, phase="backward")
+            before.op("stg.discard", [last], types=())
 
 
 def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> None:

@@ -557,8 +557,13 @@ class _Runner:
         return total
 
     def _action(self, op: Operation) -> None:
-        self._part = op
-        self._region(op.body, ())
+        self._part, order = op, in_order(op.body)
+        early: Sequence[Operation] = ()
+        for place, step in enumerate(order):
+            if isinstance(step, LayerStack) and is_backward(step):
+                early = self._behind = gathers_behind(order[place + 1 :])
+            if step not in early:
+                self._run(step)
         self._end_staying()
         for result, value in zip(op.results, op.body.terminator.operands, strict=True):
             self._refs[result] = self._refs[value]
