@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
@@ -135,14 +135,6 @@ class Wait(NamedTuple):
     part: Part
 
 
-class RanNode(NamedTuple):
-    """A node, and when it runs."""
-
-    placed: OnStreams
-    start: int
-    end: int
-
-
 class ClassTimes:
     """When the nodes of a class run: one rank of it, which stands for all. Nodes are known by their
     numbers in the graph."""
@@ -185,13 +177,6 @@ class ClassTimes:
     def causes(self) -> Indices:
         """The node of the graph that each waited for last, or -1."""
         return self._ran.cause[self.nodes.own]
-
-    def rows(self) -> Iterator[RanNode]:
-        """Its nodes, each from when it would have started that takes what it costs to its end."""
-        ends = self.ends
-        starts, kinds = (ends - self.spans).tolist(), self.nodes.prototype.tolist()
-        for kind, start, end in zip(kinds, starts, ends.tolist(), strict=True):
-            yield RanNode(self.nodes.prototypes[kind], start, end)
 
     def placed(self, node: int) -> OnStreams:
         """A node of it."""
