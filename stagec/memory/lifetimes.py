@@ -86,7 +86,7 @@ def lifetimes(
     return runner.lives
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Known:
     """What becomes of the results of an operation: they are made, stay, or reuse an operand; and
     what its definition, attributes and operands say of it."""

@@ -175,10 +175,12 @@ class Least:
     choices: tuple[tuple[Term, ...], ...]
 
     def __call__(self, values: Mapping[str, int]) -> int:
-        each = {t: _bytes(t, values) for t in dict.fromkeys(chain.from_iterable(self.choices))}
+        terms = {id(term): term for term in chain.from_iterable(self.choices)}  # a hash is long
+        each = {t: _bytes(term, values) for t, term in terms.items()}
         unit = lcm(*(size.denominator for size in each.values()))
         whole = {t: size.numerator * (unit // size.denominator) for t, size in each.items()}
-        moved = [sum(map(whole.__getitem__, c)) if c else unit * _NEVER for c in self.choices]
+        sums = ([whole[id(term)] for term in choice] for choice in self.choices)
+        moved = [sum(sizes) if sizes else unit * _NEVER for sizes in sums]
         return moved.index(min(moved))
 
 
