@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise, permutations
 from math import lcm
+from typing import NamedTuple
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import ONE, Expr, const, evaluate, fraction, substitute
@@ -26,8 +27,7 @@ _MOST_ORDERS = 4
 _NEVER = Fraction(1 << 200)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A split of a dimension of an operand or result that its op might take: with its priority, and
     what decides between offers of one priority."""
 
@@ -135,10 +135,13 @@ class ShardedOp:
     def _contested(self, offers: list[Offer], priority: int) -> list[Offer]:
         """Offers of one priority that exclude each other: of an axis to different factors, or to
         one behind different axes."""
-        used = {u.axis for split in self.axes.values() for u in split}
         open_ = [o for o in offers if o.priority <= priority]
         open_ = [o for o in open_ if not self.rule.whole.issuperset(o.group)]
-        first = [o for o in open_ if o.priority == min(x.priority for x in open_)]
+        if len(open_) < 2:
+            return []
+        used = {u.axis for split in self.axes.values() for u in split}
+        least = min(o.priority for o in open_)
+        first = [o for o in open_ if o.priority == least]
         places: dict[str, set[object]] = {}
         for offer in first:
             axes = tuple(u.axis for u in offer.split)
@@ -231,6 +234,8 @@ class Weighing:
     def in_order(self, offers: list[Offer]) -> list[Offer]:
         """Offers as their op takes them: by priority, and of those that are alike the largest
         operands first."""
+        if len(offers) < 2:
+            return offers
         return sorted(offers, key=lambda o: (o.priority, o.last, -self.elements(o.size), o.place))
 
     def note_order(self, offers: list[Offer]) -> None:
