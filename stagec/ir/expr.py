@@ -54,10 +54,12 @@ _exprs: dict[Any, Expr] = {}
 class Expr:
     """An immutable symbolic integer; `/` is exact division, which the caller must ensure.
 
-    Equal expressions are one object, so that comparing and hashing them is cheap."""
+    Equal expressions are one object, so that comparing and hashing them is cheap. `value` is the
+    number, if this is an integer constant."""
 
-    __slots__ = ("_symbols", "node")
+    __slots__ = ("_symbols", "node", "value")
     node: Any
+    value: int | None
     _symbols: frozenset[str] | None
 
     def __new__(cls, node: Any) -> Expr:
@@ -65,6 +67,7 @@ class Expr:
         if expr is None:
             made = super().__new__(cls)
             made.node, made._symbols = node, None
+            made.value = int(node) if isinstance(node, sympy.Integer) else None
             expr = _exprs.setdefault(node, made)
         return expr
 
@@ -122,11 +125,6 @@ class Expr:
     def symbol_name(self) -> str | None:
         """The name, if this is a bare symbol."""
         return str(self.node.name) if isinstance(self.node, sympy.Symbol) else None
-
-    @property
-    def value(self) -> int | None:
-        """The number, if this is an integer constant."""
-        return int(self.node) if isinstance(self.node, sympy.Integer) else None
 
 
 def _node(value: Expr | int) -> Any:
@@ -261,6 +259,9 @@ def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
 @_memo
 def expand(value: Expr) -> Expr:
     """Products multiplied out: the normal form in which equal polynomials are the same."""
+    factors = sympy.Mul.make_args(value.node)
+    if all(f.is_Symbol or f.is_Rational or (f.is_Pow and f.base.is_Symbol) for f in factors):
+        return value
     return Expr(sympy.expand(value.node))
 
 

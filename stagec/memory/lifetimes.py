@@ -87,7 +87,7 @@ def lifetimes(
     return runner.lives
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Known:
     """The results of an operation by their storage: newly `made`, written to a static `home`, or in
     the buffer of an operand (`reused`); and the facts that its definition, attributes and operands

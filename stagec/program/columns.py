@@ -223,7 +223,6 @@ def stream_edges(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Int
     kind = np.array([_stream(n, ways) for n in prototypes], dtype=np.int64)[prototype]
     identifiers = np.arange(1, len(kind) + 1)
     computations = identifiers[kind == 0]
-    collectives = identifiers[(kind == 1) | (kind == 3)]
     blocking = identifiers[kind == 3]
     before = np.searchsorted(computations, blocking)
     follows = before > 0
@@ -234,10 +233,11 @@ def stream_edges(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Int
     waits = waited > previous
     sources.append(computations[waits])
     targets.append(waited[waits])
-    others = [identifiers[kind == number] for number in range(4, 1 + max(kind, default=0))]
-    for stream in (computations, collectives, *others):
-        sources.append(stream[1:])
-        targets.append(stream[:-1])
+    stream = np.where(kind == 3, 1, kind).astype(np.int16)
+    order = np.argsort(stream, kind="stable")
+    same = stream[order[1:]] == stream[order[:-1]]
+    sources.append(order[1:][same] + 1)
+    targets.append(order[:-1][same] + 1)
     return np.concatenate(sources), np.concatenate(targets)
 
 
@@ -262,10 +262,9 @@ def sorted_edges(
     `control` and `edges` of a `Program`."""
     order = np.argsort(2 * sources + control, kind="stable")
     sources, targets, control = sources[order], targets[order], control[order]
-    _, first = np.unique(sources * (count + 1) + targets, return_index=True)
-    first.sort()
+    first = np.zeros(len(order), dtype=bool)
+    first[np.unique(sources * (count + 1) + targets, return_index=True)[1]] = True
     sources, targets, control = sources[first], targets[first], control[first]
-    numbers = np.bincount(sources, minlength=count + 1)[1:]
-    starts = np.concatenate([[0], np.cumsum(numbers)])
-    ordered = np.bincount(sources, weights=control, minlength=count + 1)[1:].astype(np.int64)
-    return starts, starts[1:] - ordered, targets
+    numbers = np.bincount(2 * sources + control, minlength=2 * count + 2)[2:]
+    bounds = np.concatenate([[0], np.cumsum(numbers)])
+    return bounds[::2], bounds[1::2], targets

@@ -202,10 +202,16 @@ class Propagation:
         An op with a pinned result follows the pin only, unless another placement moves fewer bytes.
         """
         pins = node.pins()
-        follows = node.exact is not None or all(node.exactly(o) for o in offers)
-        if not node.wanted or follows or (not node.direct and self._agrees(node)):
+        if (
+            not node.wanted
+            or node.exact is not None
+            or all(node.exactly(o) for o in offers)
+            or (not node.direct and self._agrees(node))
+        ):
             orders = node.orders(pins + offers if node.direct else offers + pins, priority)
-            return self._least(node, orders, priority) if node.direct or len(orders) > 1 else offers
+            if len(orders) > 1:
+                return self._least(node, orders, priority)
+            return orders[0] if node.direct else offers
         return self._planned(node, pins, offers, priority)
 
     def _agrees(self, node: ShardedOp) -> bool:
@@ -214,8 +220,7 @@ class Propagation:
     def _least(self, node: ShardedOp, orders: list[list[Offer]], priority: int) -> list[Offer]:
         """The order that moves the fewest bytes."""
         moved = [self._moved(node, order, priority) for order in orders]
-        if len(orders) > 1:
-            self._weighing.note_order(orders[0])
+        self._weighing.note_order(orders[0])
         return orders[self._weighing.least(moved)]
 
     def _planned(
@@ -380,7 +385,7 @@ class Propagation:
     def _offer(self, node: ShardedOp, group: Group, split: Split, priority: int) -> bool:
         """Split the factors of a dimension as offered, as far as priority, rule and other factors
         allow. Returns whether anything changed."""
-        split = tuple(u for u in split if u.priority <= priority)
+        split = tuple([u for u in split if u.priority <= priority])
         if not split:
             return False
         by_axis = {u.axis: u for u in split}
@@ -392,7 +397,8 @@ class Propagation:
     def _extend(self, node: ShardedOp, factor: str, offered: list[AxisUse]) -> bool:
         now = node.axes.get(factor, ())
         if (
-            factor in node.rule.whole
+            len(offered) <= len(now)
+            or factor in node.rule.whole
             or [u.axis for u in now] != [u.axis for u in offered[: len(now)]]
             or self._scattered(node, factor)
         ):

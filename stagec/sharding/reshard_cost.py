@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise, permutations
 from math import lcm
+from typing import NamedTuple
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import ONE, Expr, const, evaluate, fraction, substitute
@@ -26,8 +27,7 @@ _MOST_ORDERS = 4
 _NEVER = Fraction(1 << 200)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A split of a dimension of an operand or result that its op may take, with its priority and
     the properties that order offers of one priority."""
 
@@ -138,7 +138,11 @@ class ShardedOp:
         used = {u.axis for split in self.axes.values() for u in split}
         open_ = [o for o in offers if o.priority <= priority]
         open_ = [o for o in open_ if not self.rule.whole.issuperset(o.group)]
-        first = [o for o in open_ if o.priority == min(x.priority for x in open_)]
+        if len(open_) < 2:
+            return []
+        used = {u.axis for split in self.axes.values() for u in split}
+        least = min(o.priority for o in open_)
+        first = [o for o in open_ if o.priority == least]
         places: dict[str, set[object]] = {}
         for offer in first:
             axes = tuple(u.axis for u in offer.split)
@@ -175,10 +179,12 @@ class Least:
     choices: tuple[tuple[Term, ...], ...]
 
     def __call__(self, values: Mapping[str, int]) -> int:
-        each = {t: _bytes(t, values) for t in dict.fromkeys(chain.from_iterable(self.choices))}
+        terms = {id(term): term for term in chain.from_iterable(self.choices)}  # a hash is long
+        each = {t: _bytes(term, values) for t, term in terms.items()}
         unit = lcm(*(size.denominator for size in each.values()))
         whole = {t: size.numerator * (unit // size.denominator) for t, size in each.items()}
-        moved = [sum(map(whole.__getitem__, c)) if c else unit * _NEVER for c in self.choices]
+        sums = ([whole[id(term)] for term in choice] for choice in self.choices)
+        moved = [sum(sizes) if sizes else unit * _NEVER for sizes in sums]
         return moved.index(min(moved))
 
 
@@ -229,6 +235,8 @@ class Weighing:
     def in_order(self, offers: list[Offer]) -> list[Offer]:
         """Offers in the order in which an op takes them: by priority, then the largest operands
         first."""
+        if len(offers) < 2:
+            return offers
         return sorted(offers, key=lambda o: (o.priority, o.last, -self.elements(o.size), o.place))
 
     def note_order(self, offers: list[Offer]) -> None:
