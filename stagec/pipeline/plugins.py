@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from stagec.formats.base import Format
-from stagec.formats.registry import brought_formats, formats_of
+from stagec.formats.registry import formats_by_name, formats_of
 from stagec.importers.family import ModelFamily, known_families
 from stagec.ir.opdef import Registry
 from stagec.pipeline.blame import blamed, remember_plugin
@@ -107,7 +107,7 @@ class Loaded:
                 remedy="bring instances of stagec.api.Format with a name and a suffix of letters "
                 'and digits: name = "mine", suffix = "ext"',
             )
-        brought_formats([*formats_of(self.registry), format_])
+        formats_by_name([*formats_of(self.registry), format_])
         self._claim(f"format {format_.name}", origin)
         self.registry.extras.append(format_)
 
