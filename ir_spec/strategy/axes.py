@@ -22,8 +22,8 @@ EXPERT_WIDTH = "M"
 SHARED_WIDTH = "F_shared"
 #: Feed-forward widths: dense, of an expert, of shared experts.
 WIDTHS = ("F", EXPERT_WIDTH, SHARED_WIDTH)
-#: The dimensions that tensor parallelism splits: heads, feed-forward widths (dense, of an expert, of
-#: shared experts), vocabulary.
+#: The dimensions that tensor parallelism splits: heads, feed-forward widths (dense, of an expert,
+#: of shared experts), vocabulary.
 TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", "V", *_STAGES)
 #: The part of tensor parallelism over which experts are split, if `ep` takes some of its ranks.
 EXPERT_PART = "tpe"

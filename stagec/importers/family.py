@@ -35,7 +35,7 @@ class ModelFamily:
     read_images: Reader | None = None
 
 
-#: What `reads` has declared, by the modules of the readers.
+#: The families that `reads` declared, by the module of the reader.
 _DECLARED: defaultdict[str, list[ModelFamily]] = defaultdict(list)
 
 
@@ -46,7 +46,8 @@ def reads(
     marks: tuple[str, ...] = (),
     read_images: Reader | None = None,
 ) -> Callable[[R], R]:
-    """Declare a function as the reader of a built-in family: the fields of `ModelFamily`."""
+    """A decorator that declares the reader of a built-in family, with the fields of
+    `ModelFamily`."""
 
     def declare(read: R) -> R:
         family = ModelFamily(name, model_types, read, features, marks, read_images)
@@ -57,13 +58,13 @@ def reads(
 
 
 def declared_in(module: str) -> list[ModelFamily]:
-    """The families whose readers a module has declared, in the order of its text."""
+    """The families whose readers a module declared, in the order of the module."""
     return _DECLARED[module]
 
 
 def known_families(families: Iterable[ModelFamily]) -> dict[str, ModelFamily]:
-    """The families by their model types and class names. Raises `DiagnosticError` for one that two
-    families bring."""
+    """The families by their model types and class names. Raises `DiagnosticError` for a name of two
+    families."""
     known: dict[str, ModelFamily] = {}
     for family in families:
         for name in (*family.model_types, *family.marks):

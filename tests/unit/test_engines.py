@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stagec as library
-from stagec.analysis.serving_rates import PodStep, beside
+from stagec.analysis.serving_rates import PodStep, chunked
 from stagec.analysis.steady_server import chunks, decoding
 from stagec.analysis.time_report import TimeReport
 from stagec.jobs.figures import CompiledJob
@@ -363,7 +363,7 @@ def test_steady_prompts_share_steps_with_sequences_that_decode() -> None:
     assert work is not None
     assert (work.steps, work.prompts) == (1, 1)
     assert work.share == pytest.approx(0.1)
-    actual = beside(decode, mixed, work, 101)
+    actual = chunked(decode, mixed, work, 101)
     assert actual.tpot == pytest.approx(0.01 + 0.1 * 0.9 * 0.02)
     assert actual.ttft == pytest.approx(0.035)
     assert actual.tokens_per_second == pytest.approx(10 / (100 * 0.012) * 101)
@@ -375,7 +375,7 @@ def test_steady_prompts_share_steps_with_sequences_that_decode() -> None:
     assert (running, many.steps, many.share) == (5, 2, 1.0)
     assert decoding(10, 1034, 1024, 101) == 10
     assert decoding(10, 522, 1024, 2) == 1, "at least one, although it has to wait as well"
-    late = beside(decode, mixed, many, 11, waits=True)
+    late = chunked(decode, mixed, many, 11, waits=True)
     assert late.tpot == 0.03
     assert late.tokens_per_second == pytest.approx(11 / (2 * 0.03))
     assert (late.ttft - 0.005 + 10 * late.tpot) / (2 * 0.03) == pytest.approx(10), "Little's law"

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stagec.analysis.serving_rates import steady_seconds
-from stagec.answers.serve_prompts import at_least, sending
+from stagec.answers.serve_prompts import sending, with_fewest
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group
@@ -230,7 +230,7 @@ def _sent(
     prompts = prefill.step.sequences // prefill.kind.worker.stages
     options = of_a_stage(pods_of(question, prefill, decode)).changed(batch=prompts)
     machine = _joined(prefill.kind.machine, decode.kind.machine)
-    target = at_least(
+    target = with_fewest(
         options_of_pod(DECODE, options.changed(batch=None)), partial(one_group, session=session)
     )
     timer = StepTimer.of(machine, question.measured)

@@ -11,8 +11,8 @@ from typing import Any
 
 from stagec.answers.requests.answer import SecondsSpread
 from stagec.answers.requests.options import OVER_TIME
-from stagec.answers.requests.run import MadeServer, made_server
-from stagec.answers.serve_prompts import handover_between
+from stagec.answers.requests.run import Server, server_of
+from stagec.answers.serve_prompts import transfer_between
 from stagec.answers.time.table import seconds_text
 from stagec.jobs.request.acceptance import ACCEPTANCE
 from stagec.jobs.request.limit import Limit
@@ -104,9 +104,9 @@ def over_time(task: VerifyTask) -> ServerOverTime:
         return ServerOverTime(refused="a closed loop has no requests with a common prefix")
     (machine,) = machines.values()
     session, timer = Session(), StepTimer.of(machine, task.measured)
-    caches = partial(handover_between, timer, session)
+    caches = partial(transfer_between, timer, session)
     try:
-        server = made_server(task.options, timer, _given(task), session, caches)
+        server = server_of(task.options, timer, _given(task), session, caches)
     except DiagnosticError as problem:
         return ServerOverTime(refused=problem.diagnostics[0].message)
     server.run.run()
@@ -146,7 +146,7 @@ def _drawn(mean: int) -> str:
     return f"{max(1, mean - by)}..{mean + by}"
 
 
-def _measured(server: MadeServer, count: int) -> ServerOverTime:
+def _measured(server: Server, count: int) -> ServerOverTime:
     jobs = sorted(server.run.done, key=lambda j: j.last)
     counted = [j for j in jobs if count < j.number <= (_ROUNDS - 1) * count]
     ends = jobs[count : (_ROUNDS - 1) * count]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stagec.analysis.serving_rates import (
     PodStep,
     ServingRates,
-    beside,
+    chunked,
     chunks_pass,
     colocated,
     steady_parts,
@@ -246,9 +246,9 @@ class _Timing:
         decode = self._decode(each) if work is not None and work.keeps_up else None
         if work is None or decode is None:
             return None
-        chunked = SequenceClass(work.size, load.cached + work.past, 1, work.prompts)
+        chunk = SequenceClass(work.size, load.cached + work.past, 1, work.prompts)
         step, end = (
-            str(step_of([SequenceClass(1, context, 1, each), chunked]))
+            str(step_of([SequenceClass(1, context, 1, each), chunk]))
             for context in (load.context, load.last)
         )
         asked = self._options.changed(step=step)
@@ -259,7 +259,7 @@ class _Timing:
         before = (work.steps - 1) * mixed.seconds
         passes = chunks_pass(before, mixed.seconds, self._stages)
         pods = self._pod(decode), self._pod(mixed, prompts, passes)
-        return MixedPoint(decode, mixed, budget, work, beside(*pods, work, load.output))
+        return MixedPoint(decode, mixed, budget, work, chunked(*pods, work, load.output))
 
     def _by_turns(self, budget: int, each: int) -> MixedPoint | None:
         """Steps that decode, alternating with steps that have a chunk of a prompt of each group
