@@ -114,6 +114,7 @@ def test_a_wrong_value_is_reported_at_its_key(key: str, value: Any, message: str
     ("model_type", "section", "key", "value", "message"),
     [
         ("swin", "", "mlp_ratio", 0, "is 0, expected a positive number"),
+        ("swinv2", "", "window_size", 1, "is 1, expected an integer from 2"),
         ("gemma2", "", "query_pre_attn_scalar", -1, "is -1, expected a positive number"),
         ("internvl", "", "downsample_ratio", -0.5, "is -0.5, expected a positive number"),
         ("llama4", "vision_config", "pixel_shuffle_ratio", 0, "is 0, expected a positive number"),
