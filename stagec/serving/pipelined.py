@@ -93,17 +93,22 @@ class PipelinedReplica(Replica):
 
     # -- what batches share ------------------------------------------------------------------------
 
+    @property
+    def _left(self) -> int:
+        decode = (self._batches[n] for n, way in self._under if not (way.chunks and self.alone))
+        return self.free - sum(batch.coming for batch in decode)
+
     def _has_place(self) -> bool:
         begun = sum(job.batch == self._batch.number for job in self._partial)
         return super()._has_place() and self._batch.decoding + begun < self._share
 
     def _rest(self) -> list[tuple[ServedRequest, int]]:
         """Of prompts of other batches those chunks for which there are pages."""
-        rest, pages = list[tuple[ServedRequest, int]](), self._batch.coming
+        rest, pages, left = list[tuple[ServedRequest, int]](), self._batch.coming, self._left
         for job, tokens in super()._rest():
             mine, grown = job.batch == self._batch.number, self._grown(job, tokens)
             decodes = job.left == 1 and job.generated
-            if tokens and (mine or (pages + grown <= self.free and not decodes)):
+            if tokens and (mine or (pages + grown <= left and not decodes)):
                 rest.append((job, tokens))
                 pages += grown
         return rest
