@@ -83,6 +83,17 @@ class KernelsRule(Record):
         "(named), or of all linear modules of layers, whatever adapters have (all)",
         choices=("named", ALL_MODULES),
     )
+    adapter_ranks: tuple[int, ...] = parameter(
+        "ints",
+        "ranks that slots of adapters of a server have, in order: adapters are filled up to the "
+        "first one that is enough (default: any)",
+    )
+
+    def adapter_rank(self, rank: int) -> int | None:
+        """The rank that slots have for adapters of this one; None if all are less."""
+        return next(
+            (r for r in self.adapter_ranks if r >= rank), None if self.adapter_ranks else rank
+        )
 
 
 class KernelsOp(Statement):

@@ -48,7 +48,8 @@ class ServeLora(Pass):
     such as those of queries, keys and values, stay together; then come all products with A, then
     those with B, in the order in which engines launch them. With `stg.kernels[shrink = cleared]` a
     kernel clears buffers for the products with A before, and with `adapters = all` all linear
-    modules of layers have slots, even those without adapters.
+    modules of layers have slots, even those without adapters. The rank of adapters
+    is rounded up to one of `adapter_ranks`.
 
     Before:
         stg.func @f(%x: bf16[B, S, D], %layers/wq: bf16[L, D, D | frozen]) -> bf16[B, S, D] {
@@ -97,6 +98,14 @@ class ServeLora(Pass):
         rule, kernels = strategy.one(LoraRule), strategy.one(KernelsRule)
         if kernels.adapters == ALL_MODULES:
             rule = replace(rule, targets=(*rule.targets, ALL_LINEAR))
+        rank = kernels.adapter_rank(rule.rank)
+        if rank is None:
+            raise error(
+                f"adapters have at most rank {kernels.adapter_ranks[-1]} here, found {rule.rank}",
+                rule.loc,
+                remedy=f"lower the rank to {kernels.adapter_ranks[-1]}",
+            )
+        rule = replace(rule, rank=rank)
         cleared = kernels.shrink == CLEARED
         serve_lora(module, given if self.targets else rule, cleared=cleared)
 

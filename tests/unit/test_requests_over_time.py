@@ -20,6 +20,7 @@ from stagec.serving.replica import Replica
 from stagec.serving.requests import HASH_BLOCK, Request
 from stagec.serving.rollouts import Rollouts
 from stagec.serving.routing import ROUTERS
+from stagec.serving.served import ServedRequest
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import Step
 from stagec.serving.step_times import StepLine
@@ -193,6 +194,24 @@ def test_when_new_requests_are_looked_for_and_prompts_wait_for_others() -> None:
     assert at_once == 5, "it comes in step 4 and has step 5"
     assert polled == 12, "after the prompt and 10 steps"
     assert gathered == 11, "6 steps behind step 4"
+
+
+def test_a_long_queue_is_not_read_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of requests that come faster than they are served."""
+    reads, left = [0], vars(ServedRequest)["left"].fget
+
+    def counted(job: ServedRequest) -> int:
+        reads[0] += 1
+        return int(left(job))
+
+    monkeypatch.setattr(ServedRequest, "left", property(counted))
+    requests = [Request(0, 8, 2)] * 1000
+    for gather in (0, 4):
+        reads[0] = 0
+        rule = SchedulerRule(gather=gather)
+        run = served(requests, ServerLimits(64, 8), replica0={"scheduler": rule})
+        assert len(run.done) == 1000
+        assert reads[0] < 30 * len(requests)
 
 
 def test_prompts_wait_until_each_group_has_one() -> None:

@@ -19,7 +19,7 @@ from stagec.ir.expr import const
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.request.options import JobOptions
 from stagec.searches.server.answer import ServerSearchAnswer
-from stagec.searches.server.launch import ENGINES, LaunchedWorker, layout_of
+from stagec.searches.server.launch import ENGINES, VLLM_RANKS, LaunchedWorker, layout_of
 from tests.support import LONG, stagec
 
 SMALL: Mapping[str, Any] = {
@@ -425,7 +425,7 @@ def test_whole_experts_on_the_ranks_of_tp_are_searched_once() -> None:
     [
         ({"kv_dtype": "int8"}, "vllm sglang trtllm", "caches in int8"),
         ({"pp": 2, "afd": True}, "vllm sglang trtllm", "feed-forward on ranks of their own"),
-        ({"lora": "wq", "lora_rank": 12}, "vllm", "adapters of rank 12, but of 1, 8, 16"),
+        ({"lora": "wq", "lora_rank": 513}, "vllm", "adapters of rank 513, but of up to 512"),
         ({"lora": "wq,embed", "lora_rank": 16}, "trtllm", "adapters of embed"),
         ({"two_batch_overlap": True}, "trtllm", "two half batches"),
     ],
@@ -592,6 +592,15 @@ def test_launch_files_have_adapters(engine: str, flags: list[str]) -> None:
     lora = ["--lora", "wq,w_gate_up", "--lora-rank", "8", "--max-loras", "4"]
     done = stagec(*ASKED, "--machine", "h100-sxm", *lora, "--emit-run", engine)
     assert all(flag in done.out for flag in flags)
+
+
+def test_launch_files_of_vllm_have_a_rank_that_it_takes() -> None:
+    engine = ENGINES["vllm"]
+    for rank, started in ((12, 16), (16, 16), (257, 320)):
+        files = engine.files("about", [worker("server", lora="wq", lora_rank=rank)])
+        assert f"--max-lora-rank {started}" in files["server.sh"]
+    text = (Path(library.__file__).parent / "models/stacks/vllm.stg").read_text(encoding="utf-8")
+    assert f"adapter_ranks = {VLLM_RANKS}]" in text
 
 
 @pytest.mark.parametrize(

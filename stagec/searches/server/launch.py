@@ -193,7 +193,7 @@ def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
 
 
 #: The ranks of adapters that vLLM supports (vllm/config/lora.py: MaxLoRARanks).
-_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: TensorRT-LLM's names of modules with adapters (lora_helper.py), by names of parameters.
 _LORA_MODULES: Mapping[str, Sequence[str]] = {
     "wq": ["attn_q"],
@@ -211,9 +211,8 @@ class VLLM(ScriptedEngine):
     def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
         if layout.ep > 1 and layout.moe_tp > 1:
             return "experts that are split and shared out at once"
-        if options.lora and options.lora_rank not in _VLLM_RANKS:
-            ranks = ", ".join(map(str, _VLLM_RANKS))
-            return f"adapters of rank {options.lora_rank}, but of {ranks}"
+        if options.lora and options.lora_rank > VLLM_RANKS[-1]:
+            return f"adapters of rank {options.lora_rank}, but of up to {VLLM_RANKS[-1]}"
         return super().lacks(layout, options)
 
     def server(self, about: str, worker: LaunchedWorker) -> str:
@@ -241,7 +240,8 @@ class VLLM(ScriptedEngine):
             words += ["--block-size", str(worker.options.page)]
         if worker.options.lora:
             words += ["--enable-lora", "--max-loras", str(worker.options.max_loras)]
-            words += ["--max-lora-rank", str(worker.options.lora_rank)]
+            rank = next(r for r in VLLM_RANKS if r >= worker.options.lora_rank)
+            words += ["--max-lora-rank", str(rank)]
         if worker.role != SERVER:
             config = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
             words += ["--kv-transfer-config", shlex.quote(json.dumps(config))]
