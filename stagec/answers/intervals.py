@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stagec.ir.serving_step import PREFILL
 from stagec.jobs.request.options import IDEAL
-from stagec.models import library_text
+from stagec.models import library_text, stack_release
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -73,9 +73,9 @@ def kind_of(serve: str | None) -> str:
 
 
 def stack_errors(stack: str, machine: Machine) -> StackErrors | None:
-    """What is known of a stack, by its name with or without a version, on a machine; None of
-    `ideal`, which nobody runs."""
-    name = stack.partition("@")[0]
+    """What is known of a stack, by its name with or without a version, on a machine: of an earlier
+    release only what was measured of that. None of `ideal`, which nobody runs."""
+    name = stack_release(stack)
     if name == IDEAL:
         return None
     known = _measured()
