@@ -73,8 +73,8 @@ def kind_of(serve: str | None) -> str:
 
 
 def stack_errors(stack: str, machine: Machine) -> StackErrors | None:
-    """The intervals of a stack, given with or without a version, on a machine; for an earlier release
-    only those measured with that release. None for `ideal`, which cannot be measured."""
+    """The intervals of a stack, given with or without a version, on a machine. An earlier release
+    has only those measured with it. None for `ideal`, which cannot be measured."""
     name = stack_release(stack)
     if name == IDEAL:
         return None

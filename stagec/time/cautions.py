@@ -23,8 +23,8 @@ def cautions(machine: Machine, meshes: Iterable[Mapping[str, int]] = ()) -> tupl
 def of_software(
     machine: Machine, kernels: Iterable[str], blocks: Iterable[str] = ()
 ) -> Iterator[str]:
-    """The cautions about kernels of attention, and of products in `blocks` of fp8, that the software
-    names and for which the machine has no constants. Unfused attention is not a kernel."""
+    """The cautions about kernels of attention, and of products in `blocks` of fp8, that the
+    software names and for which the machine has no constants. Unfused attention is not a kernel."""
     attention, products = machine.efficiency.attention, machine.efficiency.matmul.kernels
     named = {n: attention.of_kernel(n.replace("-", "_")) for n in kernels if n not in UNFUSED}
     lacks = [f"attention kernel {n}" for n, own in named.items() if own is attention]
