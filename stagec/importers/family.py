@@ -1,4 +1,4 @@
-"""Families of models: who reads which `model_type`."""
+"""Families of models: the readers of each `model_type`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ R = TypeVar("R", bound=Reader)
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A group of models that one reader understands.
+    """A group of models with one reader.
 
-    `model_types` are the values of the key `model_type`; for files that have none, `marks` are
-    values of the key `_class_name`. `features` is a line for the table of docs/models.md. The
-    reader asks the configuration for every key that its computation depends on. `read_images` is
-    that of a text whose step takes images too.
+    `model_types` are the values of the key `model_type`; for files without it, `marks` are values
+    of the key `_class_name`. `features` is a line for the table of docs/models.md. The reader reads
+    every key of the configuration on which the computation depends. `read_images` is the reader of
+    a text with images in the step.
     """
 
     name: str
