@@ -26,7 +26,7 @@ from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 from stagec.passes.strategy.local_sizes import on_rank
 
 #: What a plain softmax of plain products does for itself.
-_PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
+_PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "bias", "given_type", "phase"}
 
 
 class ExpandAttention(Pass):
@@ -35,14 +35,14 @@ class ExpandAttention(Pass):
     The scores of all pairs are in memory, those that a causal mask hides, too. With `math` the
     softmax is one kernel; with `eager` keys and values that heads share are copied for each of
     these, and the softmax is computed in fp32 and cast back, so that backward keeps it in both
-    types (`eager_attention_forward` of transformers, models/llama/modeling_llama.py). Attention
-    stays fused where it has other masks than these and windows, or a bias, and where its
-    sequence, or heads that share keys, are split. Without fused attention forms and names of
-    kernels change nothing. Where `eager` names `alibi`, `sinks` or `softcap`, attention with a bias
-    by distance, with sinks or with a bound of its scores is `eager` whatever the kernel of others
-    is (`BloomAttention.forward` and `MptAttention.forward` of transformers call no kernel,
-    `_supports_sdpa = False` of gpt-oss and Gemma 2). The softmax with sinks has the type of the
-    scores.
+    types (`eager_attention_forward` of transformers, models/llama/modeling_llama.py); a bias is
+    added to the scores. Attention stays fused where it has other masks than these and windows, a
+    bias with `math`, and where its sequence, or heads that share keys, are split. Without fused
+    attention forms and names of kernels change nothing. Where `eager` names `alibi`, `sinks` or
+    `softcap`, attention with a bias by distance, with sinks or with a bound of its scores is
+    `eager` whatever the kernel of others is (`BloomAttention.forward` and `MptAttention.forward` of
+    transformers call no kernel, `_supports_sdpa = False` of gpt-oss and Gemma 2). The softmax with
+    sinks has the type of the scores.
 
     Before:
         stg.strategy @s {
@@ -123,6 +123,7 @@ def expand_attention(
     unpacked. With a rate of shares that `drops`, these are dropped in the type of their product."""
     b = Builder.before(module.registry, op, loc=made_by(ExpandAttention.name, op.loc))
     q, k, *values = op.operands
+    bias = [values.pop()] if op.flag("bias") else []
     sinks = [values.pop()] if op.flag("sinks") else []
     if not values:
         k, *values = b.op("stg.unbind", [k], {"dim": 1, "count": 2}, names=["k", "v"]).results
@@ -151,6 +152,10 @@ def expand_attention(
         scores = b.value("stg.scale", [scores], capped, hint=scores.name)
         scores = b.value("stg.tanh", [scores], hint=f"{name}_capped")
         scores = b.value("stg.scale", [scores], {"by": bound}, hint=f"{name}_scores")
+    elif bias:
+        scores = _biased(
+            b, b.value("stg.scale", [scores], {"rsqrt": scale}, hint=scores.name), *bias
+        )
     else:
         given["rsqrt"] = scale
     given_type = sinks or not eager or op.flag("given_type")
@@ -166,6 +171,12 @@ def expand_attention(
     if shared:
         new = b.value("stg.reshape", [new], {"spec": Quoted("bsgrv->bs(gr)v")}, hint=name)
     replace_op(op, [new])
+
+
+def _biased(b: Builder, scores: Value, bias: Value) -> Value:
+    """Scores with a bias that all sequences have in common."""
+    attrs: dict[str, RawAttr] = {"spec": Quoted("bgst,gst->bgst")}
+    return b.value("stg.add", [scores, bias], attrs, hint=f"{scores.name}_biased")
 
 
 def _copied(b: Builder, value: Value) -> Value:
@@ -186,6 +197,8 @@ def _is_plain(op: Operation, *, eager: bool) -> bool:
     if op.flag("alibi") and (not masked or "softcap" in op.attrs or _shares_keys(op)):
         return False
     if op.flag("sinks") and (not eager or len(op.operands) < 4):
+        return False
+    if op.flag("bias") and (not eager or len(op.operands) < 4 or _shares_keys(op)):
         return False
     return rows == columns or not masked
 
