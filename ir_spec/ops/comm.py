@@ -310,25 +310,14 @@ class ReduceScatter(Collective):
 class AllGather(Collective):
     """Concatenates the parts of all ranks of a group along dimension `dim`, on all ranks.
 
-    <<<<<<< HEAD
-        In a repeat, what the last iterations gather may stay (`keep`) for the first ones of the repeat
-        that runs back over them (`kept`), which then do not gather it again. A repeat issues its
-        gathers of parameters `ahead` iterations early (FSDP prefetch). `once` asks a pipeline stage to
-        gather before its microbatches, `stays` to have the result until its action ends. With
-        `copied_out` the results are copies of what the call receives, which stays until the next such
-        call, or until forward ends, and nothing is gathered early. With `beside_loss` forward ends with
-        the loss, and backward gathers what its first iteration needs before. With `to` each rank casts
-        its part to that element type before it sends it: the results have it.
-    =======
-        In a repeat, the results of the last `keep` iterations are kept for the first `kept` iterations
-        of the backward repeat, which then do not gather them again. A repeat issues its gathers of
-        parameters `ahead` iterations early (FSDP prefetch). With `once`, a pipeline stage gathers
-        before its microbatches. With `copied_out`, the results are copies of the receive buffer, which
-        is kept until the next such call, or until forward ends, and nothing is gathered early. With
-        `beside_loss`, forward ends with the loss, and backward first gathers the parameters of its
-        first iteration. With `to`, each rank casts its part to that element type before it sends it;
-        the results have this type.
-    >>>>>>> readA
+    In a repeat, the results of the last `keep` iterations are kept for the first `kept` iterations
+    of the backward repeat, which then do not gather them again. A repeat issues its gathers of
+    parameters `ahead` iterations early (FSDP prefetch). With `once`, a pipeline stage gathers
+    before its microbatches, and with `stays` it keeps the result until its action ends. With
+    `copied_out`, the results are copies of the receive buffer, which is kept until the next such
+    call, or until forward ends, and nothing is gathered early. With `beside_loss`, forward ends
+    with the loss, and backward first gathers the parameters of its first iteration. With `to`, each
+    rank casts its part to that element type before it sends it; the results have this type.
     """
 
     name = "stg.all_gather"

@@ -23,7 +23,7 @@ from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Accumulates
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.pipeline import ActionOp
-from stagec.ir_spec.ops.rope import RotaryEmbedding
+from stagec.ir_spec.ops.rope import RelativeBiasGrad, RotaryEmbedding
 from stagec.ir_spec.ops.softmax import SinkSoftmax, Softmax
 from stagec.ir_spec.strategy.inputs import BUFFER, COS_SIN, EACH, MADE, NONE, InputsRule
 from stagec.ir_spec.strategy.kernels import MATH, KernelsRule
@@ -37,7 +37,8 @@ class HoldInputs(Pass):
     Where forward computes tables and attention is unfused, except as `math`, it also makes masks in
     the type of the carried activations: one for causal attention and one for each window
     (`eager_mask` of transformers, masking_utils.py). They stay until the blocks end, with
-    checkpoints until their backward ends.
+    checkpoints until their backward ends. The buckets of a bias by distance are made in 64 bits,
+    and stay until its gradient has been made (`T5Attention.compute_bias`).
 
     Before:
         stg.symbols[B, S, H, K]
@@ -90,6 +91,10 @@ class HoldInputs(Pass):
                 if read_strategy(module).one(KernelsRule).attention != MATH:
                     ends = [op for op in func.body.walk() if _is_masked(op)]
                     _make(module, func, "mask", list(_masks(ends)), ends)
+                for op in [
+                    o for o in func.body.walk() if isinstance(o.definition, RelativeBiasGrad)
+                ]:
+                    _make(module, func, "buckets", [_buckets(op)], [op])
             tables_kept += len(tables) if rule.rotations != MADE or not staged else 0
             if rule.tokens != NONE:
                 _hold_tokens(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])
@@ -134,6 +139,12 @@ def _masks(softmaxes: Sequence[Operation]) -> Iterator[TensorType]:
             known.add(key)
             dtype = carried[0].tensor.dtype if carried else op.result.tensor.dtype
             yield replace(op.result.tensor, dtype=dtype, dims=(batch, rows, columns))
+
+
+def _buckets(op: Operation) -> TensorType:
+    """The buckets of all pairs of a query and a key, in 64 bits: `[2, queries, keys]`."""
+    bias = op.operands[0].tensor
+    return TensorType("i32", (Dim(const(2)), *bias.dims[1:]), placed=True)
 
 
 def _hold_tables(func: Operation, tables: Sequence[TensorType], start: int) -> None:

@@ -26,7 +26,7 @@ from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 from stagec.passes.strategy.local_sizes import on_rank
 
 #: Attributes of attention that the unfused ops can express.
-_PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
+_PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "bias", "given_type", "phase"}
 
 
 class ExpandAttention(Pass):
@@ -35,10 +35,10 @@ class ExpandAttention(Pass):
     The scores of all pairs are in memory, including those that a causal mask hides. With `math` the
     softmax is one kernel. With `eager` shared keys and values are copied for each head, and the
     softmax is computed in fp32 and cast back, so that backward keeps it in both types
-    (`eager_attention_forward` of transformers, models/llama/modeling_llama.py). Attention stays
-    fused if it has masks other than causal ones and windows, or a bias, and if its sequence, or
-    heads that share keys, are split. Without fused attention, forms and names of kernels change
-    nothing.
+    (`eager_attention_forward` of transformers, models/llama/modeling_llama.py), and a bias is added
+    to the scores. Attention stays fused if it has masks other than causal ones and windows, a bias
+    with `math`, and if its sequence, or heads that share keys, are split. Without fused
+    attention, forms and names of kernels change nothing.
 
     If `eager` names `alibi`, `sinks` or `softcap`, attention with a bias by distance, with sinks or
     with bounded scores is `eager` whatever the kernel of other attention is
@@ -126,6 +126,7 @@ def expand_attention(
     product."""
     b = Builder.before(module.registry, op, loc=made_by(ExpandAttention.name, op.loc))
     q, k, *values = op.operands
+    bias = [values.pop()] if op.flag("bias") else []
     sinks = [values.pop()] if op.flag("sinks") else []
     if not values:
         k, *values = b.op("stg.unbind", [k], {"dim": 1, "count": 2}, names=["k", "v"]).results
@@ -154,6 +155,10 @@ def expand_attention(
         scores = b.value("stg.scale", [scores], capped, hint=scores.name)
         scores = b.value("stg.tanh", [scores], hint=f"{name}_capped")
         scores = b.value("stg.scale", [scores], {"by": bound}, hint=f"{name}_scores")
+    elif bias:
+        scores = _biased(
+            b, b.value("stg.scale", [scores], {"rsqrt": scale}, hint=scores.name), *bias
+        )
     else:
         given["rsqrt"] = scale
     given_type = sinks or not eager or op.flag("given_type")
@@ -169,6 +174,12 @@ def expand_attention(
     if shared:
         new = b.value("stg.reshape", [new], {"spec": Quoted("bsgrv->bs(gr)v")}, hint=name)
     replace_op(op, [new])
+
+
+def _biased(b: Builder, scores: Value, bias: Value) -> Value:
+    """Scores with a bias that all sequences have in common."""
+    attrs: dict[str, RawAttr] = {"spec": Quoted("bgst,gst->bgst")}
+    return b.value("stg.add", [scores, bias], attrs, hint=f"{scores.name}_biased")
 
 
 def _copied(b: Builder, value: Value) -> Value:
@@ -189,6 +200,8 @@ def _is_plain(op: Operation, *, eager: bool) -> bool:
     if op.flag("alibi") and (not masked or "softcap" in op.attrs or _shares_keys(op)):
         return False
     if op.flag("sinks") and (not eager or len(op.operands) < 4):
+        return False
+    if op.flag("bias") and (not eager or len(op.operands) < 4 or _shares_keys(op)):
         return False
     return rows == columns or not masked
 
