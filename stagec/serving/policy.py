@@ -19,7 +19,8 @@ from stagec.support.named import by_name, find
 class ServerLimits:
     """What a step, and the cache, can hold: new tokens of a step, sequences that run at once, and
     blocks of the cache of `block` tokens each (None: as many as are needed). Where several `groups`
-    of ranks share a step, `chunk` are the tokens of one of them: the most of one prompt."""
+    of ranks share a step, `chunk` are the tokens of one of them: the most of one prompt. A sequence
+    takes `fixed` blocks beside those of its tokens."""
 
     tokens: int
     sequences: int
@@ -27,10 +28,11 @@ class ServerLimits:
     block: int = 16
     chunk: int | None = None
     groups: int = 1
+    fixed: int = 0
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that so many tokens of one sequence take."""
-        return -(-tokens // self.block)
+        """Blocks that a sequence of so many tokens takes."""
+        return -(-tokens // self.block) + (self.fixed if tokens else 0)
 
 
 @dataclass(slots=True, eq=False)
