@@ -31,6 +31,8 @@ class CachingStep(ServingStep):
     dtype: str = ""
     page: int = 1
     parts: Expr = ONE
+    sequences: Expr | None = None  # of a class of a mixed step, and what names of it end with
+    ending: str = ""
     kept: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
     _appended: dict[tuple[Value, int, Expr | None], Value] = field(
         default_factory=dict[tuple[Value, int, "Expr | None"], Value]
@@ -78,7 +80,10 @@ class CachingStep(ServingStep):
 
     def once(self, value: Value) -> Value:
         value = self._typed(value)
-        row = cache = self.cache(value.name + "_cache", value.tensor)
+        type_ = value.tensor
+        if self.sequences is not None:
+            type_ = replace(type_, dims=(Dim(self.sequences), *type_.dims[1:]))
+        row = cache = self.cache(f"{value.name}{self.ending}_cache", type_)
         if self.mode != "decode" and self.past == ZERO:
             row = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
         self.keep(cache, row)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from stagec.api import (
     Builder,
+    Dim,
     Expr,
     Module,
     OpDef,
@@ -100,7 +101,15 @@ class Mixed:
             own = left if last else count * new
             parts.append(_Class(count, new, past, own, each.sampled == each.new, not each.sampled))
         step.env = module.env
+        begun = [each for each in parts if each.past == ZERO]
+        if len(begun) == 1:
+            _encode(module.main.body, tokens, begun[0].count)
         return cls(step, parts)
+
+    @property
+    def _encodes(self) -> bool:
+        """Whether an encoder has the sequences of one class, or none of any."""
+        return sum(each.past == ZERO for each in self.classes) < 2
 
     # -- ops ---------------------------------------------------------------------------------------
 
@@ -158,7 +167,9 @@ class Mixed:
         made = b.op(op.name, operands, attrs, types=types, names=names)
         step = replace(
             self.step,
-            mode="decode" if mine.all_ else "prefill",
+            mode="decode" if mine.all_ and mine.past != ZERO else "prefill",
+            sequences=symbol(BATCH) * mine.count,
+            ending=f"_{number}",
             new=mine.new,
             past=mine.past,
             b=Builder.before(b.registry, made, loc=made.loc),
@@ -192,13 +203,14 @@ class Mixed:
         if parts is not None:
             return parts[number]
         shape = value.tensor.shape
-        if symbol(BATCH) in shape or any(map(self._in_tokens, shape)):
+        encoded = bool(shape) and symbol(BATCH).symbols <= shape[0].symbols
+        if any(map(self._in_tokens, shape[1:])) or (encoded and not self._encodes):
             raise error(
                 f"'{op.name}' takes %{value.name}: {value.type}, which cannot be divided among "
                 f"the classes of a mixed step: expected [B, {self.step.new}, ...]",
                 op.loc,
-                remedy="serve the model in steps of one class: --serve prefill, --serve decode, "
-                "or stagec serve with --prompt-steps alone and no requests over time",
+                remedy="let one class begin its sequences, or serve the model in steps of one "
+                "class: --serve prefill or --serve decode",
             )
         return value
 
@@ -257,6 +269,16 @@ class Mixed:
     def samples(self) -> bool:
         """Whether any token is sampled."""
         return not all(c.none for c in self.classes)
+
+
+def _encode(body: Region, tokens: Expr, count: Expr) -> None:
+    """An encoder has the sequences of the class that begins, so many of each group: the others have
+    what it made."""
+    for arg in body.args:
+        shape = arg.tensor.shape
+        if shape and shape[0] == symbol(BATCH) and tokens not in shape:
+            dims = (Dim(shape[0] * count), *arg.tensor.dims[1:])
+            arg.type = replace(arg.tensor, dims=dims)
 
 
 def _resized(type_: TensorType, values: Mapping[str, Expr]) -> TensorType:

@@ -128,7 +128,7 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1", "--batches", "1", *LENGTHS): "--batches cannot be used with requests over time",
     ("--rate", "1", "--batch", "1", *LENGTHS): "--batch cannot be used with requests over time",
     ("--rate", "1", "--chunk", "8", *LENGTHS): "--chunk cannot be used with requests over time",
-    ("--rate", "1", "--part", "encoder=e", *LENGTHS): "no encoder is modeled",
+    ("--rate", "1", "--part", "encoder=e", *LENGTHS): "whose steps are of one pod",
     ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "--draft needs --speculative",
     ("--rate", "1", "--accepted", "2", *LENGTHS): "needs drafts, which this step",
     ("--rate", "1", "--serve", "decode", "--context", "8", *LENGTHS): "--serve decode is one step",
@@ -303,6 +303,18 @@ def test_interpolated_seconds_are_near_exact_ones(model: str, flags: dict[str, A
 
 
 @pytest.mark.long
+def test_an_encoder_runs_in_the_step_that_begins_a_request() -> None:
+    """Alone, one request takes a step of prefill, and then steps of decode."""
+    job = library.job("t5-base", sizes={"S": 128})
+    how: dict[str, Any] = {"concurrency": 1, "count": 1, "step_grid": "exact"}
+    lengths: dict[str, Any] = {"lengths": "prompt=3,output=4", "cache_blocks": 100}
+    actual = job.serve_requests("h100-sxm", **how, **lengths)
+    prompt = library.job("t5-base", sizes={"S": 128}, serve="prefill", batch=1, prompt=3)
+    expected = prompt.time("h100-sxm").as_json()["step_seconds"]
+    assert actual.spreads["ttft"].values[0] == pytest.approx(expected, rel=1e-9)
+    assert actual.spreads["tpot"].values[0] < expected
+
+
 def test_exact_steps_and_a_grid_agree() -> None:
     words = ("--rate", "400", "--count", "40", *LENGTHS)
     actual, exact = answer(*words), answer(*words, "--step-grid", "exact")

@@ -86,8 +86,8 @@ def test_shared_experts_whole_on_each_rank() -> None:
         ((*DECODE, "--decode", "tp=2"), "--decode needs --serve disaggregated"),
         ((*MIXED, "--cp", "2"), "give --cp-mode all-gather"),
         (
-            ("t5-base", "--serve", "mixed", "--step", "decode=4x9,prefill=2x8+0"),
-            "or stagec serve with --prompt-steps alone and no requests over time",
+            ("t5-base", "--serve", "mixed", "--step", "prefill=4x9+0,prefill=2x8+0"),
+            "let one class begin its sequences",
         ),
         ((*MIXED, "--cp", "8", "--cp-mode", "all-gather"), "as a multiple of 32\n"),
         (("llama3-8b", "--tp", "2", "--dp-attention"), "--dp-attention needs a step of serving"),

@@ -171,7 +171,7 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, two_pods: bool) ->
         options_of_draft(MAIN, options.draft, options)  # refuses options of other pods
     if options.part:
         raise error(
-            "--part cannot be used with requests over time: no encoder is modeled in their steps",
+            "--part cannot be used with requests over time, whose steps are of one pod",
             remedy="leave it out",
         )
     if options.preset:
@@ -279,15 +279,15 @@ def _pool(
             f"{tokens} tokens",
             remedy=f"raise --max-tokens to {sequences} or more, or lower --max-batch",
         )
-    room, blocks = None, given["cache_blocks"]
+    room, blocks, fixed = None, given["cache_blocks"], 0
     halves = strategy.one(MoeRule).halves * max(1, strategy.microbatches)
     if blocks is None:
         largest = largest_step(requests, -(-tokens // halves), -(-sequences // halves))
         room = models.room(timer.machine, largest, block, given.get("limit"))
-        blocks = room.blocks
+        blocks, fixed = room.blocks, room.fixed
     of_ranks = groups // halves
     of_groups = tokens * of_ranks, sequences * of_ranks, blocks * groups or None
-    limits = ServerLimits(*of_groups, block, chunk=tokens, groups=of_ranks)
+    limits = ServerLimits(*of_groups, block, tokens, of_ranks, fixed)
 
     about = options, timer, session, models, groups, halves, accepted
     costs, pace = _costs(given, *about)
