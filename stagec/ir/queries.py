@@ -100,6 +100,11 @@ class Queries:
     _changes: list[tuple[Answers, Mapping[str, int]]] = field(
         default_factory=list[tuple[Answers, Mapping[str, int]]]
     )
+    #: What was found for values, with the number of answers then: a job is asked for again and
+    #: again, by its step, its figures and the jobs that are like it.
+    _same: dict[tuple[tuple[str, int], ...], tuple[int, bool]] = field(
+        default_factory=dict[tuple[tuple[str, int], ...], tuple[int, bool]]
+    )
 
     def change(self, values: Mapping[str, int]) -> None:
         """From here on symbols have these values; they follow from what was asked before."""
@@ -112,6 +117,12 @@ class Queries:
 
     def same(self, values: Mapping[str, int]) -> bool:
         """Whether all answers are the same for these values."""
+        key, count = tuple(values.items()), len(self.answers)
+        if key not in self._same or self._same[key][0] != count:
+            self._same[key] = count, self._is_same(values)
+        return self._same[key][1]
+
+    def _is_same(self, values: Mapping[str, int]) -> bool:
         now = dict(values)
         try:
             for answers, changed in (*self._changes, (self.answers, dict[str, int]())):
