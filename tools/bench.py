@@ -1,10 +1,10 @@
-"""Measures the compiler: phases, memory, and the rate of writing beside a plain write of the same
-bytes.
+"""Measures the compiler: phases, memory, and the rate of writing relative to a plain write of the
+same bytes.
 
 `python tools/bench.py` prints JSON; `--quick` leaves the large jobs out. `python tools/bench.py
 scale` measures emission at scale, `formats` all formats of 512 ranks, `memory` planning, `search`
-searches of strategies, `time` evaluations of the time of a step. Every measured run is a process of
-its own, so that its peak memory is its own; both sides of a ratio are measured in the same run.
+searches of strategies, `time` evaluations of the time of a step. Every measured run is a separate
+process, so that its peak memory is separate; both sides of a ratio are measured in the same run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-#: Published runs whose memory is planned.
+#: The published runs whose memory planning is measured.
 PLANNED = ("llama3-405b-8k", "llama3-405b-131k", "deepseek-v3", "megatron-gpt-1t")
-#: Searches: the model, ranks, sizes, and what varies instead of the usual. The second space has
-#: about 10^5 points.
+#: Searches: the model, ranks, sizes, and the flags of the space. The second space has about 10^5
+#: points.
 SEARCHED: dict[str, tuple[str, ...]] = {
     "llama3-70b": ("llama3-70b", "--ranks", "512", "--set", "B=1024,S=8192"),
     "llama3-70b-wide": (
@@ -53,9 +53,9 @@ TIMED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     **{name: ("", {"preset": name}) for name in PLANNED},
 }
-#: Formats that are written beside Chakra's. Perfetto's and Chrome's are for some ranks of a job.
+#: The measured formats other than Chakra's. Perfetto's and Chrome's are for some ranks of a job.
 FORMATS = ("simai", "goal", "goal{binary}", "kineto{ranks=all}", "pytorch-et")
-#: Bytes that are written at once where files are large.
+#: The bytes of a write to a large file.
 _BLOCK = 1 << 24
 
 
@@ -99,14 +99,14 @@ def main() -> None:
 
 
 def in_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function run in a fresh process."""
+    """The result of a function in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
 
 
 def _planned(preset: str) -> dict[str, Any]:
-    """Seconds to compile a published run up to its memory plan, to find the worst moment of every
-    class, and to place all buffers of the first one; and peak memory."""
+    """Seconds to compile a published run up to its memory plan, to find the peak of every class,
+    and to place all buffers of the first one; and peak memory."""
     from stagec.analysis.footprint import footprint, timelines
     from stagec.jobs.builder import JobBuilder
     from stagec.jobs.request.options import JobOptions
@@ -133,8 +133,8 @@ def _planned(preset: str) -> dict[str, Any]:
 
 
 def _searched(name: str) -> dict[str, Any]:
-    """A search as a user runs it, by one process: seconds until the command has ended, CPU seconds,
-    peak memory, and what it looked at."""
+    """A search by one process, as a command: seconds, CPU seconds, peak memory, and the counts of
+    the search."""
     line = [*SEARCHED[name], "--machine", "h100-sxm", "--jobs", "1", "--no-cache", "--json"]
     began = time.perf_counter()
     ran = subprocess.run(
@@ -259,9 +259,9 @@ def _passes() -> dict[str, float]:
 
 
 def _many(count: int) -> dict[str, Any]:
-    """CPU milliseconds a configuration of llama3-8b on 64 ranks at many lengths: each compiled on
-    its own, put into one compile (`Compiles`), and as a row of a sweep; and how many compiles that
-    took."""
+    """CPU milliseconds per configuration of llama3-8b on 64 ranks at many lengths: compiled
+    separately, sharing compiles (`Compiles`), and as a row of a sweep; and the number of
+    compiles."""
     from stagec.analysis.family import Compiles
     from stagec.jobs.builder import JobBuilder
     from stagec.jobs.figures import CompiledJob, compiled_of
@@ -293,7 +293,7 @@ def _many(count: int) -> dict[str, Any]:
 
 
 def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
-    """Compile and write llama3-70b for 8 x dp ranks; write the same bytes plainly."""
+    """Compile and write llama3-70b for 8 x dp ranks, and write the same bytes plainly."""
     from stagec.formats.registry import parse_formats
     from stagec.jobs.builder import JobBuilder
     from stagec.jobs.request.options import JobOptions
@@ -338,7 +338,7 @@ def _as_format(name: str) -> dict[str, Any]:
 
 
 def _plain_write(folder: Path, sizes: list[int]) -> float:
-    """Seconds to write as many files of the same sizes, one after the other, and nothing else."""
+    """Seconds to only write files of the same sizes, one after the other."""
     target = folder / "plain"
     block = memoryview(bytes(range(256)) * (min(max(sizes), _BLOCK) // 256 + 1))
     began = time.perf_counter()
@@ -350,7 +350,7 @@ def _plain_write(folder: Path, sizes: list[int]) -> float:
     return time.perf_counter() - began
 
 
-#: What is measured by a function for each of some names.
+#: The measurements with a function that is called for each of some names.
 ONE_EACH: dict[str, tuple[Callable[[str], Any], Iterable[str]]] = {
     "formats": (_as_format, FORMATS),
     "memory": (_planned, PLANNED),

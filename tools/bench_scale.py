@@ -1,11 +1,11 @@
-"""Measures emission at scale: seconds, rate and memory beside plainly writing files of the same
-sizes, by as many processes, to the same disk in the same run; archives, single ranks and checks.
+"""Measures emission at scale: seconds, rate and memory relative to plain writes of files of the
+same sizes, by as many processes, to the same disk in the same run; archives, single ranks and
+checks.
 
 `python tools/bench.py scale` prints JSON. Both sides are measured in turn, and the best of each are
-compared. Memory that a virtual machine has given back to its host costs several times as much to
-write to as other memory, so both sides wait until what was written before is gone for good. A job
-that would take more than `--limit` bytes is written for as many of its first ranks as fit; the JSON
-says how many.
+compared. Writing to memory that a virtual machine has returned to its host is several times slower,
+so both sides wait until previous files have been removed. A job of more than `--limit` bytes is
+written for as many of its first ranks as fit, whose number is in the JSON.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 from stagec.support.processors import processors
 
-#: How often both sides are measured.
+#: The number of measurements of both sides.
 TURNS = 3
-#: Seconds after which a host has taken back freed memory.
+#: The seconds until a host has reclaimed freed memory.
 _PAUSE = 6.0
 
 LLAMA: dict[str, Any] = {"tp": 8, "pp": 8, "sp": True, "microbatches": 8}
@@ -53,8 +53,8 @@ def scale(folder: Path, limit: int, largest: int) -> dict[str, Any]:
 
 
 def measured(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """The result of a function in a process of its own, with the peak memory of it and of its
-    workers together (proportional shares, sampled)."""
+    """The result of a function in a new process, with the peak memory of it and its workers
+    together (proportional shares, sampled)."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(theirs, function, arguments))
@@ -82,7 +82,7 @@ def _family(pid: int) -> Iterator[int]:
 
 
 def _memory(pid: int) -> int:
-    """Kilobytes, those shared by several processes in proportion."""
+    """The memory of a process in kilobytes, with proportional shares of shared memory."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -161,7 +161,7 @@ def _emit(folder: Path, model: str, options: dict[str, Any], limit: int) -> dict
 
 
 def _plain(folder: Path, sizes: list[int]) -> dict[str, Any]:
-    """Write as many files of the same sizes by as many processes, and nothing else."""
+    """Only write files of the same sizes by the same number of processes."""
     target = Path(tempfile.mkdtemp(dir=folder, prefix="stagec-plain-"))
     block = memoryview(os.urandom(1 << 20) * (max(sizes) // (1 << 20) + 1))
 
@@ -184,8 +184,8 @@ def _plain(folder: Path, sizes: list[int]) -> dict[str, Any]:
 
 @contextmanager
 def _timed() -> Generator[dict[str, float]]:
-    """Seconds, and those of the processors, of this process and of those that it waits for. What
-    was written and removed before is out of the way."""
+    """A context that measures wall and CPU seconds of this process and its children, after waiting
+    for the removal of previous files."""
     os.sync()
     time.sleep(_PAUSE)
     seconds: dict[str, float] = {}

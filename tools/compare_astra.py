@@ -3,8 +3,8 @@
 `python tools/compare_astra.py BINARY` takes the program of ASTRA-sim's analytical network without
 congestion, compiles each job of `JOBS`, runs ASTRA-sim on the traces and prints the two times of a
 step. Both read one machine text (docs/examples/astra-sim.toml): `--format astra-sim` writes
-ASTRA-sim's files from such a text, here with all ranks in one dimension. docs/simulators.md says
-what the text states, and where the two differ.
+ASTRA-sim's files from such a text, here with all ranks in one dimension. docs/simulators.md
+describes the text and the differences.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ class Compared(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """How much longer ours is, as a part of theirs."""
+        """The relative difference of our time from theirs."""
         return self.ours / self.theirs - 1
 
 
 def compared(
     binary: Path, machine: Path, jobs: Mapping[str, Sequence[str]], folder: Path
 ) -> Iterator[Compared]:
-    """Compare jobs, each in a folder of its own."""
+    """Compare jobs, each in a separate folder."""
     read = load_machine(str(machine))
     for i, (name, arguments) in enumerate(jobs.items()):
         where = folder / str(i)
@@ -122,9 +122,9 @@ def _stagec(*arguments: str) -> str:
 
 
 def simulated_ns(binary: Path, folder: Path, ranks: int, machine: Machine) -> int:
-    """Nanoseconds of the last rank that ASTRA-sim ends, all ranks in one dimension. Raises
-    `DiagnosticError` if one does not end."""
-    if ranks == 1:  # its network has two at least: a second one does the same, apart
+    """The nanoseconds at which the last rank ends in ASTRA-sim, with all ranks in one dimension.
+    Raises `DiagnosticError` if one does not end."""
+    if ranks == 1:  # its network has at least two: add an independent copy
         shutil.copy(folder / "job.0.et", folder / "job.1.et")
         ranks = 2
     dims = dimensions({"ranks": ranks}, machine)

@@ -1,6 +1,6 @@
-"""Training steps of small Llamas and of a small mixture of experts in plain PyTorch, as
-`stagec` compiles them: bf16 parameters and gradients, fp32 master copies and AdamW states, the norm
-of the gradients clipped, fused attention, eager kernels, one rank.
+"""Training steps of small Llamas and of a small mixture of experts in plain PyTorch, with the
+computation that `stagec` compiles: bf16 parameters and gradients, fp32 master copies and AdamW
+states, gradient clipping, fused attention, eager kernels, one rank.
 
 Parameters have the shapes of stagec/models/llama.stg and mixtral.stg.
 """
@@ -29,19 +29,19 @@ class Step:
 
     @property
     def flags(self) -> str:
-        """The strategy, as stagec's flags."""
+        """The strategy as flags of stagec."""
         words = ["--grad-dtype bf16", "--fusion none"]
         words += ["--recompute full"] * self.recompute + ["--fp8 hybrid"] * self.fp8
         return " ".join(words)
 
     @property
     def size_text(self) -> str:
-        """The sizes, as `--set` takes them."""
+        """The sizes as a value of `--set`."""
         return ",".join(f"{name}={value}" for name, value in self.sizes.items())
 
 
 def steps(*, quick: bool, fp8: bool) -> list[Step]:
-    """The steps to time: a tiny one of each kind, or what fits on a device of 80 GB."""
+    """The steps to time: a tiny one of each kind, or those that fit on a device of 80 GB."""
     if quick:
         llama = _sizes("L=2,D=128,H=4,G=2,K=32,F=256,V=512,S=64,B=2")
         mixture = _sizes("L=2,D=64,H=2,G=1,K=32,M=128,E=4,T=2,V=512,S=64,B=2")
@@ -62,7 +62,7 @@ def _sizes(text: str) -> dict[str, int]:
 
 
 class Trainer:
-    """The state of a step and what runs it once. `parameters` is their number."""
+    """The state of a step, and its execution. `parameters` is their number."""
 
     def __init__(self, step: Step, device: str) -> None:
         self._torch = torch = importlib.import_module("torch")
@@ -85,7 +85,7 @@ class Trainer:
         self._fp8 = fp8_product(torch) if step.fp8 else None
 
     def run(self) -> Any:
-        """Forward, backward and the update; the loss."""
+        """Run forward, backward and the update, and return the loss."""
         loss = self._loss()
         loss.backward()
         self._update()
@@ -164,7 +164,7 @@ class Trainer:
         return torch.zeros_like(rows).index_add(0, tokens, scaled).view_as(x)
 
     def _update(self) -> None:
-        """The master copies are updated one by one, so that one gradient at a time is in fp32."""
+        """Update the master copies one by one, so that one gradient at a time is in fp32."""
         torch = self._torch
         torch.nn.utils.clip_grad_norm_(self._weights.values(), 1.0)
         with torch.no_grad():
@@ -210,14 +210,14 @@ def _shapes(step: Step) -> dict[str, tuple[int, ...]]:
 
 
 def parameters(step: Step) -> int:
-    """How many parameters the model of a step has."""
+    """The number of parameters of the model of a step."""
     return sum(math.prod(shape) for shape in _shapes(step).values())
 
 
 def fp8_product(torch: Any) -> Any:
-    """x w^T with operands of 8 bits, scaled by their largest elements: e4m3 forward, gradients in
-    e5m2. Both operands of backward's products are transposed in memory, for they must lie along
-    the summed dimension."""
+    """x w^T with 8-bit operands, scaled by their largest elements: e4m3 forward, gradients in e5m2.
+    Both operands of the products of backward are transposed in memory, since they must be
+    contiguous along the summed dimension."""
 
     def small(x: Any, name: str) -> tuple[Any, Any]:
         scale = x.abs().amax().float().clamp(min=1e-12) / _LARGEST[name]

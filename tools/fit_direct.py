@@ -1,10 +1,10 @@
-"""Fits the constants of all_reduces by kernels of engines (`efficiency.network.LEVEL.direct`) on
-measured ones: `python -m tools.fit_direct --write`.
+"""Fits the constants of all_reduces by kernels of engines (`efficiency.network.LEVEL.direct`) to
+measurements: `python -m tools.fit_direct --write`.
 
 The rows are those of the PyPI package `aiconfigurator-core` (Apache-2.0), `custom_allreduce_perf`:
-2 to 8 ranks of a node, captured in graphs, of the newest version of each engine there. Where
-several engines have a row its time is their median; every second size is fitted, the others judge.
-Sizes are those for which engines take these kernels, 256 bytes to 8 MiB.
+2 to 8 ranks of a node, captured in graphs, with the newest version of each engine there. The time
+of a row of several engines is their median; every second size is fitted, and the others are the
+test set. Sizes are those for which engines use these kernels, 256 bytes to 8 MiB.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from stagec.time.fit.network import with_level
 from stagec.time.fit.search import least_squares
 from tools.fitting import Floats, collectives, described, systems, write_network
 
-#: Machine: folder of its tables, and the newest versions of engines there.
+#: Machine -> the folder of its tables, and the newest versions of engines there.
 TABLES = {
     "h100-sxm": ("h100_sxm", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
     "h200": ("h200_sxm", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
     "b200": ("b200_sxm", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
     "gb200-nvl72": ("gb200", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
 }
-#: Machines with the links of another one.
+#: Machine -> other machines with the same links.
 ALIKE = {"h100-sxm": ("h100-500w",), "b200": ("b300",), "gb200-nvl72": ("gb300-nvl72",)}
 _LEAST, _MOST = 256, 8 << 20
-_BYTES = 2  # of an element of bf16, in which sizes are counted there
-#: Start in microseconds, hops and share of one shot, then of two.
+_BYTES = 2  # of an element of bf16, the unit of sizes there
+#: Start in microseconds, hops and share of one-shot kernels, then of two-shot kernels.
 _FIRST = np.array([3.0, 0.1, 0.5, 8.0, 0.1, 0.7])
-#: Ranks and bytes of a row.
+#: The ranks and bytes of a row.
 Place = tuple[int, int]
 
 
@@ -65,7 +65,7 @@ def with_direct(machine: Machine, point: Floats, record: str) -> NetworkEfficien
 
 
 def errors(machine: Machine, measured: dict[Place, float]) -> Floats:
-    """Logarithms of modelled over measured seconds."""
+    """The logarithms of the ratios of modelled to measured seconds."""
     over = {n: spans(machine, np.arange(n)) for n, _ in measured}
     times = (direct_seconds(machine, size, over[n], two_shot=True) for n, size in measured)
     logarithms: Floats = np.log(np.fromiter(times, float) / np.fromiter(measured.values(), float))

@@ -1,17 +1,17 @@
 """Fits the constants of kernels (`stagec.machines.kernel_efficiency`) to the measured tables of
-aiconfigurator-core, and prints how far off they are.
+aiconfigurator-core, and prints their errors.
 
     pip install 'stagec[kernels]'
     python -m tools.fit_machines h100-sxm b200          print the fit
     python -m tools.fit_machines --write                ... of all machines, into their texts
 
-Where several frameworks measured a kernel, its time is their median. Every second point of the
-grid is fitted on, the others are left out (a checkerboard: interpolation); a second fit leaves out
-all products of training, those with m, n and k of 1,024 and more (extrapolation by size); kinds
-that are in no fit are predicted (decoding, latent attention: extrapolation by kind). The loss is
-the mean error of the logarithm, at most 1 a row, so that ill rows count but do not rule; no row is
-dropped but heads of more than 256 elements, and slower kernels of Triton, which frameworks take
-where libraries have none.
+The time of a kernel of several frameworks is their median. Every second point of the grid is
+fitted, and the others are left out (a checkerboard: interpolation); a second fit leaves out all
+products of training, those with m, n and k of at least 1,024 (extrapolation by size); kinds that
+are in no fit are predicted (decoding, latent attention: extrapolation by kind). The loss is the
+mean absolute error of the logarithm, at most 1 per row, so that outliers do not dominate. No rows
+are dropped except heads of more than 256 elements, and slower kernels of Triton, which frameworks
+use if libraries have none.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ from stagec.time.measured.aiconfigurator import FOLDERS, read_tables
 from stagec.time.measured.tables import Table, consensus
 from tools.narrow_products import EIGHT_BITS, fit_narrow
 
-#: What these tables hold beside kernels: keys and values that a prefill copies into a cache, as so
-#: many times the bytes of reading and writing them once; queries that are quantized before it,
-#: likewise; and seconds of what quantizes, more than its kernels alone.
+#: Work in these tables in addition to kernels: copies of keys and values into a cache and the
+#: quantization of queries in prefill, as multiples of the bytes of one read and write; and the
+#: seconds of quantization in addition to its kernels.
 COPIED = {"copied": (0.0, 4.0)}
 QUANTIZED = {"quantized": (0.0, 4.0)}
 QUANTIZING = {"quantizing": (0.0, 12e-6)}
-#: Blocks of attention that are tried: queries, and whether heads that share keys are packed.
+#: The candidate blocks of attention: queries, and whether heads that share keys are packed.
 BLOCKS = [(queries, packed) for queries in (128, 256) for packed in (False, True)]
-#: Whose kernels are fitted where frameworks take different ones: FlashAttention, where there is
-#: one; one kernel that quantizes. Products of fewer bits: `tools.narrow_products`.
+#: The framework whose kernels are fitted if frameworks differ: one with FlashAttention, or with a
+#: single kernel for quantization. For products of fewer bits see `tools.narrow_products`.
 ATTENTION = {"bf16": "vllm", "f8e4m3": "sglang"}
 MEMORY = "vllm"
-#: Machines of the same processors and bandwidth share, whose tables there are not.
+#: Machine -> machines without tables, with the same processors and ratio of bandwidths.
 ALIKE = {"h100-sxm": ("h800", "h100-500w"), "a100-80g": ("a100-40g",)}
 #: Bytes of an element of bf16.
 _WIDE = 2.0
@@ -117,7 +117,7 @@ def _unfitted(machine: Machine) -> Machine:
 
 
 def fitted(machine: Machine, tables: Sequence[Table]) -> Iterator[tuple[str, str]]:
-    """Sections of a text with their lines, after printing errors."""
+    """The sections of a text with their lines; prints errors."""
     every = tables
     tables = [t for t in tables if t.kind != "memory" or (t.source, t.op) == (MEMORY, "quantize")]
     by_key = {(t.kind, t.dtype, t.causal): t for t in consensus(tables)}
@@ -171,7 +171,7 @@ def _fit_memory(
 def _fit_attention(
     machine: Machine, tables: Mapping[Any, Table]
 ) -> tuple[dict[str, int | bool], tuple[dict[str, float], str]]:
-    """The block of least loss, and the constants with it."""
+    """The block with the least loss, and its constants."""
     rows = _attention_of(_plain(tables["attention", "bf16", True]))
     board = checkerboard(rows)
     bounds = {**BOUNDS["attention"], **COPIED}
@@ -195,7 +195,7 @@ def _fit_attention(
 def _other_rates(
     machine: Machine, tables: Mapping[Any, Table], values: Values
 ) -> tuple[dict[str, float], list[str]]:
-    """The rates of attention in narrower types, all other constants as they are."""
+    """The rates of attention in narrower types, with all other constants fixed."""
     rates: dict[str, float] = {}
     reports: list[str] = []
     for dtype in ("f8e4m3", "f4e2m1"):
@@ -212,7 +212,7 @@ def _other_rates(
 
 
 def _predicted(machine: Machine, tables: Sequence[Table], values: Values) -> None:
-    """Kinds and frameworks that no fit has seen."""
+    """Print the errors of kinds and frameworks that are in no fit."""
     for table in (t for t in tables if (t.kind, t.dtype) == ("experts", "bf16")):
         rows = _experts(table)
         report(machine, rows, values, f"experts of {table.source}, none fitted")
@@ -258,7 +258,7 @@ def _latent(table: Table) -> Mask:
 def frameworks_apart(
     machine: Machine, tables: Sequence[Table], medians: Mapping[Any, Table]
 ) -> None:
-    """How far each framework is from the median of all: what no model can explain."""
+    """Print the errors of each framework relative to the median of all, which no model explains."""
     for (kind, dtype, causal), median in medians.items():
         if kind not in ("matmul", "attention") or dtype != "bf16" or (kind, causal) == _DECODED:
             continue
@@ -305,7 +305,7 @@ def _attention_of(table: Table) -> Rows:
 
 
 def report(machine: Machine, rows: Rows, values: Values, title: str) -> str:
-    """Prints the errors of rows that were left out, and tells them in a sentence."""
+    """Print the errors of rows that were left out, and return them as a sentence."""
     error = np.abs(np.expm1(rows.errors(machine, values)))
     long = rows.measured > LONG
     cells = (f"{len(error):,}", _percent(error), f"{long.sum():,}", _percent(error[long]))
@@ -335,7 +335,7 @@ def _of_another(sections: Mapping[str, str], name: str) -> dict[str, str]:
 
 
 def write(path: Path, sections: Mapping[str, str]) -> None:
-    """The text with these sections in place of those that it has."""
+    """Replace these sections of a text."""
     path.write_text(with_sections(path.read_text("utf-8"), sections), "utf-8")
 
 

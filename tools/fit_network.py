@@ -1,8 +1,8 @@
-"""Fit the network constants of machines on measured collectives: `python -m tools.fit_network`.
+"""Fit the network constants of machines to measured collectives: `python -m tools.fit_network`.
 
 The rows are those of the PyPI package `aiconfigurator-core` (Apache-2.0): NCCL by kind, ranks and
-message size, one node. Every second size is fitted, the others judge. `stagec.time.fit.network`
-fits, as it does for `stagec fit`.
+message size, one node. Every second size is fitted, and the others are the test set. The fit is
+that of `stagec.time.fit.network`, which `stagec fit` uses too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stagec.time.costs.network import spans
 from stagec.time.fit.network import LARGE, CollectiveRows, Floats, errors, fit, with_level
 from tools.fitting import collectives, described, systems, write_network
 
-#: Machine: folder of its tables, and the newest version of NCCL there.
+#: Machine -> the folder of its tables, and the newest version of NCCL there.
 TABLES = {
     "a100-80g": ("a100_sxm", "2.27.3"),
     "h100-sxm": ("h100_sxm", "2.29.2"),
@@ -30,11 +30,11 @@ TABLES = {
     "gb200-nvl72": ("gb200", "2.29.2"),
     "gb300-nvl72": ("gb300", "2.29.2"),
 }
-#: Machines with the links of another one.
+#: Machine -> another machine with the same links.
 ALIKE = {"a100-40g": "a100-80g", "h100-500w": "h100-sxm"}
 KINDS = {"alltoall": "all_to_all"}
 SUMS = ("all_reduce", "reduce_scatter")
-#: Where the search starts.
+#: The start of the search.
 FIRST: Mapping[str, Any] = {
     "protocols": {
         "ll": {"start": "4.5 us", "hops": 1.3, "share": 0.1, "copy": 0.3},
@@ -50,8 +50,8 @@ FIRST: Mapping[str, Any] = {
 
 
 def cases(machine: Machine, folder: Path) -> list[CollectiveRows]:
-    """The rows of a machine. Sums of 8-bit integers are left out: switches do not add these, and
-    from 32 MiB on they take 3 to 13% longer than those of as many bytes in halves (B200)."""
+    """The rows of a machine. Sums of 8-bit integers are left out: switches do not add them, and
+    from 32 MiB they take 3 to 13% longer than those of as many bytes in halves (B200)."""
     device, version = TABLES[machine.name]
     points: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for row in collectives(folder, device, f"nccl/{version}/nccl_perf"):

@@ -1,10 +1,11 @@
-"""Fit what stacks sustain on measured steps: `python -m tools.fit_stacks nemo.hopper`.
+"""Fit the sustained speed of stacks to measured steps: `python -m tools.fit_stacks nemo.hopper`.
 
-A stack says which share of their speed products keep, by family of devices (`stg.sustained`), and
-what grouped products of experts keep of that. Each constant is fitted on all sources whose rows run
-that stack on such a device, each model of a source with the same weight; then once more without
-each source on each machine, which judges. Of a single one every second row is fitted, the others
-judge. Prints the record of docs/accuracy.md; the stack's text is written by hand.
+A stack states the share of their speed that products sustain, by family of devices
+(`stg.sustained`), and the share of that for grouped products of experts. Each constant is fitted to
+all sources with rows of that stack on such a device, each model of a source with the same weight;
+then again without each source on each machine, which is the test set. With a single source, every
+second row is fitted, and the others are the test set. Prints the record of docs/accuracy.md; the
+text of the stack is written by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stagec.time.step import Issued, step_time
 from stagec.validation.steps import MeasuredStep, measured_steps, sample
 from tools.fitting import StepErrors
 
-#: By stack and family: whether what experts keep is fitted too.
+#: By stack and family: whether the share of experts is fitted too.
 FITS: Final[Mapping[str, bool]] = {
     "llm-foundry.ampere": False,
     "llm-foundry.hopper": False,
@@ -37,8 +38,8 @@ _GRID: Final = [n / 100 for n in range(30, 101)]
 
 
 def _error(step: MeasuredStep, issued: Issued, shares: tuple[float, float]) -> float:
-    """Logarithm of predicted over measured seconds where products, and those of experts, keep
-    these shares."""
+    """The logarithm of the ratio of predicted to measured seconds with these shares of products and
+    of those of experts."""
     machine = step.on_machine()
     family: dict[str, Any] = {machine.family: _ratio(shares[0])}
     rule = replace(SustainedRule(experts=_ratio(shares[1])), **family)
@@ -55,14 +56,14 @@ class Fit(StepErrors[tuple[float, float]]):
     """The errors of steps by shares."""
 
     def loss(self, chosen: Sequence[int], share: float, experts: float) -> float:
-        """The mean size of errors, each model of a source with the same weight."""
+        """The mean absolute error, with the same weight for each model of a source."""
         error = np.abs(self.errors(chosen, (share, experts)))
         models = np.array([f"{self.rows[i].source} {self.rows[i].model}" for i in chosen])
         return float(np.mean([error[models == m].mean() for m in dict.fromkeys(models)]))
 
 
 def _least(of: Callable[[float], float]) -> float:
-    """The least of a function with one minimum on the grid, by thirds."""
+    """The minimum of a unimodal function on the grid, by ternary search."""
     low, high = 0, len(_GRID) - 1
     while high - low > 2:
         third = (high - low) // 3
@@ -75,7 +76,7 @@ def _least(of: Callable[[float], float]) -> float:
 
 
 def fitted(fit: Fit, chosen: Sequence[int], *, experts: bool) -> tuple[float, float]:
-    """The share of products, by rows without experts if there are some; then that of experts."""
+    """The share of products, by rows without experts if there are any; then that of experts."""
     dense = [i for i in chosen if not _routes(fit.rows[i])] or list(chosen)
     share = _least(lambda x: fit.loss(dense, x, 1.0))
     routed = [i for i in chosen if _routes(fit.rows[i])]

@@ -1,11 +1,12 @@
-"""Fit what is left of a device's constants on measured steps: `python -m tools.fit_steps b200`.
+"""Fit the remaining constants of a device to measured steps: `python -m tools.fit_steps b200`.
 
-Kernels and collectives are fitted on tables of their own (`fit_machines.py`, `fit_network.py`);
-whole steps tell what such tables cannot: what is left of the speed of products in a step, how fast
-the backward of attention is. Times of hosts are those of stacks, which the rows run: no row depends
-on `efficiency.host.issue` of a machine. Every second row of a source is fitted, the others judge;
-with `--all` every row is fitted, and sources that are left out judge. `--write` puts the constants
-with this record into the machine's text. Nothing is fitted for a row, a model or a source.
+Kernels and collectives are fitted to their own tables (`fit_machines.py`, `fit_network.py`); whole
+steps determine the others: the sustained speed of products in a step, and the speed of the backward
+of attention. Times of hosts are those of the stacks of the rows: no row depends on
+`efficiency.host.issue` of a machine. Every second row of a source is fitted, and the others are the
+test set; with `--all` every row is fitted, and left-out sources are the test set. `--write` writes
+the constants with this record to the text of the machine. No constant belongs to a single row,
+model or source.
 """
 
 from __future__ import annotations
@@ -26,32 +27,33 @@ from stagec.validation.steps import MeasuredStep, measured_steps, sample
 from tools.fitting import Floats, StepErrors
 
 Values: TypeAlias = dict[str, float]
-#: Names of constants with their values.
+#: The names of constants with their values.
 Point: TypeAlias = tuple[tuple[str, float], ...]
 
 PRODUCTS = "efficiency.sustained.products"
 ATTENTION = "efficiency.attention.rate.bf16"
-#: The constants of a device with their bounds; they are fitted on the sources of its steps.
+#: The constants of a device with their bounds; they are fitted to the sources of its steps.
 DEVICES: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
     "a100-80g": {PRODUCTS: (0.5, 1.0)},
     "h100-p5": {PRODUCTS: (0.5, 1.0)},
     "h100-500w": {PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)},
     "b200": {PRODUCTS: (0.4, 1.0)},
 }
-#: Devices without steps of their own, and those of the same processors.
+#: Device -> devices without measured steps that have the same processors.
 ALIKE: Final[Mapping[str, Sequence[str]]] = {
     "a100-80g": ("a100-40g",),
     "b200": ("b300", "gb200-nvl72", "gb300-nvl72"),
 }
-#: A source of many rows counts as one of so many.
+#: The largest number of rows that counts for the weight of a source.
 _MOST: Final = 24
-#: Errors beyond this count by their size, not by its square.
+#: Errors beyond this have a linear loss in place of a quadratic one.
 _OUTLIER: Final = 0.1
 _STEPS, _NUDGE = 8, 0.02
 
 
 def _error(step: MeasuredStep, issued: Issued, constants: Point) -> float:
-    """Logarithm of predicted over measured seconds, on the machine with these constants."""
+    """The logarithm of the ratio of predicted to measured seconds on the machine with these
+    constants."""
     machine: Machine = step.on_machine().changed(dict(constants))
     return float(np.log(step_time(issued, machine).seconds / step.seconds))
 
@@ -60,7 +62,7 @@ class Fit(StepErrors[Point]):
     """The errors of steps by constants of their device."""
 
     def fit(self, chosen: Sequence[int], bounds: Mapping[str, tuple[float, float]]) -> Values:
-        """The constants of least loss for these rows: steps of Gauss and Newton on logarithms, in
+        """The constants with the least loss for these rows, by Gauss-Newton steps on logarithms, in
         which each source has the same weight and outliers count less."""
         names = list(bounds)
         low, high = np.log(np.array(list(bounds.values()))).T
@@ -85,7 +87,7 @@ class Fit(StepErrors[Point]):
 
 
 def rows_of(device: str) -> list[MeasuredStep]:
-    """The steps of a device; of long sources as many as stand at equal distances."""
+    """The steps of a device; of long sources those at equal distances."""
     judged = ([s for s in steps if s.judged] for steps in measured_steps().values())
     own = [steps for steps in judged if steps and steps[0].machine == device]
     return [step for steps in own for step in sample(steps, _MOST)]
@@ -133,7 +135,7 @@ def main(names: Sequence[str], every: bool, write: bool) -> None:
 
 
 def write_constants(name: str, values: Values, record: str) -> None:
-    """Put constants into a machine's text, each section with the record of the fit."""
+    """Write constants to the text of a machine, with the record of the fit in each section."""
     path = Path(str(stagec.machines.__file__)).parent / f"{name}.toml"
     text = path.read_text(encoding="utf-8")
     for constant, value in values.items():

@@ -1,5 +1,5 @@
-"""What the programs share that fit constants: errors of rows in words and by two processes, the
-tables of aiconfigurator-core, and the texts of machines."""
+"""Shared parts of the programs that fit constants: errors of rows in words and by two processes,
+the tables of aiconfigurator-core, and the texts of machines."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Constants = TypeVar("Constants", bound=Hashable)
 
 
 def described(errors: Floats) -> str:
-    """`median 3.4%, p90 12.0%`: sizes of relative errors, given as logarithms."""
+    """`median 3.4%, p90 12.0%`: absolute relative errors, given as logarithms."""
     size = np.abs(np.expm1(errors))
     return f"median {np.median(size):.1%}, p90 {np.quantile(size, 0.9):.1%}"
 
 
 # -- steps -----------------------------------------------------------------------------------------
 
-#: The error of each row by constants; processes that are forked inherit it.
+#: The error of each row as a function of constants; forked processes inherit it.
 _ROWS: list[Callable[[Any], float]] = []
 
 
@@ -40,8 +40,8 @@ def _error(task: tuple[int, Any]) -> float:
 
 
 class StepErrors(Generic[Constants]):
-    """Errors of measured steps by two processes, each computed once. `error` is the logarithm of
-    predicted over measured seconds of a step, compiled, with some constants."""
+    """The errors of measured steps, computed once each by two processes. `error` is the logarithm
+    of the ratio of predicted to measured seconds of a compiled step with some constants."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class StepErrors(Generic[Constants]):
         return np.array([self._known[task] for task in tasks])
 
     def described(self, chosen: Sequence[int], constants: Constants) -> str:
-        """The errors of some rows in words, and how many these are."""
+        """The errors of some rows in words, and their number."""
         return f"{described(self.errors(chosen, constants))} of {len(chosen)}"
 
 
@@ -84,7 +84,7 @@ def collectives(folder: Path, device: str, table: str) -> list[dict[str, Any]]:
 
 
 def write_network(name: str, level: str, constants: NetworkEfficiency) -> None:
-    """Put the constants of a level, rounded, into the text of a machine."""
+    """Write the rounded constants of a level to the text of a machine."""
     path = Path(f"stagec/machines/{name}.toml")
     section = network_section(level, rounded_network(constants))
     sections = {f"efficiency.network.{level}": section}

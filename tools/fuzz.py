@@ -1,12 +1,12 @@
-"""Tries mutated inputs: whatever is given, a run ends in a result or in a diagnostic.
+"""Tests mutated inputs: every run must end in a result or in a diagnostic.
 
     python -m tools.fuzz --family parser --count 100000 --seed 1
-    python -m tools.fuzz --seconds 600                     all families, in turns
+    python -m tools.fuzz --seconds 600                     all families in turn
     python -m tools.fuzz --minimize FILE --family parser   the shortest input with the same fault
 
-An input is told by family, seed and number alone. New faults are written to --corpus, one input
-for each place in the source; tests/corpus/ holds those that were found, and a test replays them.
-An input that takes more than `--cpu` seconds of processor time is a fault as well.
+An input is determined by family, seed and number. New faults are written to --corpus, one input for
+each place in the source; tests/corpus/ has the previous ones, which a test replays. An input that
+takes more than `--cpu` seconds of processor time is a fault too.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _place(problem: Exception) -> str:
 
 @contextmanager
 def _watched(seconds: float) -> Generator[None]:
-    """Stop what takes more processor time: it does not depend on what else the machine does."""
+    """Interrupt the body after these seconds of processor time, which is independent of load."""
 
     def stop(_: int, __: FrameType | None) -> None:
         raise TakesLongError
@@ -88,7 +88,7 @@ def _watched(seconds: float) -> Generator[None]:
 
 
 def minimized(family: Family, data: bytes, folder: Path, seconds: float) -> bytes:
-    """The input without whatever is not needed for its fault."""
+    """The shortest input that was found for the fault."""
     wanted, trials = fault_of(family, data, folder, seconds), 0
     size = len(data) // 2
     while size and trials < _TRIALS:
@@ -134,7 +134,7 @@ class Campaign:
         print(f"fault: {fault} (seed {seed}, number {number}): {path}", flush=True)
 
     def log(self) -> None:
-        """Where it stands."""
+        """Print the state of the campaign."""
         self._logged = time.monotonic()
         done = ", ".join(f"{name} {count:,}" for name, count in self.tried.items())
         rate = sum(self.tried.values()) / max(1e-9, self._logged - self._began)

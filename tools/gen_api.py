@@ -34,7 +34,7 @@ _ENTRY = re.compile(r"^# -- (?P<names>[\w, ]+?)(?:: (?P<text>.*))?$")
 
 @dataclass
 class Entry:
-    """Names that share an example, and what is said of those without documentation."""
+    """Names that share an example, and a text for those without documentation."""
 
     names: Sequence[str]
     text: str
@@ -51,8 +51,8 @@ class ApiPart:
 
 
 def api_pages(examples: Path) -> dict[str, str]:
-    """The index, and a page for each part. Raises ValueError for names without an example, and
-    whatever an example does."""
+    """The index, and a page for each part. Raises ValueError for names without an example, and the
+    exceptions of examples."""
     parts = outline(examples.read_text(encoding="utf-8"))
     shown = [name for part in parts for entry in part.entries for name in entry.names]
     if sorted(shown) != sorted(api.__all__):
@@ -109,7 +109,7 @@ def _name(name: str, value: object, text: str) -> Iterator[str]:
 
 
 def signature(value: Callable[..., object]) -> str:
-    """The parameters and what is returned, annotations as they are written."""
+    """The parameters and the result, with annotations as in the source."""
     try:
         signature_ = inspect.signature(value)
     except ValueError:
@@ -169,7 +169,7 @@ def _cell(text: str) -> str:
 
 
 def session(code: str, names: dict[str, Any]) -> Iterator[str]:
-    """The lines of some code, each statement with what it prints."""
+    """The lines of some code, each statement with its output."""
     lines, done = code.splitlines(), 0
     for node in ast.parse(code).body:
         yield from lines[done : node.end_lineno]
@@ -178,7 +178,7 @@ def session(code: str, names: dict[str, Any]) -> Iterator[str]:
 
 
 def printed(node: ast.stmt, names: dict[str, Any]) -> list[str]:
-    """What a statement prints in a session."""
+    """The output of a statement in a session."""
     out = io.StringIO()
     hook, sys.displayhook = sys.displayhook, sys.__displayhook__
     try:

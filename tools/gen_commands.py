@@ -1,6 +1,6 @@
 """Writes docs/reference/commands: a page for each command, from its help, with an example of
-docs/examples/commands.toml. The output of an example is what the page shows already:
-tests/unit/test_docs.py compares it with what the command prints, and accepts it.
+docs/examples/commands.toml. The output of an example is taken from the existing page:
+tests/unit/test_docs.py compares it with the output of the command, and updates it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _body(command: click.Command) -> Iterator[str]:
 
 
 _PROMPT = re.compile(r"^\$ (.*)\n", re.M)
-#: What needs a program that is not part of stagec: shown, and not run.
+#: Commands that need other programs, whose examples are not run.
 _NOT_RUN = ("simulate",)
 
 
@@ -98,7 +98,7 @@ def _example(name: str) -> Iterator[str]:
 
 
 def _printed(name: str, commands: Sequence[str]) -> dict[str, str]:
-    """What the page of a command shows of each; nothing if its commands are not these."""
+    """The output of each command on the page; empty if the page has other commands."""
     path = ROOT / "docs" / "reference" / "commands" / f"{name}.md"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     block = re.search(r"^```console\n(.*?)^```$", text, re.M | re.DOTALL)

@@ -1,6 +1,6 @@
 """Writes docs/reference from the definitions: a page for each op, each pass, each command, and each
-part of the API, all flags, and all families. What else is written are the signature of
-Python jobs and the schema of machines.
+part of the API, all flags, and all families. It also writes the signature of Python jobs and the
+schema of machines.
 
 `python -m tools.gen_docs` rewrites the pages; with `--check` it compares them with the definitions,
 prints the difference and the command that accepts it, and exits with 1.
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @cache
 def pages() -> Mapping[Path, str]:
-    """What the generated pages should say."""
+    """The text of each generated page."""
     loaded = load_plugins(())
     docs = ROOT / "docs"
     folders = {
@@ -136,7 +136,7 @@ def pages() -> Mapping[Path, str]:
 
 
 def left_over() -> list[Path]:
-    """Pages of the reference that nothing generates any more."""
+    """Pages of the reference that are no longer generated."""
     return sorted({*(ROOT / "docs" / "reference").glob("**/*.md")} - {*pages()})
 
 
@@ -231,7 +231,7 @@ def _trait(trait: Trait) -> str:
 
 
 def _traits() -> Iterator[str]:
-    """What each trait means, with the bases that it refines."""
+    """The meaning of each trait, with the bases that it refines."""
     for kind in vars(traits).values():
         if isinstance(kind, type) and issubclass(kind, Trait) and kind is not Trait:
             yield from (f"## `{kind.__name__}`", "")
@@ -241,7 +241,7 @@ def _traits() -> Iterator[str]:
 
 
 def _names(arity: Arity) -> str:
-    """The names; what may be left out is marked, and what may stand any number of times."""
+    """The names, with marks for optional and repeated ones."""
     optional = [""] * arity.least + [" (optional)"] * len(arity.names)
     shown = [f"`{n}`{mark}" for n, mark in zip(arity.names, optional, strict=False)]
     if arity.most is None:

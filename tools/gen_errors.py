@@ -1,10 +1,10 @@
-"""Write how far seconds of stacks are off: `python -m tools.gen_errors`, some minutes.
+"""Write the prediction intervals of stacks: `python -m tools.gen_errors`, which takes some minutes.
 
-Predicts the rows of `stagec validate --time` of up to 1,024 ranks that have a stack, and all of
-`--serve`, times to the first token up to the batch to which they are judged. Writes by stack,
-family of devices and kind of seconds the 10th and 90th percentile of measured over predicted
-seconds: of the rows on which nothing was fitted if there are ten, of all judged ones else. Fewer
-than five rows are not written.
+Predicts the rows of `stagec validate --time` of up to 1,024 ranks with a stack, and all rows of
+`--serve`, with times to the first token up to the largest judged batch. Writes the 10th and 90th
+percentile of measured over predicted seconds by stack, family of devices and kind of seconds: of
+the rows that were not used in a fit if there are ten, else of all judged ones. Groups of fewer than
+five rows are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TABLE = Path(__file__).parents[1] / "stagec" / "models" / "stacks" / "errors.csv
 _LEFT_OUT, _FEWEST, _MOST = 10, 5, 1024
 _PERCENTILES = 10, 90
 
-#: Stack, family of devices and kind of seconds; measured over predicted, and whether it was fitted.
+#: Stack, family of devices and kind of seconds; measured over predicted; and whether it was fitted.
 Row = tuple[tuple[str, str, str], float, bool]
 
 

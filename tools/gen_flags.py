@@ -66,7 +66,7 @@ def _default(flag: Flag) -> str:
 
 
 def _needs(flag: Flag) -> Iterator[str]:
-    """What it has no effect without."""
+    """The requirements of a flag."""
     names = [need if isinstance(need, str) else need[0] for need in flag.needs + flag.beside]
     if EXPERTS in names:
         yield "For models with experts."

@@ -1,9 +1,9 @@
-"""Shows whether a change of importers or of blocks changes a model: what configurations become once
-all calls are opened, before and after.
+"""Shows whether a change of importers or blocks changes a model, by comparing the inlined modules
+of configurations before and after.
 
 `python tools/imported.py record FILE` imports the configurations of the tests, and of each folder
-behind `--configs`, and keeps the module of each behind `inline` in a form without names of values.
-`python tools/imported.py compare FILE` shows what differs from it, and fails if something does.
+after `--configs`, and stores the module of each after `inline` without names of values. `python
+tools/imported.py compare FILE` shows the differences, and fails if there are any.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def compare(before: Mapping[str, str], folders: list[Path], only: str) -> int:
-    """Print the first difference of each model that is another one; 1 if there is one."""
+    """Print the first difference of each changed model, and return 1 if there is one."""
     after = {n: model_text(c, i) for n, c, i in configurations(folders) if only in n}
     expected = {name: text for name, text in before.items() if only in name}
     differ = [n for n in {**expected, **after} if _changed(expected.get(n, ""), after.get(n, ""))]
@@ -66,7 +66,7 @@ def compare(before: Mapping[str, str], folders: list[Path], only: str) -> int:
 
 
 def _changed(before: str, after: str) -> bool:
-    """Whether a model is another one; blocks may assume more of its sizes."""
+    """Whether a model changed; additional assumptions about sizes do not count."""
     lines = before.splitlines()
     more = {line for line in after.splitlines() if line.startswith(_ASSUMED)} - {*lines}
     return lines != [line for line in after.splitlines() if line not in more]
@@ -87,7 +87,7 @@ def configurations(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any], b
 
 
 def model_text(config: Mapping[str, Any], images: bool) -> str:
-    """The model of a configuration without names, or why there is none."""
+    """The model of a configuration without names, or the message of the error."""
     source = Source("config.json", json.dumps(config))
     try:
         module = parse(import_model(source, BUILT_IN, images=images).text())
@@ -107,7 +107,7 @@ class _Nameless:
         self._slices: dict[Value, Value] = {}
 
     def lines(self) -> Iterator[str]:
-        """All that a module says."""
+        """The lines of a module."""
         yield f"{dict(self._module.root.attrs)}"
         used = _symbols(self._module)
         yield from sorted(f"{n} = {v}" for n, v in self._module.symbols.items() if n in used)
@@ -136,13 +136,14 @@ class _Nameless:
             yield from self._op(child, pad + "  ")
 
     def _is_parameter(self, value: Value) -> bool:
-        """Whether a value is a parameter, a frozen one or state, or what a repeat has of one."""
+        """Whether a value is a parameter, a frozen one or state, or the argument of a repeat for
+        one."""
         has_role = isinstance(value.type, TensorType) and value.type.role != ""
         return has_role or value in self._slices
 
     def _name(self, value: Value) -> str:
-        """A number by the first use; that of a parameter, in whatever order they are declared, with
-        its type."""
+        """A number by the first use, whatever the order of declarations; for a parameter with its
+        type."""
         value = self._slices.get(value, value)
         first = value not in self._numbers
         name = f"%{self._numbers.setdefault(value, len(self._numbers))}"
@@ -150,7 +151,7 @@ class _Nameless:
 
 
 def _symbols(module: Module) -> set[str]:
-    """The names that stand in parameters and types, declarations aside."""
+    """The names in parameters and types, without declarations."""
     symbols: set[str] = set()
     for op in module.walk():
         if op.name not in ("stg.symbols", "stg.assume"):

@@ -1,6 +1,6 @@
-"""Lints what other checkers accept in silence: misspelt directives of lit tests, paths of one
-machine in a tracked file, passes that import each other or pass by `stagec.api`, class names that
-stand for two things."""
+"""Lints for problems that other checkers accept: misspelt directives of lit tests, paths of one
+machine in a tracked file, passes that import each other or bypass `stagec.api`, class names with
+two definitions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PACKAGE_INDEX = re.compile(r"--(?:(?:extra-)?index-url|find[-]links|trusted[-]h
 
 
 def machine_specific(line: str, own_paths: Sequence[str]) -> str:
-    """The part of a line that holds on one machine only; empty when there is none."""
+    """The part of a line that is valid on one machine only; empty if there is none."""
     for pattern in (_MACHINE_PATH, _PACKAGE_INDEX):
         if match := pattern.search(line):
             return match[0]
@@ -42,7 +42,7 @@ def machine_specific(line: str, own_paths: Sequence[str]) -> str:
 
 
 def own_paths(root: Path) -> list[str]:
-    """This checkout and this user's home, unless too short to be telling."""
+    """This checkout and the home of this user, unless they are too short to be specific."""
     return [str(path) for path in (root, Path.home()) if len(path.parts) > 2]
 
 
@@ -96,7 +96,7 @@ def lint_tracked(root: Path) -> Iterator[LintFinding]:
 
 
 def imports(text: str) -> Iterator[tuple[int, str, str]]:
-    """What a text imports from modules of stagec: line, module and name."""
+    """The imports of a text from modules of stagec: line, module and name."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("stagec."):
             yield from ((node.lineno, node.module or "", alias.name) for alias in node.names)
@@ -109,8 +109,8 @@ def defines_a_pass(text: str) -> bool:
 
 
 def lint_passes(root: Path) -> Iterator[LintFinding]:
-    """Imports of a pass by another module than the list of passes, and imports of what
-    `stagec.api` has from where that takes it."""
+    """Imports of a pass by other modules than the list of passes, and imports of names of
+    `stagec.api` from their original modules."""
     passes, api = root / "passes", root / "stagec" / "api.py"
     text = api.read_text(encoding="utf-8") if api.exists() else ""
     public = {(module, name) for _, module, name in imports(text)}
@@ -135,7 +135,7 @@ def lint_passes(root: Path) -> Iterator[LintFinding]:
 
 
 def lint_names(root: Path) -> Iterator[LintFinding]:
-    """Public classes of the product whose name another module defines too."""
+    """Public classes of the product whose name is also defined in another module."""
     first: dict[str, Path] = {}
     rooms = (root / room for room in ("stagec", "passes", "ir_spec"))
     for path in (path for room in rooms for path in sorted(room.rglob("*.py"))):

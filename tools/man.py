@@ -15,7 +15,7 @@ from click_man import core
 import stagec
 from stagec.driver.cli import COMMANDS, cli
 
-#: What begins a line that is a request to the formatter of man pages.
+#: The beginnings of lines that are requests to the formatter of man pages.
 _REQUEST = re.compile(r"^(?=[.'])", re.M)
 
 

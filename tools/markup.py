@@ -1,4 +1,4 @@
-"""What the generated pages share: their head, anchors, and docstrings as Markdown."""
+"""Shared parts of the generated pages: their head, anchors, and docstrings as Markdown."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def paragraphs(doc: str) -> Iterator[list[str]]:
 
 
 def markdown(doc: str) -> Iterator[str]:
-    """A docstring as Markdown: prose joined, tables as they are, `Before:` and `After:`
-    blocks fenced."""
+    """A docstring as Markdown: joined prose, unchanged tables, and fenced `Before:` and `After:`
+    blocks."""
     for number, lines in enumerate(paragraphs(doc)):
         if number:
             yield ""

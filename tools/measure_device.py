@@ -4,9 +4,9 @@ Needs PyTorch and nothing else of this project. FOLDER/kernels.csv is a table fo
 FOLDER/steps.csv has a line for each training step, with its configuration as stagec's model, sizes
 and flags. `--device cpu --quick` tries it where there is no GPU.
 
-A kernel is called many times between two events of the GPU's clock; the GPU sleeps first, so that
-calls wait for it and not it for calls. The median of several such runs counts. `--flush` empties
-the caches before each call, which then has its own two events.
+A kernel is called many times between two events of the GPU's clock. The GPU sleeps first, so that
+it does not wait for the host. The median of several such runs counts. `--flush` empties the caches
+before each call, which then has its own two events.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 
 from tools.device_steps import Trainer, steps
 
-#: Makes the operands of a kernel and returns what runs it once.
+#: Creates the operands of a kernel and returns a function that runs it once.
 Make: TypeAlias = Callable[[], Callable[[], Any]]
 KERNEL_COLUMNS = ("kind", "dtype", "extents", "causal", "op", "microseconds", "count")
 STEP_COLUMNS = ("model", "sizes", "flags", "device", "parameters", "seconds")
@@ -42,7 +42,7 @@ _LONGEST = 0.1
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel to time: its row of the table, and what makes it."""
+    """A kernel to time: its row of the table, and the function that creates it."""
 
     kind: str
     dtype: str
@@ -53,7 +53,7 @@ class Case:
 
 
 class Clock:
-    """Times what runs on a device."""
+    """Times functions that run on a device."""
 
     def __init__(self, torch: Any, device: str, *, flush: bool, quick: bool) -> None:
         self._torch, self._gpu = torch, device != "cpu"
@@ -63,8 +63,8 @@ class Clock:
             self._scratch = torch.empty(_FLUSHED, dtype=torch.int8, device=device)
 
     def seconds(self, run: Callable[[], Any]) -> tuple[float, int]:
-        """The median time of a call, and how many were timed."""
-        run()  # what is made at the first call
+        """The median time of a call, and the number of timed calls."""
+        run()  # initialization at the first call
         once = _host_seconds(self._synchronized(run), 1)
         calls = max(2, min(self._calls, int(_LONGEST / once)))
         if not self._gpu:
@@ -159,7 +159,7 @@ class Kernels:
                     yield Case("matmul", dtype, (b, m, n, k), make)
 
     def _product(self, b: int, m: int, n: int, k: int, dtype: str) -> Callable[[], Any]:
-        """As in y = x w^T: both operands lie along k."""
+        """A product y = x w^T, whose operands are contiguous along k."""
         left, right = self._some(b, m, k, dtype=dtype), self._some(b, n, k, dtype=dtype)
         if b == 1:
             return functools.partial(self._torch.mm, left[0], right[0].t())
@@ -209,7 +209,7 @@ class Kernels:
         )
 
     def _rows(self) -> Iterator[Case]:
-        """Norms and softmax of rows, forward and backward; bytes as the ops of stagec touch."""
+        """Norms and softmax of rows, forward and backward; bytes are those of stagec's ops."""
         widths, counts = ((64,), (8,)) if self._quick else ((2048, 4096, 8192), (512, 4096, 32768))
         for width, count in product(widths, counts):
             size = 2 * width * count
@@ -266,7 +266,7 @@ class Kernels:
 
 
 def kernel_rows(torch: Any, device: str, clock: Clock, *, quick: bool) -> Iterator[tuple[Any, ...]]:
-    """The rows of the table; what a device does not compute is told and left out."""
+    """The rows of the table; kernels that a device does not support are reported and left out."""
     for case in Kernels(torch, device, quick=quick).cases():
         extents = "x".join(map(str, case.extents))
         try:
@@ -283,8 +283,8 @@ def kernel_rows(torch: Any, device: str, clock: Clock, *, quick: bool) -> Iterat
 
 
 def step_rows(torch: Any, device: str, *, quick: bool, fp8: bool) -> Iterator[tuple[Any, ...]]:
-    """A row for each step: its configuration, its median time, bytes held between steps, the most
-    that was allocated, and the most that the allocator had reserved."""
+    """A row for each step: its configuration, its median time, the bytes between steps, the peak of
+    allocated bytes, and that of reserved bytes."""
     gpu = device != "cpu"
     for step in steps(quick=quick, fp8=fp8):
         if gpu:
@@ -319,12 +319,12 @@ def _step_seconds(torch: Any, trainer: Trainer, gpu: bool) -> float:
 
 
 def device_name(torch: Any, device: str) -> str:
-    """The name of a device, as its driver tells it."""
+    """The name of a device, from its driver."""
     return torch.cuda.get_device_name() if device != "cpu" else platform.machine() or "cpu"
 
 
 def remarks(torch: Any, device: str, flush: bool) -> list[str]:
-    """What was measured, with what and when: the first lines of the table of kernels."""
+    """The first lines of the table of kernels: the device, the software and the date."""
     cuda = torch.version.cuda or torch.version.hip or "none"
     caches = "caches empty" if flush else "caches as the call before left them"
     return [
@@ -334,7 +334,7 @@ def remarks(torch: Any, device: str, flush: bool) -> list[str]:
 
 
 def write(path: Path, columns: tuple[str, ...], rows: Iterator[Any], first: list[str]) -> None:
-    """Write rows as they come, so that what was measured stays if the rest fails."""
+    """Write rows as they are measured, so that they remain if a later one fails."""
     with path.open("w", newline="", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in first)
         writer = csv.writer(file, lineterminator="\n")
@@ -347,7 +347,7 @@ def write(path: Path, columns: tuple[str, ...], rows: Iterator[Any], first: list
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Measure kernels and steps."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))

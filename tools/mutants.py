@@ -1,9 +1,9 @@
-"""Tries mutants: one line of the compiler is made wrong, in a copy, and the lit folder of its pass
-must notice. `make mutants` tries all of tools/mutants.txt.
+"""Tests mutants: one line of the compiler is changed in a copy, and the lit folder of its pass must
+fail. `make mutants` tests all of tools/mutants.txt.
 
-    python -m tools.mutants --generate 40 --seed 1     lines made wrong by chance
+    python -m tools.mutants --generate 40 --seed 1     random changes
 
-Of these (tools/mutations.py) some change nothing, and some crash, which counts as noticed."""
+Some of these (tools/mutations.py) have no effect, and some crash, which counts as detected."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from stagec.support.processors import processors
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tools" / "mutants.txt"
 LIT = Path("tests", "lit")
-#: What the compiler says when it fails by a fault of its own.
+#: The message of the compiler for internal errors.
 CRASH = "stagec: internal error"
-#: What a lit folder needs; the rooms that stand beside `stagec` are linked from it.
+#: The folders that a lit folder needs; the rooms outside `stagec` are linked from it.
 COPIED = ("stagec", "passes", "ir_spec", LIT)
 
 
@@ -71,7 +71,7 @@ def _mutant(block: Sequence[str]) -> Mutant:
 
 
 class Copy:
-    """A copy of the tree in which one file at a time is wrong."""
+    """A copy of the tree in which one file at a time is changed."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._changes = root, 0
@@ -84,7 +84,7 @@ class Copy:
             )
 
     def write(self, file: str, text: str) -> None:
-        """Change a file, to a time of its own: compiled files are told by size and time."""
+        """Change a file, with a new time, since compiled files are identified by size and time."""
         self._changes += 1
         path = self._root / file
         path.write_text(text)
@@ -119,7 +119,7 @@ class Copies:
 
     @contextmanager
     def one(self) -> Generator[Copy]:
-        """A copy that nobody else uses meanwhile."""
+        """A context with a copy that nobody else uses."""
         copy = self._free.get()
         try:
             yield copy
@@ -128,8 +128,8 @@ class Copies:
 
 
 def run(mutants: Sequence[Mutant], jobs: int, *, crashes: bool = False) -> int:
-    """Try mutants and tell of each; how many survive or do not fit, or how many folders fail as
-    they are. Those that crash are noticed with `crashes`."""
+    """Test mutants and print each result. Return the number that survive or do not apply, or the
+    number of folders that fail without a mutant. With `crashes`, a crash counts as detected."""
     with (
         tempfile.TemporaryDirectory(prefix="stagec-mutants-") as folder,
         ThreadPoolExecutor(jobs) as pool,
@@ -142,7 +142,7 @@ def run(mutants: Sequence[Mutant], jobs: int, *, crashes: bool = False) -> int:
 
 
 def _count(results: Iterable[tuple[bool, str]]) -> int:
-    """Print what there is to tell; how many things are wrong."""
+    """Print the results, and return the number of failures."""
     wrong = 0
     for well, line in results:
         wrong += not well
@@ -179,7 +179,7 @@ def _tried(copies: Copies, crashing: bool, mutant: Mutant) -> tuple[bool, str]:
 
 
 def main() -> int:
-    """Exit code 1 if a mutant survives or does not fit, or if a folder fails without one."""
+    """Return 1 if a mutant survives or does not apply, or if a folder fails without one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "-k", default="", metavar="TEXT", help="only mutants with TEXT in their line"

@@ -1,5 +1,5 @@
-"""Mutants that nobody wrote: comparisons turned round, conjuncts and attributes dropped, in passes
-and in `sharding`, each of which the lit folder of its pass should notice."""
+"""Generated mutants: reversed comparisons, dropped conjuncts and attributes, in passes and in
+`sharding`, each of which the lit folder of its pass should detect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_SHARDING = "propagate_sharding"
 
 
 def sampled(count: int, seed: int) -> list[Mutant]:
-    """So many of them, by chance, the same for the same seed."""
+    """A random sample of mutants, equal for equal seeds."""
     every = [mutant for path, folder in _files() for mutant in mutants_of(path, folder)]
     return Random(seed).sample(every, min(count, len(every)))
 
@@ -41,7 +41,7 @@ def _files() -> Iterator[tuple[Path, str]]:
 
 
 def mutants_of(path: Path, folder: str) -> Iterator[Mutant]:
-    """All of a file."""
+    """All mutants of a file."""
     text = path.read_text(encoding="utf-8")
     starts = [0]
     for line in text.splitlines(keepends=True):
@@ -63,7 +63,7 @@ def _short(text: str) -> str:
 
 
 def _changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    """Each expression that can be made wrong, and what would stand instead."""
+    """Each expression that can be changed, and its replacement."""
     for node in ast.walk(tree):
         match node:
             case ast.Compare(left, [op], [right]):

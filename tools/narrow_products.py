@@ -1,11 +1,11 @@
-"""Products of 8 and 4 bits in the tables of aiconfigurator-core, which hold quantization as well.
+"""Products of 8 and 4 bits in the tables of aiconfigurator-core, which include quantization.
 
 A framework quantizes the left operand of each product that it times (collect_gemm.py, and the
-linear layers that it calls). In 8 bits, trtllm looks for the largest element, quantizes, and
-converts the scale: the first two are in its tables as well, over the same grid, and are taken off;
-the third moves nothing and is a constant. What is left says nothing of the product where it is
-less than a quarter. In 4 bits no table has quantization: its kernel is modelled, with two
-constants, and judged together with the product.
+linear layers that it calls). In 8 bits, trtllm finds the largest element, quantizes, and converts
+the scale: the first two are in separate tables over the same grid, and are subtracted; the third
+moves nothing and is a constant. Rows whose remainder is less than a quarter are not used. In 4 bits
+no table has quantization: its kernel is modelled with two constants, and evaluated together with
+the product.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from stagec.time.fit.kernels import (
 )
 from stagec.time.measured.tables import Measured, Table, consensus
 
-#: Whose products of 8 bits are fitted: trtllm calls cuBLASLt, as training does; sglang and vllm
-#: take CUTLASS kernels.
+#: The framework whose products of 8 bits are fitted: trtllm calls cuBLASLt, as training does;
+#: sglang and vllm use CUTLASS kernels.
 EIGHT_BITS = "trtllm"
-#: Seconds of what quantizes, more than what is taken off, and the share of the bandwidth of
-#: quantization in 4 bits.
+#: The seconds of quantization in addition to the subtracted ones, and its share of the bandwidth in
+#: 4 bits.
 _QUANTIZING = {"quantizing": (0.0, 12e-6)}
 _QUANTIZED = {"quantized": (0.1, 1.0)}
 _WIDE = 2
@@ -48,7 +48,7 @@ Report = Callable[[Machine, Rows, Values, str], str]
 def fit_narrow(
     machine: Machine, tables: Sequence[Table], values: Values, split: Split, report: Report
 ) -> tuple[dict[str, float], list[str]]:
-    """The rates of types of fewer bits, all other constants of products as they are."""
+    """The rates of types of fewer bits, with all other constants of products fixed."""
     fits = {"f8e4m3": _fit_eight_bits, "f4e2m1": _fit_four_bits}
     rates: dict[str, float] = {}
     reports: list[str] = []
@@ -87,8 +87,8 @@ def _fit_eight_bits(
 def _measured_quantization(
     machine: Machine, tables: Sequence[Table]
 ) -> Callable[[Extents], Floats]:
-    """Seconds to find the scale and to apply it, as measured, or by the model outside of the
-    tables."""
+    """The seconds to compute the scale and to apply it, measured or, outside of the tables,
+    modelled."""
     known = Measured([t for t in tables if t.kind == "memory" and t.source == EIGHT_BITS])
 
     def seconds(extents: Extents) -> Floats:

@@ -37,7 +37,7 @@ def ran(notebook: Any) -> Any:
 
 
 def _outputs(text: str, names: dict[str, Any], number: int) -> list[dict[str, Any]]:
-    """What a cell prints, and the value of its last line."""
+    """The output of a cell, and the value of its last line."""
     body = ast.parse(text).body
     last = body.pop() if isinstance(body[-1], ast.Expr) else None
     printed = io.StringIO()

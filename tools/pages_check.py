@@ -1,9 +1,9 @@
-"""Looks at pages as people see them: pictures of each at three widths, light and dark, what the
-console says, how long it takes to open, and what axe-core finds.
+"""Checks pages in a browser: screenshots of each at three widths, light and dark, messages of the
+console, the time to open it, and the findings of axe-core.
 
 `python -m tools.pages_check AXE FOLDER PAGE.html ...` writes `FOLDER/PAGE-WIDTH-SCHEME.png`; AXE is
-`axe.min.js` of the npm package axe-core, or `-` to leave it out. Exit code 1 where a page says
-something on the console, or axe-core finds a serious fault. CHROMIUM names another browser.
+`axe.min.js` of the npm package axe-core, or `-` to leave it out. Exit code 1 if a page writes to
+the console, or axe-core finds a serious fault. CHROMIUM names another browser.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if (window.axe) {
 
 
 def look(page: Path, axe: Path | None, scheme: str, width: int) -> dict[str, Any]:
-    """What a page says: `problems` of its console, milliseconds until it was `opened`, and what
-    axe-core `found`: impact, rule, count, first place and why."""
+    """The results of a page: `problems` of its console, milliseconds until it was `opened`, and
+    the findings of axe-core in `found`: impact, rule, count, first place and reason."""
     text = page.read_text("utf-8").replace("</head>", _HEAD, 1)
     script = f"<script>{axe.read_text('utf-8')}</script>" if axe is not None else ""
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ def look(page: Path, axe: Path | None, scheme: str, width: int) -> dict[str, Any
 
 
 def main(axe: str, folder: str, *pages: str) -> int:
-    """Look at all pages."""
+    """Check all pages."""
     if not browser():
         print("no Chromium here: install it, or set CHROMIUM to its path", file=sys.stderr)
         return 1

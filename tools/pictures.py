@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/gallery.md: runs its commands, and takes screenshots of each page that
-they write with a Chromium without a window: as wide as a screen in light colors, `NAME.png`, and as
-narrow as a phone in dark ones, `NAME-phone.png`.
+"""Draws the pictures of docs/gallery.md: runs its commands, and takes screenshots of their pages
+with a headless Chromium: at the width of a screen in light colors, `NAME.png`, and at that of a
+phone in dark ones, `NAME-phone.png`.
 
 `python -m tools.pictures`; CHROMIUM names another browser.
 """
@@ -23,14 +23,14 @@ FOLDER = ROOT / "docs" / "pictures"
 #: Columns and rows of a picture; those of README's show the schedule and the streams.
 SIZE, SIZES = (1200, 760), {"time": (1400, 720), "search": (1200, 1100), "sweep": (1200, 1000)}
 PHONE = (360, 800)
-#: What Chromium's setting `preferredColorScheme` says.
+#: The values of Chromium's setting `preferredColorScheme`.
 SCHEMES = {"dark": 0, "light": 1}
 _COMMAND = re.compile(r"^\$ (stagec .* --html (\w+)\.html)", re.M)
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def main() -> int:
-    """Draw all of them. Exit code 1 without a browser."""
+    """Draw all pictures. Exit code 1 without a browser."""
     if not browser():
         print("no Chromium here: install it, or set CHROMIUM to its path", file=sys.stderr)
         return 1
@@ -62,7 +62,7 @@ def browser() -> str:
 
 
 def run(flags: Sequence[str]) -> bytes:
-    """What Chromium prints without a window."""
+    """The output of a headless Chromium."""
     command = [browser(), "--headless", "--no-sandbox", "--hide-scrollbars", "--disable-gpu"]
     ran = subprocess.run([*command, *flags], check=True, capture_output=True, timeout=300)
     return ran.stdout

@@ -1,8 +1,8 @@
-"""Shows whether a change of structure changes a result: what recorded commands give, before and
-after.
+"""Shows whether a change of structure changes a result, by comparing the results of recorded
+commands before and after.
 
 `python tools/same.py record DIR` runs the commands below with the installed `stagec` (`--stagec
-FILE` with another one) and keeps digests of all they write. `python tools/same.py compare BEFORE
+FILE` with another one) and stores digests of their output. `python tools/same.py compare BEFORE
 AFTER` prints a table, and fails if a digest differs.
 """
 
@@ -50,16 +50,16 @@ JOBS = {
     "lora": "llama3-8b --tp 2 --dp 2 --set L=2 --lora wq,wv",
 }
 _DECODE = "--serve decode --batch 32 --context 1024"
-#: Presets of training; those of serving are answered for the machine of the second list.
+#: Presets of training.
 _TRAINED = ("llama3-405b-8k", "llama3-405b-131k", "deepseek-v3", "megatron-gpt-1t")
 _SERVED = ("deepseek-v3-decode", "deepseek-v3-prefill", "llama3-405b-decode", "gemma-3-decode")
-#: Models of which each has blocks that no other one has.
+#: Models with different blocks.
 _FAMILIES = (
     *("bert-base", "clip-vit-large", "deepseek-v3.2", "dit-xl-2", "falcon-h1-0.5b", "flux.1-dev"),
     *("gpt-oss-20b", "jamba-v0.1", "llama3.2-11b-vision", "llama4-scout", "minimax-m1"),
     *("nemotron-h-56b", "qwen3-next-80b-a3b", "rwkv7-1.5b", "t5-base", "whisper-large-v3"),
 )
-#: Answers beside traces: JSON, or a page.
+#: Commands whose answers are JSON or a page.
 ANSWERS = {
     "validate": "validate --json",
     "analyze": "analyze deepseek-v3 --pp 16 --ep 64 --dp 128 --json",
@@ -97,10 +97,10 @@ ANSWERS = {
     **{name: f"time --preset {name} --machine h200 --json" for name in _SERVED},
     **{name: f"analyze {name} --dp 2 --json" for name in _FAMILIES},
 }
-#: What a manifest says of its making, which may change, and its checksum of itself.
+#: The entries of a manifest about its origin, which may change, and its checksum.
 _OF_MAKING = ("command", "format", "strategy", "versions", "checksum", "sha256")
 
-#: What a search says of its own time.
+#: The entries of a search about its own time.
 _OF_CLOCKS = ("seconds", "bound_seconds")
 
 

@@ -1,13 +1,13 @@
-"""Servers that `stagec search --serve server` picks beside those of aiconfigurator.
+"""The comparison of servers that `stagec search --serve server` picks with those of aiconfigurator.
 
-`tools/server_questions.csv` has questions, what aiconfigurator 0.12.0 (Apache-2.0, PyPI) answers
-with its tables of vLLM 0.24, and what the search answers. `python -m tools.server_questions` prints
-the table of docs/server-search.md; `ask` asks the search again, `record --with FILE` the
-`aiconfigurator` that is installed there; `estimate --with FILE` has it estimate the servers that
-the search picked. Names of questions restrict each of them. `measured --with FILE` compares what
-both predict between tokens with measured servers of vLLM, on machines that are named.
+`tools/server_questions.csv` has questions, the answers of aiconfigurator 0.12.0 (Apache-2.0, PyPI)
+with its tables of vLLM 0.24, and those of the search. `python -m tools.server_questions` prints the
+table of docs/server-search.md; `ask` runs the search again, `record --with FILE` the
+`aiconfigurator` that is installed there; `estimate --with FILE` lets it estimate the servers that
+the search picked. Names of questions restrict each of them. `measured --with FILE` compares the
+times between tokens of both with measured servers of vLLM on the given machines.
 
-Throughputs are tokens that come out a second and rank, seconds those of one processor.
+Throughputs are output tokens per second and rank; seconds are those of one processor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stagec.validation.measured_servers import MeasuredServer, measured_servers
 
 FILE = Path(__file__).with_name("server_questions.csv")
 Row = dict[str, str]
-#: Columns of a question, and those of an answer, behind `their_` or `our_`.
+#: The columns of a question, and those of an answer after `their_` or `our_`.
 QUESTION = (
     *("name", "their_model", "model", "sizes", "weight_dtype", "their_system", "machine"),
     *("ranks", "prompt", "output", "ttft_ms", "tpot_ms"),
@@ -45,12 +45,12 @@ HEADS = (
     *("as it estimates ours", "by its tables alone"),
     *("gain of disaggregation, its and ours", "CPU-s, its and ours"),
 )
-#: What it multiplies the rates of pools with that prefill and that decode (its
+#: The factors by which aiconfigurator multiplies the rates of prefill and decode pools (its
 #: `rate_match_prefill_degradation` and `rate_match_decode_degradation`).
 PREFILL_FACTOR, DECODE_FACTOR = 0.9, 0.92
-#: What aiconfigurator estimates for the server that the search picked.
+#: The columns of aiconfigurator's estimate for the server that the search picked.
 ESTIMATE = ("estimated", "estimated_tpot_ms")
-#: Its names of the products of weights, with one scale for activations, and of blocks of 16.
+#: Its names of quantized products, with one scale for activations, and with blocks of 16.
 _PRODUCTS = {"fp8": "fp8_static", "nvfp4": "nvfp4"}
 
 
@@ -139,7 +139,8 @@ def answer(data: Mapping[str, Any], seconds: float) -> Row:
 
 
 def _short(strategy: str) -> str:
-    """Flags without those of the question, as the other tool names layouts."""
+    """The flags without those of the question, in the form in which the other tool names
+    layouts."""
     plain = re.sub(r"--weight-dtype \w+", "", strategy).replace("one rank", "")
     return re.sub(r"--| ", "", plain) or "tp1"
 
@@ -155,7 +156,7 @@ def _number(value: float | None) -> str:
 
 
 def about(row: Row) -> list[str]:
-    """What aiconfigurator is asked in any case."""
+    """The common arguments of aiconfigurator."""
     return [
         *("--model-path", row["their_model"], "--system", row["their_system"]),
         *("--backend", "vllm", "--isl", row["prompt"], "--osl", row["output"]),
@@ -172,7 +173,8 @@ def recorded(row: Row, tool: str) -> Row:
 
 
 def pick(folder: Path, ranks: int, seconds: float) -> Row:
-    """Columns of an answer for so many ranks that it saved in a folder."""
+    """The columns of an answer for this number of ranks, from the files that it saved in a
+    folder."""
     best: dict[str, Row] = {}
     for path in folder.rglob("best_config_topn.csv"):
         with path.open(encoding="utf-8", newline="") as stream:
@@ -232,8 +234,8 @@ def _figure(text: str, name: str) -> str:
 
 
 def _layout(row: Row, pool: Sequence[Any]) -> tuple[dict[str, int], int, int]:
-    """The sizes of a worker as aiconfigurator has them, the groups that have sequences of their
-    own, and the ranks."""
+    """The sizes of a worker in the form of aiconfigurator, the number of groups with separate
+    sequences, and the ranks."""
     words = iter(shlex.split(str(pool[0])) if pool[0] != "one rank" else [])
     flags: dict[str, Any] = {}
     name = ""
@@ -259,8 +261,8 @@ def _sized(prefix: str, sizes: Mapping[str, int]) -> list[str]:
 
 
 def compared(tool: str, machines: Sequence[str]) -> Iterator[str]:
-    """By device the median errors, signed and not, of the times between tokens of measured servers
-    of Llama 70B that both predict."""
+    """The median signed and absolute errors by device of the times between tokens of measured
+    servers of Llama 70B that both predict."""
     errors: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for server in measured_servers("engines"):
         if machines and server.machine not in machines:
@@ -279,8 +281,8 @@ def compared(tool: str, machines: Sequence[str]) -> Iterator[str]:
 
 
 def between_tokens(server: MeasuredServer, tool: str) -> float | None:
-    """The seconds between tokens that it estimates of a measured server of Llama 70B; None if it
-    says that there is no room."""
+    """The estimated seconds between tokens of a measured server of Llama 70B; None if it does not
+    fit according to aiconfigurator."""
     flags, system = server.flags, server.machine.partition("-")[0] + "_sxm"
     words = [tool, "cli", "estimate", "--estimate-mode", "agg", "--backend", "vllm"]
     words += ["--model-path", "meta-llama/Meta-Llama-3.1-70B", "--system", system]
@@ -320,9 +322,9 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _ours_alone(row: Row) -> float:
-    """Tokens per second and rank of our pick by its tables, without its factors. Of two pools it
+    """Tokens per second and rank of our pick by its tables, without its factors. For two pools it
     estimates min(0.9 p, 0.92 d) from rates p and d, and d follows from the time between tokens; so
-    min(p, d) is the lesser one of d and of its estimate over 0.9."""
+    min(p, d) is the smaller one of d and its estimate over 0.9."""
     estimated, flags = float(row["estimated"]), json.loads(row["our_flags"])
     if flags["prefill"] is None:
         return estimated
@@ -333,7 +335,7 @@ def _ours_alone(row: Row) -> float:
 
 
 def _theirs_alone(row: Row) -> float:
-    """That of its own pick, at most."""
+    """An upper bound of the same for its own pick."""
     factor = PREFILL_FACTOR if row["their_mode"] == "disaggregated" else 1.0
     return float(row["their_per_rank"]) / factor
 

@@ -1,6 +1,5 @@
-"""Hooks of mkdocs for `make site`: pages that stand outside docs/ become pages of the site, other
-files that pages link to are copied as text, and headings have the anchors that a forge gives them.
-"""
+"""Hooks of mkdocs for `make site`: pages outside docs/ become pages of the site, other linked files
+are copied as text, and headings have the anchors of GitHub."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from mkdocs.structure.pages import Page
 from tools.markup import MARK, ROOT, anchor
 
 DOCS = ROOT / "docs"
-#: A page outside docs/ -> what the site calls it.
+#: A page outside docs/ -> its name on the site.
 OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -26,7 +25,7 @@ OUTSIDE = {
 }
 _SOURCES = {site: ROOT / path for path, site in OUTSIDE.items()}
 _CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.M)
-#: Code in a row of a table, where Python-Markdown takes a bar as it is and keeps a backslash.
+#: Code in a row of a table, in which Python-Markdown keeps the backslash of an escaped bar.
 _CELL_CODE = re.compile(r"`[^`\n]*\\\|[^`\n]*`")
 #: Code within a line, and a flag in it.
 _INLINE, _FLAG = re.compile(r"<code>[^<]*</code>"), re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -34,12 +33,12 @@ _LINK = re.compile(r"(\[[^\]]*\])\(([^)\s]+)\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Anchors of headings as in the pages' own links; folders with an index as a section each; a
-    choice of versions where mike builds the site."""
+    """Set the anchors of headings to those of links, a section for each folder with an index, and a
+    choice of versions if mike builds the site."""
     settings: Any = config
     settings.mdx_configs.setdefault("toc", {})["slugify"] = _slug
     settings.nav = _with_folders(settings.nav)
-    if "mike" in config.plugins:  # it builds one of several versions: pages can choose another one
+    if "mike" in config.plugins:  # it builds one of several versions
         settings.extra["version"] = {"provider": "mike"}
     return config
 
@@ -62,7 +61,7 @@ def _with_folders(nav: Any) -> Any:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what pages link to outside docs/."""
+    """Add the linked files outside docs/."""
     for site, source in _SOURCES.items():
         files.append(File.generated(config, site, content=source.read_text(encoding="utf-8")))
     pages = [file.src_uri for file in files if file.is_documentation_page()]
@@ -75,7 +74,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """The links of a page as links of the site; one to a folder is left out."""
+    """Convert the links of a page to links of the site; links to folders are removed."""
     source = _source(page.file.src_uri)
     here = PurePosixPath(page.file.src_uri).parent
 
@@ -97,7 +96,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Lines do not end within a flag."""
+    """Prevent line breaks within flags."""
     return _INLINE.sub(lambda code: _FLAG.sub(r'<span class="flag">\g<0></span>', code[0]), html)
 
 
@@ -107,7 +106,7 @@ def _source(uri: str) -> Path:
 
 
 def _site(path: Path) -> str:
-    """What the site calls a file."""
+    """The name of a file on the site."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     name = path.relative_to(ROOT).as_posix()

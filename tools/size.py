@@ -1,9 +1,9 @@
-"""How large the product is, room by room, and what each room may have (`[tool.stagec.size]`).
+"""The size of the product by room, and the budget of each room (`[tool.stagec.size]`).
 
     python -m tools.size            a table: lines and tokens of each room, and its budget
     python -m tools.size --check    fails if a room is above its budget, or has none
 
-Counted as tinygrad's sz.py counts: lines that have a token of the language, without docstrings,
+Lines are counted as in tinygrad's sz.py: those with a token of the language, without docstrings,
 comments and blank lines. Generated files do not count.
 """
 
@@ -19,14 +19,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Folders of the product; those beside `stagec` are packages in it (`package-dir`).
+#: The folders of the product; those outside `stagec` are packages in it (`package-dir`).
 _PLACES = {"stagec": ROOT / "stagec", "ir_spec": ROOT / "ir_spec", "passes": ROOT / "passes"}
 _LAYOUT = (token.COMMENT, token.NL, token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER)
 _GENERATED = ("_pb2.py", "signature.py")
 
 
 def main(argv: list[str]) -> int:
-    """Print the table, or check the budgets; the exit code."""
+    """Print the table, or check the budgets, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="fail if a room is above its budget")
     check = parser.parse_args(argv).check
@@ -77,13 +77,13 @@ def files() -> Iterator[tuple[str, Path]]:
 
 
 def read_budgets(pyproject: Path) -> dict[str, int]:
-    """The lines that each room may have."""
+    """The budget of each room in lines."""
     budgets: dict[str, int] = tomllib.loads(pyproject.read_text())["tool"]["stagec"]["size"]
     return budgets
 
 
 def over_budget(sizes: Mapping[str, tuple[int, int]], budgets: Mapping[str, int]) -> Iterator[str]:
-    """What is wrong: a sentence for each room above its budget, without one, or not there."""
+    """A sentence for each room that exceeds its budget, has none, or does not exist."""
     for room, (lines, _) in sizes.items():
         if room not in budgets:
             yield f"{room} has {lines} lines and no budget in [tool.stagec.size]"

@@ -1,10 +1,10 @@
-"""Time the steps of `validation/transformers-h200` on the GPU at hand: `python -m tools.torch_steps
+"""Time the steps of `validation/transformers-h200` on the local GPU: `python -m tools.torch_steps
 --out FILE`.
 
-Needs PyTorch, transformers and peft, and nothing else of this project. Each step is what Trainer
-runs: forward with labels, backward, the norm of the gradients clipped, fused AdamW. FILE is JSON
-and has of each row its seconds, those of its parts, bytes of the allocator, and the GPU's time by
-kind of kernel. `--device cpu --quick` tries it where there is no GPU, with small models.
+Needs PyTorch, transformers and peft, and nothing else of this project. Each step is that of
+Trainer: forward with labels, backward, gradient clipping, fused AdamW. FILE is JSON and has the
+seconds of each row and of its parts, bytes of the allocator, and the GPU's time by kind of kernel.
+`--device cpu --quick` tests it without a GPU, with small models.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS = {
     "copies": ("Memcpy", "Memset", "copy_kernel", "CatArray", "FillFunctor"),
     "elementwise": ("elementwise", "triton_"),
 }
-#: Steps that are timed, behind two others.
+#: The number of timed steps, after two others.
 _STEPS = 5
 
 
@@ -90,7 +90,7 @@ class Run:
 
 
 def _small(sizes: dict[str, Any]) -> dict[str, Any]:
-    """The same architecture in a size for a CPU."""
+    """The sizes of a model with the same architecture for a CPU."""
     few = {"num_hidden_layers": 2, "n_layer": 2, "vocab_size": 512, "n_embd": 200}
     narrow = {"intermediate_size", "ffn_dim", "moe_intermediate_size"}
     made = {name: few.get(name, value) for name, value in sizes.items()}
@@ -98,7 +98,7 @@ def _small(sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _timed(run: Run) -> dict[str, Any]:
-    """Seconds of steps that follow each other, and the most bytes of them."""
+    """The seconds of consecutive steps, and their peak of bytes."""
     for _ in range(2):
         run.step()
     torch.cuda.synchronize()
@@ -118,7 +118,8 @@ def _timed(run: Run) -> dict[str, Any]:
 
 
 def _parts(run: Run) -> dict[str, float]:
-    """Seconds of forward, backward and the update, each waited for, and bytes between them."""
+    """The seconds of forward, backward and the update, each synchronized, and bytes between
+    them."""
     made: dict[str, float] = {"before": torch.cuda.memory_allocated()}
 
     def timed(name: str, call: Callable[[], Any]) -> Any:
@@ -138,7 +139,7 @@ def _parts(run: Run) -> dict[str, float]:
 
 
 def _kernels(run: Run) -> dict[str, Any]:
-    """The GPU's time of a step by kind of kernel, and the kernels that take most of it."""
+    """The GPU's time of a step by kind of kernel, and its longest kernels."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         run.step()
         torch.cuda.synchronize()
@@ -185,7 +186,7 @@ def main() -> int:
     for row in rows:
         try:
             steps[row["row"]] = _record(row, args.device, quick=args.quick)
-        except Exception as error:  # what one model cannot do stops no other
+        except Exception as error:  # a failure of one model does not stop the others
             steps[row["row"]] = {"error": f"{type(error).__name__}: {error}"[:400]}
         done = steps[row["row"]]
         print(f"{row['row']}: {done.get('seconds', done.get('error'))}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Looks for words that have a standard term, in pages and in the strings of the code: docstrings,
-help, messages. `[tool.stagec.words]` in pyproject.toml says which, and what to write instead. Its
-`labels` are about whole strings, such as heads of tables, and about units behind a value. Sentences
-of a page have fewer words on average than `sentence`.
+"""Finds words that have a standard term, in pages and in the strings of the code: docstrings, help,
+messages. `[tool.stagec.words]` in pyproject.toml lists them with their replacements. Its `labels`
+apply to whole strings, such as heads of tables, and to units after a value. Sentences of a page
+must have fewer words on average than `sentence`.
 
 `python -m tools.words` prints `FILE:LINE: WORD: write ...` and exits with 1 if there are any.
 """
@@ -31,7 +31,7 @@ _SOURCES = ("stagec/**/*.py", "passes/**/*.py", "ir_spec/**/*.py")
 
 @dataclass(frozen=True)
 class WordFinding:
-    """A word of a file, and what to write instead."""
+    """A word of a file, and its replacement."""
 
     path: Path
     line: int
@@ -43,7 +43,7 @@ class WordFinding:
 
 
 def files() -> list[Path]:
-    """The files that are looked at, in order."""
+    """The checked files, in order."""
     known = {path for pattern in (*_PAGES, *_SOURCES) for path in ROOT.glob(pattern)}
     return sorted(path for path in known if not path.stem.endswith("_pb2"))
 
@@ -56,8 +56,8 @@ def prose(path: Path, text: str) -> str:
 
 
 def _strings(text: str) -> str:
-    """The strings of Python code that have a space, without what they quote as code. A string over
-    several lines begins on its own, whatever it is concatenated with."""
+    """The strings of Python code that have a space, without quoted code. A string of several lines
+    is separate, even if it is concatenated with others."""
     lines = [""] * (text.count("\n") + 2)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
@@ -76,7 +76,7 @@ def findings(path: Path, text: str, words: Mapping[str, str]) -> Iterator[WordFi
 
 
 def label_findings(path: Path, text: str, labels: Mapping[str, str]) -> Iterator[WordFinding]:
-    """The labels of Python code that have a standard form: whole strings, and units behind a value
+    """The labels of Python code that have a standard form: whole strings, and units after a value
     of an f-string."""
     for line, label in _labels(text):
         for pattern, instead in labels.items():
@@ -97,8 +97,8 @@ def _labels(text: str) -> Iterator[tuple[int, str]]:
 
 
 def mean_sentence(text: str) -> float:
-    """The words of a sentence of a page on average, tables and headings left out; 0 of a page of
-    less than ten sentences. Quoted code is a word."""
+    """The mean number of words of the sentences of a page, without tables and headings; 0 for a
+    page of fewer than ten sentences. Quoted code is a word."""
     shown = re.sub(r"`[^`\n]*`", "x", re.sub(r"\]\([^)\n]*\)", "]", _BLOCK.sub("", text)))
     paragraphs = _PARAGRAPH.split(_NO_SENTENCE.sub("", shown))
     counts = [len(s.split()) for p in paragraphs for s in _END.split(p.strip())]
@@ -107,7 +107,7 @@ def mean_sentence(text: str) -> float:
 
 
 def main() -> int:
-    """Look at all files."""
+    """Check all files."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     table = config["tool"]["stagec"]["words"]
     problems = list[object]()

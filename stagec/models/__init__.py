@@ -11,31 +11,31 @@ from importlib.resources import files
 
 from stagec.support.source import FileLoc, Loc
 
-#: What the names of the library's texts begin with.
+#: The prefix of the names of texts of the library.
 LIBRARY = "<library>/"
 
 
 def is_shipped(loc: Loc) -> bool:
-    """Whether a place is in a text of the library, as defaults of stacks are."""
+    """Whether a place is in a text of the library, such as a default of a stack."""
     return isinstance(loc, FileLoc) and loc.file.startswith(LIBRARY)
 
 
 def library_text(path: str) -> str:
-    """A text of the library, by its path in there. Raises `OSError`."""
+    """A text of the library, by its path within it. Raises `OSError`."""
     return files("stagec.models").joinpath(path).read_text(encoding="utf-8")
 
 
 def blocks() -> tuple[str, ...]:
-    """The paths of all texts of blocks, as an import states them."""
+    """The paths of all texts of blocks, in the form of imports."""
     entries = files("stagec.models").joinpath("blocks").iterdir()
     return tuple(sorted(f"blocks/{f.name}" for f in entries if f.name.endswith(".stg")))
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryModel:
-    """A model of the library: the name of its text, or of a configuration from which the text is
-    written (`stagec.importers.library`), the values of its symbols, and the positions that it was
-    trained for, None where the text says them."""
+    """A model of the library: the name of its text, or of a configuration that is imported
+    (`stagec.importers.library`), the values of its symbols, and its positions, None if the text
+    states them."""
 
     name: str
     title: str
@@ -45,14 +45,14 @@ class LibraryModel:
 
     @property
     def is_configuration(self) -> bool:
-        """Whether the text is written from a configuration."""
+        """Whether the text is imported from a configuration."""
         return self.text_name.endswith(".json")
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A published run: a model of the library, sizes, and the text of a mesh and a strategy; of a
-    server the options of its step too, by their names on the command line."""
+    """A published run: a model of the library, sizes, and the text of a mesh and a strategy; for a
+    server also the options of its step, by their names on the command line."""
 
     name: str
     title: str
@@ -79,8 +79,8 @@ def presets() -> Mapping[str, Preset]:
 
 @cache
 def stacks() -> tuple[str, ...]:
-    """The names of the stacks that are shipped, each with a text `stacks/NAME.stg`; NAME@VERSION is
-    an earlier release of NAME."""
+    """The names of the included stacks, each with a text `stacks/NAME.stg`; NAME@VERSION is an
+    earlier release of NAME."""
     entries = files("stagec.models").joinpath("stacks").iterdir()
     return tuple(sorted(f.name[:-4] for f in entries if f.name.endswith(".stg")))
 
