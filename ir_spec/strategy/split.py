@@ -111,8 +111,8 @@ class SplitOp(Statement):
         """Heads, width and vocabulary over all of it; KV heads over the part that they suffice
         for, experts over the ranks that have the same ones."""
         over = request.over(*TENSOR_AXES)
-        whole = (EXPERT_WIDTH,) if whole_experts(request.__getitem__) else ()
-        whole += (SHARED_WIDTH,) if request["whole_shared_experts"] else ()
+        whole = [EXPERT_WIDTH] if whole_experts(request.__getitem__) else []
+        whole += [SHARED_WIDTH] if request["whole_shared_experts"] else []
         dims = [n for n in TENSOR_PARALLEL if n in request.sizes and n not in whole]
         if REPLICAS in request.axes and "G" in dims:
             dims.remove("G")
