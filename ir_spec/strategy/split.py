@@ -111,8 +111,8 @@ class SplitOp(Statement):
         """Heads, widths and vocabulary are split over all of tensor parallelism, KV heads over as
         many ranks as there are heads, experts over the ranks with the same experts."""
         over = request.over(*TENSOR_AXES)
-        whole: tuple[str, ...] = (EXPERT_WIDTH,) if whole_experts(request.__getitem__) else ()
-        whole += (SHARED_WIDTH,) if request["whole_shared_experts"] else ()
+        whole = [EXPERT_WIDTH] if whole_experts(request.__getitem__) else []
+        whole += [SHARED_WIDTH] if request["whole_shared_experts"] else []
         dims = [n for n in TENSOR_PARALLEL if n in request.sizes and n not in whole]
         if REPLICAS in request.axes and "G" in dims:
             dims.remove("G")
