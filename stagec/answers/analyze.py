@@ -37,9 +37,9 @@ class JobAnalysis(Report):
     command: str = ""
 
     @property
-    def ranks(self) -> int:
-        """The ranks of the job."""
-        return int(self.data["ranks"])
+    def ranks(self) -> Any:
+        """The ranks of the job; an expression if it is symbolic."""
+        return self.data["ranks"]
 
     @property
     def mesh(self) -> Mapping[str, int]:

@@ -139,7 +139,9 @@ def test_a_random_configuration_compiles_and_checks(model_type: str, data: st.Da
         path.write_text(json.dumps(config))
         words = [str(word) for pair in options.items() for word in pair]
         microbatches = 2 if int(str(options["--pp"])) > 1 else 1
-        more = ["--microbatches", str(microbatches), "--set", "B=8,S=32", "-o", str(out)]
+        symbols = import_model(Source("config.json", json.dumps(config)), BUILT_IN).symbols
+        sizes = "B=8,S=32" if "S" in symbols else "B=8"
+        more = ["--microbatches", str(microbatches), "--set", sizes, "-o", str(out)]
         made = stagec("compile", str(path), *words, *more)
         assert made.code == 0, made.err
         assert stagec("check", str(out)).code == 0

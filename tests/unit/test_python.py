@@ -18,6 +18,7 @@ import pytest
 
 import stagec
 from stagec.answers import questions
+from stagec.answers.analyze import JobAnalysis
 from stagec.answers.questions import JobQuestion
 from stagec.driver import cli
 from stagec.jobs.request.option import CommandOption, Whole
@@ -90,9 +91,10 @@ def test_analysis_and_memory(flags: dict[str, Any], words: tuple[str, ...]) -> N
 
 @LONG
 def test_an_analysis_in_symbols_and_one_of_a_machine() -> None:
-    assert plain(made(tp=2).analyze(symbolic=True)) == printed(
-        "analyze", *WORDS, "--tp", "2", "--symbolic"
-    )
+    symbolic = made(tp=2).analyze(symbolic=True)
+    assert plain(symbolic) == printed("analyze", *WORDS, "--tp", "2", "--symbolic")
+    assert isinstance(symbolic, JobAnalysis)
+    assert symbolic.ranks == "tp"
     actual = made(**DECODE).analyze(machine=MACHINE, limit="h100")
     words = (*DECODE_WORDS, "--machine", MACHINE, "--limit", "h100")
     assert plain(actual) == printed("analyze", *words_of(tuple(words)))

@@ -120,6 +120,8 @@ def read_mpnet(config: Config) -> ModelText:
 def _bert(config: Config, kind: Words) -> ModelText:
     before, types = kind.before, kind.types
     text, longest = begin(config, kind.title, 512 + before)
+    if longest <= before:
+        raise config.refuse("max_position_embeddings", f"leaves no position beside {before}")
     text.replace("S", min(longest - before, 4096), "tokens of a sequence")
     read_size(config, text, "D", "hidden_size", "dim", default=768)
     heads = "n_heads" if config.has("n_heads") else "num_attention_heads"
