@@ -1,4 +1,4 @@
-"""Fit what is left of a device's constants on measured steps: `python -m tools.fit_steps h100-sxm`.
+"""Fit what is left of a device's constants on measured steps: `python -m tools.fit_steps b200`.
 
 Kernels and collectives are fitted on tables of their own (`fit_machines.py`, `fit_network.py`);
 whole steps tell what such tables cannot: what is left of the speed of products in a step, how fast
@@ -34,7 +34,6 @@ ATTENTION = "efficiency.attention.rate.bf16"
 #: The constants of a device with their bounds; they are fitted on the sources of its steps.
 DEVICES: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
     "a100-80g": {PRODUCTS: (0.5, 1.0)},
-    "h100-sxm": {PRODUCTS: (0.5, 1.0)},
     "h100-p5": {PRODUCTS: (0.5, 1.0)},
     "h100-500w": {PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)},
     "b200": {PRODUCTS: (0.4, 1.0)},
@@ -42,7 +41,6 @@ DEVICES: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
 #: Devices without steps of their own, and those of the same processors.
 ALIKE: Final[Mapping[str, Sequence[str]]] = {
     "a100-80g": ("a100-40g",),
-    "h100-sxm": ("h200", "h800"),
     "b200": ("b300", "gb200-nvl72", "gb300-nvl72"),
 }
 #: A source of many rows counts as one of so many.

@@ -1,5 +1,5 @@
-"""Counts of a lowered module: expressions per rank and step, from each op once, whatever the
-repetition."""
+"""Counts of a lowered module: expressions per rank and step. Each op is visited once, however often
+it is repeated."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from stagec.support.diagnostics import error
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
 MEMORY = ("parameters", "gradients", "optimizer", CACHES, "stash", "transient", "peak", "host")
-#: An attribute of an op, as a size.
+#: A function that reads a size from an attribute of an op.
 Size: TypeAlias = Callable[[Operation, str], Expr]
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveKey:
-    """Calls that are counted together."""
+    """The key of collectives that are counted together."""
 
     op: str
     over: GroupAxes
@@ -40,27 +40,27 @@ class CollectiveKey:
 
 
 def group_size(group: GroupAxes) -> Expr:
-    """How many ranks a collective joins."""
+    """The number of ranks of a collective."""
     return const(2) if group.mirrored else axis_size(group.axes)
 
 
 @dataclass(slots=True)
 class CollectiveCount:
-    """How often, and bytes of the full buffer over all calls."""
+    """The number of calls, and the bytes of the full buffer over all calls."""
 
     count: Expr = ZERO
     bytes: Expr = ZERO
 
     def wire(self, key: CollectiveKey) -> Expr:
-        """Bytes that a ring sends per rank."""
+        """The bytes that a rank sends on a ring."""
         n = group_size(key.over)
         return self.bytes * (n - 1) * ring_rounds(key.op) / n
 
 
 @dataclass(frozen=True, slots=True)
 class MessageKey:
-    """Messages that are counted together; `peer` is the coordinate of the other end along `over`,
-    minus the rank's own."""
+    """The key of messages that are counted together; `peer` is the coordinate of the other end
+    along `over`, relative to that of the rank."""
 
     dir: str
     over: str
@@ -69,13 +69,13 @@ class MessageKey:
     dtype: str
 
 
-#: What is added up: the name of a table, its key, and the terms.
+#: The terms of each sum, by the name of a table and the key in it.
 _Terms: TypeAlias = dict[tuple[str, "str | CollectiveKey | MessageKey"], list[Expr]]
 
 
 @dataclass(slots=True)
 class Counts:
-    """Everything that is counted of one rank class."""
+    """All counts of a rank class."""
 
     ranks: Expr
     parameters: Expr
@@ -108,7 +108,7 @@ def lowered_graphs(module: Module) -> list[Operation]:
 
 
 def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -> Counts:
-    """Count a graph: what one rank does that runs it; `size` reads the attributes of its ops."""
+    """The counts of a rank that runs a graph; `size` reads the attributes of its ops."""
     counts = Counts(
         graph.expr("ranks"), graph.expr("parameters") if "parameters" in graph.attrs else ZERO
     )
@@ -130,7 +130,8 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
 
 
 def _sum_up(counts: Counts, terms: _Terms) -> None:
-    """Each sum is made at once: to add its terms one by one takes long."""
+    """Compute all sums. Each is built from all its terms at once, since adding them one by one is
+    slow."""
     sums = {where: total(values) for where, values in terms.items()}
     counts.computations = sums.pop(("computations", ""), ZERO)
     for (table, key), value in sums.items():
@@ -144,7 +145,7 @@ def _sum_up(counts: Counts, terms: _Terms) -> None:
 
 
 def copied(module: Module, func: Operation) -> Expr:
-    """Bytes that a rank which runs a function copies between device and host in a step."""
+    """The bytes that a rank copies between device and host in a step of a function."""
     return total(
         op.definition.bytes_touched(op) * times
         for op, times in weighted(module, func, func.body, ONE)
@@ -153,7 +154,7 @@ def copied(module: Module, func: Operation) -> Expr:
 
 
 def ring_bytes(size: int, members: int, op: str) -> int:
-    """Bytes sent per rank on a ring, rounded up to a whole byte where a buffer does not divide."""
+    """The bytes that a rank sends on a ring, rounded up to a whole byte."""
     steps = ring_rounds(op) * (members - 1)
     return -(-size * steps // members)
 
@@ -161,13 +162,13 @@ def ring_bytes(size: int, members: int, op: str) -> int:
 def weighted(
     module: Module, graph: Operation, region: Region, times: Expr
 ) -> Iterator[tuple[Operation, Expr]]:
-    """Every op with the number of times that it runs."""
+    """Every op with the number of its executions."""
     for op in region.ops:
         if op.region is None:
             yield op, times * _share(op)
             continue
         inner = times * op.expr("count") if "count" in op.attrs else times
-        if "schedule" in op.attrs:  # each copy of the model sees its part of the microbatches
+        if "schedule" in op.attrs:  # each copy of the model runs its part of the microbatches
             placement = placement_of(module, graph)
             inner = inner / (placement.copies if placement is not None else 1)
         yield from weighted(module, graph, op.region, inner)
@@ -205,7 +206,7 @@ def _count_message(terms: _Terms, op: Operation, times: Expr, size: Size) -> Non
 
 
 def _share(op: Operation) -> Expr:
-    """The part of the iterations around an op that run it."""
+    """The share of the iterations of the enclosing repeat that run an op."""
     owner = op.parent_op
     if owner is None:
         return ONE

@@ -1,4 +1,4 @@
-"""A job in many sizes: compiled once for all that decide alike, evaluated for each."""
+"""A job in many sizes: compiled once for all sizes with the same decisions, evaluated for each."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ F = TypeVar("F")
 
 
 class _Watch(Hooks):
-    """Watches what passes read, and looks at the FLOPs of the model and at the plan of memory, if
-    one is made, before they are lowered away."""
+    """Records the queries of passes, and extracts the FLOPs of the model and the memory plan, if
+    there is one, before they are lowered."""
 
     def __init__(self) -> None:
         self.decisions = Queries()
@@ -54,7 +54,7 @@ class _Watch(Hooks):
 
 
 class _TextVerification(Verification):
-    """Verifies what the text states: before the first pass, and once its values have types."""
+    """Verifies the module of the text: before the first pass, and when its values have types."""
 
     _typed = False
 
@@ -65,52 +65,52 @@ class _TextVerification(Verification):
             super().after_pass(pass_, module)
 
 
-#: Programs that are kept of one compile: they hold the nodes of all classes.
+#: The number of cached programs of a compile, each of which has the nodes of all classes.
 _MOST_ISSUED = 4
 
 
 class Compiles:
-    """What was compiled of one job in many sizes and degrees.
+    """The compiles of one job in many sizes and degrees.
 
-    What a compile looked at is noted: values with which all would have been seen alike are put into
-    what was compiled already, for others it is compiled again. So figures are those of a compile of
-    their own, whatever the values.
+    A compile records its queries. Values for which all queries have the same answers reuse the
+    compile; for others the job is compiled again. So figures equal those of a separate compile,
+    whatever the values.
     """
 
     def __init__(self) -> None:
-        self._made: list[Compiled] = []
+        self._compiles: list[Compiled] = []
 
     def find(
         self, values: Mapping[str, int], compiled: Callable[[], Compiled], *, figures: bool = False
     ) -> Compiled:
-        """What was compiled for these values of all symbols and axes, with `figures` such that has
-        them; `compiled` compiles the job with them. Raises `DiagnosticError`."""
-        match = next((c for c in self._made if c.decisions.same(values)), None)
+        """The compile that is valid for these values of all symbols and axes, with `figures` one
+        that has figures; `compiled` compiles the job with the values. Raises `DiagnosticError`."""
+        match = next((c for c in self._compiles if c.decisions.same(values)), None)
         if match is not None:
-            self._made.remove(match)
+            self._compiles.remove(match)
         if match is None or (figures and not match.has_figures(values)):
             match = compiled()
-        self._made.insert(0, match)  # the next job is likely to be like this one
+        self._compiles.insert(0, match)  # the next job is likely to be similar
         return match
 
     def __len__(self) -> int:
-        """How many compiles there were."""
-        return len(self._made)
+        """The number of compiles."""
+        return len(self._compiles)
 
     @property
     def nodes(self) -> int:
-        """How many nodes the kept programs have: most of the memory goes by them."""
-        return sum(each.nodes for each in self._made)
+        """The number of nodes of the cached programs, which dominate the memory."""
+        return sum(each.nodes for each in self._compiles)
 
     def forget(self) -> None:
-        """Keep of what was compiled what evaluations need."""
-        for each in self._made:
+        """Drop everything that evaluations do not need."""
+        for each in self._compiles:
             each.forget()
 
 
 class Family:
-    """One text in many sizes and degrees: a module with its mesh and strategy, whose symbols and
-    axes may have values or be open. `pipeline` ends with a lowered module."""
+    """A text in many sizes and degrees: a module with its mesh and strategy, whose symbols and axes
+    may have values or be open. `pipeline` ends with a lowered module."""
 
     def __init__(self, source: Source, registry: Registry, pipeline: Pipeline) -> None:
         self._source, self._registry, self._pipeline = source, registry, pipeline
@@ -118,8 +118,8 @@ class Family:
         self._module = parse_module(source, registry)
 
     def at(self, values: Mapping[str, int]) -> Figures:
-        """The figures for these values of symbols and axes; what is not given has the value of the
-        text. Raises `DiagnosticError` for unknown names and for those without a value."""
+        """The figures for these values of symbols and axes; others have their values in the text.
+        Raises `DiagnosticError` for unknown names and for those without a value."""
         check_names(self._module, values)
         complete = {**self._module.env, **values}
         mesh = self._module.mesh
@@ -139,13 +139,13 @@ class Family:
         return self._compiles.find(complete, compiled).at(complete)
 
     def __len__(self) -> int:
-        """How often it has been compiled."""
+        """The number of compiles."""
         return len(self._compiles)
 
 
 def _forget_origins(module: Module) -> None:
-    """Let go of what a lowered module was made from: times need its programs alone, and so do
-    figures once memory is planned."""
+    """Drop the operations from which a module was lowered: times, and figures of planned memory,
+    need only the lowered module."""
     for graph in module.graphs:
         if graph.origin is not None:
             graph.origin.decompose()
@@ -154,7 +154,7 @@ def _forget_origins(module: Module) -> None:
 
 
 def _decompose(root: Operation) -> None:
-    """Take a module apart, and what it was lowered from."""
+    """Take apart a module, and the operations from which it was lowered."""
     for op in root.body.ops:
         if op.origin is not None:
             op.origin.decompose()
@@ -162,11 +162,11 @@ def _decompose(root: Operation) -> None:
 
 
 class Compiled:
-    """One compile of a family, by a pipeline that ends with a lowered module: what it decided, and
-    its figures as expressions; `model_flops` and `tokens` of a step of all ranks are None where
-    they are not known. With `plans` as false the pass that plans memory is left out: the plan is
-    made when figures are asked for, and no module states it. Actions that are alike are lowered
-    once then, so nodes have the names of those of the first one."""
+    """A compile of a family by a pipeline that ends with a lowered module: its decisions, and its
+    figures as expressions. `model_flops` and `tokens` are those of a step of all ranks, None if
+    unknown. Without `plans` the pass that plans memory is left out: the plan is made when figures
+    are needed, and is not in the module. Equal actions are then lowered once, so their nodes have
+    the names of the first one."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Compiled:
         plans: bool = True,
     ) -> None:
         watch = _Watch()
-        # of our own passes the text and the end are verified, of a plug-in's what each has made
+        # with our own passes the text and the result are verified, with plug-ins every pass
         own = not any(plugin_of(type(p).__module__) for p in pipeline.passes)
         text = [_TextVerification()] if own else []
         self._plans_late = own and not plans and not around
@@ -189,10 +189,12 @@ class Compiled:
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
         self._module, self._plans, self.tokens = module, watch.plans, watch.tokens
-        finalize(module, _decompose, module.root)  # whoever holds programs holds the module
+        finalize(module, _decompose, module.root)  # programs keep the module alive
         flops = None if watch.flops is None else step_flops(watch.flops, module.graphs)
         self.model_flops = flops
         self._issued: list[Issued] = []
+        #: How many nodes the programs have that are kept.
+        self.nodes = 0
         if not self._plans_late:
             _forget_origins(module)
 
@@ -206,14 +208,14 @@ class Compiled:
         return FigureFormulas(self._module, self._plans)
 
     def has_figures(self, values: Mapping[str, int]) -> bool:
-        """Whether there are figures for values that were decided alike: if memory is planned, plans
-        have to be alike too; else the text is needed, of which to plan it."""
+        """Whether figures are available for values with the same decisions: if memory is planned,
+        the decisions of the plan count too; otherwise the original operations must still exist."""
         if self._plans is None and self._plans_late:
             return any(graph.origin is not None for graph in self._module.graphs)
         return self.decisions.same(values)
 
     def _plan(self, values: Mapping[str, int]) -> None:
-        """Plan memory for values that were decided alike."""
+        """Plan memory for values with the same decisions."""
         module = self._module
         module.set_values(self.settled(values))
         module.decisions = self.decisions
@@ -225,45 +227,41 @@ class Compiled:
         _forget_origins(module)
 
     def settled(self, values: Mapping[str, int]) -> Mapping[str, int]:
-        """What symbols and axes stand for in the expressions, for values that were decided alike:
-        passes fill some sizes up."""
+        """The values of symbols and axes in the expressions, for values with the same decisions:
+        passes round up some sizes."""
         return self.decisions.settled(values)
 
     def issued(self, values: Mapping[str, int]) -> Issued:
-        """What the ranks issue for values that were decided alike: programs that there are
-        already, if these values give the same. Raises `DiagnosticError`."""
+        """The programs of the ranks for values with the same decisions: cached ones, if these
+        values give the same programs. Raises `DiagnosticError`."""
         values = self.settled(values)
-        for number, known in enumerate(self._issued):
-            if (issued := known.at(values)) is not None:
+        for number, cached in enumerate(self._issued):
+            if (issued := cached.at(values)) is not None:
                 self._issued.insert(0, self._issued.pop(number))
                 return issued
         self._module.set_values(values)
         issued = Issued.of(self._module)
         self._issued = [issued, *self._issued[: _MOST_ISSUED - 1]]
+        self.nodes = sum(each.size for each in self._issued)
         return issued
 
-    @property
-    def nodes(self) -> int:
-        """How many nodes the programs have that are kept."""
-        return sum(each.size for each in self._issued)
-
     def forget(self) -> None:
-        """Keep what evaluations need; what else is asked for is found again."""
+        """Drop everything that evaluations do not need; the rest is computed again on demand."""
         for each in self._issued:
             each.forget()
         _forget_origins(self._module)
 
     def classes(self, values: Mapping[str, int]) -> list[RankClass]:
-        """The rank classes for values that were decided alike. Raises `DiagnosticError`."""
+        """The rank classes for values with the same decisions. Raises `DiagnosticError`."""
         self._module.set_values(self.settled(values))
         return rank_classes(self._module)
 
     def at(self, values: Mapping[str, int]) -> Figures:
-        """The figures for values for which there are some. Raises `DiagnosticError`."""
+        """The figures for values for which they are available. Raises `DiagnosticError`."""
         return self._of_plan(FigureFormulas.at, values)
 
     def memory_figures(self, values: Mapping[str, int]) -> MemoryFigures:
-        """What ranks hold, of these figures. Raises `DiagnosticError`."""
+        """The memory of these figures. Raises `DiagnosticError`."""
         return self._of_plan(FigureFormulas.memory_figures, values)
 
     def _of_plan(

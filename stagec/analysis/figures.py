@@ -1,7 +1,7 @@
-"""What a job costs, in a few numbers, for any sizes that were compiled alike.
+"""The main figures of a job, for all sizes that share a compile.
 
-`Formulas` keeps what a lowered module says as expressions, and the moments of its memory plan as
-rows of counts; `at` puts numbers in. The worst moment is found anew for each of them:
+`FigureFormulas` has the counts of a lowered module as expressions, and the moments of its memory
+plan as rows of counts; `at` evaluates them. The peak is found for each set of values:
 
     moment             buffers alive, by size         bytes for B = 1     for B = 8
     forward, layer 0   1 x 2*B*S*D + 3 x 2*D*F        0.2 GB              0.3 GB
@@ -41,19 +41,19 @@ from stagec.memory.timeline import BUCKETS, CACHES, STATIC
 from stagec.program.classes import index_axes
 from stagec.schedule.attached import actions_of, idle_share, stages_of
 
-#: What is there for a time, as far as it is there at the peak.
+#: The category of buffers that do not exist for the whole step, at the peak.
 OTHERS = "others"
 Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFigures:
-    """What ranks hold in one training step.
+    """The memory of ranks in a step.
 
-    `host` are the most bytes in host memory. `memory` says what there is at the peak on the rank
-    whose peak it is, in bytes, `by_stage` the same of each pipeline stage, and `categories` has it
-    by every category of `stagec memory`. `pods` are the figures of several pods by name; axes of
-    the mesh are called after them, `main/tp`.
+    `host` is the largest number of bytes in host memory. `memory` has the bytes at the peak of the
+    fullest rank, `by_stage` those of each pipeline stage, and `categories` divides them into the
+    categories of `stagec memory`. `pods` are the figures of several pods by name; the axes of the
+    mesh are then prefixed, as in `main/tp`.
     """
 
     mesh: Mapping[str, int]
@@ -65,27 +65,27 @@ class MemoryFigures:
 
     @property
     def peak(self) -> int:
-        """Bytes on the device at the worst moment."""
+        """The bytes on the device at the peak."""
         return sum(self.memory.values())
 
     @property
     def each(self) -> Sequence[MemoryFigures]:
-        """The figures of each pod, of one pod these."""
+        """The figures of each pod; for one pod these figures."""
         return [*self.pods.values()] or [self]
 
     def missing(self, room: Callable[[Mapping[str, int]], int]) -> int:
-        """The most bytes that a rank of a pod holds beyond what one of its mesh may hold; below 0
-        if all fit."""
+        """The largest number of bytes by which the peak of a pod exceeds the room of its mesh;
+        negative if all fit."""
         return max(f.peak - room(f.mesh) for f in self.each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures(MemoryFigures):
-    """The most that any rank has of everything, in one training step.
+    """The largest figures of any rank in a step.
 
-    `flops` are executed, `sent` are bytes on a ring and in messages, `copied` bytes between host
-    and device. `idle` is the share of the step in which the schedule leaves a rank without work,
-    on a clock on which backward takes twice as long as forward.
+    `flops` are executed FLOPs, `sent` bytes in collectives (as rings) and messages, and `copied`
+    bytes between host and device. `idle` is the share of the step in which the schedule leaves a
+    rank without work, if backward takes twice as long as forward.
     """
 
     ranks: int
@@ -97,8 +97,9 @@ class Figures(MemoryFigures):
 
 
 def joined_figures(pods: Mapping[str, Figures], twice: Collection[str] = ()) -> Figures:
-    """The figures of a job of these pods: the ranks of all, the most that any rank has, the memory
-    of the fullest. Parameters of pods that have a model `twice` count once."""
+    """The figures of a job of these pods: the ranks of all, the largest figures of any rank, and
+    the memory of the fullest pod. The parameters of the pods `twice` are not counted, since another
+    pod has the same model."""
     if len(pods) == 1:
         return next(iter(pods.values()))
     each = pods.values()
@@ -118,7 +119,7 @@ def joined_figures(pods: Mapping[str, Figures], twice: Collection[str] = ()) -> 
 
 
 class FigureFormulas:
-    """The figures of a lowered module for other values, as long as they are compiled alike."""
+    """The figures of a lowered module, for all values that share its compile."""
 
     def __init__(self, module: Module, plans: MemoryMoments) -> None:
         self._plans = plans
@@ -148,7 +149,7 @@ class FigureFormulas:
         )
 
     def memory_figures(self, values: Mapping[str, int]) -> MemoryFigures:
-        """What ranks hold, of these figures. Raises `NotAnIntegerError`."""
+        """The memory of these figures. Raises `NotAnIntegerError`."""
         planned = {**values, **self._plans.loads}
         memory = [m for graph in self._graphs for m in graph.memory(planned)]
         fullest = max(memory, key=lambda each: sum(each.memory.values()))
@@ -163,7 +164,7 @@ class FigureFormulas:
 
 @dataclass(frozen=True, slots=True)
 class _StageMemory:
-    """What a rank of a stage holds at its peak, in bytes; `host` is the most in host memory."""
+    """The bytes of a rank of a stage at its peak; `host` is the largest number in host memory."""
 
     host: int
     memory: Mapping[str, int]
@@ -171,7 +172,7 @@ class _StageMemory:
 
 
 class _Graph:
-    """What the ranks that run a graph do and hold."""
+    """The counts and the memory of the ranks that run a graph."""
 
     def __init__(self, module: Module, graph: Operation, plans: MemoryMoments) -> None:
         self._module, self._graph = module, graph
@@ -185,7 +186,7 @@ class _Graph:
 
     @cached_property
     def counts(self) -> Counts:
-        """What one rank does that runs it."""
+        """The counts of a rank."""
         return count_graph(self._module, self._graph, self._means.size)
 
     @cached_property
@@ -193,7 +194,7 @@ class _Graph:
         return total(self.counts.flops.get(p, ZERO) for p in FLOP_PHASES)
 
     def counted(self, values: Mapping[str, int]) -> list[tuple[int, int]]:
-        """FLOPs and bytes sent of each of its classes."""
+        """The FLOPs and sent bytes of each class."""
         pairs: list[tuple[int, int]] = []
         for coords in self._coordinates(values):
             inner = {index_name(a): coords[a] for a in self._indices}
@@ -203,7 +204,8 @@ class _Graph:
         return pairs
 
     def _coordinates(self, values: Mapping[str, int]) -> list[dict[str, int]]:
-        """The coordinates of its classes; stages alone do not differ in what they do."""
+        """The coordinates of the classes; stages with the same graph count once unless other
+        indices differ."""
         over = self._graph.text("over")
         coordinates: list[dict[str, int]] = [{over: self._stages[0]} if self._stages else {}]
         if self._indices and self._stages:
@@ -223,7 +225,7 @@ class _Graph:
     # -- memory ------------------------------------------------------------------------------------
 
     def memory(self, values: Values) -> list[_StageMemory]:
-        """The memory of each of its stages."""
+        """The memory of each stage."""
         planned = self._plan.parts
         static = {n: evaluate(planned[n], values) for n in (*STATIC, CACHES) if n in planned}
         sizes = self._plan.bytes_of(values)
@@ -245,7 +247,7 @@ class _Graph:
 
         if (fixed := self._plan.around) is None:
             return [stage(host, outside, alone)]
-        around, kept = most(fixed[None], sizes), np.array([*self._plan.kept.values()])
+        around, kept = most(fixed[None], sizes), np.array([*self._plan.held.values()])
         rises = [worst(rows, sizes) for rows in self._plan.works.values()]
         live = sums_of(kept, sizes).tolist()
         hosted = [evaluate(size, values) for size in self._plan.hosted.values()]
@@ -260,9 +262,9 @@ class _Graph:
         return figures
 
     def _at_turn(self, live: Ints, turn: Ints, rises: Sequence[tuple[int, int]]) -> Ints:
-        """How many buffers of each kind live at the worst moment of a turn, beside those of `live`
-        that are there anyway."""
-        states = np.array([*self._plan.kept.values()], dtype=np.int64)
+        """The number of live buffers of each kind at the peak of a turn, including `live`, which
+        exist during all turns."""
+        states = np.array([*self._plan.held.values()], dtype=np.int64)
         live = live + turn[: len(states)] @ states
         running = zip(turn[len(states) :], self._plan.works.values(), rises, strict=True)
         for number, rows, (rise, row) in running:
@@ -272,8 +274,8 @@ class _Graph:
 
     @cached_property
     def _turns(self) -> list[tuple[Ints, Ints]]:
-        """For each stage: by turn how many microbatches are in each state and which works run; and
-        how many are in each state after it."""
+        """For each stage, by turn: the number of microbatches in each state and the running works,
+        and the number in each state after the turn."""
         pairs: list[tuple[Ints, Ints]] = []
         works, hosts = self._plan.works, any(size != ZERO for size in self._plan.hosted.values())
         for stage in self._stages:
@@ -290,4 +292,4 @@ class _Graph:
         return pairs
 
     def _counts(self, states: Mapping[MicrobatchState, int]) -> list[int]:
-        return [states.get(s, 0) for s in self._plan.kept]
+        return [states.get(s, 0) for s in self._plan.held]

@@ -1,4 +1,4 @@
-"""The memory of every rank class as plain data: what `stagec memory` prints, draws and checks."""
+"""The memory of every rank class as plain data: the object of `stagec memory --json`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ LARGEST = 10
 
 
 def timelines(module: Module) -> Iterator[tuple[int, Operation, MemoryTimeline]]:
-    """The step of each rank class of a planned module, by stage. Raises `DiagnosticError` if a size
-    is open."""
-    timelines_by_stage: dict[int, tuple[Operation, MemoryTimeline]] = {}
+    """The timeline of each rank class of a planned module, by stage. Raises `DiagnosticError` if a
+    size is open."""
+    by_stage: dict[int, tuple[Operation, MemoryTimeline]] = {}
     for func in module.functions:
         check_sizes(module, func)
         planner = MemoryTimeline.planner(module, func)
         for stage in stages_of(func) or (0,):
-            timelines_by_stage[stage] = func, MemoryTimeline(module, func, stage, planner)
-    for stage in sorted(timelines_by_stage):
-        yield (stage, *timelines_by_stage[stage])
+            by_stage[stage] = func, MemoryTimeline(module, func, stage, planner)
+    for stage in sorted(by_stage):
+        yield (stage, *by_stage[stage])
 
 
 def check_sizes(module: Module, func: Operation) -> None:
@@ -43,9 +43,9 @@ def check_sizes(module: Module, func: Operation) -> None:
 
 
 def footprint(module: Module, model: str, fit: str | None = None) -> dict[str, Any]:
-    """Bytes per rank of each class at its peak, and its largest buffers there.
+    """The bytes per rank of each class at its peak, and its largest buffers at it.
 
-    With `fit`, a model of an allocator, the buffers of the step are placed as well.
+    With `fit`, a model of an allocator, the buffers of the step are placed too.
     """
     classes = [_class(module, *timeline, fit) for timeline in timelines(module)]
     mesh: Mapping[str, Any] = module.mesh.sizes if module.mesh else {}
@@ -68,14 +68,14 @@ def _class(
 
 
 def ranks_of(module: Module, func: Operation) -> int:
-    """How many ranks each stage that runs a function has."""
+    """The number of ranks of each stage that runs a function."""
     axes = module.mesh.axes if module.mesh else ()
     return evaluate(axis_size(a for a in axes if a != func.text("over")), module.env)
 
 
 def worst_moments(module: Module) -> Mapping[int, dict[str, Any]]:
-    """Of each stage of a planned module: its peak, where that is, by category, as an expression,
-    and the largest buffers there. Empty if a size is open."""
+    """For each stage of a planned module: its peak, the place of that, its categories and
+    expression, and the largest buffers. Empty if a size is open."""
     try:
         stages = {stage: timeline for stage, _, timeline in timelines(module)}
         return {stage: _worst(timeline, timeline.peak()) for stage, timeline in stages.items()}
@@ -84,7 +84,7 @@ def worst_moments(module: Module) -> Mapping[int, dict[str, Any]]:
 
 
 def peak_bytes(module: Module) -> int | None:
-    """The most that any rank of a module with all buffers holds; None if a size is open."""
+    """The peak of the fullest rank of a planned module; None if a size is open."""
     try:
         return max(timeline.peak().total for _, _, timeline in timelines(module))
     except (DiagnosticError, UnboundError):
@@ -101,7 +101,7 @@ def _worst(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
     }
 
 
-#: What the categories of a plan are called in what frameworks tell of their memory.
+#: Category of a plan -> the kind of memory in reports of frameworks.
 _KINDS = {
     **dict.fromkeys(("gradients", "unreduced gradients"), "gradients"),
     "optimizer": "optimizer",
@@ -111,17 +111,17 @@ _KINDS = {
 
 
 def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
-    """The bytes after forward, at the peak and after the update, in all and by kind. A gradient
-    that the operation at the peak makes is its result, no gradient yet; what collectives make of
-    activations are such; buckets, buffers for messages and what collectives make of gradients are
+    """The bytes after forward, at the peak and after the update, in total and by kind. A gradient
+    that the operation at the peak computes counts as an activation, as do results of collectives on
+    activations; buckets, buffers for messages and results of collectives on gradients are
     `buffers`. `moments` and `memory` are two names of one object."""
     at = timeline.moments()
     if not at:
         return {}
-    usage, made = Counter(peak.bytes), timeline.made(peak)
-    for category in (name for name in made if _KINDS.get(name) == GRADIENTS):
-        usage[category] -= made[category]
-        usage["activations"] += made[category]
+    usage, results = Counter(peak.bytes), timeline.made(peak)
+    for category in (name for name in results if _KINDS.get(name) == GRADIENTS):
+        usage[category] -= results[category]
+        usage["activations"] += results[category]
     each = {"after_forward": at["after_forward"], "peak": usage, "after_update": at["after_update"]}
     fixed = timeline.static().get("communication", 0)
     buffers = {"peak": fixed + timeline.reductions(peak)}
@@ -131,7 +131,7 @@ def _moments(timeline: MemoryTimeline, peak: Point) -> dict[str, Any]:
 
 
 def _by_kind(usage: Mapping[str, int], buffers: int) -> dict[str, Any]:
-    """The bytes by kind; of what is there to communicate so many are `buffers`."""
+    """The bytes by kind; `buffers` bytes of the activations are moved to that kind."""
     names = ("parameters", "gradients", "optimizer", "activations", "buffers")
     by: dict[str, int] = dict.fromkeys(names, 0)
     for category, size in usage.items():
@@ -142,8 +142,8 @@ def _by_kind(usage: Mapping[str, int], buffers: int) -> dict[str, Any]:
 
 
 def _of_models(timeline: MemoryTimeline, guest: str) -> dict[str, Any]:
-    """The bytes of each category at the peak by model, where the step of another one, a `guest`,
-    runs on the same ranks."""
+    """The bytes of each category at the peak by model, if another model, the `guest`, runs on the
+    same ranks."""
     if not guest:
         return {}
     models: dict[str, Counter[str]] = {MAIN: Counter(), guest: Counter()}
@@ -166,7 +166,7 @@ def operation_text(op: Operation) -> str:
 
 
 def _most(timeline: MemoryTimeline) -> int:
-    """The most bytes in host memory at once, beside static ones."""
+    """The peak of host memory, without static bytes."""
     if not timeline.uses(HOST):
         return 0
     live: dict[int, int] = {}

@@ -1,5 +1,5 @@
-"""What a step of serving keeps: bytes of caches, state and weights on a rank, and the largest batch
-that fits."""
+"""The memory of a step of serving: bytes of caches, state and weights on a rank, and the largest
+batch that fits."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from stagec.memory.timeline import MemoryTimeline
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError
 
-#: The names of the figures per rank, and of those under a limit: the largest batch of all ranks,
-#: and the most cached tokens of each sequence of the step.
+#: The names of the figures per rank, and of those under a limit: the largest batch over all ranks,
+#: and the largest number of cached tokens of each sequence.
 FIGURES = ("cache_bytes_per_token", "cache_bytes", "state_bytes", "weight_bytes")
 LARGEST = ("max_batch", "max_context")
 _MOST = 1 << 40
-#: The class of a mixed step in the name of its cache.
+#: The number of the class of a mixed step, in the name of its cache.
 _CLASS = re.compile(r"_(\d+)_cache")
 
 
 @dataclass(frozen=True, slots=True)
 class ServedBytes:
-    """Bytes on a rank that runs a function of a step: what a further token of one sequence adds to
-    its caches, the caches of all its sequences, state of fixed size, and weights."""
+    """The bytes of a rank that runs a function of a step: those of another token of one sequence,
+    of the caches of all its sequences, of state of fixed size, and of weights."""
 
     per_token: Expr
     caches: Expr
@@ -49,15 +49,15 @@ class ServedBytes:
     weights: Expr
 
     def shown(self, show: Callable[[Expr], Any]) -> dict[str, Any]:
-        """By name, without the batch."""
+        """The figures by name, with each expression converted by `show`."""
         each = (self.per_token, self.caches, self.state, self.weights)
         return dict(zip(FIGURES, (show(expand(e)) for e in each), strict=False))
 
 
 def served(module: Module, tokens: Expr | None) -> dict[int, ServedBytes]:
-    """The figures of each stage of a planned step whose sequences hold so many tokens each; None of
-    a mixed step: each class holds its own after the step, and a further token is one of the first
-    class."""
+    """The figures of each stage of a planned step whose sequences have `tokens` cached each. None
+    means a mixed step: each class has its own number of tokens after the step, and `per_token` is
+    that of the first class."""
     served: dict[int, ServedBytes] = {}
     for func in module.functions:
         figures = _of_function(func, tokens) if tokens is not None else _of_mixed(module, func)
@@ -95,14 +95,14 @@ def _served(args: Sequence[Value], one: Expr, caches: Expr) -> ServedBytes:
 
 
 def _bytes(cache: Value, tokens: Expr, *, one: bool = False) -> Expr:
-    """Bytes of a cache on a rank when its sequences hold so many tokens; of `one` sequence. Along
-    a split dimension of tokens it is the rank that has most."""
+    """The bytes of a cache on a rank whose sequences have `tokens` cached, or of `one` sequence of
+    it. If the dimension of tokens is split, they are those of the fullest rank."""
     along, sizes = rows_of(cache), list[Expr]()
     for d, dim in enumerate(cache.tensor.dims):
         if along is not None and d == along.dim:
-            kept = along.cached(tokens)
-            kept = call("ceildiv", [kept, axis_size(dim.axes)]) if dim.split else kept
-            sizes.append(kept if one else along.paged(kept))
+            rows = along.cached(tokens)
+            rows = call("ceildiv", [rows, axis_size(dim.axes)]) if dim.split else rows
+            sizes.append(rows if one else along.paged(rows))
         elif one and BATCH in dim.size.symbols:
             size = substitute(dim.size, {BATCH: ONE})
             sizes.append(ONE if {"new0", "count0"} & size.symbols else size)
@@ -115,22 +115,21 @@ def _bytes(cache: Value, tokens: Expr, *, one: bool = False) -> Expr:
 
 
 def largest_batch(module: Module, room: int) -> int:
-    """The largest global batch with which no rank of a planned step holds more than `room` bytes, 0
-    if none fits: batches that satisfy what the module assumes are tried, by bisection, since bytes
-    grow with the batch. Raises `DiagnosticError` if a size is open."""
+    """The largest global batch with which no rank of a planned step exceeds `room` bytes, 0 if none
+    fits. It is found by bisection among the batches that satisfy the assumptions of the module,
+    since bytes grow with the batch. Raises `DiagnosticError` if a size is open."""
     return _largest(module, BATCH, room, _unit(module))
 
 
 def longest_context(module: Module, room: int) -> int | None:
-    """The most tokens that each sequence of a step of decode may have cached before it, so that no
-    rank holds more than `room` bytes; None if there is no end. Raises `DiagnosticError` if a size
-    is open."""
+    """The largest number of cached tokens of each sequence of a decode step with which no rank
+    exceeds `room` bytes; None if it is unbounded. Raises `DiagnosticError` if a size is open."""
     context = _largest(module, PAST, room, 1)
     return context if context < _MOST // 2 else None
 
 
 def _largest(module: Module, name: str, room: int, unit: int) -> int:
-    """The largest multiple of `unit` as the value of a symbol with which a step fits, else 0."""
+    """The largest multiple of `unit` as the value of a symbol with which a step fits; 0 if none."""
     before = module.env[name]
     try:
         low, high = 0, 1
@@ -146,7 +145,7 @@ def _largest(module: Module, name: str, room: int, unit: int) -> int:
 
 
 def _unit(module: Module) -> int:
-    """The smallest batch that satisfies the assumptions; others are its multiples."""
+    """The smallest batch that satisfies the assumptions, of which other batches are multiples."""
     relations = [r for r, _ in module.relations if BATCH in r.symbols]
     env = {**module.env}
     for batch in range(1, 1 + max(1, *_products(module))):

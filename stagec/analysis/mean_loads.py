@@ -1,8 +1,8 @@
-"""Loads of experts as counts see them: the mean over the layers that run an op, in which its costs
-are linear.
+"""Expert loads for counts: the mean over the layers that run an op, which suffices since its costs
+are linear in the load.
 
-A graph is counted once for all ranks: loads get names by the layers that they are of, and each rank
-class gives these names values.
+A graph is counted once for all ranks: loads are named by their layers, and each rank class assigns
+values to these names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stagec.ir.module import Module
 from stagec.ir.recompute_window import is_partial, replays
 from stagec.schedule.attached import stages_of
 
-#: A load, the repeat around, and whether only the layers that recompute count.
+#: A load, the enclosing repeat, and whether only the recomputed layers count.
 _Name = tuple[str, Operation | None, bool]
 
 
@@ -30,7 +30,7 @@ class MeanLoads:
         self._names: dict[_Name, str] = {}
 
     def size(self, op: Operation, name: str) -> Expr:
-        """An attribute of an op, with loads named by its layers."""
+        """An attribute of an op, with loads named by the layers of the op."""
         size, around = op.expr(name), op.parent_op
         if not (used := size.symbols & self._loads.symbols):
             return size
@@ -41,7 +41,7 @@ class MeanLoads:
         return self._names.setdefault(name, f"{name[0]}_{len(self._names)}")
 
     def values(self, coords: Mapping[str, int]) -> dict[str, Fraction]:
-        """What these names stand for on the ranks at these coordinates."""
+        """The values of these names on the ranks at these coordinates."""
         slot = self._stages.index(coords[self._over]) if self._stages else 0
         means: dict[str, Fraction] = {}
         for (load, around, again), name in self._names.items():
@@ -51,7 +51,8 @@ class MeanLoads:
         return means
 
     def _layers(self, around: Operation | None, slot: int, *, again: bool) -> Sequence[int]:
-        """The layers that a repeat runs on a stage, by number; of one without loads any will do."""
+        """The numbers of the layers that a repeat runs on a stage; any layer if the repeat has no
+        loads of its own."""
         if around is None or "first" not in around.attrs:
             return range(1)
         first, count = around.exprs("first")[slot], around.expr("count")

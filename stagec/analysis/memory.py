@@ -1,5 +1,5 @@
-"""Memory of a rank class under a pipeline schedule: what its microbatches hold on top of the
-plan."""
+"""The memory of a rank class under a pipeline schedule: the plan of a graph, and the bytes of its
+microbatches."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from stagec.schedule.action import RankActions
 from stagec.schedule.attached import actions_of
 from stagec.support.diagnostics import DiagnosticError, error
 
-#: How many microbatches are in which state, and the works that run meanwhile.
+#: The number of microbatches in each state, and the running works.
 Turn = tuple[Mapping[MicrobatchState, int], tuple[ActionInState, ...]]
 
 
 def staged_memory(
     module: Module, graph: Operation, planned: Mapping[str, Expr], stage: int
 ) -> Mapping[str, Expr]:
-    """The plan of a graph with stash and peak as the schedule makes them on one stage.
+    """The plan of a graph, with stash and peak under the schedule of one stage.
 
-    Without a schedule the plan is whole already. The peak is a `max` where sizes are open and no
-    action dominates.
+    Without a schedule the plan is complete already. The peak is a `max` if sizes are open and no
+    turn dominates.
     """
     stages = graph.attrs.get("stages")
     plans = [o for o in module.ops("stg.memory") if "around" in o.attrs]
@@ -55,7 +55,7 @@ def staged_memory(
     peaks = _largest([planned["peak"], *peaks], env)
     stash = [works.bytes(t) for t in works.worst(_stashes(doing), env)]
     hosted = _Works.of(ops, "host")
-    doing = hosted.doing(order) if hosted.anything else []
+    doing = hosted.doing(order) if hosted.holds_any else []
     host = [hosted.bytes(t) for t in hosted.worst(_stashes(doing), env)] if doing else [ZERO]
     expressions = {**planned, "stash": maximum(stash), "peak": maximum(peaks)}
     return {**expressions, "host": planned.get("host", ZERO) + maximum(host)}
@@ -68,9 +68,9 @@ def turns_of(
     *,
     hosted: bool = False,
 ) -> list[Turn]:
-    """The turns of a schedule of these works that differ in what microbatches hold (whether that is
-    anything, `residency` says) and what runs; if it is `hosted`, in what they hold after each turn.
-    """
+    """The distinct turns of a schedule of these works: they differ in the running works or in the
+    states of microbatches, of which only those with `residency` count; with `hosted` they differ in
+    the states after each turn."""
     each = _Works(
         dict.fromkeys(works, ZERO), {s: const(int(any_)) for s, any_ in residency.items()}
     )
@@ -90,21 +90,21 @@ def _stashes(doing: Iterable[Doing]) -> Iterator[Turn]:
 
 @dataclass(frozen=True, slots=True)
 class _Works:
-    """What each work holds at its worst moment, and a microbatch in each state."""
+    """The peak of each work, and the bytes of a microbatch in each state."""
 
     peak: Mapping[ActionInState, Expr]
-    kept: Mapping[MicrobatchState, Expr]
+    held: Mapping[MicrobatchState, Expr]
 
     @staticmethod
     def of(ops: list[Operation], what: str) -> _Works:
         left = {work_of(o): o.expr(what) if what in o.attrs else ZERO for o in ops}
         peak = {w: o.expr("peak") for w, o in zip(left, ops, strict=True)}
-        kept: dict[MicrobatchState, Expr] = {MicrobatchState(): ZERO}
+        held: dict[MicrobatchState, Expr] = {MicrobatchState(): ZERO}
         for op in sorted(ops, key=lambda o: len(work_of(o)[1])):
             _, before = work = work_of(op)
-            kept[after_work(work)] = kept.get(before, ZERO) + left[work]
-            kept.update(zip(first_runs(work), op.exprs("sums"), strict=True))
-        return _Works(peak, kept)
+            held[after_work(work)] = held.get(before, ZERO) + left[work]
+            held.update(zip(first_runs(work), op.exprs("sums"), strict=True))
+        return _Works(peak, held)
 
     @property
     def regions(self) -> frozenset[ActionRegion]:
@@ -112,51 +112,51 @@ class _Works:
 
     @property
     def summed(self) -> frozenset[ActionRegion]:
-        """Those of which the first run makes sums of gradients."""
+        """The regions whose first run allocates sums of gradients."""
         firsts = frozenset(r for runs, _ in self.peak for r in runs)
         return frozenset(r for r in self.regions if first_run(r) in firsts)
 
     @property
-    def anything(self) -> bool:
-        """Whether a microbatch holds anything in any state."""
-        return any(size != ZERO for size in self.kept.values())
+    def holds_any(self) -> bool:
+        """Whether a microbatch holds bytes in any state."""
+        return any(size != ZERO for size in self.held.values())
 
     def holds(self, state: MicrobatchState) -> bool:
-        """Whether a microbatch in this state holds anything. Raises `DiagnosticError`."""
-        if state not in self.kept:
+        """Whether a microbatch in this state holds bytes. Raises `DiagnosticError`."""
+        if state not in self.held:
             raise _no_working("after", state)
-        return self.kept[state] != ZERO
+        return self.held[state] != ZERO
 
     def doing(self, order: RankActions) -> list[Doing]:
-        """The turns of a schedule that differ in what runs and is held."""
+        """The distinct turns of a schedule."""
         return list(turns(order, self.regions, self.summed, holds=self.holds))
 
     def bytes(self, turn: Turn) -> Expr:
         states, running = turn
-        kept = [self.kept[s] * n for s, n in states.items()]
-        return total([*kept, *(self.peak[w] for w in running)])
+        held = [self.held[s] * n for s, n in states.items()]
+        return total([*held, *(self.peak[w] for w in running)])
 
     def unique(self, turns: Iterator[Turn]) -> list[Turn]:
-        """The turns that differ. Raises `DiagnosticError` for works that nothing is known of."""
+        """The distinct turns. Raises `DiagnosticError` for works and states without bytes."""
         unique = {(frozenset(t[0].items()), t[1]): t for t in turns}
         for states, running in unique.values():
             for missing in [w for w in running if w not in self.peak]:
                 raise _no_working("during", missing[0])
-            for state in [s for s in states if s not in self.kept]:
+            for state in [s for s in states if s not in self.held]:
                 raise _no_working("after", state)
         return [*unique.values()]
 
     def worst(self, turns: Iterator[Turn], env: Env) -> list[Turn]:
-        """The turns at which most may be held: one, if all sizes are known."""
+        """The turns that may have the peak: one, if all sizes are known."""
         unique = self.unique(turns)
         try:
             peak = {w: max(0, evaluate(e, env)) for w, e in self.peak.items()}
-            kept = {s: evaluate(e, env) for s, e in self.kept.items()}
+            held = {s: evaluate(e, env) for s, e in self.held.items()}
         except UnboundError:
             return _uncovered(unique)
 
         def bytes_at(turn: Turn) -> int:
-            return sum(kept[s] * n for s, n in turn[0].items()) + sum(peak[w] for w in turn[1])
+            return sum(held[s] * n for s, n in turn[0].items()) + sum(peak[w] for w in turn[1])
 
         return [max(unique, key=bytes_at)]
 
@@ -170,7 +170,7 @@ def _no_working(when: str, regions: Iterable[ActionRegion]) -> DiagnosticError:
 
 
 def work_of(op: Operation) -> ActionInState:
-    """The actions that an `stg.working` is about, and what has run before them."""
+    """The actions of an `stg.working`, and the actions that ran before them."""
     chunk = op.integer("chunk")
     runs = ((kind, chunk) for kind in op.names("runs"))
     firsts = (first_run((kind, chunk)) for kind in op.names("first"))
@@ -186,13 +186,13 @@ def _largest(sizes: list[Expr], env: Env) -> list[Expr]:
 
 
 def _uncovered(turns: list[Turn]) -> list[Turn]:
-    """Turns during which no other with the same works holds as much."""
-    kept: list[Turn] = []
+    """The turns that no other turn with the same works covers."""
+    front: list[Turn] = []
     for turn in turns:
-        if any(_covers(other, turn) for other in kept):
+        if any(_covers(other, turn) for other in front):
             continue
-        kept = [other for other in kept if not _covers(turn, other)] + [turn]
-    return kept
+        front = [other for other in front if not _covers(turn, other)] + [turn]
+    return front
 
 
 def _covers(one: Turn, other: Turn) -> bool:

@@ -1,9 +1,8 @@
-"""What every node of a trace adds to the memory of its rank, and frees: the plan, operation by
-operation of the program.
+"""The bytes that every node of a trace allocates and frees, from the memory plan.
 
-The plan is of functions, the program of the graphs that they were lowered to: `Plans` are taken in
-between. Both run in the same order, and each node knows the operation that it comes from. What an
-operation without a node makes counts at the next node, what it ends at the one before.
+Plans belong to functions, and programs to the graphs to which these are lowered; `EventPlans` are
+taken in between. Both have the same order, and each node refers to its original operation.
+Allocations of an operation without a node count at the next node, and frees at the previous one.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from stagec.support.diagnostics import DiagnosticError, error
 
 
 class EventPlans:
-    """The plans of a module's functions, to be taken right after the pass `plan-memory`."""
+    """The plans of the functions of a module, to be created right after the pass `plan-memory`."""
 
     def __init__(self, module: Module) -> None:
         self._plans: dict[int, _Plan] = {}
@@ -66,15 +65,15 @@ def _plan(module: Module, func: Operation) -> _Plan:
 
 @dataclass(frozen=True)
 class _Section:
-    """Actions that run together (two of an overlapped pair), and what distinguishes them from
-    others."""
+    """Actions that run together (two of an overlapped pair), and a key that is equal for equal
+    sections."""
 
     key: Hashable
     runs: Sequence[MemoryRun]
 
 
 class _Plan:
-    """What all stages that run a function share; every iteration of a repeat by itself."""
+    """The plan that all stages of a function share, with separate iterations of repeats."""
 
     def __init__(self, planner: Planner, env: Env, static: int) -> None:
         self.static = static
@@ -97,12 +96,12 @@ class _Plan:
             body = _Section("body", [outside[first + 1 : last]])
             yield from repeat(body, evaluate(step.op.expr("count"), self._env))
         end, *after = outside[last:]
-        there = replace(end[0], made=[]), end[1]  # sums, which the actions make
-        yield _Section("after", [[there, *after]])
+        without_sums = replace(end[0], made=[]), end[1]  # the actions allocate the sums
+        yield _Section("after", [[without_sums, *after]])
 
     def _turns(self, order: Order) -> Iterator[_Section]:
-        """Each turn, and the receives that stand before it: what they get counts from the action
-        that uses it, as in the plan."""
+        """Each turn, and the receives before it, whose buffers count from the action that uses
+        them, as in the plan."""
         place, regions = 0, self._planner.regions
         for doing in turns(order.actions, regions, self._planner.summed):
             for action in order.receives.get(place, ()):
@@ -110,13 +109,13 @@ class _Plan:
                 steps = (
                     self._planner.run(((region,), MicrobatchState())) if region in regions else ()
                 )
-                got = [(replace(s, made=[]), ()) for s, _ in steps if _is_end(s, RecvOp)]
-                yield _Section(("receives", region), [got])
+                receives = [(replace(s, made=[]), ()) for s, _ in steps if _is_end(s, RecvOp)]
+                yield _Section(("receives", region), [receives])
             place += len(doing.actions)
             yield _Section(doing.works, [self._planner.run(w) for w in doing.works if w[0]])
 
     def bytes(self, buffers: Sequence[Buffer]) -> int:
-        """Their bytes in device memory."""
+        """The bytes of buffers in device memory."""
         return sum(self._size(b.value) for b in buffers)
 
     def _size(self, value: Value) -> int:
@@ -125,8 +124,8 @@ class _Plan:
         return self._sizes[value]
 
     def interleaved(self, runs: Sequence[MemoryRun]) -> MemoryRun:
-        """The order in which actions run together: one goes on where another communicates, and
-        what they send leaves at the end."""
+        """The steps of actions that run together: they alternate at collectives, and their sends
+        come at the end."""
         if len(runs) < 2:
             return [step for run in runs for step in run]
         last = [step for run in runs for step in run if _is_end(step[0], SendOp)]
@@ -153,7 +152,7 @@ class _Plan:
 
 
 def _is_end(step: RunOp, kind: type[OpDef]) -> bool:
-    """Whether it is an end of a message between actions, not within one."""
+    """Whether a step is an end of a message between actions, of this kind."""
     return isinstance(step.op.definition, kind)
 
 
@@ -162,15 +161,15 @@ def _is_end(step: RunOp, kind: type[OpDef]) -> bool:
 
 @dataclass(frozen=True)
 class _Aligned:
-    """A section as nodes: the numbers of the operations that they come from, and their events."""
+    """A section as nodes: the numbers of their original operations, and their events."""
 
     origins: Ints
     events: Ints
 
 
 class _Overlay:
-    """Lays the sections of a plan over a program. The calls of a reduction in buckets and
-    the receives of caches stand elsewhere, and have no events."""
+    """Aligns the sections of a plan with a program. The calls of a bucketed reduction and the
+    receives of caches have another order, and have no events."""
 
     def __init__(self, plan: _Plan, program: Program) -> None:
         self._plan, self._count = plan, len(program)
@@ -182,8 +181,8 @@ class _Overlay:
         cut = np.array([n.bucket or bool(cache_splits(n)) for n in program.prototypes], dtype=bool)
         self._places = np.flatnonzero(~cut[program.prototype])
         self._origins = np.array(numbered, dtype=np.int64)[program.prototype[self._places]]
-        for made in _made_together(program.prototypes):
-            self._nodes_of |= made
+        for counts in _nodes_by_region(program.prototypes):
+            self._nodes_of |= counts
 
     def events(self, sections: Iterator[_Section]) -> Events:
         """The events of all nodes. Raises `DiagnosticError` for nodes that were not planned."""
@@ -214,26 +213,26 @@ class _Overlay:
         return Events(self._plan.static, changes[0], changes[1])
 
     def _aligned(self, section: _Section, at: int) -> _Aligned:
-        """The nodes of a section that starts at the `at`th: a step has those that come from its
-        operation, or none."""
+        """The nodes of a section that starts at node `at`: each step has those of its operation, or
+        none."""
         steps: list[tuple[int, int]] = []
         starts: list[int] = []
         origins: list[int] = []
         begun: int | None = None  # the first step that belongs to the next node
         for step, ends in self._plan.interleaved(section.runs):
-            mine = self._nodes(step.op, at + len(origins))
-            for _ in mine[1:]:
+            nodes = self._nodes(step.op, at + len(origins))
+            for _ in nodes[1:]:
                 starts.append(len(steps) if begun is None else begun)
                 steps.append((0, 0))
                 begun = None
             event = self._plan.bytes(step.made), self._plan.bytes(ends)
-            if mine:
+            if nodes:
                 starts.append(len(steps) if begun is None else begun)
                 begun = None
             elif event[0] and begun is None:
                 begun = len(steps)
             steps.append(event)
-            origins += mine
+            origins += nodes
         if starts:
             starts[0] = 0
         alone = np.array(steps, dtype=np.int64).reshape(-1, 2).T
@@ -246,8 +245,8 @@ class _Overlay:
         return origins if origins == wanted else []
 
 
-def _made_together(nodes: Sequence[Node]) -> Iterable[Counter[Operation]]:
-    """For each region, how many nodes come from an operation: two from one that sends and
+def _nodes_by_region(nodes: Sequence[Node]) -> Iterable[Counter[Operation]]:
+    """For each region, the number of nodes of each original operation: two if it sends and
     receives."""
     lowered = dict.fromkeys(n.op for n in nodes if n.op is not None)
     regions: dict[Region | None, Counter[Operation]] = {}

@@ -1,5 +1,4 @@
-"""Whether a job runs on a machine at all: what a rank holds at its peak, and what there is for
-it."""
+"""Whether the memory of a job fits a machine: the peak of a rank, and the room on a device."""
 
 from __future__ import annotations
 
@@ -12,20 +11,20 @@ from stagec.machines import Machine
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """Bytes that the rank with the highest peak holds then, and those that a job may use of a
-    device: its capacity, less what the driver, the context and the communicators hold."""
+    """The bytes of the fullest rank at its peak, and the bytes of a device that a job may use: its
+    capacity without those of the driver, the context and the communicators."""
 
     peak: int
     room: int
 
     @property
     def by(self) -> int:
-        """Bytes that are left; below zero, that are missing."""
+        """The bytes that are left; negative if bytes are missing."""
         return self.room - self.peak
 
     @property
     def fits(self) -> bool:
-        """Whether it fits."""
+        """Whether the peak fits."""
         return self.by >= 0
 
     def as_json(self) -> dict[str, Any]:
@@ -34,10 +33,10 @@ class MemoryFit:
 
 
 def memory_fit(machine: Machine, mesh: Mapping[str, int], peak: int) -> MemoryFit:
-    """Of a job on this mesh, which has a communicator for each axis."""
+    """The fit of a job on this mesh, which has a communicator for each axis."""
     return MemoryFit(peak, room_of(machine, mesh))
 
 
 def room_of(machine: Machine, mesh: Mapping[str, int]) -> int:
-    """Bytes of a device that a job on this mesh may use."""
+    """The bytes of a device that a job on this mesh may use."""
     return machine.left(sum(size > 1 for size in mesh.values()))

@@ -1,4 +1,4 @@
-"""The moments of memory plans as rows of counts, of which any sizes make bytes."""
+"""The moments of memory plans as rows of buffer counts, which can be evaluated for any sizes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Ints = npt.NDArray[np.int64]
 
 
 class MemoryMoments:
-    """The moments of the memory plans of these functions, those of the module by default: of plans
-    that a pass has just made, or that are made here. Raises `DiagnosticError`."""
+    """The moments of the memory plans of these functions, by default those of the module. Plans
+    that a pass just made are reused. Raises `DiagnosticError`."""
 
     def __init__(self, module: Module, functions: Sequence[Operation] = ()) -> None:
         values = plain(planned_env(module))
@@ -40,10 +40,10 @@ class MemoryMoments:
 
 
 class FunctionMoments:
-    """The moments of a function, and as expressions what is there from start to end: `parts` on the
-    device, `host`. A row counts the live buffers of each kind: of a size, there for one of
-    `categories`. `works` has the rows of each work, `kept` that of a microbatch in each state,
-    `hosted` bytes that it has on the host; `around` is what is there while actions run, None
+    """The moments of a function, and the bytes of the whole step as expressions: `parts` on the
+    device, and `host`. A row counts the live buffers of each kind, which is a size and one of
+    `categories`. `works` has the rows of each work, `held` the row of a microbatch in each state,
+    `hosted` its bytes on the host, and `around` the row of the buffers around all actions, None
     without actions."""
 
     def __init__(self, plan: FunctionPlan) -> None:
@@ -60,16 +60,16 @@ class FunctionMoments:
         self.works = {work: count.moments(planner.run(work)) for work in plan.works()}
         after = (s for w in self.works for s in (after_work(w), *first_runs(w)))
         states = dict.fromkeys([MicrobatchState(), *after])
-        self.kept = {state: count.of(planner.kept(state)) for state in states}
+        self.held = {state: count.of(planner.kept(state)) for state in states}
         self.hosted = {state: total_of(planner.kept(state), on_host) for state in states}
 
     def residency(self, *, hosted: bool = False) -> Mapping[MicrobatchState, bool]:
-        """Whether a microbatch holds anything in each state, on the device or on the host; what is
-        there after first runs is there always."""
+        """Whether a microbatch holds bytes in each state, on the device or on the host, for which
+        states after first runs always count."""
         if hosted:
             return {s: any(map(is_first_run, s)) or size != ZERO for s, size in self.hosted.items()}
         some = np.array([size != ZERO for size in self._sizes], dtype=bool)
-        return {state: bool((counts * some).any()) for state, counts in self.kept.items()}
+        return {state: bool((counts * some).any()) for state, counts in self.held.items()}
 
     def bytes_of(self, values: Env) -> list[int]:
         """The bytes of a buffer of each kind."""
@@ -78,7 +78,7 @@ class FunctionMoments:
 
 
 class _Counts:
-    """Counts buffers by the number of their kind, of which there are so many."""
+    """Counts buffers by the number of their kind."""
 
     def __init__(self, slots: Mapping[Buffer, int], kinds: int) -> None:
         self._slots, self._kinds = slots, kinds
@@ -95,8 +95,8 @@ class _Counts:
                 counts[slot] += sign
 
     def moments(self, run: MemoryRun) -> Ints:
-        """How many buffers of each kind live at each moment of a run that may be the worst, beside
-        what was there at its start, in order."""
+        """The live buffers of each kind at each moment of a run that may be the peak, without those
+        from before the run, in order."""
         live = [0] * self._kinds
         rows: dict[tuple[int, ...], None] = {}
         for step, ends in run:
@@ -108,7 +108,7 @@ class _Counts:
 
 
 def sums_of(rows: Ints, sizes: Sequence[int]) -> Ints:
-    """The sum of each row's counts times the sizes, as Python's integers where they are large."""
+    """The bytes of each row, its counts times the sizes; as Python integers if they are large."""
     bound = int(np.abs(rows).sum(axis=1).max()) * max(map(abs, sizes), default=0)
     kind = np.int64 if bound < 1 << 62 else object
     sums: Ints = rows.astype(kind) @ np.array(sizes, dtype=kind)
@@ -116,8 +116,7 @@ def sums_of(rows: Ints, sizes: Sequence[int]) -> Ints:
 
 
 def worst(rows: Ints, sizes: Sequence[int]) -> tuple[int, int]:
-    """The largest sum of a row's counts times the sizes, and the first row that has it; 0
-    without rows."""
+    """The largest bytes of a row, and the first row with them; 0 without rows."""
     if not rows.size:
         return 0, 0
     sums = sums_of(rows, sizes)
@@ -126,12 +125,12 @@ def worst(rows: Ints, sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def most(rows: Ints, sizes: Sequence[int]) -> int:
-    """The largest sum of a row's counts times the sizes; 0 if there are none."""
+    """The largest bytes of a row; 0 without rows."""
     return worst(rows, sizes)[0]
 
 
 def by_category(counts: Ints, categories: Sequence[str], sizes: Sequence[int]) -> Mapping[str, int]:
-    """The bytes of buffers that are counted by kind."""
+    """The bytes of each category, from the counts of each kind of buffer."""
     totals: Counter[str] = Counter()
     for number, category, size in zip(counts.tolist(), categories, sizes, strict=True):
         totals[category] += number * size

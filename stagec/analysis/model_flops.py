@@ -1,14 +1,14 @@
-"""Model FLOPs and tokens: what a step does by the model's text, however it is compiled.
+"""Model FLOPs and tokens of a step, from the text of the model, however it is compiled.
 
 Papers divide FLOPs by time and peak for the model FLOPs utilization (MFU, arXiv 2204.02311,
-appendix B; 2205.05198, section 5.3). Counted are matrix products and fused attention, attention
-under a causal mask at half, under other masks with the pairs that they leave; backward is twice
-forward, and nothing is computed again. Of a product with a frozen weight backward has the gradient
-of its other operand alone, and neither where nothing before it is trained; low-rank adapters
-themselves, less than a percent, do not count. Products of routers count: DeepSeek-V3 with multi-
-token prediction has 260.64 GFLOP a token at a sequence of 4,096, where Megatron-Core, which leaves
-them out, publishes 260.02. Attention that a text writes as products and a softmax counts with all
-its scores, as in arXiv 2104.04473, equation 3.
+appendix B; 2205.05198, section 5.3). Matrix products and fused attention count: attention at half
+under a causal mask, and by its unmasked pairs under other masks. Backward is twice forward, and
+recomputation does not count. Backward of a product with a frozen weight has only the gradient of
+the other operand, and none if nothing before it is trained; low-rank adapters themselves, less than
+a percent, do not count. Products of routers count: DeepSeek-V3 with multi-token prediction has
+260.64 GFLOP per token at a sequence of 4,096, while Megatron-Core, which leaves them out, publishes
+260.02. Attention that a text writes as products and a softmax counts with all its scores, as in
+arXiv 2104.04473, equation 3.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from stagec.ir_spec.strategy.freeze import FreezeRule
 from stagec.ir_spec.strategy.lora import LoraRule
 from stagec.sharding.strategy import read_strategy
 
-#: Gradients of a product: one for each operand.
+#: The gradients of a product, one for each operand.
 _BOTH = 2
-#: How many gradients of a product or of attention are needed.
+#: The number of required gradients of a product or of attention.
 _Needed = Callable[[Operation], int]
 
 
 class ModelFlops(NamedTuple):
-    """FLOPs by the text of a model, of all ranks together: of forward, and of backward if it is
+    """The FLOPs of a model over all ranks, by its text: of forward, and of backward if it is
     trained."""
 
     forward: Expr
@@ -41,20 +41,21 @@ class ModelFlops(NamedTuple):
 
 
 def model_flops(module: Module) -> ModelFlops:
-    """The FLOPs of a module with types: matrix products, and attention with half of the pairs if it
-    is causal, or those that another mask leaves."""
+    """The FLOPs of a typed module: matrix products, and attention with its unmasked pairs (half of
+    them if it is causal)."""
     needed = _needed(module)
     return _sum(_of_region(func.body, needed) for func in module.functions)
 
 
 def step_flops(flops: ModelFlops, graphs: Sequence[Operation]) -> Expr:
-    """Those of a step, with backward if there is one."""
+    """The FLOPs of a step, with backward if its graphs have one."""
     trains = any(op.phase == "backward" for graph in graphs for op in graph.body.walk())
     return flops.forward + flops.backward if trains else flops.forward
 
 
 def summed(models: Iterable[tuple[ModelFlops | None, Module]]) -> ModelFlops | None:
-    """The FLOPs of several models, each in the sizes of its own module; None if one is open."""
+    """The FLOPs of several models, each with the sizes of its own module; None if those of one are
+    unknown."""
     each = list(models)
     if len(each) == 1:
         return each[0][0]
@@ -67,9 +68,9 @@ def summed(models: Iterable[tuple[ModelFlops | None, Module]]) -> ModelFlops | N
 
 
 def _needed(module: Module) -> _Needed:
-    """Which gradients training needs: those of operands that are trained, or in which what is
-    trained has a part. Beside the parameters that `stg.lora` names there are adapters, which are
-    trained in place of all parameters; `stg.freeze` has the last word on each parameter."""
+    """The required gradients: those of operands that are trained or depend on trained values.
+    `stg.lora` adds adapters to parameters, which are trained in place of all parameters;
+    `stg.freeze` overrides this for each parameter."""
     body, every, strategy = module.main.body, module.parameters(), read_strategy(module)
     adapted = {*filter(strategy.one(LoraRule).adapts, every)}
     frozen = {p: strategy.one(FreezeRule).freezes(p.name) for p in every}
@@ -86,7 +87,7 @@ def _needed(module: Module) -> _Needed:
 
 
 def _bound(body: Region, given: set[Value]) -> set[Value]:
-    """These values, and what they are called in regions."""
+    """These values, and the arguments of regions that are bound to them."""
     bound = set(given)
     for op in body.walk():
         if op.region is not None:
@@ -96,9 +97,9 @@ def _bound(body: Region, given: set[Value]) -> set[Value]:
 
 
 def step_tokens(module: Module) -> Expr | None:
-    """Tokens of a step of all ranks: elements of the first input of whole numbers of each sequence
-    (two dimensions; lists of rows to look up have three, and tables of distances know of no batch);
-    None without one."""
+    """The tokens of a step over all ranks: the elements of the first input of integers with two
+    dimensions (lists of rows to look up have three) that depends on the batch (tables of distances
+    do not); None without one."""
     types = (arg.type for arg in module.main.body.args)
     sizes = (t.elements for t in types if isinstance(t, TensorType) and _of_tokens(t))
     batched = BATCH in module.symbols

@@ -1,7 +1,7 @@
-"""What bounds each op of a step: its FLOPs for each byte, beside those of the machine.
+"""The bound of each op of a step: its FLOPs per byte, compared with those of the machine.
 
 The roofline of S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009): an op whose
-FLOPs for each byte are below the ridge, peak over bandwidth, waits for memory, else it computes.
+FLOPs per byte are below the ridge, peak over bandwidth, is bound by memory, else by compute.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ COMMUNICATION, COMPUTE = "communication", "compute"
 
 @dataclass(frozen=True, slots=True)
 class OpBound:
-    """An op on a rank of these stages, which it calls so often in a step. FLOPs and bytes are those
-    of one call. `kernel` is that of `Kernel.kind`, or `communication`, whose `bytes` are those of
-    the full buffer; `dtype` is '' for what neither multiplies matrices nor communicates."""
+    """An op on a rank of these stages, with the calls in a step, and the FLOPs and bytes of a call.
+    `kernel` is a `Kernel.kind`, or `communication`, whose `bytes` are those of the full buffer;
+    `dtype` is '' for ops that neither multiply matrices nor communicate."""
 
     op: str
     kind: str
@@ -46,8 +46,8 @@ class OpBound:
 
     def shown(self, show: Callable[[Expr], Any], machine: Machine | None) -> dict[str, Any]:
         """The object of `--json`, with FLOPs and bytes of all calls: numbers, or texts of
-        expressions. `intensity` is FLOPs for each byte, null of communication and of what moves
-        nothing; without a machine `ridge` and `bound` are null, but `bound` of communication."""
+        expressions. `intensity` is FLOPs per byte, null for communication and for ops that move
+        nothing. Without a machine `ridge` and `bound` are null, except `bound` of communication."""
         flops, size = (show(expand(self.calls * each)) for each in (self.flops, self.bytes))
         moves = self.kernel == COMMUNICATION
         intensity = None if moves else self._intensity(flops, size)
@@ -81,10 +81,10 @@ class OpBound:
 def op_bounds(
     module: Module, *, symbolic: bool = False, machine: Machine | None = None
 ) -> list[dict[str, Any]]:
-    """The ops of a lowered step that take time, as `OpBound.shown`, in the order of the text. Of
-    ranks with loads of experts of their own it is the first class. Raises `DiagnosticError` for a
-    type that the machine does not multiply, and if a size is open that is not asked for in symbols.
-    """
+    """The ops of a lowered step that take time, as `OpBound.shown`, in the order of the text. If
+    expert loads differ between ranks, they are those of the first class. Raises `DiagnosticError`
+    for an element type without a peak rate on the machine, and for an open size without
+    `symbolic`."""
     rows: list[dict[str, Any]] = []
     for graph in lowered_graphs(module):
         means = MeanLoads(module, graph)

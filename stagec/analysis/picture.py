@@ -1,9 +1,9 @@
-"""What the ranks of each class hold over the time of a step: the data of the memory picture.
+"""The data of the memory picture: the memory of each rank class over the time of a step.
 
-Times are of a roofline: a computation takes as long as its FLOPs at the device's rate or its bytes
-at its memory's bandwidth, whichever is longer. Communication, copies to the host and launches take
-none. Ranks of a pipeline wait for each other's actions; the optimizer starts when all have run
-theirs. Where ranks of a class differ by their coordinates, times are those of the last one.
+Times are those of a roofline: a computation takes the longer of its FLOPs at the rate of the device
+and its bytes at the bandwidth of its memory. Communication, copies to the host and launches take no
+time. Pipeline stages wait for each other's actions, and the optimizer starts after all of them. If
+ranks of a class differ by their coordinates, times are those of the last one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from stagec.sharding.work import is_computation, work_of
 from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations
 
-#: More operations of a function than this, in all iterations of its repeats, are not drawn.
+#: The largest number of operations of a function that can be drawn, over all iterations.
 MOST_OPERATIONS = 250_000
-#: Values of which less than this part of the peak is ever there are shown together.
+#: Values whose bytes never reach the peak divided by this are shown together.
 SMALL = 1000
 SMALLER = "smaller buffers"
 _PICOSECONDS = 10**12
@@ -42,8 +42,8 @@ _PICOSECONDS = 10**12
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The buffers of one value over the step, or all smaller ones of a category (of 1 byte each):
-    the bytes of one, and from which column on there are how many."""
+    """The buffers of a value over the step, or all smaller ones of a category (as 1 byte each): the
+    bytes of `each`, and the columns at which their number changes, with the new number."""
 
     name: str
     type: str
@@ -55,7 +55,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """The start of a column, in picoseconds, and its highest moment: actions, operation, phase
+    """The start of a column in picoseconds, and its highest moment: actions, operation and phase
     ("" while the rank waits)."""
 
     start: int
@@ -66,8 +66,8 @@ class Instant:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A rank class over its step: the most bytes that are held, the end of the step in
-    picoseconds, columns and bands."""
+    """A rank class over its step: the peak in bytes, the end of the step in picoseconds, columns
+    and bands."""
 
     stage: int
     ranks: int
@@ -78,9 +78,9 @@ class Picture:
 
 
 def pictures(module: Module, machine: Machine, most: int) -> list[Picture]:
-    """A picture of each rank class of a planned module, by stage, of `most` columns at most.
+    """A picture of each rank class of a planned module, by stage, with at most `most` columns.
 
-    Raises `DiagnosticError` if a size is open, or for far too many layers.
+    Raises `DiagnosticError` if a size is open, or for too many operations.
     """
     stages = dict(sorted(_stages(module, machine)))
     spans = _spans(module, stages)
@@ -121,7 +121,7 @@ def _check_operations(module: Module, func: Operation) -> None:
 
 
 def _operations(region: Region, env: Env) -> int:
-    """All operations of a region, those of repeats as often as they run."""
+    """The number of operations of a region, over all iterations of repeats."""
     ops = len(region.ops)
     for op in region.ops:
         if op.region is not None:
@@ -151,8 +151,8 @@ def _duration(module: Module, machine: Machine) -> Callable[[Operation], int]:
 
 
 def _spans(module: Module, stages: Mapping[int, _Stage]) -> Mapping[int, Sequence[Span]]:
-    """When each stage of a pipeline runs which turn of its schedule; the first one begins when all
-    are ready."""
+    """The start and end of each turn of the schedule, by stage; the first one begins when all
+    stages are ready."""
     placement = placement_of(module, module.functions[0])
     if placement is None:
         return {}
@@ -167,7 +167,7 @@ def _spans(module: Module, stages: Mapping[int, _Stage]) -> Mapping[int, Sequenc
 
 
 def _costs(times: Mapping[ActionRegion, int], chunk: int) -> Costs:
-    """Times of the actions of a chunk; what costs have to be above 0 takes a picosecond."""
+    """The times of the actions of a chunk, at least a picosecond where costs must be positive."""
     forward, backward, weights = (
         times.get((kind, chunk), 0) for kind in ("forward", "backward", "weights")
     )
@@ -196,7 +196,7 @@ def _moment(column: CurveColumn) -> Instant:
 def _bands(
     columns: Sequence[CurveColumn], sizes: Mapping[BufferKind, int], peak: int
 ) -> Iterator[Band]:
-    """Largest first, smaller ones of a category as one."""
+    """The bands, largest first, and one for the smaller values of each category."""
     most: dict[BufferKind, int] = {}
     for column in columns:
         for kind, count in column.counts.items():
@@ -208,12 +208,12 @@ def _bands(
         yield Band(value.name, str(value.type), category, line_of(value), each, _changes(row))
     small = most.keys() - set(large)
     for category in dict.fromkeys(c for _, c in most):
-        mine = [k for k in small if k[1] == category]
-        row = [sum(c.counts.get(k, 0) * sizes[k] for k in mine) for c in columns]
+        kinds = [k for k in small if k[1] == category]
+        row = [sum(c.counts.get(k, 0) * sizes[k] for k in kinds) for c in columns]
         if any(row):
             yield Band(SMALLER, "", category, "", 1, _changes(row))
 
 
 def _changes(row: Sequence[int]) -> list[tuple[int, int]]:
-    """Where a row of numbers changes, from 0 before the first, and to what."""
+    """The places at which a row of numbers changes, starting from 0, and the new numbers."""
     return [(i, n) for i, (before, n) in enumerate(pairwise([0, *row])) if n != before]

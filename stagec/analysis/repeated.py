@@ -1,11 +1,11 @@
-"""Work that ranks repeat: computations in which no dimension and no sum is split over an axis, so
-that all ranks of the axis compute the same.
+"""Redundant work: computations in which no dimension and no sum is split over an axis, so that all
+ranks of the axis compute the same.
 
     %y = stg.einsum["bsd,df->bsf"](%x, %w) : bf16[B@dp, S, F@tp]     ranks of cp repeat it
 
-Counted are the FLOPs that a rank executes in forward, backward and recomputation; what the
-optimizer repeats without ZeRO is known, and little. A norm that tensor-parallel ranks repeat
-without sequence parallelism is repeated work too, and normal: what is below `NOTABLE` is not said.
+The FLOPs of a rank in forward, backward and recomputation count; those that the optimizer repeats
+without ZeRO are expected, and few. Norms that tensor-parallel ranks repeat without sequence
+parallelism are redundant too, but normal: shares below `NOTABLE` are not reported.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from stagec.sharding.strategy import read_strategy
 from stagec.sharding.work import is_computation, work_of
 from stagec.support.diagnostics import Diagnostic
 
-#: The pass after which types are those of each rank.
+#: The pass after which types are those of a rank.
 PLACED = "insert-collectives"
-#: The share of a rank's FLOPs from which repeated work is worth a remark.
+#: The share of the FLOPs of a rank from which repeated work is reported.
 NOTABLE = Fraction(1, 5)
 _PHASES = ("forward", "backward", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The share of a rank's FLOPs that all ranks of an axis compute alike, and the operation that
-    has most of them."""
+    """The share of the FLOPs of a rank that all ranks of an axis repeat, and the operation with the
+    most of them."""
 
     axis: str
     share: Fraction
     most: Operation
 
     def remark(self) -> Diagnostic:
-        """The share, and what is not split."""
+        """A remark about the share and the operation."""
         where = next((r.type for r in self.most.results if isinstance(r.type, TensorType)), None)
         text = (
             f"ranks of {self.axis} repeat {float(self.share):.0%} of their FLOPs, most in "
@@ -54,7 +54,7 @@ class Repeated:
 
 
 class RepeatedWork(Hooks):
-    """Finds the repeated work of a step when its values are placed."""
+    """Finds the repeated work of a step after collectives are inserted."""
 
     def __init__(self) -> None:
         self.entries: tuple[Repeated, ...] = ()
@@ -65,7 +65,7 @@ class RepeatedWork(Hooks):
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each axis that repeats anything, as data."""
+        """The nonzero shares by axis."""
         return {r.axis: round(float(r.share), 6) for r in self.entries if r.share}
 
     def remarks(self) -> Iterator[Diagnostic]:
@@ -74,8 +74,7 @@ class RepeatedWork(Hooks):
 
 
 def repeated_work(module: Module) -> Iterator[Repeated]:
-    """What ranks of each axis repeat, of a module that is placed and whose sizes are known; nothing
-    if a size is open."""
+    """The repeated work of each axis of a partitioned module; nothing if a size is open."""
     stages = read_strategy(module).pipeline
     sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
     axes = [a for a, n in sizes.items() if n != 1 and (stages is None or a != stages.over)]
@@ -87,14 +86,14 @@ def repeated_work(module: Module) -> Iterator[Repeated]:
         return
     everything = sum(n for _, n in work)
     for axis in axes:
-        mine = [(op, n) for op, n in work if n and axis not in _axes(op)]
-        if mine:
-            most = max(mine, key=lambda each: each[1])[0]
-            yield Repeated(axis, Fraction(sum(n for _, n in mine), everything), most)
+        shared = [(op, n) for op, n in work if n and axis not in _axes(op)]
+        if shared:
+            most = max(shared, key=lambda each: each[1])[0]
+            yield Repeated(axis, Fraction(sum(n for _, n in shared), everything), most)
 
 
 def _flops(module: Module) -> Iterator[tuple[Operation, int]]:
-    """All computations, each with the FLOPs of one rank in a step."""
+    """All computations, each with its FLOPs per rank and step."""
     env = planned_env(module)
 
     def flops(op: Operation) -> Expr:
@@ -116,7 +115,7 @@ def _flops(module: Module) -> Iterator[tuple[Operation, int]]:
 
 
 def _axes(op: Operation) -> frozenset[str]:
-    """The axes over which a dimension of the operation, or a sum, is split."""
+    """The axes over which a dimension or a sum of the operation is split."""
     types = [v.type for v in (*op.operands, *op.results)]
     tensors = [t for t in types if isinstance(t, TensorType)]
     return frozenset(a for t in tensors for a in (*t.axes, *t.partial_axes))

@@ -1,4 +1,4 @@
-"""The analysis as plain data: the object that `stagec analyze --json` prints, with numbers or
+"""The analysis as plain data: the object of `stagec analyze --json`, with numbers or
 expressions."""
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ def analysis(
     worst: Mapping[int, Mapping[str, Any]] | None = None,
     flops: ModelFlops | None = None,
 ) -> dict[str, Any]:
-    """Counts per rank and training step of a lowered module; `worst` are the `worst_moments` of
-    its plan, `flops` the `model_flops` of its text.
+    """The counts per rank and step of a lowered module; `worst` are the `worst_moments` of its
+    plan, and `flops` the `model_flops` of its text.
 
-    With `symbolic` every number is the text of an expression. Raises `DiagnosticError` if a size is
-    open otherwise.
+    With `symbolic` every number is the text of an expression. Without it, raises `DiagnosticError`
+    if a size is open.
     """
     graphs = lowered_graphs(module)
     show: Show = _text if symbolic else in_env(module.env, module)
     summed = _multiplied_out if symbolic else show
     mesh = module.mesh
     axes = {a: (n if n is not None else a) for a, n in mesh.sizes.items()} if mesh else {}
-    known = worst or {}
+    peaks = worst or {}
     classes: list[dict[str, Any]] = []
     products: dict[str, Expr] = dict.fromkeys(MATMUL_PHASES, ZERO)
     for graph in graphs:
-        for stage, entry, mine in _classes(module, graph, symbolic):
-            classes.append({**entry, "worst": known.get(stage)})
-            products = {phase: products[phase] + mine[phase] for phase in products}
+        for stage, entry, matmul in _classes(module, graph, symbolic):
+            classes.append({**entry, "worst": peaks.get(stage)})
+            products = {phase: products[phase] + matmul[phase] for phase in products}
     parameters = graphs[0].attrs.get("parameters")
     trainable = graphs[0].attrs.get("trainable", parameters)
     return {
@@ -78,9 +78,9 @@ def analysis(
 def _classes(
     module: Module, graph: Operation, symbolic: bool
 ) -> Iterator[tuple[int, dict[str, Any], Mapping[str, Expr]]]:
-    """One entry for each rank class that runs the graph, with its stage, and FLOPs of matrix
-    products of all its ranks: numbers that do not differ are shared."""
-    means, alike = MeanLoads(module, graph), dict[str, Any]()
+    """The stage and the entry of each rank class that runs the graph, and the FLOPs of matrix
+    products of all its ranks. Figures that do not differ between classes are computed once."""
+    means, figures = MeanLoads(module, graph), dict[str, Any]()
     counts = count_graph(module, graph, Operation.expr if symbolic else means.size)
     memories: dict[int, dict[str, Any]] = {}
     axis = graph.text("over")
@@ -90,8 +90,8 @@ def _classes(
         loads = means.values(coords)
         env: Env = {**module.env, **inner, **loads}
         show: Show = _text if symbolic else in_env(env, module)
-        if inner or loads or not alike:
-            alike = _class(counts, show, symbolic)
+        if inner or loads or not figures:
+            figures = _class(counts, show, symbolic)
         stage = coords.get(axis, 0)
         rest = [f"{a}{i}" for a, i in coords.items() if a != axis]
         if stage not in memories:
@@ -100,14 +100,14 @@ def _classes(
             memories[stage] = {n: planned(memory.get(n, ZERO)) for n in named}
         ranks = _ranks(module, coords)
         entry = {
-            **alike,
+            **figures,
             "name": "-".join((f"stage{stage}", *rest)),
             "count": show(ranks),
             "example_rank": _first_rank(module, coords),
             "coords": coords,
             "memory": memories[stage],
         }
-        flops = alike["matmul_flops"]
+        flops = figures["matmul_flops"]
         products = {
             p: ranks * (counts.matmul.get(p, ZERO) if symbolic else const(flops[p]))
             for p in MATMUL_PHASES
@@ -121,7 +121,7 @@ def _ranks(module: Module, coords: Mapping[str, int]) -> Expr:
 
 
 def _first_rank(module: Module, coords: Mapping[str, int]) -> int:
-    """The lowest rank at these coordinates; axes that are open count as 1."""
+    """The lowest rank at these coordinates; open axes count as 1."""
     rank = 0
     sizes = module.mesh.sizes if module.mesh else dict[str, int | None]()
     for axis, size in sizes.items():
@@ -130,7 +130,7 @@ def _first_rank(module: Module, coords: Mapping[str, int]) -> int:
 
 
 def in_env(env: Env, module: Module) -> Show:
-    """What evaluates an expression. Raises `DiagnosticError` for one with open sizes."""
+    """A function that evaluates expressions, and raises `DiagnosticError` for open sizes."""
     return lambda e: _number(e, env, module)
 
 
@@ -139,7 +139,7 @@ def _text(value: Expr) -> str:
 
 
 def _multiplied_out(value: Expr) -> str:
-    """The text of a sum of many products; a number is the same without, and that takes long."""
+    """The text of an expanded expression. Numbers do not need this, and it is slow."""
     return str(expand(value))
 
 
@@ -199,7 +199,7 @@ def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, A
 
 
 def _messages(counts: Counts, show: Show, summed: Show) -> list[dict[str, Any]]:
-    """What is sent and received; what has no calls at these sizes is left out."""
+    """The sent and received messages; those without calls at these sizes are left out."""
     rows = [
         {
             "dir": key.dir,

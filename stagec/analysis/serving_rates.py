@@ -1,5 +1,4 @@
-"""What users of a server meet, and what its ranks give: from the seconds of a step of prefill, and
-those of a step of decode."""
+"""Latency and throughput of a server, from the seconds of its steps of prefill and of decode."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from stagec.time.streams import BUBBLE, SCHEDULER
 
 @dataclass(frozen=True, slots=True)
 class PodStep:
-    """A pod at work: `sequences` of a step, its `seconds`, and the `ranks` of the pod. Where it
-    hands over what it computed, `sending` are the seconds that its links are busy with a step, and
-    `exposed` those until everything has arrived, behind the step. `request` are the seconds of a
-    request outside of its steps. A prompt passes pipeline stages in `passes` seconds, one chunk
-    behind the other, by default in all `seconds` of its steps."""
+    """A step of a pod: its `sequences`, its `seconds`, and the `ranks` of the pod. If it transfers
+    caches, `sending` are the seconds for which its links are busy with a step, and `exposed` those
+    from the end of the step to the arrival of everything. `request` are the seconds of a request
+    outside of its steps. `passes` are the seconds in which the chunks of a prompt pass all pipeline
+    stages, by default all `seconds`."""
 
     sequences: int
     seconds: float
@@ -31,10 +30,10 @@ class PodStep:
 class ServingRates:
     """A server under a steady load of `batch` sequences in decode at any time.
 
-    `ttft` is the time from a request to its first token, and to its caches where they are decoded,
-    without waiting for others; `tpot` the mean time from one token to the next; `latency` that of a
-    whole request; `per_user` and `per_rank` are output tokens per second. `prefill_pods` are
-    the pods for prefill that keep one pod for decode busy, 0 where the same ranks do both.
+    `ttft` is the time from a request to its first token, and to the arrival of its caches in the
+    pod that decodes, without waiting for other requests; `tpot` the mean time from one token to the
+    next; `latency` that of a whole request; `per_user` and `per_rank` are output tokens per second.
+    `prefill_pods` are the prefill pods that keep one decode pod busy, 0 if the same ranks do both.
     """
 
     batch: int
@@ -51,16 +50,16 @@ class ServingRates:
         return 1 / self.tpot
 
     def delayed(self, seconds: float) -> ServingRates:
-        """The same with requests that wait for so many seconds before their prompts are computed,
-        while the ranks compute others."""
+        """These rates with requests that wait `seconds` before their prompts are computed, while
+        the ranks compute others."""
         return replace(self, ttft=self.ttft + seconds, latency=self.latency + seconds)
 
 
 def steady_parts(parts: Mapping[str, float], seconds: float, stages: int) -> Mapping[str, float]:
-    """Where the seconds of a step of one microbatch on pipeline stages go, of which other sequences
-    fill the bubble, as in engines (vLLM's `max_concurrent_batches` is the number of stages): as
-    many stages as busy as the slowest one, of which `parts` are the seconds; what is left of its
-    `seconds` from the first stage to the last are stages that wait. The scheduler is there once."""
+    """The breakdown of a step of one microbatch on pipeline stages whose bubble is filled by other
+    sequences, as in engines (vLLM's `max_concurrent_batches` is the number of stages). Every stage
+    is as busy as the slowest one, whose seconds are `parts`; the rest of the `seconds` of the step
+    is waiting. The scheduler counts once."""
     if stages == 1:
         return parts
     times = {name: 1 if name == SCHEDULER else stages for name in parts if name != BUBBLE}
@@ -69,27 +68,27 @@ def steady_parts(parts: Mapping[str, float], seconds: float, stages: int) -> Map
 
 
 def steady_seconds(parts: Mapping[str, float], seconds: float, stages: int) -> float:
-    """The seconds of such a step, which takes no less than all of `steady_parts`."""
+    """The seconds of such a step: at least the sum of `steady_parts`."""
     least = sum(steady_parts(parts, seconds, stages).values()) if stages > 1 else 0.0
     return max(seconds, least)
 
 
 def step_pace(parts: Mapping[str, float], stages: int) -> float:
-    """The seconds from such a step to the next one, where as many as stages are under way and the
-    slowest one is never idle."""
+    """The seconds from such a step to the next one, if there are as many steps in flight as stages
+    and the slowest stage is never idle."""
     return steady_seconds(parts, 0.0, stages) / stages
 
 
 def chunks_pass(before: float, last: float, stages: int) -> float:
-    """The seconds in which a prompt passes so many stages: those of the steps of its chunks but
-    the last one, each of which begins when the first stage has done the one `before`, and of its
-    last step."""
+    """The seconds in which a prompt passes `stages` stages: `before` are those of the steps of all
+    chunks except the last one, each of which begins after the first stage of the previous one, and
+    `last` those of the last step."""
     return before / stages + last
 
 
 def tokens_accepted(rate: float, drafts: int) -> float:
-    """The tokens of a sequence that a step gives on average, which verifies drafts of which each
-    is right by this `rate`, and one token more (arXiv 2211.17192, equation 1):
+    """The mean number of tokens per sequence of a step that verifies `drafts` tokens, each of which
+    is accepted at this `rate`, and adds one token (arXiv 2211.17192, equation 1):
 
         1 + a + a^2 + ... + a^K = (1 - a^(K+1)) / (1 - a)
     """
@@ -97,17 +96,17 @@ def tokens_accepted(rate: float, drafts: int) -> float:
 
 
 def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
-    """The same ranks prefill and decode, a step of one or of the other at a time.
+    """The same ranks prefill and decode, in alternating steps.
 
-    While a sequence makes its O tokens, the first of which its prompt gives, B others come and go:
-    the ranks run O - 1 steps of decode and B / b of prefill, with b prompts each. So
+    While a sequence generates its O tokens, the first of them in prefill, each of B sequences is
+    replaced once: the ranks run O - 1 steps of decode and B / b of prefill, with b prompts each. So
 
         cycle = (O - 1) t_decode + B / b t_prefill
         tokens/s = B O / cycle
         TPOT = t_decode + (B / b - 1) t_prefill / (O - 1)
 
-    the last one since a sequence waits for the prompts of others, not for its own. Steady state:
-    each sequence that ends is followed by another one.
+    where TPOT has B / b - 1 since a sequence waits for the prompts of others, not for its own. In
+    the steady state, each sequence that ends is followed by another one.
     """
     turns = decode.sequences / prefill.sequences
     cycle = (output - 1) * decode.seconds + turns * prefill.seconds
@@ -115,23 +114,23 @@ def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
     return _rates(prefill, decode, output, tpot, decode.sequences * output / cycle, 0.0)
 
 
-def beside(
+def chunked(
     decode: PodStep, mixed: PodStep, work: PromptChunks, output: int, *, waits: bool = False
 ) -> ServingRates:
-    """The same ranks prefill and decode in the same steps: `decode` and `mixed` are a step without
-    and with chunks of so many prompts, as `work` has them for each group of ranks in a share s of
-    the steps. Of a sequence
+    """The same ranks prefill and decode in the same steps: `decode` and `mixed` are steps without
+    and with chunks of prompts; `work` has the chunks of each group of ranks, which are in a share s
+    of the steps. A sequence has
 
         TPOT = t_decode + s (B - 1) / B (t_mixed - t_decode)
 
-    as it waits for the prompts of others, not for its own. The ranks end
+    since it waits for the prompts of others, not for its own. The ranks complete
 
         requests/s = B / ((O - 1) (t_decode + s (t_mixed - t_decode)))
 
-    Where prompts of all B would come faster than steps take them, some sequence `waits`. The mixed
-    step has those that decode (`stagec.analysis.steady_server.decoding`), and each step is one, so
-    m steps of a prompt bound the rate, with n prompts at a time, and what is left of the B
-    sequences that the server has at any time waits (Little's law):
+    If the prompts of all B sequences arrive faster than steps can take them, some sequence `waits`.
+    The mixed step then has the sequences that decode (`stagec.analysis.steady_server.decoding`),
+    and every step is mixed: the m steps of a prompt bound the rate, with n prompts at a time, and
+    the rest of the B sequences in the server waits (Little's law):
 
         TPOT = t_mixed,  requests/s = n / (m t_mixed)
         TTFT = request + B / (requests/s) - (O - 1) TPOT
@@ -152,13 +151,13 @@ def beside(
 def disaggregated(
     prefill: PodStep, decode: PodStep, output: int, pods: tuple[int, int] | None = None
 ) -> ServingRates:
-    """Some pods prefill, others decode: as many of each as keep each other busy, or so many whole
-    `pods` of each, of which the slower ones say how many requests end.
+    """Some pods prefill and others decode: in the ratio that keeps both busy, or in whole numbers
+    `pods`, of which the slower kind bounds the throughput.
 
-    A pod for prefill ends b / t_prefill prompts per second, one for decode B / ((O - 1) t_decode),
-    so `B t_prefill / (b (O - 1) t_decode)` pods prefill for one that decodes. The caches of a step
-    cross while its layers and those of the next step are computed; a pod whose links are busy for
-    longer than it computes ends as many prompts as they send. TTFT is there when the caches are.
+    A prefill pod completes b / t_prefill prompts per second, a decode pod B / ((O - 1) t_decode)
+    requests, so `B t_prefill / (b (O - 1) t_decode)` prefill pods serve one decode pod. The caches
+    of a step are sent while its layers and those of the next step are computed; if the links are
+    busy for longer than that, they bound the rate. TTFT ends when the caches have arrived.
     """
     rate = decode.sequences / ((output - 1) * decode.seconds)
     prompts = prefill.sequences / max(prefill.seconds, prefill.sending)

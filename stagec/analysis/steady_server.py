@@ -1,8 +1,8 @@
 """Servers in a steady state, aggregated and disaggregated, from the seconds of their steps.
 
-Each sequence that ends is followed by another one, and requests come evenly spaced: nothing waits.
-A sequence takes one token of its O from the step that ends its prompt, and O - 1 from steps that
-decode.
+Each sequence that ends is followed by another one, and requests are evenly spaced, so none waits. A
+sequence gets the first of its O tokens from the step that ends its prompt, and O - 1 from decode
+steps.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from math import ceil, floor
 
 @dataclass(frozen=True, slots=True)
 class PromptChunks:
-    """How the prompts of a group of ranks go through its steps: `steps` of a prompt with `size`
-    tokens each, of so many `prompts` at a time. `share` is that of the steps that have some; above
-    1, prompts come faster than steps take them."""
+    """The chunks of prompts in the steps of a group of ranks: each prompt takes `steps` steps with
+    `size` tokens each, and `prompts` prompts are in a step. `share` is the share of steps with
+    chunks; above 1, prompts arrive faster than steps can take them."""
 
     steps: int
     size: int
@@ -25,22 +25,22 @@ class PromptChunks:
 
     @property
     def past(self) -> int:
-        """Tokens of a prompt that are cached before one of its steps, on average."""
+        """The mean number of cached tokens of a prompt before one of its steps."""
         return self.size * (self.steps - 1) // 2
 
     @property
     def keeps_up(self) -> bool:
-        """Whether steps take prompts as fast as they come."""
+        """Whether steps can take prompts as fast as they arrive."""
         return self.share <= 1
 
 
 def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunks | None:
-    """The chunks of prompts beside so many `sequences` that decode, in steps of at most `budget`
-    tokens; None if these have no room for any.
+    """The chunks of prompts in steps of at most `budget` tokens with `sequences` that decode; None
+    if there is no room for any.
 
     In O - 1 steps each of the B sequences is replaced once, so B prompts of P tokens are computed,
-    each in m = ceil(P / (T - B)) steps of T - B tokens. Where a whole prompt is within the budget,
-    as many are together as keep up, if there is room for so many.
+    each in m = ceil(P / (T - B)) steps of T - B tokens. If a whole prompt is within the budget, a
+    step has as many prompts as are needed to keep up, as far as there is room.
     """
     room, turns = budget - sequences, output - 1
     if room < 1:
@@ -54,7 +54,7 @@ def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunk
 
 
 def decoding(sequences: int, budget: int, prompt: int, output: int) -> int:
-    """How many of these sequences of a server decode at any time: the most for which prompts keep
+    """The number of these sequences that decode at any time: the largest one for which prompts keep
     up, at least one; the others wait."""
     keeping = (
         n
@@ -66,16 +66,16 @@ def decoding(sequences: int, budget: int, prompt: int, output: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MatchedPools:
-    """Whole workers that prefill and that decode, and the requests per second that both keep up
-    with."""
+    """Whole numbers of prefill and decode workers, and the requests per second that both
+    sustain."""
 
     prefill: int
     decode: int
     requests: float
 
     def filled(self, ranks: int, prefill_ranks: int, decode_ranks: int) -> MatchedPools:
-        """The same on all of the ranks, as far as workers fit: more that prefill, for which prompts
-        wait less, then more that decode."""
+        """The pools with further workers on the remaining ranks: first for prefill, so that prompts
+        wait less, then for decode."""
         left = ranks - self.prefill * prefill_ranks - self.decode * decode_ranks
         more, left = divmod(left, prefill_ranks)
         return MatchedPools(self.prefill + more, self.decode + left // decode_ranks, self.requests)
@@ -84,12 +84,13 @@ class MatchedPools:
 def matched(
     ranks: int, prefill_ranks: int, decode_ranks: int, prefill: float, decode: float
 ) -> MatchedPools | None:
-    """The workers of each kind on at most so many ranks that end most requests per second together,
-    as few as do; a worker ends `prefill` or `decode` requests per second. None if there is no room
-    for one of each.
+    """The fewest workers of each kind with the highest throughput on at most `ranks` ranks; each
+    completes `prefill` or `decode` requests per second. None if there is no room for one of each.
 
-    The requests of x and y workers are min(x p, y d), and each is at most what the other leaves, so
-    the most is next to where both are equal: x = N d / (r_d p + r_p d), y = N p / (r_d p + r_p d).
+    x and y workers complete min(x p, y d) requests, on the ranks that the other kind leaves, so the
+    optimum is next to the point where both are equal:
+
+        x = N d / (r_d p + r_p d),  y = N p / (r_d p + r_p d)
     """
     if ranks < prefill_ranks + decode_ranks:
         return None
@@ -103,11 +104,11 @@ def matched(
             ((ranks - y * decode_ranks) // prefill_ranks, y),
         )
     best = max(min(x * prefill, y * decode) for x, y in pairs)
-    # as few of each as end so many
+    # the fewest of each with this throughput
     x, y = (max(1, ceil(best / each - 1e-9)) for each in (prefill, decode))
     return MatchedPools(x, y, min(best, x * prefill, y * decode))
 
 
 def per_token(parts: Mapping[str, float], times: float) -> dict[str, float]:
-    """Parts of the seconds of a step, each so many times."""
+    """The parts of the seconds of a step, each multiplied by `times`."""
     return {name: seconds * times for name, seconds in parts.items()}

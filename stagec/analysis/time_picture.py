@@ -1,9 +1,9 @@
-"""What the page of `stagec time --html` draws: every node of every class over the time of a step,
-as plain data for JSON.
+"""The data of the page of `stagec time --html`: every node of every class over the time of a step,
+for JSON.
 
-What is the same again and again is said once: a class is a row of pieces, each a part of an action,
-a piece is a base and the number of an `entry`, an entry the times of nodes after the base. Of a job
-with far too many distinct entries, those of the classes that wait most show their computations by
+Repeated parts are stored once: a class is a sequence of pieces, each a part of an action; a piece
+is a base time and the number of an `entry`; an entry has the times of nodes relative to the base.
+If there are too many distinct entries, the classes with the most waiting show their computations by
 kind only.
 """
 
@@ -26,13 +26,14 @@ from stagec.time.path import critical_path
 from stagec.time.step import Issued, StepTime
 from stagec.time.streams import BUBBLE, COMPUTE, Stream
 
-#: Nodes of all entries together, of which a page says each.
+#: The largest number of nodes of all entries that are listed individually.
 MOST_NODES = 400_000
-#: Nodes of the classes together of which a page shows the memory, and points of all these curves.
+#: The largest number of nodes of the classes with memory curves, and bounds for the points of these
+#: curves: all together, and each.
 MOST_PLANNED, ALL_POINTS, FEWEST, MOST_POINTS = 1_500_000, 48_000, 300, 3_000
-#: What a computation is for, as the page colours it.
+#: The kinds of computations, which have colours on the page.
 KINDS = ("forward", "backward", "weights", "recompute", "gradient", "optimizer")
-#: What runs beside computations.
+#: The kinds of other nodes, and of waits.
 COLLECTIVE, MESSAGE, COPY, WAIT = "collective", "message", "copy", "wait"
 ALL_KINDS = (*KINDS, COLLECTIVE, MESSAGE, COPY, WAIT)
 
@@ -76,8 +77,8 @@ def time_picture(issued: Issued, step: StepTime, plans: EventPlans | None) -> di
 # -- pieces ----------------------------------------------------------------------------------------
 
 
-class _Drawn(NamedTuple):
-    """The pieces of a class, and what it waits for between them."""
+class _ClassPieces(NamedTuple):
+    """The pieces of a class, and its waits between them."""
 
     pieces: list[int]
     waits: list[int]
@@ -85,7 +86,7 @@ class _Drawn(NamedTuple):
 
 
 class _Tables:
-    """What entries and classes refer to by number."""
+    """The tables to which entries and classes refer by number."""
 
     def __init__(self) -> None:
         self.streams: dict[Stream, int] = {COMPUTE: 0}
@@ -96,7 +97,7 @@ class _Tables:
         self.entries: list[list[int]] = []
         self.size = 0
         self._nodes: dict[tuple[int, tuple[Stream, ...]], int] = {}
-        self._kept: list[Node] = []
+        self._alive: list[Node] = []
         self._others: dict[tuple[Any, ...], int] = {}
         self._entries: dict[Hashable, int] = {}
 
@@ -109,7 +110,7 @@ class _Tables:
         key = id(node), placed.streams
         if key not in self._nodes:
             self._nodes[key] = len(self.nodes)
-            self._kept.append(node)  # so that no other one has its id
+            self._alive.append(node)  # so that its id is not reused
             mark = marker_of(node.name)
             kind, part = ALL_KINDS.index(kind_of(node)), self.part(placed.part)
             kernel = self.kernels.setdefault(_kernel(node), len(self.kernels))
@@ -134,27 +135,27 @@ class _Tables:
         return self._entries[key]
 
     def several(self, kind: str, flops: int) -> int:
-        """The number of computations of a kind that are shown as one."""
-        return self._made((kind, "several", ALL_KINDS.index(kind), 0, 0, flops, 0, -1, 0))
+        """The number of a row for several computations of a kind."""
+        return self._other((kind, "several", ALL_KINDS.index(kind), 0, 0, flops, 0, -1, 0))
 
     def wait(self, part: str) -> int:
-        """The number of what stands for waits that count as a part."""
-        return self._made(("", "", ALL_KINDS.index(WAIT), self.part(part), 0, 0, 0, -1, 0))
+        """The number of the row for waits that count as a part of the breakdown."""
+        return self._other(("", "", ALL_KINDS.index(WAIT), self.part(part), 0, 0, 0, -1, 0))
 
-    def _made(self, row: tuple[Any, ...]) -> int:
+    def _other(self, row: tuple[Any, ...]) -> int:
         if row not in self._others:
             self._others[row] = len(self.nodes)
             self.nodes.append(list(row))
         return self._others[row]
 
 
-def _pieces(tables: _Tables, each: ClassTimes, program: Program) -> _Drawn:
-    """The pieces of a class: the base of each, less that of the one before, its entry and its
-    microbatches. What a piece waits for while it runs is a part of its entry."""
+def _pieces(tables: _Tables, each: ClassTimes, program: Program) -> _ClassPieces:
+    """The pieces of a class: the base of each, relative to that of the previous one, its entry and
+    its microbatches. Waits within a piece are a part of its entry."""
     times, coarse = node_times(program, each), tables.size > MOST_NODES
     marks = [marker_of(placed.node.name) for placed in times.kinds]
     slots = np.array([MICROBATCH.index(m) if m else NONE for m in marks])[times.kind]
-    computes = each.nodes.that(lambda placed: placed.computes)
+    computes = each.nodes.where(lambda placed: placed.computes)
     waits = deque(wait for wait in each.waits if wait.part != BUBBLE)
     known: dict[Hashable, int] = {}
     pieces: list[int] = []
@@ -182,11 +183,11 @@ def _pieces(tables: _Tables, each: ClassTimes, program: Program) -> _Drawn:
         microbatches = tables.microbatches.setdefault(of, len(tables.microbatches))
         pieces += (base - before, known[key], microbatches)
         before = base
-    return _Drawn(pieces, _waits(tables, [*between, *waits]), coarse)
+    return _ClassPieces(pieces, _waits(tables, [*between, *waits]), coarse)
 
 
 def _cuts(times: NodeTimes, slots: Ints) -> Iterator[slice]:
-    """The parts of a program that are one part of a template each, for the same microbatches."""
+    """The pieces of a program: runs of successive kinds with the same microbatches."""
     cuts = {0, len(slots), *(np.flatnonzero(np.diff(times.kind) != 1) + 1).tolist()}
     for slot in range(len(MICROBATCH)):
         of = np.flatnonzero(slots == slot)
@@ -203,24 +204,24 @@ def _microbatches(slots: Ints, numbers: Ints) -> tuple[int, ...]:
 def _segments(
     tables: _Tables, times: Iterator[tuple[OnStreams, int, int]]
 ) -> Iterator[tuple[int, int, int]]:
-    """Computations of one kind that follow each other, as one."""
+    """Merge successive computations of the same kind."""
     kind, first, last, flops = "", 0, 0, 0
     for placed, start, end in times:
         if not placed.computes:
             continue
-        mine = kind_of(placed.node)
-        if kind and mine != kind:
+        own = kind_of(placed.node)
+        if kind and own != kind:
             yield tables.several(kind, flops), first, last
             kind = ""
         if not kind:
-            kind, first, flops = mine, start, 0
+            kind, first, flops = own, start, 0
         last, flops = end, flops + placed.node.flops
     if kind:
         yield tables.several(kind, flops), first, last
 
 
 def kind_of(node: Node) -> str:
-    """What the page colours a node as."""
+    """The kind of a node, which determines its colour."""
     if node.is_message:
         return MESSAGE
     if node.is_copy:
@@ -233,7 +234,7 @@ def kind_of(node: Node) -> str:
 
 
 def _action(node: Node) -> str:
-    """The kind of the action of a schedule that a node is a part of, '' if of none."""
+    """The kind of the schedule action of a node; '' if it has none."""
     op = node.op
     while op is not None and op.name != "et.action":
         op = op.parent.owner if op.parent is not None else None
@@ -249,9 +250,9 @@ def _kernel(node: Node) -> str:
 
 
 def _waits(tables: _Tables, waits: Sequence[Wait]) -> list[int]:
-    """What the stream of computations waits for beside what entries say: the start of each, less
-    the end of the one before, its time and its part. It idles in the rest of the time that it does
-    not compute."""
+    """The waits of the compute stream that are not in entries: the start of each, relative to the
+    end of the previous one, its time and its part. The stream is idle in all other time without
+    computations."""
     columns: list[int] = []
     before = 0
     for start, end, part in waits:
@@ -261,7 +262,7 @@ def _waits(tables: _Tables, waits: Sequence[Wait]) -> list[int]:
 
 
 def _path(step: StepTime) -> list[int]:
-    """The critical path from the start of the step on: the class of each stretch, and its time."""
+    """The critical path from the start of the step: the class of each stretch, and its time."""
     stretches: list[list[int]] = []
     for link in critical_path(step.classes):
         if stretches and stretches[-1][0] == link.owner.number:
@@ -274,7 +275,7 @@ def _path(step: StepTime) -> list[int]:
 def _memories(
     issued: Issued, step: StepTime, order: Sequence[ClassTimes], plans: EventPlans | None
 ) -> Mapping[int, dict[str, Any]]:
-    """What classes hold, the busiest first, as far as there is time to find out."""
+    """The memory curves of classes, busiest first, up to `MOST_PLANNED` nodes."""
     memories: dict[int, dict[str, Any]] = {}
     if plans is None:
         return memories
@@ -300,7 +301,7 @@ def _memories(
 
 
 def thinned(curve: ResidentBytes, end: int, most: int) -> ResidentBytes:
-    """A curve of `most` points at most: of each column of the time the highest moment."""
+    """A curve with at most `most` points: the highest moment of each column of the time."""
     if len(curve.time) <= most:
         return curve
     edges = np.linspace(0, end, most + 1).astype(np.int64)
@@ -313,5 +314,5 @@ def thinned(curve: ResidentBytes, end: int, most: int) -> ResidentBytes:
 
 
 def _steps(numbers: Sequence[int]) -> list[int]:
-    """Each number less the one before it, which are shorter to write."""
+    """The differences of successive numbers, which are shorter to write."""
     return [b - a for a, b in pairwise([0, *numbers])]

@@ -1,4 +1,4 @@
-"""The time of a step as plain data: the object that `stagec time --json` prints."""
+"""The time of a step as plain data: the object of `stagec time --json`."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from stagec.time.streams import PICOSECONDS
 
 SCHEMA = 1
 _FOUND = {"matched": MATCHED, "interpolated": INTERPOLATED, "modelled": NOT_FOUND}
-#: Element types by whose peak utilizations are counted, as papers do: the first that there is.
+#: The element types whose peak is that of utilizations, as in papers: the first available one.
 _PEAKS = ("bf16", "f16", "f32")
-#: With more nodes than these the dozen steps of levers take so long that they wait to be asked.
+#: The number of nodes beyond which levers are not timed by default, since they time a dozen steps.
 _MANY = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class ClassTime:
-    """A class of ranks: when it ends, and where its time goes; `breakdown` adds up to the step."""
+    """A class of ranks: its end, and the breakdown of its time, which adds up to the step."""
 
     name: str
     ranks: int
@@ -41,8 +41,8 @@ class ClassTime:
 
 @dataclass(frozen=True, slots=True)
 class PathPart:
-    """Nodes of one kind on the critical path: what they are of, how many, and their seconds with
-    the waits before them."""
+    """Nodes of one kind on the critical path: their kind and number, and their seconds with the
+    waits before them."""
 
     cls: str
     phase: str
@@ -54,7 +54,7 @@ class PathPart:
 
 @dataclass(frozen=True, slots=True)
 class LeverTime:
-    """The step on a machine that is better in one respect."""
+    """The time of the step on a machine that is better in one respect."""
 
     name: str
     step_seconds: float
@@ -63,16 +63,15 @@ class LeverTime:
 
 @dataclass(frozen=True)
 class TimeReport:
-    """The time of a step, and why.
+    """The time of a step, with its breakdown.
 
     `breakdown` is that of the slowest class, seconds by part; it adds up to `step_seconds`. `mfu`
-    and `hfu` are model FLOPs and executed FLOPs of products and attention over what all ranks
-    could do at the peak `peak_flops`. `costed_by`, which JSON calls `found`, counts distinct
-    kernels and collectives by where their times are from: `matched` and `interpolated` in measured
-    tables, `modelled`. None is what a job does not have: tokens, or model FLOPs. `used_ranks` has
-    the levels of the network of which the job uses fewer ranks than a unit joins. `cautions` are
-    what to know before the time is believed. `attention` is the kernel of attention that the
-    software names, if it names one.
+    and `hfu` are model FLOPs and executed FLOPs of products and attention, relative to those of all
+    ranks at the peak `peak_flops`. `costed_by`, which JSON calls `found`, counts distinct kernels
+    and collectives by the source of their times: `matched` and `interpolated` in measured tables,
+    or `modelled`. Tokens and model FLOPs are None if a job has none. `used_ranks` has the levels of
+    the network of which the job uses fewer ranks than a unit joins. `cautions` are assumptions and
+    limitations of the time. `attention` is the attention kernel that the software states, if any.
     """
 
     model: str
@@ -102,7 +101,7 @@ class TimeReport:
     @cached_property
     def fit(self) -> MemoryFit | None:
         """Whether the job fits the memory of the machine: `fits`, the bytes of its `peak`, the
-        `room`, and `by` how much; None for what was not planned."""
+        `room`, and the difference `by`; None if memory was not planned."""
         return self.planned()
 
     @cached_property
@@ -115,11 +114,11 @@ class TimeReport:
 
     @cached_property
     def critical_path(self) -> tuple[PathPart, ...]:
-        """The critical path by class, phase and op, the longest first."""
+        """The critical path by class, phase and op, longest first."""
         return _path(self.step)
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """The object of `--json`."""
         data: dict[str, Any] = {"schema": SCHEMA}
         hidden = ("step", "ranks_of_classes", "planned", "attention")
         shown = [f.name for f in fields(TimeReport) if f.name not in hidden]
@@ -148,10 +147,10 @@ def time_report(
     levers: bool | None,
     fit: Callable[[], MemoryFit | None],
 ) -> TimeReport:
-    """The report of what was issued, on a machine. `model_flops` and `tokens` are those of a step
-    of all ranks, in symbols and axes that have these `values`; tokens with a size that is open are
-    not known. `levers` says whether to try what would help; None: if the step has few nodes. `fit`
-    says whether the job fits when it is asked for. Raises `DiagnosticError`."""
+    """The report of a step on a machine. `model_flops` and `tokens` are those of a step of all
+    ranks, in symbols and axes with these `values`; tokens with an open size are unknown. `levers`
+    says whether to time better machines, None for steps of few nodes only. `fit` computes lazily
+    whether the job fits. Raises `DiagnosticError`."""
     step = step_time(issued, machine, replay)
     if levers is None:
         levers = step.classes.graph.count <= _MANY
@@ -161,15 +160,16 @@ def time_report(
     needed = None if model_flops is None else evaluate(model_flops, values)
     read = _known(tokens, values)
     peak = _peak(machine)
-    could = ranks * peak * seconds
+    available = ranks * peak * seconds
     every = iter(step.devices.graph.classes)
     executed = sum(
-        len(mine) * job.executed(number, next(every), _product_flops)
+        len(each) * job.executed(number, next(every), _product_flops)
         for job in issued.jobs
-        for number, mine in enumerate(job.members)
+        for number, each in enumerate(job.members)
     )
     meshes = [job.mesh for job in issued.jobs]
     kernels = list(dict.fromkeys(filter(None, (_attention(job, machine) for job in issued.jobs))))
+    blocks = dict.fromkeys(job.software.kernels.blocks for job in issued.jobs)
     used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
     return TimeReport(
         model=model,
@@ -183,31 +183,31 @@ def time_report(
         model_flops=needed,
         executed_flops=executed,
         peak_flops=peak,
-        mfu=None if needed is None else needed / could,
-        hfu=executed / could,
+        mfu=None if needed is None else needed / available,
+        hfu=executed / available,
         slowest=step.slowest.name,
         breakdown=_seconds(step.parts(step.slowest)),
         levers=tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
         costed_by={name: step.ways.get(way, 0) for name, way in _FOUND.items()},
         used_ranks={e.name: e.used for e in used if e.used not in (None, e.ranks)},
-        cautions=(*cautions(machine, meshes), *of_software(machine, kernels)),
+        cautions=(*cautions(machine, meshes), *of_software(machine, kernels, blocks)),
         attention=", ".join(kernels),
-        ranks_of_classes=[len(mine) for mine in members],
+        ranks_of_classes=[len(each) for each in members],
         step=step,
         planned=fit,
     )
 
 
 def _peak(machine: Machine) -> float:
-    """FLOP/s that utilizations are counted by; without any of `_PEAKS` the greatest."""
+    """The FLOP/s of utilizations; without any of `_PEAKS` the highest rate."""
     rates = {**machine.compute.vector, **machine.compute.matrix}
     peak = next((rates[d] for d in _PEAKS if d in rates), None)
     return peak.value if peak else max(rate.value for rate in rates.values())
 
 
 def _attention(job: Issued, machine: Machine) -> str:
-    """The kernel of attention that the software chooses; empty where it is the machine's own, as
-    also of attention that should be no kernel and stays one."""
+    """The attention kernel that the software chooses; empty for that of the machine, and for fused
+    attention although the software states none."""
     name = job.software.attention_on(machine)
     kinds = {kernel.kind for node in job.samples for kernel in node.kernels}
     return "" if name in UNFUSED and "attention" in kinds else name

@@ -1,4 +1,4 @@
-"""What a step costs: parameters, FLOPs, communication and memory of every class of ranks."""
+"""The costs of a step: parameters, FLOPs, communication and memory of every class of ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class JobAnalysis(Report):
     """The counts of a step: the object of `stagec analyze --json` (analyze.schema.json).
-    `command` asks for them."""
+    `command` is its command line."""
 
     data: Mapping[str, Any]
     command: str = ""
@@ -59,8 +59,8 @@ class JobAnalysis(Report):
 
     @property
     def classes(self) -> list[Mapping[str, Any]]:
-        """The classes of ranks, those of which all do the same: FLOPs by phase, collectives,
-        messages and memory in bytes, of one rank each."""
+        """The classes of ranks that execute the same program: FLOPs by phase, collectives,
+        messages and memory in bytes, per rank."""
         classes: list[Mapping[str, Any]] = self.data["classes"]
         return classes
 
@@ -77,20 +77,20 @@ class JobAnalysis(Report):
         print_analysis(dict(self.data), stream)
 
     def page(self) -> str:
-        """Bars of each class and tables; of symbols, and of a step of serving, the text."""
+        """Bars and tables of each class; plain text for symbolic counts and steps of serving."""
         return _page(self, {"": self.data}) or super().page()
 
 
 @dataclass(frozen=True)
 class PodsAnalysis(Report):
-    """The counts of each pod, and of what goes from one to another. `command` asks for them."""
+    """The counts of each pod, and of the messages between pods. `command` is its command line."""
 
     data: Mapping[str, Any]
     command: str = ""
 
     @property
     def pods(self) -> Mapping[str, Mapping[str, Any]]:
-        """The counts of each pod, as those of a job of one."""
+        """The counts of each pod, in the form of a job with one pod."""
         pods: Mapping[str, Mapping[str, Any]] = self.data["pods"]
         return pods
 
@@ -108,7 +108,7 @@ class PodsAnalysis(Report):
         stream.writelines(f"{text}\n" for text in self.crossings())
 
     def crossings(self) -> Iterator[str]:
-        """What goes from one pod to another."""
+        """A sentence for each direction in which pods send to each other."""
         if "handover" in self.data:
             crossed = self.data["handover"]
             size, count = bytes_text(crossed["bytes"]), f"{crossed['messages']:,}"
@@ -118,7 +118,7 @@ class PodsAnalysis(Report):
             yield f"From {each['source']} to {each['to']}: {size} in {count} messages"
 
     def page(self) -> str:
-        """Bars of each class of each pod and tables; of symbols the text."""
+        """Bars and tables of each class of each pod; plain text for symbolic counts."""
         return _page(self, self.pods, [*self.crossings()]) or super().page()
 
 
@@ -127,7 +127,7 @@ def _page(
     pods: Mapping[str, Mapping[str, Any]],
     notes: Sequence[str] = (),
 ) -> str | None:
-    """The page of pods with numbers, and of what goes between them; None of others."""
+    """The page of pods whose counts are numbers; None for symbolic counts and steps of serving."""
     from stagec.answers.analyze_page import analysis_page
 
     classes: list[Mapping[str, Any]] = [
@@ -160,16 +160,16 @@ def analyze(
     machine: Machine | None = None,
     limit: Limit | None = None,
 ) -> JobAnalysis | PodsAnalysis:
-    """The counts of a step, of each pod. With `symbolic` they are expressions in the symbols; what
-    goes from one pod to another is a number, since who sends what to whom depends on the sizes. Of
-    a step of serving, `machine` says whether each op waits for memory or computes, and `limit`
-    which batch is the largest that fits. Raises `DiagnosticError`."""
+    """The counts of a step, for each pod. With `symbolic` they are expressions in the symbols;
+    traffic between pods is a number, since senders and receivers depend on the sizes. For a step
+    of serving, `machine` adds whether each op is bound by memory or by compute, and `limit` adds
+    the largest batch that fits. Raises `DiagnosticError`."""
     from stagec.analysis.op_bounds import op_bounds
     from stagec.analysis.report import analysis
 
     pods = Pods.of(on_machine(options, machine), session, symbolic=symbolic)
     _check(pods.first, limit, machine)
-    # of several pods the counts alone, where nothing else is asked for
+    # several pods have the counts alone, unless more is requested
     whole = not pods.several or symbolic or machine is not None or limit is not None
     how: dict[str, Any] = {"machine": machine, "symbolic": symbolic}
     looks = {pod: Looks() for pod in pods.every}
@@ -188,22 +188,22 @@ def analyze(
         result = analysis(module, pods.titles[pod], symbolic=symbolic, worst=worst, flops=flops)
         if whole:
             result["repeated"] = builder.repeated.shares
-        for kept in (each.result for each in serving.get(pod, ()) if each.result is not None):
-            result["serving"] = {**kept, "ops": op_bounds(module, **how)}
+        for figures in (each.result for each in serving.get(pod, ()) if each.result is not None):
+            result["serving"] = {**figures, "ops": op_bounds(module, **how)}
         if machine is not None:
             result |= verdict_on(machine, result["mesh"], look.peak.result, session)
         counts[pod] = result
     numbers = counts
     if symbolic and pods.several:
         numbers = {pod: analysis(module, pod) for pod, module in pods.modules.items()}
-    said = question_command("analyze", options, machine)
-    said += f" --limit {shlex.quote(limit.text)}" if limit is not None else ""
-    said += " --symbolic" if symbolic else ""
-    return replace(analysis_of(options, counts, numbers), command=said)
+    command = question_command("analyze", options, machine)
+    command += f" --limit {shlex.quote(limit.text)}" if limit is not None else ""
+    command += " --symbolic" if symbolic else ""
+    return replace(analysis_of(options, counts, numbers), command=command)
 
 
 def _check(builder: JobBuilder, limit: Limit | None, machine: Machine | None) -> None:
-    """Refuse what is about serving where there is none, and a limit that is not given."""
+    """Refuse options of serving for a step of training, and `--limit machine` without one."""
     if limit is not None and builder.serving is None:
         raise error(
             "--limit for one job without --serve is an option of 'stagec memory'",
@@ -226,8 +226,8 @@ def analysis_of(
     pods: Mapping[str, dict[str, Any]],
     numbers: Mapping[str, Mapping[str, Any]],
 ) -> JobAnalysis | PodsAnalysis:
-    """The counts of a job, from those of its pods: of several with what goes from one to another,
-    of which there are `numbers`."""
+    """The counts of a job, from those of its pods. With several pods the traffic between them is
+    added, from `numbers`, their numeric counts."""
     if len(pods) == 1:
         (only,) = pods.values()
         return JobAnalysis(only)
@@ -242,18 +242,18 @@ def analysis_of(
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
-    """What goes from one pod to the other: messages and bytes of all ranks."""
+class PodTraffic:
+    """Traffic from one pod to another: messages and bytes of all ranks."""
 
     messages: int
     bytes: int
 
 
-def _sent(pod: Mapping[str, Any], to: str) -> HandedOver:
-    """What the ranks of a pod send to those of another one."""
+def _sent(pod: Mapping[str, Any], to: str) -> PodTraffic:
+    """The traffic that the ranks of a pod send to those of another one."""
     messages = total = 0
     for each in pod["classes"]:
         rows = [row for row in each["p2p"] if row["over"] == to and row["dir"] == "send"]
         messages += each["count"] * sum(row["count"] for row in rows)
         total += each["count"] * sum(row["bytes"] for row in rows)
-    return HandedOver(messages, total)
+    return PodTraffic(messages, total)

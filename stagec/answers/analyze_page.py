@@ -22,14 +22,14 @@ def analysis_page(
     pairs: Mapping[str, str],
     classes: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
-    said: str,
+    asked: str,
 ) -> str:
-    """The page of classes of ranks with numbers; `pairs` are figures of the job, `notes` sentences
-    about all of it, and `said` is its command."""
+    """The page of classes of ranks; `pairs` are figures of the job, `notes` are sentences about
+    all of it, and `asked` is its command."""
     numbered = [(f"class{n}", each) for n, each in enumerate(classes)]
     about = ["Charts and tables are about one rank and one step.", *notes]
-    body = [command(said), facts(pairs.items()), *paragraphs(about, "quiet")]
-    body.append(figures(_charts(title, numbered, said)))
+    body = [command(asked), facts(pairs.items()), *paragraphs(about, "quiet")]
+    body.append(figures(_charts(title, numbered, asked)))
     calls = [_call(key, each, row) for key, each in numbered for row in each["collectives"]]
     if calls:
         body += ["<h2>Collectives</h2>", table(_CALLS, calls, "collectives")]
@@ -40,7 +40,7 @@ def analysis_page(
 
 
 def _charts(
-    about: str, classes: Sequence[tuple[str, Mapping[str, Any]]], said: str
+    about: str, classes: Sequence[tuple[str, Mapping[str, Any]]], asked: str
 ) -> Iterator[Bars]:
     flops = PlotAxis("FLOPs per rank and step", lambda v: count_text(round(v), "FLOP"))
     size = PlotAxis("bytes per rank", lambda v: bytes_text(round(v)), 1024)
@@ -53,7 +53,7 @@ def _charts(
     for title, axis, parts, order in kinds:
         bars = [Bar(each["name"], parts(each), key=key) for key, each in classes]
         if any(any(bar.parts.values()) for bar in bars):
-            yield Bars(title=title, about=about, command=said, bars=bars, axis=axis, order=order)
+            yield Bars(title=title, about=about, command=asked, bars=bars, axis=axis, order=order)
 
 
 def _memory_by_category(entry: Mapping[str, Any]) -> Mapping[str, int]:
@@ -62,7 +62,7 @@ def _memory_by_category(entry: Mapping[str, Any]) -> Mapping[str, int]:
 
 
 def _sent(entry: Mapping[str, Any]) -> Mapping[str, int]:
-    """The bytes that a rank sends over each axis: those of collectives on a ring, and messages."""
+    """The bytes that a rank sends over each axis, in collectives (as rings) and messages."""
     sent = Counter[str]()
     for row in entry["collectives"]:
         sent[" x ".join(row["over"])] += row["wire_bytes"]

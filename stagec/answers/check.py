@@ -1,4 +1,4 @@
-"""Whether traces are well-formed and free of deadlock."""
+"""`stagec check`: whether traces are well-formed and free of deadlock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckAnswer(Report):
-    """What is wrong with the traces of a job. With `strict`, warnings fail too."""
+    """The findings in the traces of a job. With `strict`, warnings fail too."""
 
     path: Path
     report: CheckReport
@@ -29,7 +29,7 @@ class CheckAnswer(Report):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is."""
+        """Whether the traces pass."""
         return self.report.ok() and not (self.strict and self.report.warnings)
 
     @property
@@ -38,12 +38,12 @@ class CheckAnswer(Report):
 
     @property
     def errors(self) -> list[str]:
-        """What is broken."""
+        """The violations that make traces invalid."""
         return [str(finding) for finding in self.report.errors]
 
     @property
     def warnings(self) -> list[str]:
-        """What consumers may stumble over."""
+        """The problems that some consumers have with the traces."""
         return [str(finding) for finding in self.report.warnings]
 
     def as_json(self) -> dict[str, Any]:
@@ -66,8 +66,8 @@ class CheckAnswer(Report):
 
 
 def check(path: Path, *, strict: bool = False) -> CheckAnswer:
-    """Check all traces of a folder or an archive together, or one trace as far as it goes alone.
-    Raises `DiagnosticError` if there is nothing of that name."""
+    """Check all traces of a folder or an archive together, or one trace as far as possible without
+    the others. Raises `DiagnosticError` if there is no such file."""
     return CheckAnswer(path, _report(path), strict)
 
 
@@ -80,7 +80,7 @@ def _verdict(report: CheckReport, failed: bool) -> str:
 
 
 def gap_counts(report: CheckReport) -> dict[str, int]:
-    """How many of each kind of thing a recorded trace lacks."""
+    """The number of gaps of a recorded trace, by kind."""
     counts = Counter(finding.code for finding in report.gaps)
     return {code: count + report.omitted.get(code, 0) for code, count in counts.items()}
 
@@ -91,7 +91,8 @@ def _gaps_text(report: CheckReport) -> str:
 
 
 def _sends(report: CheckReport) -> str:
-    """With which sends a job ends: eager ones do not wait, others wait for their receives."""
+    """The sends with which a job terminates: eager ones do not wait for their receives,
+    rendezvous sends do."""
     if not report.sends:
         return ""
     return (

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stagec.traces.pod_programs import PodsJob
     from stagec.traces.writer import Written
 
-#: The options of a compile, beside those of its job.
+#: The options of `stagec compile` in addition to those of its job.
 COMPILE = (
     CommandOption(
         "output",
@@ -113,7 +113,7 @@ COMPILE = (
 
 
 def strategy_to_compile(options: JobOptions, given: Mapping[str, Any], session: Session) -> str:
-    """The text of mesh and strategy of a job, also of one of many steps. Raises
+    """The text of the mesh and strategy of a job, of one step or many. Raises
     `DiagnosticError`."""
     if has_steps(options, given) and not has_pods(options):
         from stagec.jobs.step_modules import StepModules
@@ -123,8 +123,8 @@ def strategy_to_compile(options: JobOptions, given: Mapping[str, Any], session: 
 
 
 def compile_job(options: JobOptions, given: Mapping[str, Any], session: Session) -> CompileAnswer:
-    """Compile a job and write its traces, as `given` says: the values of `COMPILE`. Raises
-    `DiagnosticError`, before anything is written."""
+    """Compile a job and write its traces; `given` has the values of `COMPILE`. Raises
+    `DiagnosticError` before anything is written."""
     if given["machine"] is not None:
         options = on_machine(options, machine_of(given["machine"], session, given["used_ranks"]))
     _check_outputs(given["output"], given["archive"], given)
@@ -189,7 +189,7 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
 
 
 def _check_formats(formats: Sequence[Format], pods: Pods) -> None:
-    """Refuse formats of one mesh for several pods. Raises `DiagnosticError`."""
+    """Refuse formats that support a single mesh for several pods. Raises `DiagnosticError`."""
     from stagec.traces.pod_programs import of_one_mesh
 
     for each in formats:
@@ -204,21 +204,21 @@ def _about(
     given: Mapping[str, Any],
     result: JobAnalysis | PodsAnalysis,
 ) -> dict[str, object]:
-    """What the manifest says of where the traces come from."""
+    """The entries of the manifest about the origin of the traces."""
     each = {p: provenance(b, strategies[p], given) for p, b in pods.builders.items()}
     first = next(iter(each.values()))
     if not pods.several:
         return first
-    own = {p: {n: manifest[n] for n in ("symbols", "strategy")} for p, manifest in each.items()}
-    alike = {"command": command_of(options, given), "symbols": None, "strategy": None}
+    by_pod = {p: {n: manifest[n] for n in ("symbols", "strategy")} for p, manifest in each.items()}
+    shared = {"command": command_of(options, given), "symbols": None, "strategy": None}
     names = {"handover": "serving", "crossings": "crossings"}
     crossed = {names[n]: result.data[n] for n in names if n in result.data}
-    return {**first, **alike, "pods": own, **crossed}
+    return {**first, **shared, "pods": by_pod, **crossed}
 
 
 def _refuse_steps(given: Mapping[str, Any]) -> None:
-    """Refuse several pods that take steps one after the other: what a step of one holds depends on
-    when another one is done. Raises `DiagnosticError`."""
+    """Refuse sequences of steps for several pods: the composition of a step of one pod depends on
+    the time at which another one ends. Raises `DiagnosticError`."""
     for name in ("steps", "requests"):
         if given[name]:
             raise error(
@@ -243,7 +243,8 @@ def _check_outputs(output: Path | None, archive: Path | None, given: Mapping[str
 
 
 def check_archive_options(given: Mapping[str, Any]) -> None:
-    """Refuse what an archive has no use for, and a file that is there. Raises `DiagnosticError`."""
+    """Refuse options that do not apply to an archive, and an existing file. Raises
+    `DiagnosticError`."""
     path: Path = given["archive"]
     if given["only_ranks"] is not None or given["resume"] or given["scheduler"] is not None:
         raise error(
@@ -261,7 +262,7 @@ def check_archive_options(given: Mapping[str, Any]) -> None:
 
 
 def _step_flops(flops: ModelFlops | None, module: Module) -> int | None:
-    """FLOPs of a step by the model's text, of all ranks."""
+    """FLOPs of a step by the model's text, over all ranks."""
     from stagec.analysis.model_flops import step_flops
     from stagec.ir.expr import evaluate
 
@@ -269,7 +270,8 @@ def _step_flops(flops: ModelFlops | None, module: Module) -> int | None:
 
 
 def _durations(given: Mapping[str, Any], session: Session) -> Durations | None:
-    """The times of computations on the machine that is asked for. Raises `DiagnosticError`."""
+    """The times of computations on the chosen machine; None without one. Raises
+    `DiagnosticError`."""
     machine = rated_machine(given)
     if given["machine"] is not None:
         if machine is not None:
@@ -313,7 +315,7 @@ def _job(
 def _as_format(
     jobs: Mapping[str, EmittedJob], pods: Pods
 ) -> Callable[[Format], EmittedJob | PodsJob]:
-    """The job of all pods in a format."""
+    """A function from a format to the job of all pods in it."""
     from stagec.traces.pod_programs import Pod, PodsJob
 
     first = next(iter(jobs.values()))

@@ -1,4 +1,4 @@
-"""`stagec compile` of several steps of serving: from their list to traces, and what is printed."""
+"""`stagec compile` of several steps of serving: from their list to traces and a summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from stagec.answers.compiled import CompileAnswer, times_text
-from stagec.answers.time.table import seconds_text, spreads_table
+from stagec.answers.time.table import TITLES, seconds_text, spreads_table
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.provenance import provenance
 from stagec.jobs.request.options import JobOptions
@@ -37,15 +37,14 @@ from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations
 from stagec.traces.emit import EmittedJob
 
-_TIMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
-#: Of many steps the first and the last ones are shown.
+#: The number of first and last steps that are printed if there are many.
 _SHOWN = 4
 
 
 def compile_steps(
     options: JobOptions, given: Mapping[str, Any], durations: Durations | None, session: Session
 ) -> CompileAnswer:
-    """Compile the steps that are asked for and write their traces. Raises `DiagnosticError`."""
+    """Compile the requested steps and write their traces. Raises `DiagnosticError`."""
     began = time.perf_counter()
     modules = StepModules(options, session)
     builder = modules.builder
@@ -112,7 +111,7 @@ def _asked(
 
 
 def _classes(modules: StepModules, steps: StepList) -> list[SteppedClass]:
-    """The classes of the ranks: those of each replica have steps of their own."""
+    """The classes of ranks; each replica has its own steps."""
     alone: Sequence[Mapping[str, int]] = [{}]
     replicas = modules.replicas if len(steps.runs) > 1 else alone
     stepped: list[SteppedClass] = []
@@ -144,7 +143,7 @@ def _job(
 
 
 def print_steps(steps: StepList, compiles: int, stream: TextIO) -> None:
-    """The composition of the steps: the first and the last ones, and what they hold together."""
+    """Print the composition of the first and the last steps, and the tokens of all."""
     from stagec.output.tables import console, table
 
     out = console(stream)
@@ -173,10 +172,10 @@ def print_steps(steps: StepList, compiles: int, stream: TextIO) -> None:
 
 
 def print_times(steps: StepList, out: Console) -> None:
-    """What users of the server meet, and tokens per second of a group."""
+    """Print the latencies of requests, and tokens per second of a group."""
 
     spreads = latencies(steps.served).items()
-    out.print(spreads_table({_TIMES[name]: spread.as_json() for name, spread in spreads}))
+    out.print(spreads_table({TITLES[name]: spread.as_json() for name, spread in spreads}))
     tokens, seconds = sum(s.request.output for s in steps.served), steps.end / SECOND
     out.print(
         f"{len(steps.served):,} requests with {tokens:,} output tokens in "
@@ -185,7 +184,7 @@ def print_times(steps: StepList, out: Console) -> None:
 
 
 def _room(room: Room, block: int) -> str:
-    """What a rank holds beside caches, and what is left for these."""
+    """A sentence about the memory of a rank: used without caches, and left for them."""
     from stagec.output.tables import bytes_text
 
     return (
@@ -202,7 +201,7 @@ def _shown(count: int) -> list[int | None]:
 
 
 def _text(step: Step) -> str:
-    """The classes of a step, of many the first ones."""
+    """The classes of a step; if there are many, the first ones and the number of others."""
     texts = [str(c) for c in step.classes]
     if len(texts) <= _SHOWN + 1:
         return " ".join(texts)

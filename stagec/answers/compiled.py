@@ -1,4 +1,4 @@
-"""What a compile gives: the summary of the job, and what was written where."""
+"""The answer of `stagec compile`: the summary of the job, and the files that were written."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompileAnswer(Report):
-    """A compiled job: `data` are its counts, as `analyze` has them, or of many steps what they
-    hold. `times` says how long compiling and writing took."""
+    """A compiled job: `data` are its counts, in the form of `analyze`, or the composition of many
+    steps. `times` is a text with the seconds of compiling and writing."""
 
     data: Mapping[str, Any]
     summary: Callable[[TextIO], None] = field(repr=False, compare=False)

@@ -1,9 +1,8 @@
-"""How far seconds of a stack may be off: what was measured beside what was predicted.
+"""Prediction intervals of a stack: the ratios of measured to predicted seconds.
 
-`errors.csv` beside the stacks has, by stack, family of devices and kind of seconds, between which
-parts of the predicted seconds 8 of 10 measured ones are. `python -m tools.gen_errors` writes it
-from the rows of `stagec validate`: those on which nothing was fitted if there are ten of them, all
-judged ones else.
+`errors.csv` beside the stacks has, by stack, device family and kind of seconds, the range of ratios
+that covers 8 of 10 measurements. `python -m tools.gen_errors` writes it from the rows of
+`stagec validate`: from those that were not used in a fit if there are ten of them, else from all.
 """
 
 from __future__ import annotations
@@ -16,66 +15,67 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stagec.ir.serving_step import PREFILL
 from stagec.jobs.request.options import IDEAL
-from stagec.models import library_text
+from stagec.models import library_text, stack_release
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-#: The kinds of seconds: a training step, the time to a first token, and that between tokens.
+#: The kinds of seconds: a training step, the time to a first token, and the time between tokens.
 STEP, TTFT, TPOT = "step", "ttft", "tpot"
-#: What was measured, by kind.
+#: The measured objects, by kind.
 _ROWS: Final = {STEP: "steps", TTFT: "servers", TPOT: "servers"}
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Between which parts of the predicted seconds 8 of 10 measured ones are, of so many."""
+    """The range of ratios of measured to predicted seconds that covers 8 of 10 measurements, and
+    the number of measurements."""
 
     low: float
     high: float
     measured: int
 
     def of(self, seconds: float) -> dict[str, Any]:
-        """The same in seconds."""
+        """The interval around predicted seconds."""
         low, high = self.low * seconds, self.high * seconds
         return {"low_seconds": low, "high_seconds": high, "measured": self.measured}
 
 
 @dataclass(frozen=True, slots=True)
 class StackErrors:
-    """What is known of the seconds of a stack on a machine, by kind."""
+    """The prediction intervals of a stack on a family of devices, by kind."""
 
     stack: str
     devices: str
     intervals: Mapping[str, Interval | None]
 
-    def said(self, kind: str) -> str:
-        """How many measured rows an interval is made of."""
+    def rows_text(self, kind: str) -> str:
+        """The measurements of an interval, in words."""
         interval = self.intervals[kind]
         count = "no" if interval is None else f"{interval.measured:,}"
         return f"{count} measured {_ROWS[kind]} of {self.stack} on {self.devices}"
 
     def of(self, kind: str, seconds: float) -> dict[str, Any] | None:
-        """Between which seconds measured ones are; None where nothing was measured."""
+        """The interval around predicted seconds; None without measurements."""
         interval = self.intervals[kind]
         return None if interval is None else interval.of(seconds)
 
     def as_json(self) -> dict[str, Any]:
-        """By kind, parts of the predicted seconds; null where nothing was measured."""
+        """The ratios by kind; null without measurements."""
         return {k: v and asdict(v) for k, v in self.intervals.items()}
 
 
 def kind_of(serve: str | None) -> str:
-    """The kind of seconds of a step of training, or of this kind of serving."""
+    """The kind of seconds of a step of training (None), or of serving."""
     if serve is None:
         return STEP
     return TTFT if serve == PREFILL else TPOT
 
 
 def stack_errors(stack: str, machine: Machine) -> StackErrors | None:
-    """What is known of a stack, by its name with or without a version, on a machine; None of
-    `ideal`, which nobody runs."""
-    name = stack.partition("@")[0]
+    """The intervals of a stack, given with or without a version, on a machine. An earlier release
+    has only those measured with it. None for `ideal`, which cannot be measured."""
+    name = stack_release(stack)
     if name == IDEAL:
         return None
     known = _measured()
@@ -95,6 +95,6 @@ def _measured() -> Mapping[tuple[str, str, str], Interval]:
 
 
 def interval_row(stack: str, machine: Machine, serve: str | None, seconds: float) -> dict[str, Any]:
-    """The entry `interval` of a row with seconds: none without a stack."""
+    """The entry `interval` of a row with seconds; empty for the ideal stack."""
     errors = stack_errors(stack, machine)
     return {} if errors is None else {"interval": errors.of(kind_of(serve), seconds)}

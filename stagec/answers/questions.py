@@ -1,5 +1,5 @@
-"""What can be asked of a job by a command and a method that are made of the question: `stagec NAME`
-and `stagec.job(...).NAME(...)`."""
+"""Questions that define both a command and a method: `stagec NAME` and
+`stagec.job(...).NAME(...)`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.output.report import Report
 
-#: By its name the module that has it as `QUESTION`, which is imported when it is asked; and one
-#: line of help.
+#: Name -> the module with its `QUESTION`, which is imported on use, and one line of help.
 QUESTIONS: Mapping[str, tuple[str, str]] = {
     "serve": ("stagec.answers.serve", "Compute rates of a server: TTFT, TPOT, tokens per second.")
 }
@@ -26,9 +25,9 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class JobQuestion:
-    """A question: `ask` gets the options of a job, the machine, the values of `options` by their
-    names, and the session. Its docstring is the help of the command. `machine` is the help of
-    `--machine`, empty where no machine is asked for."""
+    """A question: `ask` takes the options of a job, the machine, the values of `options` by name,
+    and the session. Its docstring is the help of the command. `machine` is the help of
+    `--machine`, empty for a question without a machine."""
 
     name: str
     ask: Callable[[JobOptions, Machine | None, Mapping[str, Any], Session], Report]
@@ -37,13 +36,13 @@ class JobQuestion:
 
 
 def needed(machine: Machine | None) -> Machine:
-    """The machine of a question that has no answer without. Raises `DiagnosticError`."""
+    """The machine of a question that requires one. Raises `DiagnosticError`."""
     if machine is None:
         raise error("no machine is given", remedy="add --machine h100-sxm, for example")
     return machine
 
 
 def question_of(name: str) -> JobQuestion:
-    """The question of a name of `QUESTIONS`."""
+    """The question with this name in `QUESTIONS`."""
     question: JobQuestion = import_module(QUESTIONS[name][0]).QUESTION
     return question

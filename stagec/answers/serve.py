@@ -1,4 +1,4 @@
-"""What users of a server would meet, and what its ranks give, over batches."""
+"""`stagec serve`: latency and throughput of a server over batches or over time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from stagec.answers.requests.options import DEVICE, OVER_TIME, TIERS, is_over_ti
 from stagec.answers.requests.run import serve_requests
 from stagec.answers.serve_answer import ServeAnswer, ServedBatch
 from stagec.answers.serve_prompts import (
-    at_least,
     context_seconds,
-    handover_between,
     prefill_step,
     prompt_chunks,
     prompts_fit,
+    transfer_between,
+    with_fewest,
 )
 from stagec.answers.serve_remedies import misfit
-from stagec.answers.serve_steps import Mixing, decoded, groups_of, paced_seconds, peak_alone
+from stagec.answers.serve_steps import Mixing, decode_step, groups_of, paced_seconds, prompts_peak
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.pod_options import has_pods, options_of_draft, options_of_pod
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 Figures = TypeVar("Figures")
 
-#: The rates of a step of decode, whose options are those and whose ranks hold so many bytes, those
-#: that are reserved among them, and what they hold in all steps.
+#: From a decode step, its options, its peak in bytes and the reserved part of that, to the rates
+#: and the peak over all steps.
 RatesAt: TypeAlias = Callable[[PodStep, JobOptions, int, int], tuple[ServingRates, int]]
-#: The largest batch that is tried.
+#: The largest batch.
 LARGEST = 1 << 16
 _BATCH = re.compile("0*[1-9][0-9]{0,5}")
 
@@ -63,7 +63,7 @@ class Batches(Kind[tuple[int, ...]]):
     name = "N,N,..."
 
     def read(self, text: str) -> tuple[int, ...]:
-        """The batches, in order."""
+        """The batches, in ascending order."""
         given = [p.strip() for p in text.split(",")]
         parts = [t for p in given for t in (doubled_texts(p) if is_range(p) else (p,))]
         if not parts or not all(_BATCH.fullmatch(p) and int(p) <= LARGEST for p in parts):
@@ -90,15 +90,15 @@ def serve(
         stagec serve llama3-8b --rate 8 --lengths prompt=~1000,output=~200 --machine h100-sxm
     """
     asked = on_machine(options, needed(machine))
-    said = question_command(QUESTION.name, options, machine, QUESTION.options, given)
+    command = question_command(QUESTION.name, options, machine, QUESTION.options, given)
     timer = StepTimer.of(needed(machine), given)
     if is_over_time(given, whole=asked.serve == DISAGGREGATED):
-        caches = partial(handover_between, timer, session.aside())
+        caches = partial(transfer_between, timer, session.aside())
         over_time = serve_requests(asked, timer, given, session, caches)
-        return replace(over_time, command=said)
+        return replace(over_time, command=command)
     answer = _served(asked, timer, session, given, take_acceptance(asked, given))
     session.remark(*answer.cautions)
-    return replace(answer, command=said)
+    return replace(answer, command=command)
 
 
 QUESTION = JobQuestion(
@@ -146,23 +146,23 @@ def _served(
     given: Mapping[str, Any],
     accepted: Acceptance,
 ) -> ServeAnswer:
-    """The answer over batches: those that are given, or as they double, while they fit; the best
-    is within the limits. Raises `DiagnosticError`."""
+    """The answer over the given batches, or over doubling batches while they fit; the best is
+    within the limits. Raises `DiagnosticError`."""
     steps, two_pods = _options(asked), asked.serve == DISAGGREGATED
     output_tokens = given["output_tokens"]
     with session.once() as aside:
-        target = at_least(steps[DECODE], partial(one_group, session=aside)) if two_pods else None
+        target = with_fewest(steps[DECODE], partial(one_group, session=aside)) if two_pods else None
         first = steps[PREFILL].changed(batch=given["prefill_batch"])
         prefill, transfer = prefill_step(first, timer, aside, target)
         pods = _whole_pods(given)
         rates = _rates_at(steps, timer, aside, prefill, output_tokens, pods)
         asking = output_tokens, given["batches"], accepted.tokens, rates
         rows = list(_rows(steps, timer, aside, prefill, *asking, two_pods=two_pods))
-        loads = context_seconds(steps[PREFILL], timer, aside, given)
-        rows = [replace(row, rates=row.rates.delayed(loads)) for row in rows]
+        delay = context_seconds(steps[PREFILL], timer, aside, given)
+        rows = [replace(row, rates=row.rates.delayed(delay)) for row in rows]
         if two_pods:
-            fit, said = prompts_fit(first, timer.machine, asked=bool(given["batches"]))
-            rows = [replace(row, prompts=fit, cautions=(*said, *row.cautions)) for row in rows]
+            fit, more = prompts_fit(first, timer.machine, asked=bool(given["batches"]))
+            rows = [replace(row, prompts=fit, cautions=(*more, *row.cautions)) for row in rows]
     return ServeAnswer(
         model=steps[PREFILL].model,
         machine=timer.machine.name,
@@ -179,7 +179,7 @@ def _served(
 
 
 def _options(options: JobOptions) -> Mapping[str, JobOptions]:
-    """The options of both steps: that of prefill has the parts, of which decode has none. Raises
+    """The options of both steps; parts, such as encoders, are in that of prefill only. Raises
     `DiagnosticError`."""
     if options.preset and options.serve is not None:
         name = options.preset
@@ -207,7 +207,7 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
             remedy="leave out --chunk, or --serve disaggregated",
         )
     if options.draft is not None:
-        options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
+        options_of_draft(MAIN, options.draft, options)  # refuses options of other pods
     if options.serve == DISAGGREGATED:
         options = of_a_stage(options)
         return {PREFILL: options, DECODE: options_of_pod(DECODE, options.changed(chunk=None))}
@@ -223,7 +223,7 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
 
 
 def _whole_pods(given: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Pods that prefill and that decode, if their numbers are given."""
+    """The numbers of prefill and decode pods, if given."""
     first, then = given["prefill_replicas"], given["replicas"]
     return None if first is None and then == 1 else (first or 1, then)
 
@@ -236,8 +236,8 @@ def _rates_at(
     output: int,
     pods: tuple[int, int] | None,
 ) -> RatesAt:
-    """The rates of the same ranks, or of pods, as many as keep each other busy or so many. Raises
-    `DiagnosticError`."""
+    """The rates of a server whose ranks prefill and decode, or of two kinds of pods, in these
+    numbers or in the ratio that keeps both busy. Raises `DiagnosticError`."""
     first = options[PREFILL]
     if first.serve == DISAGGREGATED:
         return lambda decode, job, peak, _: (disaggregated(prefill, decode, output, pods), peak)
@@ -252,15 +252,15 @@ def _rates_at(
     def alone(
         decode: PodStep, job: JobOptions, peak: int, reserved: int
     ) -> tuple[ServingRates, int]:
-        # no more prompts are in a step, and on stages, than there are sequences
+        # a step, and all stages together, have at most as many prompts as there are sequences
         prompts = replace(prefill, sequences=min(prefill.sequences, decode.sequences))
         rates = colocated(prompts, decode, output)
         if has_pods(first) or has_pods(job):
             return rates, peak
-        kept = job_costs(job, session).figures().by_stage
+        decodes = job_costs(job, session).figures().by_stage
         steps = (job_costs(step, session).figures().by_stage for step in chunks)
-        stages = steps_in_flight(job)
-        return rates, max(peak, *(peak_alone(each, kept, stages) + reserved for each in steps))
+        peaks = (prompts_peak(each, decodes, steps_in_flight(job)) + reserved for each in steps)
+        return rates, max(peak, *peaks)
 
     return alone
 
@@ -277,10 +277,10 @@ def _rows(
     *,
     two_pods: bool,
 ) -> Iterator[ServedBatch]:
-    """A row for each batch: those that are wanted, or as they double from a sequence for each group
-    of ranks on, while they fit, with its rates. Of each sequence a step gives the tokens that are
-    `accepted`. Where groups do not divide a batch, the step is that of the fullest. A remark states
-    what a wanted batch is left out for beside others."""
+    """A row for each batch: the `wanted` ones, or doubling ones that fit, from one sequence per
+    group of ranks. A step yields `accepted` tokens of each sequence. If groups do not divide a
+    batch, the step is that of the fullest group. A remark states why a wanted batch is left out,
+    if others are not."""
     start = (options[PREFILL].context or 0) + (options[PREFILL].prompt or 0)
     middle, end = start + output // 2, start + output - 1
     decode = options[DECODE].changed(context=middle)
@@ -292,7 +292,7 @@ def _rows(
         whole = -(-batch // groups) * groups
         job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit, reserved = decoded(job, timer, session, whole, end)
+            report, fit, reserved = decode_step(job, timer, session, whole, end)
         except DiagnosticError as raised:
             problems.append((batch, raised))
             continue
@@ -303,7 +303,7 @@ def _rows(
                 "'stagec serve' needs the memory of a step, which this --pipeline does not plan",
                 remedy="leave --pipeline out",
             )
-        cautions = (*report.cautions, *_places_left(batch, whole))
+        cautions = (*report.cautions, *_rounding_caution(batch, whole))
         ranks = report.ranks if two_pods else max(report.ranks, prefill.ranks)
         seconds = paced_seconds(report, job, -(-batch // groups))
         engine = PodStep(batch, seconds / accepted, ranks)
@@ -325,9 +325,8 @@ def _rows(
         session.remark(*(f"--batches {batch} is left out: {why}" for batch, why in problems))
 
 
-def _places_left(batch: int, whole: int) -> Iterator[str]:
-    """What to know of a batch of fewer sequences than the fullest group of ranks has times their
-    number."""
+def _rounding_caution(batch: int, whole: int) -> Iterator[str]:
+    """A caution if groups of ranks do not divide a batch: its step is that of `whole` sequences."""
     if whole > batch:
         yield f"groups of ranks do not divide batch {batch:,}: its step is that of {whole:,}"
 

@@ -1,4 +1,4 @@
-"""What a server gives over batches: the answer of `stagec serve`."""
+"""The answer of `stagec serve`: latency and throughput of a server over batches."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class ServedBatch:
-    """A batch: what it gives, its `steps` of prefill and of decode, whether what a rank holds fits,
-    what to know of it, and the command that times its step of decode. `prompts` says whether what
-    a rank of a pod of their own holds fits."""
+    """A batch: its rates, its steps of prefill and of decode, whether its memory fits, cautions,
+    and the command that times its decode step. `prompts` is the memory of a separate prefill
+    pod."""
 
     rates: ServingRates
     steps: tuple[PodStep, PodStep]
@@ -38,12 +38,12 @@ class ServedBatch:
 
     @property
     def peak(self) -> int:
-        """The bytes that a rank holds."""
+        """The peak of a rank in bytes."""
         return self.fit.peak
 
     @property
     def fits(self) -> bool:
-        """Whether these fit, and so do prompts on ranks of their own."""
+        """Whether this fits, and so does a separate prefill pod."""
         return self.fit.fits and (self.prompts is None or self.prompts.fits)
 
     def as_json(self) -> dict[str, Any]:
@@ -55,12 +55,11 @@ class ServedBatch:
 
 @dataclass(frozen=True)
 class ServeAnswer(Report):
-    """A server over batches: one pod, or two of which one prefills and one decodes; prompts of
-    `prompt` tokens, of which `output` tokens come out. `best` gives most tokens per second for each
-    rank within the limits; None if no batch is within them. `errors` are those of the seconds of
-    its stack, where they are known. `costed_by`, which JSON calls `found`, counts kernels and
-    collectives of all steps by where their times are from; it is empty where nothing measured is
-    given. `command` asks for the answer."""
+    """A server over batches: one pod, or one that prefills and one that decodes, with `prompt` and
+    `output` tokens per request. `best` has the highest throughput per rank within the limits; None
+    if no batch is within them. `errors` has the prediction intervals of its stack. `costed_by`,
+    which JSON calls `found`, counts the kernels and collectives of all steps by the source of
+    their times; it is empty without measurements. `command` is the command line."""
 
     model: str
     machine: str
@@ -77,7 +76,7 @@ class ServeAnswer(Report):
 
     @property
     def cautions(self) -> list[str]:
-        """What to know before the figures are believed."""
+        """The assumptions and limitations of the figures."""
         return list(dict.fromkeys(text for point in self.points for text in point.cautions))
 
     @property
@@ -140,14 +139,14 @@ def _print(answer: ServeAnswer, stream: TextIO) -> None:
     if (fit := answer.points[0].prompts) is not None:
         out.print(f"Pod that prefills: {fit_text(fit)}")
     titles = ["batch", "TTFT", "TPOT", "latency", "tokens/s", "per rank", "per user", "memory"]
-    made = table("Serving", *titles, *(["prefill pods"] if two_pods else []), text_columns=0)
+    rows = table("Serving", *titles, *(["prefill pods"] if two_pods else []), text_columns=0)
     for row in answer.points:
         r = row.rates
         cells = [f"{r.batch:,}", *map(seconds_text, (r.ttft, r.tpot, r.latency))]
         cells += [f"{v:,.1f}" for v in (r.tokens_per_second, r.per_rank, r.per_user)]
         cells.append(bytes_text(row.peak) + ("" if row.fit.fits else " (too much)"))
-        made.add_row(*cells, *([f"{r.prefill_pods:.2f}"] if two_pods else []))
-    out.print(made)
+        rows.add_row(*cells, *([f"{r.prefill_pods:.2f}"] if two_pods else []))
+    out.print(rows)
     if best is None:
         fits = any(row.fits for row in answer.points)
         out.print("no batch is within the limits" if fits else "no batch fits")
@@ -165,9 +164,9 @@ def _print(answer: ServeAnswer, stream: TextIO) -> None:
 
 
 def _interval_text(errors: StackErrors, kind: str) -> str:
-    """Between which parts of a predicted time measured ones are."""
-    parts, said = errors.intervals[kind], errors.said(kind)
-    if parts is None:
-        return f"{kind.upper()} interval: unknown, {said}"
-    times = f"{parts.low:.2f} to {parts.high:.2f} times what is predicted"
-    return f"{kind.upper()} interval: {times}, as 8 of 10 of {said}"
+    """A sentence about the interval of measured times around a predicted one."""
+    interval, rows = errors.intervals[kind], errors.rows_text(kind)
+    if interval is None:
+        return f"{kind.upper()} interval: unknown, {rows}"
+    times = f"{interval.low:.2f} to {interval.high:.2f} times what is predicted"
+    return f"{kind.upper()} interval: {times}, as 8 of 10 of {rows}"

@@ -16,7 +16,7 @@ _HEADS = (*("batch", "TTFT", "TPOT", "latency", "tokens/s per rank", "tokens/s p
 
 
 def serve_plot(answer: ServeAnswer) -> Plot:
-    """The curve."""
+    """The curve over batches."""
     points = [
         PlotPoint(
             *(row.rates.per_user, row.rates.per_rank, answer.title, _about(row), row.fits),
@@ -43,9 +43,8 @@ def serve_page(answer: ServeAnswer) -> str:
     )
     rows = table(_HEADS, [_row(n, served) for n, served in enumerate(answer.points)])
     body = [figures([serve_plot(answer)]), *paragraphs([about], "quiet"), rows]
-    said = command(answer.command)
     below = [*filter(None, [costed_text(answer.costed_by), *answer.cautions])]
-    return page(answer.title, [said, *body, *paragraphs(below)])
+    return page(answer.title, [command(answer.command), *body, *paragraphs(below)])
 
 
 def _row(number: int, served: ServedBatch) -> TableRow:

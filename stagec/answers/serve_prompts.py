@@ -1,4 +1,4 @@
-"""Steps of a server that prefill prompts, whole or in chunks, and caches that they hand over."""
+"""The prefill steps of a server, of whole prompts or chunks, and the transfer of their caches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stagec.analysis.memory_fit import MemoryFit, room_of
 from stagec.analysis.serving_rates import PodStep, chunks_pass
 from stagec.answers.requests.options import DEVICE
-from stagec.answers.requests.run import Handover
+from stagec.answers.requests.run import TransferSeconds
 from stagec.answers.requests.tiers import context_bytes, loading_speed
 from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import paced_seconds, peak_of, request_seconds, timed_step
@@ -49,9 +49,9 @@ Figures = TypeVar("Figures")
 
 
 def _prompts(options: JobOptions, timer: StepTimer, session: Session) -> tuple[float, int, float]:
-    """The seconds of a step of prefill, its ranks, and what a request takes outside of it. A draft
-    model prefills beside the one that verifies, and what takes longer is the step; on the same
-    ranks it prefills behind it. Raises `DiagnosticError`."""
+    """The seconds of a prefill step, its ranks, and the seconds of a request outside of it. A draft
+    model on its own ranks prefills at the same time as the main model, so the slower one counts; on
+    the same ranks they prefill in turn. Raises `DiagnosticError`."""
     each = [timed_step(model, timer, session) for model in models_alone(options)]
     longest = max(each, key=lambda report: report.step_seconds)
     if guests(options):
@@ -62,8 +62,8 @@ def _prompts(options: JobOptions, timer: StepTimer, session: Session) -> tuple[f
 def sending(
     options: JobOptions, timer: StepTimer, session: Session, target: Module
 ) -> tuple[TimeReport, TransferTime]:
-    """The time of a step of prefill by itself, and of the caches that it hands over to a pod that
-    decodes. Raises `DiagnosticError`."""
+    """The time of a prefill step without transfers, and that of the transfer of its caches to the
+    pod that decodes. Raises `DiagnosticError`."""
     from stagec.time.costs.network import level_between_pods
     from stagec.time.transfer import transfer_time
 
@@ -76,12 +76,12 @@ def sending(
     return timer.counted(timed.report), transfer_time(*sent, replay)
 
 
-def handover_between(timer: StepTimer, session: Session, options: JobOptions) -> Handover:
-    """The caches of a prompt on their way between two pods, by its tokens: linear between prompts
-    that double, each of which is timed when it is needed. Raises `DiagnosticError`."""
+def transfer_between(timer: StepTimer, session: Session, options: JobOptions) -> TransferSeconds:
+    """The transfer times of the caches of a prompt, by its tokens: interpolated linearly between
+    powers of two, which are timed on demand. Raises `DiagnosticError`."""
     options = of_a_stage(options)
     decodes = options_of_pod(DECODE, options.changed(batch=None))
-    target = at_least(decodes, partial(one_group, session=session))
+    target = with_fewest(decodes, partial(one_group, session=session))
 
     @cache
     def of(prompt: int) -> tuple[float, float]:
@@ -89,7 +89,7 @@ def handover_between(timer: StepTimer, session: Session, options: JobOptions) ->
             _, sent = sending(each, timer, session, target)
             return sent.alone_seconds / (each.batch or 1), sent.exposed_seconds
 
-        return at_least(options.changed(prompt=prompt), look)
+        return with_fewest(options.changed(prompt=prompt), look)
 
     def between(tokens: int) -> tuple[float, float]:
         low = 1 << max(6, tokens.bit_length() - 1)
@@ -101,8 +101,8 @@ def handover_between(timer: StepTimer, session: Session, options: JobOptions) ->
 
 
 def _sequences(options: JobOptions) -> Iterator[int]:
-    """Numbers of sequences of which a strategy may take the least at once: that which is given, or
-    the divisors of its ranks times its microbatches. Raises `DiagnosticError`."""
+    """Candidates for the fewest sequences of a step: the given batch, or the divisors of the ranks
+    times the microbatches. Raises `DiagnosticError`."""
     if options.batch is not None:
         yield options.batch
         return
@@ -118,14 +118,14 @@ def _sequences(options: JobOptions) -> Iterator[int]:
 
 
 def _prompts_module(options: JobOptions) -> Module:
-    """The module of the pod that has the prompts. Raises `DiagnosticError`."""
+    """The module of the pod that processes prompts. Raises `DiagnosticError`."""
     if has_pods(options):
         options = options_of(pod_names(options)[0], options).changed(draft=None)
     return JobBuilder(options).module
 
 
-def at_least(options: JobOptions, look: Callable[[JobOptions], Figures]) -> Figures:
-    """What is found of a step of as few sequences as the strategy takes at once. Raises
+def with_fewest(options: JobOptions, look: Callable[[JobOptions], Figures]) -> Figures:
+    """The result of `look` for a step of the fewest sequences that the strategy supports. Raises
     `DiagnosticError`."""
     problem: DiagnosticError | None = None
     for batch in _sequences(options):
@@ -139,9 +139,8 @@ def at_least(options: JobOptions, look: Callable[[JobOptions], Figures]) -> Figu
 def prefill_step(
     options: JobOptions, timer: StepTimer, session: Session, target: Module | None
 ) -> tuple[PodStep, TransferTime | None]:
-    """The step that prefills as few prompts as the strategy takes at once; with --chunk, its steps
-    together. The last of them hands the caches over, if another pod decodes. Raises
-    `DiagnosticError`."""
+    """The step that prefills the fewest prompts that the strategy supports; with --chunk, all its
+    chunks. The last one transfers the caches if another pod decodes. Raises `DiagnosticError`."""
 
     def look(options: JobOptions) -> tuple[PodStep, TransferTime | None]:
         *before, last = prompt_chunks(options)
@@ -163,16 +162,16 @@ def prefill_step(
         passes = chunks_pass(seconds, step.step_seconds, stages)
         return PodStep(sequences * stages, paced, ranks, *links, passes), sent
 
-    return at_least(options, look)
+    return with_fewest(options, look)
 
 
 def prompts_fit(
     options: JobOptions, machine: Machine, *, asked: bool
 ) -> tuple[MemoryFit, Sequence[str]]:
-    """Whether what the fullest rank of a pod that prefills holds fits in what `stg.scheduler` takes
-    of the memory, in the chunk in which that is most, and what helps if it does not. Every stage
-    has the caches of the prompts of all. Of a pod with parts it is the rank for which least is
-    left. Raises `DiagnosticError`, also if it does not fit and batches were not `asked` for."""
+    """Whether the memory of a prefill pod fits the part that `stg.scheduler` may use, in its
+    largest chunk and on the rank with the least memory left, and remedies if it does not. Every
+    stage holds the caches of the prompts in flight. Raises `DiagnosticError`, also if it does not
+    fit and batches were not `asked` for."""
     from stagec.jobs.lowered import job_costs
 
     def look(options: JobOptions) -> tuple[MemoryFit, JobOptions, Mapping[str, int]]:
@@ -185,14 +184,14 @@ def prompts_fit(
                 fits.append((MemoryFit(peak, room), pod, each.mesh))
         return min(fits, key=lambda each: each[0].by)
 
-    fit, pod, mesh = at_least(options, look)
+    fit, pod, mesh = with_fewest(options, look)
     return fit, () if fit.fits else (misfit(pod, machine, fit, mesh, asked=asked, pod=PREFILL),)
 
 
 def context_seconds(
     options: JobOptions, timer: StepTimer, session: Session, given: Mapping[str, Any]
 ) -> float:
-    """The seconds in which the cached tokens before a prompt come from where they are kept. Raises
+    """The seconds in which the cached tokens before a prompt are loaded from their tier. Raises
     `DiagnosticError`."""
     where, context = given["context_from"], options.context or 0
     if where == DEVICE:
@@ -207,18 +206,18 @@ def context_seconds(
         return context_bytes(job.changed(chunk=None), session)
 
     speed = loading_speed(where, timer.machine, given["disk_bandwidth"])
-    return at_least(_prefills(options), look) / speed
+    return with_fewest(_prefills(options), look) / speed
 
 
 def _prefills(options: JobOptions) -> JobOptions:
-    """The options of a step that hands nothing over."""
+    """The options of a prefill step without transfers."""
     if options.serve != DISAGGREGATED:
         return options
     return options_of_pod(PREFILL, options).changed(part=options.part)
 
 
 def prompt_chunks(options: JobOptions) -> Iterator[JobOptions]:
-    """The steps of a prompt: one, or one for each chunk, of which the first one has the encoder."""
+    """The steps of a prompt: one, or one for each chunk; the first one has the encoder."""
     prompt, past = options.prompt or 1, options.context or 0
     chunk = options.chunk or prompt
     for start in range(0, prompt, chunk):

@@ -1,4 +1,4 @@
-"""With which flags a server fits that does not: more ranks for its layers, few bits, or a larger
+"""Remedies for a server that does not fit: more ranks per layer, fewer bits per weight, or a larger
 device."""
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def misfit(
     pod: str = "",
 ) -> str:
     """`a batch of 1 needs 131.75 GiB per rank, but h100-sxm has 78.56 GiB: split the model with
-    --tp 2, or add --weight-dtype fp8, or give --machine h200`: each of these alone makes the step
-    of decode fit. They are the fewest ranks of a node that split layers, the most bits of weights,
-    and the smallest device; without any of them, what to combine. Raises it as a `DiagnosticError`
-    unless the batch was `asked` for. Of one of two pods its own strategy has the split."""
+    --tp 2, or add --weight-dtype fp8, or give --machine h200`: each of these alone makes the decode
+    step fit. They are the smallest split of layers within a node, the most bits per weight, and
+    the smallest device; if none suffices, a combination. Raises it as a `DiagnosticError` unless
+    the batch was `asked` for. With two pods the split is an option of `pod`."""
     splits = _first(_splits(options, machine, prod(mesh.values())), machine)
     formats = _FORMATS if options.weight_dtype in (None, "bf16") else ()
     format_ = _first(((name, options.changed(weight_dtype=name)) for name in formats), machine)
@@ -68,7 +68,7 @@ def misfit(
 
 
 def _splits(options: JobOptions, machine: Machine, ranks: int) -> Iterator[tuple[int, JobOptions]]:
-    """Degrees of tensor parallelism that double within a node."""
+    """Doubling degrees of tensor parallelism within a node."""
     have = options.tp or 1
     times = 2
     while ranks * times <= (machine.network[0].ranks or 1):
@@ -77,7 +77,7 @@ def _splits(options: JobOptions, machine: Machine, ranks: int) -> Iterator[tuple
 
 
 def _first(jobs: Iterable[tuple[Name, JobOptions]], machine: Machine) -> Name | None:
-    """What the first job is called that compiles and fits."""
+    """The name of the first job that compiles and fits."""
     for name, options in jobs:
         try:
             if CompiledJob.of(on_machine(options, machine)).fit(machine).fits:

@@ -1,5 +1,5 @@
-"""Steps of a server: of pipeline stages and groups of ranks, which have sequences of their own, and
-with prompts beside sequences that decode."""
+"""The decode and mixed steps of a server, whose pipeline stages and groups of ranks each have their
+own sequences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from stagec.analysis.serving_rates import PodStep, ServingRates, beside, chunks_pass, steady_seconds
+from stagec.analysis.serving_rates import (
+    PodStep,
+    ServingRates,
+    chunked,
+    chunks_pass,
+    steady_seconds,
+)
 from stagec.analysis.steady_server import chunks, decoding
 from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.moe import MoeRule
@@ -29,30 +35,31 @@ if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.time_report import TimeReport
 
-#: A step of which only the strategy matters.
+#: The composition of a step that is compiled for its strategy only.
 _ONE = "decode=1x1"
 
 
 def timed_step(options: JobOptions, timer: StepTimer, session: Session) -> TimeReport:
-    """The time of a step, whose launches are captured in a graph. Raises `DiagnosticError`."""
+    """The time of a step whose launches are captured in a graph. Raises `DiagnosticError`."""
     from stagec.jobs.lowered import job_costs
 
     return timer.time(job_costs(options, session))
 
 
 def paced_seconds(report: TimeReport, options: JobOptions, most: int | None = None) -> float:
-    """The seconds of a step, others of which are on the other pipeline stages, `most` in all."""
+    """The seconds per step while other steps occupy the other pipeline stages, at most `most` steps
+    in all."""
     stages = steps_in_flight(options)
     under_way = stages if most is None else min(stages, most)
     return steady_seconds(report.breakdown, report.step_seconds, under_way)
 
 
-def decoded(
+def decode_step(
     options: JobOptions, timer: StepTimer, session: Session, batch: int, end: int
 ) -> tuple[TimeReport, MemoryFit | None, int]:
-    """A step of decode, whether the caches of a whole batch fit in what `stg.scheduler` takes of
-    the memory, of which other sequences are on other pipeline stages, and the bytes beside them
-    that it reserves: with `reserve` those up to `end` tokens. Raises `DiagnosticError`."""
+    """The time of a decode step, whether the caches of the whole batch, over all pipeline stages,
+    fit the memory that `stg.scheduler` may use, and the bytes that it reserves in addition: with
+    `reserve`, for sequences of `end` tokens. Raises `DiagnosticError`."""
     from stagec.jobs.lowered import job_costs
 
     job = job_costs(options, session)
@@ -69,17 +76,17 @@ def decoded(
 
 
 def peak_of(stages: Sequence[Mapping[str, int]], others: int, step: int) -> int:
-    """The bytes that the fullest rank holds in a step of so many sequences, `others` of which are
-    on other pipeline stages, with caches on each."""
-    kept = ((sum(each.values()), each.get(CACHES, 0)) for each in stages)
-    return max(total + caches * others // step for total, caches in kept)
+    """The peak of the fullest rank in a step of `step` sequences, with the caches of `others` that
+    are on other pipeline stages."""
+    sizes = ((sum(each.values()), each.get(CACHES, 0)) for each in stages)
+    return max(total + caches * others // step for total, caches in sizes)
 
 
-def peak_alone(
+def prompts_peak(
     prompts: Sequence[Mapping[str, int]], decode: Sequence[Mapping[str, int]], steps: int
 ) -> int:
-    """The bytes that the fullest rank holds in a step with prompts alone: by stage what that holds
-    but for caches, and those of so many steps that decode."""
+    """The peak of the fullest rank in a step of prompts: by stage its bytes without caches, and the
+    caches of `steps` decode steps."""
     pairs = zip(prompts, decode, strict=True)
     return max(sum(p.values()) - p.get(CACHES, 0) + steps * d.get(CACHES, 0) for p, d in pairs)
 
@@ -90,8 +97,8 @@ def request_seconds(report: TimeReport) -> float:
 
 
 def groups_of(decode: JobOptions) -> int:
-    """The groups of ranks that have sequences of their own, times the microbatches of a step, or
-    halves that overlap; 1 of several pods, each of which has groups of its own."""
+    """The number of groups of ranks with their own sequences, times the microbatches of a step and
+    the overlapping halves of a batch; 1 for several pods, each of which has its own groups."""
     if has_pods(decode):
         return 1
     module = JobBuilder(decode.changed(batch=None)).module
@@ -103,9 +110,9 @@ def groups_of(decode: JobOptions) -> int:
 
 @dataclass(frozen=True)
 class Mixing:
-    """Prompts of `prompt` tokens behind `past` cached ones in steps of sequences that decode, as
-    `rule` states; `groups` of ranks, on each pipeline stage, have sequences of their own, as have
-    halves of their batches that overlap, each with half of the tokens of a step."""
+    """Chunked prefill within decode steps: prompts of `prompt` tokens after `past` cached ones,
+    scheduled by `rule`. `groups` counts the groups of ranks with their own sequences, over pipeline
+    stages and overlapping halves of a batch, each with half of the tokens of a step."""
 
     options: JobOptions
     rule: SchedulerRule
@@ -116,8 +123,8 @@ class Mixing:
 
     @classmethod
     def of(cls, decode: JobOptions, prefill: JobOptions, output: int) -> Mixing | None:
-        """That of a server; None where prompts have steps of their own, as those of drafts, of
-        parts and of steps of several microbatches have."""
+        """The mixing of a server; None if prompts have separate steps, as with drafts, parts and
+        several microbatches."""
         stages = steps_in_flight(decode)
         several = decode.pp > stages and not decode.afd
         if several or decode.speculative or has_pods(decode) or has_pods(prefill):
@@ -135,9 +142,9 @@ class Mixing:
     def rates(
         self, decode: PodStep, peak: int, timer: StepTimer, session: Session
     ) -> tuple[ServingRates, int]:
-        """What it gives with steps that decode, which have a batch, and the bytes that a rank holds
-        at its `peak` in these, or in those with prompts, with `reserve` those of all tokens of
-        its sequences. Sequences that wait have no caches. Raises `DiagnosticError`."""
+        """The rates at the batch of `decode`, and the peak over decode steps (`peak`) and steps
+        with prompts, with `reserve` for all tokens of the sequences. Waiting sequences have no
+        caches. Raises `DiagnosticError`."""
         from stagec.jobs.lowered import job_costs
 
         batch = decode.sequences
@@ -150,9 +157,9 @@ class Mixing:
                 "decoding sequences",
                 remedy="give smaller --batches, or more --step-tokens",
             )
-        chunked = SequenceClass(work.size, past + work.past, 1, work.prompts)
+        chunk = SequenceClass(work.size, past + work.past, 1, work.prompts)
         asked, last = (
-            self._step(SequenceClass(1, past + self.prompt + tokens, 1, running), chunked)
+            self._step(SequenceClass(1, past + self.prompt + tokens, 1, running), chunk)
             for tokens in (self.output // 2, self.output - 1)
         )
         job = job_costs(asked, session)
@@ -164,11 +171,11 @@ class Mixing:
         request = request_seconds(report)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request, passes=passes)
         waits = running < each or not work.keeps_up
-        kept = job_costs(last, session) if self.rule.reserve else job
-        most = peak_of(kept.figures().by_stage, stages - 1, 1)
+        largest = job_costs(last, session) if self.rule.reserve else job
+        most = peak_of(largest.figures().by_stage, stages - 1, 1)
         peak = max(most, peak) if running == each else most
-        return beside(decode, mixed, work, self.output, waits=waits), peak
+        return chunked(decode, mixed, work, self.output, waits=waits), peak
 
     def _step(self, *sequences: SequenceClass) -> JobOptions:
-        """The step of these sequences of each group of ranks."""
+        """The step with these sequences in each group of ranks."""
         return self.options.changed(serve=MIXED, step=str(step_of(sequences)), context=None)

@@ -1,4 +1,4 @@
-"""What calls from Python have in common: what is reported while they run."""
+"""Diagnostics of calls from Python."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LOG = logging.getLogger("stagec")
 
 @contextmanager
 def asked(depth: int = 4) -> Generator[Session]:
-    """Let what is reported meanwhile be warnings of Python, `depth` calls above, and what does not
-    come out even, or cannot be read, a `DiagnosticError`. Such an error has notes as a command
-    prints it, with the line and the remedy. Remarks, which commands print, go to the logger
+    """A context whose diagnostics become Python warnings, attributed `depth` calls above, and in
+    which sizes that do not divide and unreadable files raise a `DiagnosticError`. Such an error has
+    notes in the form that commands print, with the line and the remedy. Remarks go to the logger
     `stagec` as information."""
     session = Session()
     try:

@@ -1,6 +1,6 @@
-"""The command line: which commands there are, and nothing of what they do.
+"""The command line: the table of commands, without their implementations.
 
-A command's module is imported only when it runs, so that help and usage errors come at once.
+The module of a command is imported only when it runs, so that help and usage errors are fast.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from stagec.answers.questions import QUESTIONS, question_of
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-#: section of the help -> name -> (module that holds `command`, or its whole name, or that of a
-#: question, of which the command is made; one line of help)
+#: section of the help -> name -> (module with `command`, or with the question from which the
+#: command is built; one line of help)
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "What a job costs": {
         "compile": (".commands.compile", "Compile a model to one execution trace per rank."),
@@ -68,7 +68,7 @@ COMPLETE = "_STAGEC_COMPLETE"
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by a table and imports one when it is called."""
+    """A group whose commands are in a table and are imported when called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -112,11 +112,11 @@ class LazyGroup(click.Group):
 
             option = problem.option_name
             commands = {name: self.get_command(ctx, name) for name in COMMANDS}
-            having = [
+            owners = [
                 n for n, c in commands.items() if c and any(option in p.opts for p in c.params)
             ]
-            if having:
-                message = f"No such option {option!r}. It is an option of: {', '.join(having)}."
+            if owners:
+                message = f"No such option {option!r}. It is an option of: {', '.join(owners)}."
             elif here := flag_here(option):
                 message = f"No such option {option!r}; {here}"
             elif len(option) == len("-t"):
@@ -144,14 +144,14 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `stagec ARGV`; the exit code. Never raises for what a user can do."""
+    """Run `stagec ARGV` and return the exit code. Does not raise, whatever the input."""
     from stagec.driver.shell.run import run_safely
     from stagec.driver.shell.session import ShellSession
 
     session = ShellSession()
 
     def run() -> object:
-        # not cli.main, which exits by itself where nobody reads the output
+        # not cli.main, which exits by itself if the output pipe is closed
         with cli.make_context("stagec", list(argv), obj=session) as context:
             return cli.invoke(context)
 
@@ -159,7 +159,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entry() -> None:
-    """What the console script runs. With `_STAGEC_COMPLETE` it prints what a shell completes."""
+    """The entry point of the console script. With `_STAGEC_COMPLETE` it prints completions."""
     if COMPLETE in os.environ:
         from click.shell_completion import shell_complete
 
@@ -170,6 +170,6 @@ def entry() -> None:
     prepare_streams()
     with seldom_collected():
         code = main(sys.argv[1:])
+        leave_garbage()
     flush_streams()
-    leave_garbage()
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Families of models: who reads which `model_type`."""
+"""Families of models: the readers of each `model_type`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ R = TypeVar("R", bound=Reader)
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A group of models that one reader understands.
+    """A group of models with one reader.
 
-    `model_types` are the values of the key `model_type`; for files that have none, `marks` are
-    values of the key `_class_name`. `features` is a line for the table of docs/models.md. The
-    reader asks the configuration for every key that its computation depends on. `read_images` is
-    that of a text whose step takes images too.
+    `model_types` are the values of the key `model_type`; for files without it, `marks` are values
+    of the key `_class_name`. `features` is a line for the table of docs/models.md. The reader reads
+    every key of the configuration on which the computation depends. `read_images` is the reader of
+    a text with images in the step.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ModelFamily:
     read_images: Reader | None = None
 
 
-#: What `reads` has declared, by the modules of the readers.
+#: The families that `reads` declared, by the module of the reader.
 _DECLARED: defaultdict[str, list[ModelFamily]] = defaultdict(list)
 
 
@@ -46,7 +46,8 @@ def reads(
     marks: tuple[str, ...] = (),
     read_images: Reader | None = None,
 ) -> Callable[[R], R]:
-    """Declare a function as the reader of a built-in family: the fields of `ModelFamily`."""
+    """A decorator that declares the reader of a built-in family, with the fields of
+    `ModelFamily`."""
 
     def declare(read: R) -> R:
         family = ModelFamily(name, model_types, read, features, marks, read_images)
@@ -57,13 +58,13 @@ def reads(
 
 
 def declared_in(module: str) -> list[ModelFamily]:
-    """The families whose readers a module has declared, in the order of its text."""
+    """The families whose readers a module declared, in the order of the module."""
     return _DECLARED[module]
 
 
 def known_families(families: Iterable[ModelFamily]) -> dict[str, ModelFamily]:
-    """The families by their model types and class names. Raises `DiagnosticError` for one that two
-    families bring."""
+    """The families by their model types and class names. Raises `DiagnosticError` for a name of two
+    families."""
     known: dict[str, ModelFamily] = {}
     for family in families:
         for name in (*family.model_types, *family.marks):

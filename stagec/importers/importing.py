@@ -1,4 +1,4 @@
-"""The text that a configuration becomes: its family is found and reads it."""
+"""From a configuration to the text of its model, by the reader of its family."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.source import Source
 from stagec.support.suggest import did_you_mean
 
-#: Files beside config.json that are taken for it, by keys that only they have.
+#: Files that are often given in place of config.json, by keys that only they have.
 _OTHER_FILES: Mapping[str, str] = {
     "added_tokens_decoder": "a tokenizer's configuration",
     "added_tokens": "a tokenizer",
@@ -38,12 +38,12 @@ def import_model(
     images: bool = False,
     remarks: list[Diagnostic] | None = None,
 ) -> ModelText:
-    """The text of a configuration file, with `images` that of a step that takes images too. Keys
-    named in `ignored` are taken as left out; with a list of `remarks` so are those that are not
-    known, and the list says so.
+    """The text of a configuration file; with `images`, that of a step with images. Keys in
+    `ignored` are treated as absent; with a list of `remarks` so are unknown keys, each of which
+    adds a remark.
 
-    Raises `DiagnosticError` for what is no configuration, for a family that is not known, and for
-    keys that are wrong or that change the computation and are not known.
+    Raises `DiagnosticError` for files that are no configurations, unknown families, invalid values,
+    and unknown keys that may change the computation.
     """
     text = JsonText(source)
     members = text.read()

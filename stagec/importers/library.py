@@ -1,4 +1,4 @@
-"""Texts of the model library: those that are written down, and those of configurations."""
+"""Texts of the model library: stored ones, and those imported from configurations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REPEAT = re.compile(r"^ *(?:%[^=\n]*= )?stg\.repeat[^\[\n]*\[count = (\w+)", re
 
 
 def model_source(model: LibraryModel) -> Source:
-    """The STG text of a model of the library, with the text's own defaults."""
+    """The STG text of a model of the library, with the defaults of the text."""
     if model.is_configuration:
         return Source(f"{LIBRARY}{model.name}.stg", _imported(model).text())
     return Source(LIBRARY + model.text_name, library_text(model.text_name))
@@ -31,15 +31,15 @@ def model_sizes(model: LibraryModel) -> Mapping[str, int]:
 
 
 def model_layers(model: LibraryModel) -> int:
-    """How many layers of all kinds a step of a model of the library runs, 0 for a model without:
-    what the repeats of its text count."""
+    """The number of layers of all kinds in a model of the library, by the repeats of its text; 0
+    without repeats."""
     sizes = model_sizes(model)
     counts = _REPEAT.findall(model_source(model).text)
     return sum(int(count) if count.isdigit() else sizes[count] for count in counts)
 
 
 def _imported(model: LibraryModel) -> ModelText:
-    from stagec.importers.importing import import_model  # forty files that other models do not need
+    from stagec.importers.importing import import_model  # lazily: it imports forty modules
     from stagec.importers.registry import BUILT_IN
 
     source = Source(f"{model.name}.json", library_text(model.text_name))

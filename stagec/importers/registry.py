@@ -1,4 +1,4 @@
-"""The families by name of their models: those built in, and those of plug-ins."""
+"""The registry of model families: built-in ones, and those of plug-ins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from stagec.importers.family import ModelFamily, declared_in, known_families
 from stagec.support.source import Source
 
-#: The modules of readers, in the order in which their families are listed.
+#: The modules of readers, in the order of the list of families.
 _READERS = (
     "llama llama_variants gpt windows mixture deepseek latent sigmoid_experts gemma3n gemma4 mamba "
     "falcon_h1 linear_attention kimi griffin rwkv zamba encoders masked disentangled bart vision "
@@ -23,13 +23,12 @@ _TYPE = re.compile(r'"(?:model_type|_class_name)"\s*:\s*"([^"]*)"')
 
 
 def families_of(extras: Iterable[object]) -> list[ModelFamily]:
-    """The built-in families and those among what plug-ins have brought."""
+    """The built-in families, and those among the objects of plug-ins."""
     return [*BUILT_IN, *(each for each in extras if isinstance(each, ModelFamily))]
 
 
 def knows(source: Source) -> bool:
-    """Whether a built-in family can be the one of a configuration: no plug-in needs to be loaded to
-    look for it."""
+    """Whether a built-in family may read a configuration, so that no plug-ins need to be loaded."""
     known = known_families(BUILT_IN)
     types: list[str] = _TYPE.findall(source.text)
     return not types or any(name in known for name in types)

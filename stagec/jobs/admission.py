@@ -1,4 +1,4 @@
-"""What a server admits: the blocks of cache that the memory of a machine has room for."""
+"""The room of a server for caches: the blocks that fit into the memory of a machine."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a rank of a server may hold, in bytes: `room` in all, of which weights and activations
-    of the fullest step take `taken`; the others are `blocks` of cache of each group of ranks. A
-    sequence takes `fixed` blocks beside those of its tokens: keys and values of an encoder, and
-    states of layers."""
+    """The memory of a rank of a server: `room` bytes in all, of which weights and the activations
+    of the largest step take `taken`. The rest has room for `blocks` blocks of cache of each group
+    of ranks. A sequence takes `fixed` blocks in addition to those of its tokens: keys and values of
+    an encoder, and states of layers."""
 
     room: int
     taken: int
@@ -35,8 +35,8 @@ class Room:
 
 
 def largest_step(requests: Sequence[Request], tokens: int, sequences: int) -> Step:
-    """A step with as many tokens as a server takes at once: a decode of each sequence, and for the
-    rest prompts as long as the longest one."""
+    """A step with `tokens` tokens: a decode of each of `sequences` sequences, and prompts as long
+    as the longest one for the rest."""
     decodes = min(sequences, len(requests), tokens)
     longest = max(r.prompt for r in requests)
     prompt = min(longest, max(1, tokens - decodes))
@@ -52,11 +52,11 @@ def cache_room(
     tokens: int,
     limit: Limit | None = None,
 ) -> Room:
-    """The room for caches beside weights and the activations of the `largest` step, in blocks of so
-    many tokens, within the share of memory that `stg.scheduler` says, or within a `limit` of a rank
-    that is not the machine; of `models` that take turns on the same ranks, the first of which is
-    served. Layers that keep a window count as if they kept all tokens. Raises `DiagnosticError` if
-    nothing is left."""
+    """The room for caches in addition to weights and the activations of the `largest` step, in
+    blocks of `tokens` tokens. The memory is the share of the machine that `stg.scheduler` states,
+    or a `limit` of a rank. `models` take turns on the same ranks; the first one is served. Layers
+    with a window count as if they cached all tokens. Raises `DiagnosticError` if weights and
+    activations do not fit."""
     from stagec.output.tables import bytes_text
 
     full = [each.compiled(largest).figures() for each in models]
@@ -93,7 +93,7 @@ def _cached(models: Sequence[StepModules], sequences: SequenceClass) -> list[int
 
 
 def _weights(memory: Mapping[str, int]) -> int:
-    """Bytes that are there in all steps, but for caches."""
+    """Bytes that stay in all steps, without caches."""
     return sum(memory.get(name, 0) for name in STATIC)
 
 

@@ -1,7 +1,7 @@
-"""What `compile` and `analyze` share: the module with its strategy that their options make.
+"""Builds the module of a job, with mesh and strategy, from its options, and runs its pipeline.
 
-Command-line shorthands are written as a `stg.strategy` text and parsed like any other, so there is
-one way in for strategies; `--print-strategy` shows it.
+Flags are written as a `stg.strategy` text and parsed like any other, so that strategies have one
+form; `--print-strategy` shows it.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _FORM = "write 'stg.strategy @name { ... }'; --print-strategy prints that of fla
 
 
 class JobBuilder:
-    """Turns options into a module with mesh and strategy, and runs the pipeline on it. Without a
-    session it says nothing."""
+    """Turns options into a module with mesh and strategy, and runs the pipeline on it. Diagnostics
+    go to the session, if there is one."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class JobBuilder:
         self._assumed: list[Operation] = []
         self._origins: Mapping[Operation, str] = {}
         self.repeated = RepeatedWork()
-        self.from_texts = False  # whether a text says how to parallelize, and not flags
+        self.from_texts = False  # whether the strategy is given by a text, not by flags
         self.loaded: Loaded = load_plugins(options.plugin)
         self.model_name = model_name(options)
         self.module = self._load()
@@ -122,17 +122,17 @@ class JobBuilder:
         self._add_strategy(module)
         if self.serving is not None:
             refuse_training(module)
-            self._say_what_is_stored(module)
-        self._hold_copies(module)
+            self._warn_of_quantized(module)
+        self._add_redundant_experts(module)
         if self.options.ranks is not None:
             self._match_ranks(module, self.options.ranks)
-        if self.serving is None and (said := replicated_state(module)) is not None:
-            self.session.report(said)
+        if self.serving is None and (remark := replicated_state(module)) is not None:
+            self.session.report(remark)
         self._default_batch(module)
         return module
 
     def _serving(self, module: Module, positions: int | None) -> Serving | None:
-        """The step of serving that options ask for, whose sizes the module gets."""
+        """The step of serving of the options, if any; sets its sizes in the module."""
         serving = read_serving(self.options, module, positions, symbolic=self._symbolic)
         if serving is not None:
             warning = over_limit(serving)
@@ -141,8 +141,9 @@ class JobBuilder:
             serving.declare(module)
         return serving
 
-    def _hold_copies(self, module: Module) -> None:
-        """Experts of the module are those that ranks hold, copies with them."""
+    def _add_redundant_experts(self, module: Module) -> None:
+        """Add redundant experts to the number of experts of the module. Raises `DiagnosticError`
+        for a step of training."""
         rule, experts = read_strategy(module).one(CopiesRule), module.symbols.get(EXPERTS)
         if not rule.count:
             return
@@ -157,7 +158,7 @@ class JobBuilder:
             module.set_values({EXPERTS: experts + rule.count})
 
     def _read_model(self) -> Source:
-        """The text of a file, or that which a configuration becomes."""
+        """The text of a file, or of an imported configuration."""
         model = self.options.model
         if not is_configuration(model):
             return self.session.read(model)
@@ -165,8 +166,8 @@ class JobBuilder:
             import_configuration(model, self.session, plugins=self.options.plugin)
         )
 
-    def _say_what_is_stored(self, module: Module) -> None:
-        """Warn of quantized weights of a checkpoint that a server would not have."""
+    def _warn_of_quantized(self, module: Module) -> None:
+        """Warn if the checkpoint has quantized weights, but the job does not."""
         model, rule = self.options.model, read_strategy(module).one(WeightsRule)
         if model in library() or not is_configuration(model) or rule.format != "bf16":
             return
@@ -174,7 +175,7 @@ class JobBuilder:
             self.session.report(warning)
 
     def _match_ranks(self, module: Module, ranks: int) -> None:
-        """The mesh of a text too has as many ranks as asked for; one open axis is filled in."""
+        """Fill in the one open axis of a mesh, and check that it has this number of ranks."""
         sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
         unsized = [a for a, n in sizes.items() if n is None]
         if len(unsized) == 1:
@@ -183,7 +184,8 @@ class JobBuilder:
         check_ranks(ranks, sizes)
 
     def _check_options(self, module: Module) -> None:
-        """Refuse options that do not go together; report those without effect."""
+        """Report flags without effect. Raises `DiagnosticError` for a combination that a rule
+        refuses."""
         problems = check(self._request(module))
         errors = [d for d in problems if d.severity == "error"]
         if errors:
@@ -192,7 +194,7 @@ class JobBuilder:
             self.session.report(diagnostic)
 
     def _request(self, module: Module) -> FlagValues:
-        """What flags ask for, with what they need of the stack."""
+        """The values of flags, with the flags of the stack that they need."""
         options = self.options.changed(**needed_flags(self._stack, self._given))
         return request(options, self._axes(), module.symbols, module.sequences)
 
@@ -205,14 +207,15 @@ class JobBuilder:
 
     @cached_property
     def _given(self) -> frozenset[str]:
-        """The flags that are given."""
+        """The names of the flags that are given."""
         flags = (f for f in FLAGS.values() if not f.is_default(getattr(self.options, f.name)))
         return self.options.explicit | {f.name for f in flags}
 
     def _parts_of_tp(self, module: Module) -> dict[str, int | None]:
-        """The axes that tensor parallelism is split into: one over which experts are split, where
-        these take some of its ranks; beyond the KV heads one that splits them, and one over which
-        they are replicated. Raises `DiagnosticError` where the first two do not fit."""
+        """The axes into which tensor parallelism is divided: one over which experts are split, if
+        they take some of its ranks; and with more ranks than KV heads, one that splits these heads
+        and one over which they are replicated. Raises `DiagnosticError` if the first two do not
+        fit."""
         tp, heads = self.options.tp, module.symbols.get("G")
         experts = expert_parts(partial(getattr, self.options))
         texts = self.options.strategy or self._preset or module.ops("stg.strategy")
@@ -239,10 +242,10 @@ class JobBuilder:
 
     def _axes(self) -> dict[str, int | None]:
         if self.from_texts and self.options.mesh is None:
-            # the axes are those of the text: one that is given changes
+            # the axes are those of the text, with the sizes that flags give
             given = {a: int(getattr(self.options, a)) for a in AXES}
             return {a: n for a, n in given.items() if n > 1 or a in self.options.explicit}
-        parts = {"tp": self._tensor_parts, **parts_of_data(self.options)}  # stand where these would
+        parts = {"tp": self._tensor_parts, **parts_of_data(self.options)}  # in place of these axes
         return {
             axis: size
             for name, whole in mesh_axes(self.options).items()
@@ -250,8 +253,7 @@ class JobBuilder:
         }
 
     def _add_strategy(self, module: Module) -> None:
-        """Put mesh and strategy in front of the functions; a strategy in the model's own text
-        stays."""
+        """Insert mesh and strategy before the functions; those in the model's own text stay."""
         given: list[Operation] = []
         if self.options.strategy is not None:
             given = self._from_text(
@@ -282,7 +284,7 @@ class JobBuilder:
         self._add_stack(module)
 
     def _add_stack(self, module: Module) -> None:
-        """The defaults of the software, below what flags and texts say."""
+        """Add the defaults of the stack, which flags and texts override."""
         if self.options.stack == IDEAL:
             return
         lines, given = self._stack, None if self.from_texts else self._given
@@ -293,14 +295,14 @@ class JobBuilder:
         self._origins = {**whose, **added} if lines else {}
 
     def _origin(self, op: Operation) -> str:
-        """Where a statement of the strategy comes from."""
+        """The origin of a statement of the strategy, for comments: `flags`, or a line of a text."""
         place = file_loc(op.loc)
         if place is None or not self.from_texts:
             return "flags"
         return f"{place.file}:{place.line}"
 
     def _refuse_shorthands(self) -> None:
-        """A strategy in a text says it all; flags beside it would be lost."""
+        """Raise `DiagnosticError` for flags of the strategy, which a text would override."""
         given = [n for n in SHORTHANDS if not FLAGS[n].is_default(getattr(self.options, n))]
         if given:
             names = ", ".join(FLAGS[n].option for n in given)
@@ -311,7 +313,7 @@ class JobBuilder:
             )
 
     def _parse(self, text: str, name: str) -> Operation:
-        if self._pod:  # texts of pods are told apart by their names
+        if self._pod:  # the names of texts distinguish pods
             name = name.replace("command line", f"pod '{self._pod}'")
         return parse_op(self.session.remember(Source(name, text)), self.loaded.registry)
 
@@ -327,7 +329,7 @@ class JobBuilder:
         return wanted
 
     def _resize_mesh(self, module: Module, given: list[Operation]) -> None:
-        """Sizes on the command line win over those of a mesh in a text, axis by axis."""
+        """Set the sizes of axes that the command line gives in the mesh of a text."""
         mesh = next(op for op in (*given, *module.ops("stg.mesh")) if op.name == "stg.mesh")
         for axis, size in self._axes().items():
             if axis not in mesh.attrs:
@@ -339,7 +341,8 @@ class JobBuilder:
             mesh.attrs[axis] = True if size is None else const(size)
 
     def _default_batch(self, module: Module) -> None:
-        """Without a batch size: one sequence per data-parallel rank and microbatch, or half."""
+        """Set the batch size if it is open: one sequence for each data-parallel rank, microbatch
+        and half batch."""
         strategy = read_strategy(module)
         if self._symbolic or module.symbols.get(strategy.batch, 1) is not None:
             return
@@ -360,10 +363,9 @@ class JobBuilder:
         without: Collection[str] = (),
         verify: bool = True,
     ) -> Module:
-        """Run the pipeline up to the lowered module, or up to the pass `until`, with further
-        instruments; without `verify` the module is not verified after each pass. The passes
-        `without`, whose results are not needed, are left out, unless an option names the passes or
-        has them shown.
+        """Run the whole pipeline, or up to the pass `until`, with further instruments `watching`.
+        Without `verify` the module is not verified after each pass. The passes `without`, whose
+        results are not needed, are left out, unless the pipeline was given or is observed.
 
         Raises `DiagnosticError`."""
         for _ in self.passes(until, watching, without=without, verify=verify):
@@ -379,7 +381,7 @@ class JobBuilder:
         without: Collection[str] = (),
         verify: bool = True,
     ) -> Iterator[Pass]:
-        """Run what `lower` runs, or the pipeline `text`, and pause before each pass.
+        """Run the passes of `lower`, or of the pipeline `text`, and yield each pass before it runs.
         Raises `DiagnosticError`."""
         pipeline = self.loaded.pipeline(self.pipeline_text() if text is None else text)
         names = [p.name for p in pipeline.passes]
@@ -397,7 +399,7 @@ class JobBuilder:
             self.session.report(diagnostic)
 
     def pipeline_text(self) -> str:
-        """The passes to run: as asked for, else those that fit what the model computes."""
+        """The pipeline to run: the given one, or else that of the kind of step."""
         if self.options.pipeline is not None:
             return self.session.remember(Source(SPEC, self.options.pipeline)).text
         if self.options.part:
@@ -414,7 +416,7 @@ class JobBuilder:
         return TRAIN if trains else FORWARD
 
     def _pipeline_of_part(self) -> str:
-        """The passes of a pod that has one part of a step. Raises `DiagnosticError`."""
+        """The pipeline of a pod with one part of the model. Raises `DiagnosticError`."""
         rest = f",rest={self.options.rest}" if self.options.rest != MAIN else ""
         cut = f"cut-part{{keep={self.options.keep}{rest}}}"
         if self.serving is not None:
@@ -428,7 +430,7 @@ class JobBuilder:
         return f"{TRAIN},+after(infer-shapes):{cut},+after(add-optimizer):run-ahead"
 
     def strategy(self) -> str:
-        """The text of mesh and strategy: a file that can be given as STRATEGY."""
+        """The text of mesh and strategy, which can be given as STRATEGY."""
         ops = [*self.module.ops("stg.mesh"), *self._assumed, *self.module.ops("stg.strategy")]
         body = "".join(f"  {line}\n" for op in ops for line in self._lines(op))
         return f"stg.module @strategy {{\n{body}}}\n"
@@ -458,7 +460,7 @@ def set_symbols(module: Module, values: Mapping[str, int]) -> None:
 
 
 def _trains(module: Module) -> bool:
-    """Whether the model has parameters to train: arguments, or stated where they are used."""
+    """Whether the model has parameters to train, as arguments or as ops that declare them."""
     stated = [op.result.type for op in module.walk() if op.definition.declares == "parameter"]
     if any(isinstance(t, TensorType) and t.role in ("", "param") for t in stated):
         return True
@@ -467,8 +469,8 @@ def _trains(module: Module) -> bool:
 
 
 def model_name(options: JobOptions) -> str:
-    """The name of the model of a job: that of the library, or of its file. Raises
-    `DiagnosticError` if there is none."""
+    """The name of the model of a job, in the library or by its file. Raises `DiagnosticError` if no
+    model is given."""
     if not (options.model or options.preset):
         raise error(
             "no model is given", remedy="give the name of a library model, a file, or a --preset"

@@ -1,4 +1,5 @@
-"""What the job of some options costs, in a few numbers, of which sweeps and searches are made."""
+"""The figures and the time of a job, compiled once for all jobs of the same structure. Sweeps and
+searches use them."""
 
 from __future__ import annotations
 
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
 
-#: Structures that a process has compiled, those last that were asked for last; what differs in
-#: sizes and degrees only is one of them.
+#: The structures that the process has compiled, the most recently used one last. Jobs that differ
+#: only in sizes and degrees have one structure.
 _structures: dict[Hashable, Compiles] = {}
-#: How many compiles of them are kept, and of how many nodes: a compile takes 3 to 10 MB, a node
-#: about 100 bytes. Probes of a model with experts need up to 190, in turns.
+#: The most compiles that are kept, and the most nodes of all of them: a compile takes 3 to 10 MB, a
+#: node about 100 bytes. Probes of a model with experts need up to 190 compiles, in turns.
 _MOST_KEPT, _MOST_NODES = 160, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledJob:
-    """A job, whose structure is compiled once in a process: its figures and its time. `again` is
-    the job with figures, where what was compiled has them no more."""
+    """A job whose structure is compiled once in a process. `again` compiles it with figures, if the
+    compile no longer has them."""
 
     name: str
     compiled: Compiled
@@ -43,8 +44,8 @@ class CompiledJob:
     def of(
         cls, options: JobOptions, session: Session | None = None, *, figures: bool = False
     ) -> CompiledJob:
-        """The job of some options, with `figures` such that there are some; without a session it
-        says nothing. Raises `DiagnosticError`."""
+        """The job of these options, with `figures` from a compile that has figures. Diagnostics go
+        to the session, if there is one. Raises `DiagnosticError`."""
         builder = JobBuilder(options, session)
         values = dict(builder.module.env)
         if builder.serving is not None:
@@ -57,17 +58,17 @@ class CompiledJob:
 
     @property
     def by_step(self) -> Mapping[str, CompiledJob]:
-        """Its one step, by no name, as jobs of several pods have them."""
+        """The one step of the job, by the empty name; `LoweredJob` may have several steps."""
         return {"": self}
 
     def figures(self) -> Figures:
-        """What it costs. Raises `DiagnosticError`."""
+        """The figures of the job. Raises `DiagnosticError`."""
         if self.compiled.has_figures(self.values):
             return self.compiled.at(self.values)
         return self.again().figures()
 
     def memory_figures(self) -> MemoryFigures:
-        """What its ranks hold, of these figures. Raises `DiagnosticError`."""
+        """The figures of the memory of its ranks. Raises `DiagnosticError`."""
         if self.compiled.has_figures(self.values):
             return self.compiled.memory_figures(self.values)
         return self.again().memory_figures()
@@ -97,13 +98,12 @@ class CompiledJob:
 
 
 def _compiles_of(builder: JobBuilder) -> Compiles:
-    """What was compiled of the jobs of these texts: model, names of axes, strategy, passes and
-    plug-ins."""
+    """The compiles of the structure of a job: its model, axes, strategy, passes and plug-ins."""
     module, options, pipeline = builder.module, builder.options, builder.pipeline_text()
     serving = builder.serving
     same = pipeline
     if serving is not None and options.pipeline is None:
-        same = serving.structure  # steps that differ in sizes alone are one
+        same = serving.structure  # equal for steps that differ in sizes alone
     texts = tuple(source.text for source in module.sources.values())
     stated = tuple(print_op(op) for op in (*module.ops("stg.assume"), *module.ops("stg.strategy")))
     axes = module.mesh.axes if module.mesh else ()
@@ -113,7 +113,7 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
         next(reversed(_structures.values())).forget()
     while _structures and _is_full(_structures.values()):
         mean = sum(each.nodes for each in _structures.values()) / len(_structures)
-        # for one of the few that are large many small ones would have to go
+        # to drop small ones in place of one large structure would take many of them
         _structures.pop(next(k for k, each in _structures.items() if each.nodes >= mean))
     _structures[key] = compiles
     return compiles

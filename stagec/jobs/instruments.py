@@ -15,8 +15,8 @@ from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
 
-class Wanted(Protocol):
-    """The options that concern instruments."""
+class InstrumentOptions(Protocol):
+    """The options of instruments."""
 
     @property
     def print_after(self) -> tuple[str, ...]:
@@ -45,24 +45,24 @@ class Wanted(Protocol):
 
 
 def instruments(
-    wanted: Wanted, pipeline: Pipeline, loaded: Loaded, session: Session
+    options: InstrumentOptions, pipeline: Pipeline, loaded: Loaded, session: Session
 ) -> list[Instrument]:
     """The instruments for a pipeline; they print to the stream of the session. Raises
-    `DiagnosticError` for the name of a pass that there is not."""
+    `DiagnosticError` for the name of an unknown pass."""
     instruments: list[Instrument] = []
-    if wanted.print_after:
-        _check_names(wanted.print_after, pipeline, loaded, session)
-        names = [pipeline.ends.get(name, name) for name in wanted.print_after]
+    if options.print_after:
+        _check_names(options.print_after, pipeline, loaded, session)
+        names = [pipeline.ends.get(name, name) for name in options.print_after]
         instruments.append(PrintAfter(names, session.stream or StringIO()))
-    if wanted.dump_dir is not None:
-        instruments.append(DumpDir(wanted.dump_dir))
-    if wanted.reproducer is not None:
-        instruments.append(Reproducer(wanted.reproducer, pipeline.passes))
-    if wanted.check_numerics:
+    if options.dump_dir is not None:
+        instruments.append(DumpDir(options.dump_dir))
+    if options.reproducer is not None:
+        instruments.append(Reproducer(options.reproducer, pipeline.passes))
+    if options.check_numerics:
         from stagec.interp.check import NumericCheck
 
         instruments.append(NumericCheck())
-    if wanted.time_passes:
+    if options.time_passes:
         instruments.append(Timing(session.stream or StringIO()))
     return instruments
 

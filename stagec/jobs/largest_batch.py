@@ -1,4 +1,4 @@
-"""What a step of serving keeps, and the largest batch that fits."""
+"""The caches and weights of a step of serving, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def serving_figures(
     *,
     symbolic: bool = False,
 ) -> dict[str, Any]:
-    """The object `serving` of the analysis, without its ops, of the rank that holds most of caches
-    and weights: a planned step; `machine` is what `--limit machine` is about. Raises
+    """The object `serving` of the analysis, without its ops, for the rank with most bytes of caches
+    and weights. `module` is planned; `machine` is that of `--limit machine`. Raises
     `DiagnosticError` for a batch that does not fit the limit."""
     from stagec.analysis.kv_figures import LARGEST, longest_context, served
 
@@ -42,7 +42,7 @@ def serving_figures(
 
     each = [stage_figures.shown(number) for stage_figures in stages.values()]
     most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
-    if limit is None or serving.step is not None:  # of a mixed step there are batches of classes
+    if limit is None or serving.step is not None:  # a mixed step has no single batch
         return {**most, **dict.fromkeys(LARGEST)}
     room = limit.room(module.axis_sizes, machine)
     longest = longest_context(module, room) if serving.mode == "decode" and serving.past else None
@@ -51,7 +51,7 @@ def serving_figures(
 
 
 def _largest(module: Module, serving: Serving, limit: Limit, room: int) -> int:
-    """The largest batch that fits. Raises `DiagnosticError` if that of the step is larger."""
+    """The largest batch that fits. Raises `DiagnosticError` if the batch of the step is larger."""
     from stagec.analysis.kv_figures import largest_batch
 
     batch = largest_batch(module, room)

@@ -1,5 +1,5 @@
-"""Whether a job of flags may be, asked without compiling it: what searches propose, `compile`
-takes."""
+"""Checks whether a job of flags is legal, without compiling it, so that `compile` accepts the jobs
+that searches propose."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.sharding.stages import shared_out
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
 
-#: Why a job of flags cannot be; None if it may.
+#: Returns why a job of flags is not legal; None if the rule accepts it.
 LegalRule: TypeAlias = Callable[[JobOptions], "Diagnostic | None"]
 
 
 def checked(options: JobOptions, sizes: Mapping[str, int], layers: int | None = None) -> FlagValues:
-    """What a job asks for, whose ranks and batch are written down, of a model of these sizes;
-    `layers` are all that a pipeline may cut, if they are known. Raises `DiagnosticError` for what
-    does not go together."""
+    """The values of the flags of a job with given ranks and batch, for a model of these sizes;
+    `layers` is the number of layers that a pipeline may divide, if known. Raises `DiagnosticError`
+    if a rule refuses the job."""
     for rule in rules(sizes, layers):
         if (problem := rule(options)) is not None:
             raise DiagnosticError(problem)
@@ -36,7 +36,7 @@ def checked(options: JobOptions, sizes: Mapping[str, int], layers: int | None = 
 
 
 def rules(sizes: Mapping[str, int], layers: int | None = None) -> list[LegalRule]:
-    """Everything that may refuse a job, of a model of these sizes, one by one."""
+    """All rules that may refuse a job for a model of these sizes."""
 
     def experts(options: JobOptions) -> Diagnostic | None:
         return _refusal(lambda: check_experts(options, sizes))
@@ -64,7 +64,7 @@ def needless(flag: Flag, options: JobOptions, sizes: Mapping[str, int]) -> bool:
 
 
 def idle(options: JobOptions, sizes: Mapping[str, int]) -> frozenset[str]:
-    """What `compile` says of flags that change nothing in a job."""
+    """The messages of `compile` on flags without effect in a job."""
     warnings = without_effect(FlagValues(_Flags(options), _Axes(options), sizes))
     return frozenset(each.message for each in warnings)
 
@@ -78,7 +78,7 @@ def _refusal(check: Callable[[], None]) -> Diagnostic | None:
 
 
 class _Flags(Mapping[str, Any]):
-    """The flags of a job, read when they are asked for."""
+    """The flags of a job, read on demand."""
 
     def __init__(self, options: JobOptions) -> None:
         self._options = options
@@ -94,7 +94,7 @@ class _Flags(Mapping[str, Any]):
 
 
 class _Axes(Mapping[str, "int | None"]):
-    """The mesh of a job, made when it is asked for."""
+    """The axes of the mesh of a job, computed on demand."""
 
     def __init__(self, options: JobOptions) -> None:
         self._options = options
@@ -116,7 +116,8 @@ class _Axes(Mapping[str, "int | None"]):
 def _check_batch(
     options: JobOptions, axes: Mapping[str, int | None], sizes: Mapping[str, int]
 ) -> None:
-    """Every data-parallel rank has whole sequences in each microbatch."""
+    """Raise `DiagnosticError` unless every data-parallel rank has whole sequences in each
+    microbatch."""
     ranks, count = prod(axes.get(a) or 1 for a in (*DATA_AXES, WITHIN, "ep")), count_of(options)
     batch = sizes.get(BATCH) or ranks * count
     if batch % (ranks * count):
@@ -128,8 +129,8 @@ def _check_batch(
 
 
 def _check_schedule(options: JobOptions, layers: int | None) -> None:
-    """The schedule takes so many stages, chunks and microbatches, and the model has layers for all
-    parts; schedules of plug-ins are left to the compiler."""
+    """Raise `DiagnosticError` if the schedule refuses the stages, chunks or microbatches of a job,
+    or the model has too few layers. Schedules of plug-ins are not checked here."""
     stages, schedule = size_of(options, "pp"), SCHEDULES.get(options.schedule)
     if stages > 1 and schedule is not None:
         chunks = options.chunks or schedule.default_chunks
@@ -141,13 +142,13 @@ def _check_schedule(options: JobOptions, layers: int | None) -> None:
 
 
 def size_of(options: JobOptions, axis: str) -> int:
-    """The ranks of an axis, of options whose ranks are written down."""
+    """The number of ranks of an axis, for options that give all sizes."""
     sizes = options.mesh if options.mesh is not None else {axis: getattr(options, axis)}
     return sizes.get(axis) or 1
 
 
 def count_of(options: JobOptions) -> int:
-    """How many microbatches a job of flags has."""
+    """The number of microbatches of a job of flags."""
     stages = size_of(options, "pp")
     take_turns = 2 if options.afd and stages > 1 else 0
     return microbatches(options.microbatches or take_turns, stages)

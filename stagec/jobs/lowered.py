@@ -1,4 +1,5 @@
-"""A job, compiled: what its pods issue, what each of them costs, and how long its steps take."""
+"""A compiled job of one or several pods: what these issue, their figures, and the times of its
+steps."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step of `pods` that wait for each other, or of one: what they issue, and its time."""
+    """A step of one pod, or of pods that wait for each other: what they issue, and its time."""
 
     pods: Sequence[str]
     issued: IssuedStep
@@ -37,7 +38,7 @@ class TimedStep:
 
 
 class _Passes(Hooks):
-    """Reports which of so many passes runs."""
+    """Reports which of `count` passes runs."""
 
     def __init__(self, count: int, progress: Callable[[str], None]) -> None:
         self._count, self._progress, self._done = count, progress, 0
@@ -51,9 +52,7 @@ class _Passes(Hooks):
 
 @dataclass(frozen=True)
 class LoweredJob:
-    """The lowered pods of a job, and what was seen of each while it was compiled. `groups` are the
-    pods that wait for each other, a step each: that which decodes what others prefill waits for
-    none of them."""
+    """The lowered pods of a job, and the observations made while each was compiled (`looks`)."""
 
     pods: Pods
     looks: Mapping[str, Looks] = field(repr=False)
@@ -69,9 +68,9 @@ class LoweredJob:
         peers: Mapping[str, Module] = MappingProxyType({}),
         progress: Callable[[str], None] = lambda text: None,
     ) -> LoweredJob:
-        """Compile a job; with `figures` to ask for these, with `memory` for its plans over time.
-        Pods that are `peers` are met, and not compiled. `progress` is called with messages. Raises
-        `DiagnosticError`."""
+        """Compile a job. `figures` and `memory` say whether its figures, and its memory over time,
+        are needed. Pods in `peers` are given as modules and not compiled. `progress` is called with
+        messages. Raises `DiagnosticError`."""
         pods = Pods.of(options, session, peers=peers)
         looks, watching = {pod: Looks() for pod in pods.every}, dict[str, list[Hooks]]()
         for pod, look in looks.items():
@@ -94,7 +93,8 @@ class LoweredJob:
 
     @property
     def groups(self) -> Sequence[Sequence[str]]:
-        """The pods of each step."""
+        """The pods of each step. Pods of one step wait for each other; a pod that decodes does not
+        wait for the one that prefills, so each has a step of its own."""
         steps: dict[str | None, list[str]] = {}
         for pod, builder in self.pods.builders.items():
             steps.setdefault(builder.options.serve, []).append(pod)
@@ -103,8 +103,8 @@ class LoweredJob:
     def steps(
         self, machine: Machine, replay: ReplayOptions = USUAL, *, levers: bool | None = None
     ) -> Mapping[str, TimedStep]:
-        """The time of each step, by its first pod; caches take no time on their way. Raises
-        `DiagnosticError`."""
+        """The time of each step, by its first pod. The transfer of caches between steps takes no
+        time here. Raises `DiagnosticError`."""
         from stagec.analysis.model_flops import step_flops
         from stagec.analysis.time_report import time_report
         from stagec.time.pods_step import IssuedPods
@@ -114,7 +114,7 @@ class LoweredJob:
             pod, each = group[0], {name: self.issued[name] for name in group}
             peers = self.pods.peers_in_other_pod
             together = IssuedPods(each, peers) if len(each) > 1 else self.issued[pod]
-            # parts have one model
+            # parts of a model share its FLOPs, a draft model has its own
             counted = [pod] if self.pods.first.options.draft is None else group
             flops, module = self.pods.flops(counted, self.looks), self.pods.modules[pod]
             peaks = [self.looks[name].early_peak.result for name in group]
@@ -132,11 +132,11 @@ class LoweredJob:
             steps[pod] = TimedStep(group, together, report)
         return steps
 
-    # -- what a `CompiledJob` has ------------------------------------------------------------------
+    # -- the interface of `CompiledJob` ------------------------------------------------------------
 
     @property
     def by_step(self) -> Mapping[str, LoweredJob]:
-        """The job of each step, by its first pod; of one step by no name."""
+        """The job of each step, by its first pod; a single step has the empty name."""
         if len(self.groups) == 1:
             return {"": self}
         every = self.pods.builders
@@ -144,11 +144,11 @@ class LoweredJob:
         return {p: replace(self, pods=replace(self.pods, builders=b)) for p, b in each.items()}
 
     def figures(self) -> Figures:
-        """What it costs. Raises `DiagnosticError`."""
+        """The figures of the job. Raises `DiagnosticError`."""
         return self._figures
 
     def memory_figures(self) -> MemoryFigures:
-        """What its ranks hold, of these figures. Raises `DiagnosticError`."""
+        """The figures of the memory of its ranks. Raises `DiagnosticError`."""
         return self._figures
 
     @cached_property
@@ -162,14 +162,14 @@ class LoweredJob:
     def time(
         self, machine: Machine, replay: ReplayOptions = USUAL, *, levers: bool = False
     ) -> TimeReport:
-        """The time on a machine of a job of one step. Raises `DiagnosticError`."""
+        """The time of a job with one step on a machine. Raises `DiagnosticError`."""
         (step,) = self.steps(machine, replay, levers=levers).values()
         return step.report
 
 
 def job_costs(options: JobOptions, session: Session | None = None) -> CompiledJob | LoweredJob:
-    """A job of which figures and times are asked: one of one pod is compiled once for all that
-    differ in sizes. Raises `DiagnosticError`."""
+    """A job compiled for its figures and times. Jobs of one pod that differ in sizes share a
+    compile. Raises `DiagnosticError`."""
     if has_pods(options):
         return LoweredJob.of(options, session, figures=True)
     return CompiledJob.of(options, session)
@@ -178,7 +178,7 @@ def job_costs(options: JobOptions, session: Session | None = None) -> CompiledJo
 def _worst_fit(
     machine: Machine, jobs: Sequence[Issued], peaks: Sequence[int | None]
 ) -> MemoryFit | None:
-    """That of the job for which least is left; None if one was not planned."""
+    """The fit of the job with least memory left; None if one of them has no memory plan."""
     from stagec.analysis.memory_fit import memory_fit
 
     each = zip(jobs, peaks, strict=True)

@@ -1,5 +1,5 @@
-"""A look at a module in the middle of a compilation, such as its memory plan: later passes lower it
-away."""
+"""Observes a module in the middle of a compilation, such as its memory plan, which later passes
+lower away."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ Result = TypeVar("Result")
 
 
 class Planned(Hooks, Generic[Result]):
-    """Calls `look` right after a pass, the planner by default, or the last of several that run, and
-    keeps what it finds; None if none was run."""
+    """Calls `look` after a pass, by default the planner, and keeps its result; of several passes
+    that run, after each, so that the last result stays. None if none of them ran."""
 
     def __init__(self, look: Callable[[Module], Result], *after: str) -> None:
         self._look, self._after = look, after or (PLAN,)
         self.result: Result | None = None
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
-        """Right after that pass."""
+        """Look at the module if this is one of the passes."""
         if pass_.name in self._after:
             self.result = self._look(module)
 
     def needed(self, option: str) -> Result:
-        """What was found. Raises `DiagnosticError` if the pass was not run."""
+        """The result. Raises `DiagnosticError`, for an option that needs it, if the pass did not
+        run."""
         if self.result is None:
             raise error(
                 f"{option} needs the pass '{self._after[0]}', which is not in the pipeline",
@@ -38,9 +39,9 @@ class Planned(Hooks, Generic[Result]):
 
 
 class Looks:
-    """What may be looked at while a module is compiled: FLOPs and tokens that its text states, the
-    peak of its memory in bytes and its worst moments, planned or before there is a plan
-    (`early_peak`), its plans as rows of counts (`moments`), and its memory over time
+    """The observations of a module while it is compiled: the FLOPs and tokens that its text states,
+    the peak of its memory in bytes (`peak`, or `early_peak` before there is a plan), the moments of
+    the peak (`worst`), its plans as rows of counts (`moments`), and its memory over time
     (`events`)."""
 
     def __init__(self) -> None:
@@ -55,5 +56,5 @@ class Looks:
         self.moments = Planned(MemoryMoments)
 
     def watching(self, **asked: bool) -> list[Hooks]:
-        """The instruments that look at what is asked for, by name."""
+        """The instruments for the observations that are asked for, by name."""
         return [getattr(self, name) for name, wanted in asked.items() if wanted]

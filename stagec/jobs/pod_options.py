@@ -1,6 +1,6 @@
-"""The options of each pod of a job: those of `--serve disaggregated`, of which one prefills and one
-decodes, those of `--part`, each of which has a part of the model, and that of `--draft`, which has
-a model of its own, and its own ranks or those of the other model."""
+"""The options of each pod of a job. With `--serve disaggregated` one pod prefills and one decodes;
+with `--part` each pod has a part of the model; with `--draft` a pod has a model of its own, on its
+own ranks or on those of the other model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _OF_MESH = ("mesh", "ranks")
 
 
 def has_pods(options: JobOptions) -> bool:
-    """Whether a job has several pods, on ranks of their own or not."""
+    """Whether a job has several pods, on separate ranks or not."""
     return options.serve == DISAGGREGATED or bool(options.part) or options.draft is not None
 
 
 def pod_names(options: JobOptions) -> tuple[str, ...]:
-    """The pods that options ask for: first that of the rest of the model, or the one that prefills;
-    those of parts; then the one that decodes, or drafts."""
+    """The names of the pods of a job: first the rest of the model, or the pod that prefills; then
+    those of parts; then the pod that decodes, or drafts."""
     if options.draft is not None:
         return (MAIN, DRAFT)
     parts = (part.name for part in options.part)
@@ -39,13 +39,13 @@ def pod_names(options: JobOptions) -> tuple[str, ...]:
 
 
 def guests(options: JobOptions) -> tuple[str, ...]:
-    """The pods that run on the ranks of the first one, and have none of their own."""
+    """The pods without ranks of their own, which run on those of the first pod."""
     return (DRAFT,) if options.draft is not None and options.draft.on_model else ()
 
 
 def models_alone(options: JobOptions) -> tuple[JobOptions, ...]:
-    """The options of a job without its draft model, and of that model, if it has one, as jobs of
-    their own. Raises `DiagnosticError`."""
+    """The options of a job without its draft model, followed by those of the draft model as a job
+    of its own, if there is one. Raises `DiagnosticError`."""
     if options.draft is None:
         return (options,)
     return tuple(options_of(p, options).changed(draft=None, keep="") for p in (MAIN, DRAFT))
@@ -59,19 +59,17 @@ def options_of(pod: str, options: JobOptions) -> JobOptions:
         return options_of_part(pod, options)
     if pod == DECODE or not options.part:
         return options_of_pod(pod, options)
-    if taken := [part.name for part in options.part if part.name in PODS]:
-        raise error(f"the part '{taken[0]}' has the same name as another pod", remedy="rename it")
+    if same := [part.name for part in options.part if part.name in PODS]:
+        raise error(f"the part '{same[0]}' has the same name as another pod", remedy="rename it")
     strategy = {} if pod == PREFILL else {PREFILL: None}
     step = options_of_pod(PREFILL, options.changed(**strategy))
-    alike = {"rest": PREFILL, "part": options.part, "dump_dir": options.dump_dir}
-    return options_of_part(pod, step.changed(**alike))
+    shared = {"rest": PREFILL, "part": options.part, "dump_dir": options.dump_dir}
+    return options_of_part(pod, step.changed(**shared))
 
 
 def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
-    """The options of a pod: those of the job, with the strategy that --prefill or --decode gives.
-
-    Raises `DiagnosticError`.
-    """
+    """The options of a pod of `--serve disaggregated`: those of the job, with the strategy of
+    --prefill or --decode. Raises `DiagnosticError`."""
     if options.prompt is None:
         raise error(
             "--serve disaggregated needs --prompt: the tokens whose caches are transferred",
@@ -91,13 +89,13 @@ def options_of_pod(pod: str, options: JobOptions) -> JobOptions:
     }
     dumps = options.dump_dir and options.dump_dir / pod
     of_pod = options.changed(prefill=None, decode=None, part=(), dump_dir=dumps, **steps[pod])
-    given, said = _said(f"--{pod}", getattr(options, pod) or "")
-    return of_pod.changed(**said, explicit=of_pod.explicit | given.explicit)
+    given, values = _own_flags(f"--{pod}", getattr(options, pod) or "")
+    return of_pod.changed(**values, explicit=of_pod.explicit | given.explicit)
 
 
 def options_of_part(name: str, options: JobOptions) -> JobOptions:
-    """The options of a part, or of the rest of the model: of the mesh what the part's own flags
-    give, of all else what the job says where they say nothing. Raises `DiagnosticError`."""
+    """The options of a part, or of the rest of the model: the part's own flags give its mesh, and
+    override other options of the job. Raises `DiagnosticError`."""
     _refuse_text(options, "--part", "part", "--tp 8 --part 'encoder=e: tp=2,dp=4'")
     if options.serve == MIXED:
         raise error(
@@ -113,8 +111,8 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
 
 
 def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOptions:
-    """The options of the pod that verifies, or of the one that drafts: its own model, and of the
-    mesh what its own flags give. Raises `DiagnosticError`."""
+    """The options of the pod that verifies, or of the one that drafts: this one has its own model,
+    and its own flags give its mesh. Raises `DiagnosticError`."""
     if options.serve == DISAGGREGATED or options.part:
         other = "--part" if options.part else "--serve disaggregated"
         raise error(
@@ -132,7 +130,7 @@ def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOpti
 
 
 def _refuse_text(options: JobOptions, option: str, owner: str, flags: str) -> None:
-    """Refuse passes and strategies of a job whose owners of a strategy are several."""
+    """Raise `DiagnosticError` for a pipeline or strategy text of a job with several strategies."""
     if options.pipeline is not None or options.strategy is not None or options.preset:
         raise error(
             f"{option} takes no strategy text: each {owner} has a strategy of its own",
@@ -141,16 +139,16 @@ def _refuse_text(options: JobOptions, option: str, owner: str, flags: str) -> No
 
 
 def _on_its_ranks(completed: JobOptions, draft: DraftText) -> JobOptions:
-    """The options of a draft model on the ranks of its model, whose axes it has; with tp = 1 each
-    of these ranks has all of it. Raises `DiagnosticError` for other degrees."""
-    _, said = _said("--draft", draft.flags)
+    """The options of a draft model on the ranks and axes of the model that it drafts for; with
+    tp = 1 each of these ranks has all of it. Raises `DiagnosticError` for other degrees."""
+    _, own = _own_flags("--draft", draft.flags)
     completed = complete(completed)
     axes = mesh_axes(completed)
-    for name in (n for n in (*AXES, *_OF_MESH) if n in said):
-        if said[name] not in (getattr(completed, name), 1 if name == "tp" else None):
+    for name in (n for n in (*AXES, *_OF_MESH) if n in own):
+        if own[name] not in (getattr(completed, name), 1 if name == "tp" else None):
             shown = " x ".join(f"{a} {n}" for a, n in axes.items()) or "one device"
             raise error(
-                f"--draft '{draft}': {name.replace('_', '-')}={said[name]} differs from the ranks "
+                f"--draft '{draft}': {name.replace('_', '-')}={own[name]} differs from the ranks "
                 f"of the model, {shown}, on which the draft model runs",
                 remedy="leave it out, give tp=1 (a copy on each rank), or leave out on=model",
             )
@@ -160,35 +158,36 @@ def _on_its_ranks(completed: JobOptions, draft: DraftText) -> JobOptions:
             "pipeline stages",
             remedy="leave out --pp, or on=model, which gives the draft model ranks of its own",
         )
-    if said.pop("tp", 0) == 1:
+    if own.pop("tp", 0) == 1:
         axes.pop("tp", None)
     whole = completed.mesh is not None or "ep" in axes  # a model without experts takes no --ep
     shape = {n: 1 if whole else axes.get(n, 1) for n in AXES}
     mesh = {"mesh": axes, "mesh_order": ""} if whole else {}
-    return _with_mesh(completed, {**shape, "ranks": None, **mesh}, said, axes.keys())
+    return _with_mesh(completed, {**shape, "ranks": None, **mesh}, own, axes.keys())
 
 
 def _with_flags(options: JobOptions, option: str, flags: str) -> JobOptions:
-    """The options of a pod: of the mesh what its own flags give, of all else what the job says
-    where they say nothing. Raises `DiagnosticError`."""
-    given, said = _said(option, flags)
+    """The options of a pod whose own flags give its mesh, and override other options of the job.
+    Raises `DiagnosticError`."""
+    given, own = _own_flags(option, flags)
     axes = {n for n in AXES if getattr(given, n) > 1} | set(given.mesh or {})
     mesh = {n: FLAGS[n].default for n in AXES} | dict.fromkeys(_OF_MESH)
-    return _with_mesh(options, mesh, said, axes)
+    return _with_mesh(options, mesh, own, axes)
 
 
 def _with_mesh(
-    options: JobOptions, mesh: dict[str, Any], said: dict[str, Any], axes: Set[str]
+    options: JobOptions, mesh: dict[str, Any], own: dict[str, Any], axes: Set[str]
 ) -> JobOptions:
-    """The options of a pod with this mesh of these axes and what it says of itself; flags that have
-    no effect on such a mesh are left out."""
-    lost = {n for n, flag in FLAGS.items() if n in mesh or _lacks(flag, axes)} - said.keys()
+    """The options of a pod with this mesh, which has these axes, and with its own flags. Flags of
+    the job without effect on such a mesh get their defaults."""
+    lost = {n for n, flag in FLAGS.items() if n in mesh or _lacks(flag, axes)} - own.keys()
     usual = {n: FLAGS[n].default for n in lost} | mesh
-    return options.changed(**(usual | said), explicit=(options.explicit - lost) | said.keys())
+    return options.changed(**(usual | own), explicit=(options.explicit - lost) | own.keys())
 
 
-def _said(option: str, text: str) -> tuple[JobOptions, dict[str, Any]]:
-    """The flags that an option gives a pod, and the values of those that it names."""
+def _own_flags(option: str, text: str) -> tuple[JobOptions, dict[str, Any]]:
+    """The flags of a pod in the text of an option, as options, and the values of those that it
+    names."""
     given = read_flags(option, text)
     if given.part:
         raise error("--part inside of a --part", remedy="give each part its own --part")
@@ -197,13 +196,13 @@ def _said(option: str, text: str) -> tuple[JobOptions, dict[str, Any]]:
 
 
 def _lacks(flag: Flag, axes: Set[str]) -> bool:
-    """Whether a flag has no effect on a mesh of these axes."""
+    """Whether a flag has no effect on a mesh with these axes."""
     each = ((need,) if isinstance(need, str) else need for need in flag.needs)
     return any(set(names) <= set(AXES) and not axes & set(names) for names in each)
 
 
 def read_flags(option: str, text: str) -> JobOptions:
-    """The flags of `tp=4,sp`, or of `--tp 4 --sp`, which an option gives a pod. Raises
+    """The flags in the text of an option for a pod, `tp=4,sp` or `--tp 4 --sp`, as options. Raises
     `DiagnosticError`."""
     return job_options("", None, _values(option, text), where=f"{option} '{text}': ")
 
@@ -217,8 +216,8 @@ def _no_flag(option: str, text: str, name: str) -> DiagnosticError:
 
 
 def _values(option: str, text: str) -> dict[str, str | bool]:
-    """The flags of a text and their values: what is no flag belongs to the value before it. Raises
-    `DiagnosticError`."""
+    """The flags of a text and their values. A word that is not a flag belongs to the value before
+    it. Raises `DiagnosticError`."""
     values: dict[str, str | bool] = {}
     last = ""
     for part in text.replace("--", " ").replace(",", " ").split():

@@ -1,6 +1,6 @@
-"""The pods of a job, each with a module of its own: one of most jobs. Of several one prefills and
-another one decodes, to which caches go; each has a part of the model, and values cross; or one
-drafts tokens that another one verifies, on ranks of its own or on the same."""
+"""The pods of a job, each with a module of its own. Most jobs have one. With several, one prefills
+and sends its caches to another one that decodes; or each has a part of the model and values cross
+between them; or one drafts tokens that another one verifies, on separate ranks or on the same."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from stagec.pipeline.passes import Pass
     from stagec.program.nodes import Ints
 
-#: How a note begins that says which pod an error is about.
+#: The beginning of a note that names the pod of an error.
 IN_POD = "in the pod"
-#: Values cross before this pass.
+#: The pass before which values cross between pods.
 _BEHIND = "offload-to-host"
 _HANDS_OVER = f"+before({_BEHIND}):hand-over{{to={DECODE}}}"
 _TAKES_OVER = f"+before({_BEHIND}):hand-over{{source={PREFILL}}}"
@@ -40,10 +40,13 @@ _TAKES_OVER = f"+before({_BEHIND}):hand-over{{source={PREFILL}}}"
 
 @dataclass(frozen=True)
 class Pods:
-    """The builder of each pod that has ranks, and of the `guests` that run on the ranks of the
-    first one, whose module they become a part of; the modules of `peers` that pods meet and that
-    are not compiled; and by pod and other pod, once they are lowered, the ranks of that one that
-    its messages go to or come from."""
+    """The pods of a job.
+
+    `builders` has the builder of each pod with ranks; `guests` those of pods that run on the ranks
+    of the first one, and become part of its module. `peers` are modules of further pods, which are
+    not compiled here. Once lowered, `peers_in_other_pod[pod][other]` has for each message the ranks
+    of the other pod that the ranks of a pod send to or receive from.
+    """
 
     builders: Mapping[str, JobBuilder]
     guests: Mapping[str, JobBuilder] = field(default_factory=dict[str, JobBuilder])
@@ -52,7 +55,7 @@ class Pods:
         default_factory=dict[str, "Mapping[str, Sequence[Ints]]"]
     )
     session: Session = field(default_factory=Session)
-    aside: Session = field(default_factory=Session)  # that of the builders, of several pods
+    aside: Session = field(default_factory=Session)  # of the builders, if there are several pods
 
     @classmethod
     def of(
@@ -63,8 +66,8 @@ class Pods:
         symbolic: bool = False,
         peers: Mapping[str, Module] = MappingProxyType({}),
     ) -> Pods:
-        """The pods of a job, without those that are `peers`. Parts have the batch of the first one.
-        Raises `DiagnosticError`."""
+        """The pods of a job, except those in `peers`. Parts and draft models have the batch of the
+        first pod. Raises `DiagnosticError`."""
         if not has_pods(options):
             (pod,) = pod_names(options)
             return cls({pod: JobBuilder(options, session, symbolic=symbolic)})
@@ -75,8 +78,8 @@ class Pods:
                 with _about_pod(pod):
                     given = _with_batch(options_of(pod, options), builders)
                     builders[pod] = JobBuilder(given, aside, symbolic=symbolic, pod=pod)
-        there = {pod: builders.pop(pod) for pod in guests(options)}
-        return cls(builders, there, peers, session=session, aside=aside)
+        guest_builders = {pod: builders.pop(pod) for pod in guests(options)}
+        return cls(builders, guest_builders, peers, session=session, aside=aside)
 
     @property
     def modules(self) -> Mapping[str, Module]:
@@ -100,25 +103,26 @@ class Pods:
 
     @property
     def several(self) -> bool:
-        """Whether there are ranks of other pods than one."""
+        """Whether several pods have ranks of their own."""
         return len(self.builders) > 1
 
     @property
     def titles(self) -> Mapping[str, str]:
-        """The model of each pod, and which pod it is where there are several; with it guests."""
+        """A title for each pod: its model, with the name of the pod if there are several, and with
+        its guests."""
         each = self.builders.items()
         more = "".join(f" with {b.model_name} ({p})" for p, b in self.guests.items())
         return {p: b.model_name + (f" ({p})" if self.several else more) for p, b in each}
 
     def strategy(self) -> str:
-        """The text of mesh and strategy: a file that can be given as STRATEGY; of several pods that
+        """The text of mesh and strategy, which can be given as STRATEGY; with several pods the text
         of each."""
         each = ((f"// {pod}\n", b.strategy()) for pod, b in self.every.items())
         return "".join(head + text if len(self.every) > 1 else text for head, text in each)
 
     def flops(self, pods: Sequence[str], looks: Mapping[str, Looks]) -> ModelFlops | None:
-        """The FLOPs by the texts of some pods, which `looks` have seen, with those of guests beside
-        the first one; None if a size is open."""
+        """The FLOPs that the texts of these pods state, as observed by `looks`, with those of
+        guests of the first pod; None if a size is open."""
         from stagec.analysis.model_flops import summed
 
         names = [*pods, *(self.guests if next(iter(self.builders)) in pods else ())]
@@ -131,9 +135,10 @@ class Pods:
         until: str | None = None,
         without: Collection[str] = (),
     ) -> Pods:
-        """Compile all pods, each with its further instruments, as `JobBuilder.lower` does: each up
-        to the passes in which they meet, then further, since who sends what to whom takes the
-        placements of all; guests go no further. Raises `DiagnosticError`."""
+        """Compile all pods as `JobBuilder.lower` does, with further instruments by pod. Each is
+        compiled up to the passes in which pods meet, then further, since the messages between them
+        depend on the placements of all. Guests are not compiled further. Raises
+        `DiagnosticError`."""
         running: dict[str, Iterator[Pass]] = {}
         with self.session.once(self.aside):
             for pod, builder in self.every.items():
@@ -142,7 +147,7 @@ class Pods:
                     running[pod] = builder.passes(*how, text=self.passes(pod), without=without)
                     _run_until_met(running[pod])
             met: Mapping[str, Module] = {}
-            if len(self._names) > 1:  # as they are before any of them meets the others
+            if len(self._names) > 1:  # copies of the modules before any of them meets another one
                 met = {p: _copy(b.module) for p, b in self.every.items()} | dict(self.peers)
             for pod, builder in self.builders.items():
                 builder.module.peers = {p: m for p, m in met.items() if p != pod}
@@ -155,7 +160,7 @@ class Pods:
         return replace(self, peers_in_other_pod=_peers_in_other_pod(hosts))
 
     def passes(self, pod: str) -> str:
-        """The passes of a pod."""
+        """The text of the pipeline of a pod."""
         return ",".join((self.every[pod].pipeline_text(), *self._crossing(pod)))
 
     def _crossing(self, pod: str) -> Iterator[str]:
@@ -182,7 +187,7 @@ class Pods:
 
 
 def _with_batch(options: JobOptions, others: Mapping[str, JobBuilder]) -> JobOptions:
-    """The options of a pod with the batch of the first one, if there is one."""
+    """The options of a part or draft model with the batch of the first pod, if that is known."""
     first = next(iter(others.values()), None)
     batch = None if first is None else first.module.symbols.get(BATCH)
     if batch is None or not (options.part or options.draft):
@@ -193,7 +198,7 @@ def _with_batch(options: JobOptions, others: Mapping[str, JobBuilder]) -> JobOpt
 
 
 def _run_until_met(running: Iterator[Pass]) -> None:
-    """Run passes up to the first one that meets other pods, which is the next one to run."""
+    """Run passes up to, but without, the first one that meets other pods."""
     for pass_ in running:
         if pass_.meets:
             return
@@ -205,28 +210,25 @@ def _copy(module: Module) -> Module:
 
 
 def _peers_in_other_pod(modules: Mapping[str, Module]) -> dict[str, dict[str, Sequence[Ints]]]:
-    """Who meets whom, by pod and other pod."""
+    """The value of `Pods.peers_in_other_pod` for these lowered modules."""
     from stagec.program.crossings import crossings
     from stagec.program.parts import part_crossings
 
-    peers_in_other_pod: dict[str, dict[str, Sequence[Ints]]] = {pod: {} for pod in modules}
+    peers: dict[str, dict[str, Sequence[Ints]]] = {pod: {} for pod in modules}
     for one, other in combinations(modules, 2):
         if other != DECODE:
-            met = part_crossings(modules[one], modules[other])
-            peers_in_other_pod[one][other], peers_in_other_pod[other][one] = (
-                met.peers[one],
-                met.peers[other],
-            )
+            values = part_crossings(modules[one], modules[other])
+            peers[one][other], peers[other][one] = values.peers[one], values.peers[other]
         elif one == PREFILL:
-            handed = crossings(modules[one], modules[other])
-            peers_in_other_pod[one][other], peers_in_other_pod[other][one] = handed.to, handed.of
-    return peers_in_other_pod
+            caches = crossings(modules[one], modules[other])
+            peers[one][other], peers[other][one] = caches.to, caches.of
+    return peers
 
 
 def one_group(options: JobOptions, session: Session) -> Module:
-    """The placed module of a pod as those see it who send it the sequences of a step: these go to
-    one of the groups of ranks that have sequences of their own, and into one microbatch there. Its
-    placements, stages and microbatches hold. Raises `DiagnosticError`."""
+    """The placed module of a pod, reduced to one of its groups of ranks with sequences of their own
+    and to one microbatch, since the sequences of a sender's step go to one of each. Raises
+    `DiagnosticError`."""
     from stagec.program.crossings import caches_of
 
     builder = JobBuilder(options, session)
@@ -244,7 +246,7 @@ def one_group(options: JobOptions, session: Session) -> Module:
 
 @contextmanager
 def _about_pod(pod: str) -> Generator[None]:
-    """Say of errors which pod they are about."""
+    """Add a note with the name of the pod to errors."""
     try:
         yield
     except DiagnosticError as problem:

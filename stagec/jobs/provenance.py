@@ -1,4 +1,4 @@
-"""What a manifest says of where its traces come from."""
+"""The provenance of traces in a manifest: command, inputs and versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stagec.jobs.request.flags import words
 from stagec.jobs.request.machine import used_text
 from stagec.jobs.request.options import JobOptions
 
-#: What `compile` takes beside the options of a job and makes traces differ, with the defaults.
+#: The options of `compile` besides those of the job that affect traces, with their defaults.
 _OF_TRACES: Mapping[str, object] = {
     "format": "chakra",
     "names": "full",
@@ -70,22 +70,22 @@ def _machine_texts(machine: str) -> dict[str, str]:
 
 
 def command_of(options: JobOptions, given: Mapping[str, Any]) -> str:
-    """The command line that gives the same traces."""
+    """The command line that writes the same traces."""
     return shlex.join(_command(options, given))
 
 
 def _command(options: JobOptions, given: Mapping[str, Any]) -> Iterator[str]:
-    """Its words."""
+    """The words of the command line."""
     yield from ("stagec", "compile", *job_words(options))
     for table in given["measured"]:
         yield from words("measured", table)
     for name, usual in _OF_TRACES.items():
         if given[name] != usual:
-            yield from words(name, _shown(name, given[name]))
+            yield from words(name, _option_value(name, given[name]))
 
 
-def _shown(name: str, value: object) -> object:
-    """A value as the option takes it: a tick in milliseconds."""
+def _option_value(name: str, value: object) -> object:
+    """A value in the form of its option, such as a tick in milliseconds."""
     if name == "used_ranks" and isinstance(value, Mapping):
         return used_text(cast("Mapping[str, int]", value))
     return str(Decimal(value) / 10**6) if name == "tick" and isinstance(value, int) else value

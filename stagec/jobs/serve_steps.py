@@ -1,7 +1,7 @@
-"""`stagec compile --serve ... --steps N`: a job of several steps of serving.
+"""Jobs of several steps of serving: `stagec compile --serve ... --steps N`.
 
-Requests and a policy, or a first step, say what each step holds; distinct steps are compiled, and a
-rank's trace is all steps one after the other.
+Requests and a policy, or a first step, determine the sequences of each step. Distinct steps are
+compiled once; the trace of a rank has all steps one after the other.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from stagec.ir.opdef import Registry
     from stagec.jobs.request.options import JobOptions
 
-#: Steps of which one is told of.
+#: The number of steps between two progress messages.
 _OFTEN = 100
 
 
 @dataclass(frozen=True)
 class StepRun:
-    """Steps one after the other, those of ranks that step together. `after[i]` says how many steps
-    before the tokens of step i were sampled."""
+    """The consecutive steps of ranks that step together. The tokens of step i were sampled
+    `after[i]` steps before it (0: by no step)."""
 
     steps: Sequence[Step]
     after: Sequence[int]
@@ -47,17 +47,19 @@ class StepRun:
         return list(dict.fromkeys(self.steps))
 
     def order(self, distinct: Sequence[Step]) -> list[int]:
-        """Each step as the number of a distinct one."""
+        """The place of each step among distinct ones."""
         place = {step: i for i, step in enumerate(distinct)}
         return [place[step] for step in self.steps]
 
 
 @dataclass(frozen=True)
 class StepList:
-    """What the steps hold: those of all ranks, or of each replica of the server `runs` of its own.
-    `about` is what the manifest says of where they come from. `tokens` are those that are computed,
-    by kind, and `sampled` the others, of `groups` of ranks together, without padding. `served` are
-    the requests that are done, and `end` when the last step ends, in nanoseconds."""
+    """The steps of a job: one run of all ranks, or one for each replica of the server.
+
+    `about` describes their origin in the manifest. `tokens` counts computed tokens by kind of
+    class, `sampled` those that get logits, summed over `groups` of ranks, without padding. `served`
+    are the requests that are done; the last step ends at `end`, in nanoseconds.
+    """
 
     runs: Sequence[StepRun]
     about: Mapping[str, object]
@@ -74,8 +76,8 @@ class StepList:
         return list(dict.fromkeys(step for run in self.runs for step in run.steps))
 
     def manifest(self) -> dict[str, object]:
-        """What the manifest says: the distinct steps, and which of them run how often in a row, of
-        each run."""
+        """The entry of the manifest: the distinct steps, and for each run the consecutive steps as
+        pairs of a number among these and a count."""
         distinct = self.distinct
         orders = (run.order(distinct) for run in self.runs)
         runs = [[[n, len(list(same))] for n, same in groupby(order)] for order in orders]
@@ -86,10 +88,11 @@ class StepList:
 
 @dataclass(frozen=True)
 class StepsAsked:
-    """What a job of steps is asked for: its options, on so many pipeline stages, of a model with so
-    many positions (0: not known), whose text has sequences of `longest` tokens (0: open); `groups`
-    of ranks have requests of their own, as many as are `coupled` wait for each other. `times` says
-    how long a step takes on the machine, if there is one, and `room` what there is for caches."""
+    """The question of a job of steps: its options, on `depth` pipeline stages, for a model with
+    `positions` positions (0: not known) and sequences of `longest` tokens in its text (0: open).
+    Each of `groups` groups of ranks has requests of its own, and `coupled` of them wait for each
+    other. `times` gives the nanoseconds of a step on the machine, if there is one, and `room` the
+    room for caches."""
 
     options: JobOptions
     given: Mapping[str, Any]
@@ -104,7 +107,7 @@ class StepsAsked:
     room: Callable[[Step, int], Room] | None = None
 
     def steps(self) -> StepList:
-        """The steps; of requests, sequences that decode are one class of each step, as engines
+        """The steps. For requests, the sequences of a step that decode are one class, since engines
         launch one kernel over all of them. Raises `DiagnosticError`, `OSError`."""
         served = self.given["requests"] is not None
         steps = self._served() if served else self._repeated()
@@ -172,7 +175,7 @@ class StepsAsked:
     def _run(
         self, requests: Sequence[Request], policy: BatchingPolicy, limits: ServerLimits
     ) -> tuple[Engine, Sequence[Stretch]]:
-        """What groups of ranks do that step together."""
+        """Serve requests by the groups of ranks of one replica."""
         most = self.given["steps"] or MAX_STEPS
         with self.session.live() as progress:
             duration = _counted(self._duration, most, progress)
@@ -185,7 +188,8 @@ class StepsAsked:
                 raise
 
     def _limits(self, requests: Sequence[Request]) -> tuple[ServerLimits, Room | None]:
-        """What a group takes at once, and what the machine has room for."""
+        """The limits of a group of ranks, and the room for caches on the machine, if that
+        determines them."""
         options, blocks = self.options, self.given["cache_blocks"]
         tokens, sequences = options.chunk or BUDGET, options.batch or SEQUENCES
         block = options.page if options.page > 1 else BLOCK
@@ -196,7 +200,7 @@ class StepsAsked:
 
     @property
     def _duration(self) -> Duration:
-        """How long steps take, in nanoseconds."""
+        """The nanoseconds of steps: a constant, or a function of the step."""
         times, bucket = self.times, self.given["bucket"]
         if self.given["tick"] is not None or times is None:
             return int(self.given["tick"] or TICK)
@@ -204,7 +208,7 @@ class StepsAsked:
 
     @property
     def _clock(self) -> Mapping[str, str]:
-        """What the manifest says of how long steps take."""
+        """The entry of the manifest on the times of steps."""
         duration = self._duration
         if isinstance(duration, int):
             return {"tick_seconds": seconds_text(duration)}
@@ -220,7 +224,8 @@ class StepsAsked:
                 )
 
     def _check_positions(self, requests: Sequence[Request]) -> None:
-        """Prompts are within the positions of the model; so are outputs, or a warning says so."""
+        """Raise `DiagnosticError` for a prompt beyond the positions of the model, and warn of an
+        output beyond them."""
         if not self.positions:
             return
         for number, request in enumerate(requests, 1):
@@ -242,8 +247,8 @@ class StepsAsked:
     # -- a first step ------------------------------------------------------------------------------
 
     def _repeated(self) -> StepList:
-        """So many steps from the first one on; contexts grow. On pipeline stages a batch that
-        decodes is cut into as many parts, which follow each other."""
+        """The first step and `--steps` - 1 further ones, with growing contexts. On pipeline stages
+        a batch that decodes is divided into one part for each stage; these follow each other."""
         if self.given["cache_blocks"] is not None:
             raise error("--cache-blocks needs --requests", remedy="leave it out")
         first, count = self._first(), self.given["steps"]
@@ -289,8 +294,7 @@ class StepsAsked:
 
 
 def _counted(duration: Duration, most: int, progress: Callable[[str], None]) -> Duration:
-    """The same durations; `progress` is called with how many steps were timed, of how many at
-    most."""
+    """The same durations; `progress` is called with the number of steps timed so far."""
     if isinstance(duration, int):
         return duration
     done = 0
@@ -306,7 +310,8 @@ def _counted(duration: Duration, most: int, progress: Callable[[str], None]) -> 
 
 
 def _parts(step: Step, depth: int) -> list[Step]:
-    """The step in as many equal parts. Raises `DiagnosticError` if its sequences do not divide."""
+    """A step divided into `depth` equal parts. Raises `DiagnosticError` if its sequences do not
+    divide."""
     if any(c.count % depth for c in step.classes):
         raise error(
             f"the sequences of the step, {step}, do not divide over {depth} pipeline stages",

@@ -1,4 +1,4 @@
-"""The models whose steps a server runs: the one that it serves, and a draft model."""
+"""The models of a server: the one that is served, and a draft model if there is one."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ServedModels:
-    """The steps of the model that is served, and of the one that makes drafts for it, if there is
-    one: on ranks of its own, beside it, or by turns on the same ranks. Where prompts are
-    computed it computes the same tokens, so that it has their caches."""
+    """The steps of the model that is served (the first one), and of its draft model, if there is
+    one, which runs at the same time on ranks of its own, or `by_turns` on the same ranks. A draft
+    model also computes the tokens of prompts, since it needs their caches."""
 
     every: Sequence[StepModules]
     by_turns: bool = False
@@ -45,36 +45,37 @@ class ServedModels:
 
     @property
     def _pods(self) -> Sequence[Sequence[StepModules]]:
-        """The models by the ranks that they are on."""
+        """The models, grouped by the ranks that they run on."""
         return [self.every] if self.by_turns else [[each] for each in self.every]
 
     @property
     def ranks(self) -> int:
-        """All ranks."""
+        """The number of ranks of all models."""
         return sum(prod(pod[0].builder.module.axis_sizes.values()) for pod in self._pods)
 
     @property
     def replicas(self) -> int:
-        """How many replicas of the server there are, those whose ranks nothing joins: a draft model
-        on ranks of its own joins all. Raises `DiagnosticError`."""
+        """The number of replicas of the server, which do not communicate with each other. With a
+        draft model on ranks of its own there is one. Raises `DiagnosticError`."""
         return len(self.main.replicas) if len(self._pods) == 1 else 1
 
     def together(self, of: Callable[[CompiledJob], float], step: Step) -> float:
-        """What a step takes of all models: their sum by turns, else the most that one of them
-        takes. Raises `DiagnosticError`."""
+        """A figure of a step for all models: the sum if they run by turns, else the largest. Raises
+        `DiagnosticError`."""
         return self.joined(self.each(of, step))
 
     def each(self, of: Callable[[CompiledJob], T], step: Step) -> list[T]:
-        """What a step takes of each model. Raises `DiagnosticError`."""
+        """A figure of a step for each model. Raises `DiagnosticError`."""
         return [of(models.compiled(self._dealt(step, models))) for models in self.every]
 
     def joined(self, each: Iterable[float]) -> float:
-        """What all models take together that take these."""
+        """The figure for all models, given those of each."""
         return sum(each) if self.by_turns else max(each)
 
     def room(self, machine: Machine, largest: Step, tokens: int, limit: Limit | None) -> Room:
-        """The room for caches, in blocks of so many tokens of each group of ranks of the model that
-        is served: of models on ranks of their own the least. Raises `DiagnosticError`."""
+        """The room for caches, in blocks of `tokens` tokens for each group of ranks of the model
+        that is served; the least one if models have ranks of their own. Raises
+        `DiagnosticError`."""
         rooms: list[Room] = []
         for models in self._pods:
             room = cache_room(models, machine, self._dealt(largest, models[0]), tokens, limit)
@@ -83,7 +84,7 @@ class ServedModels:
         return min(rooms, key=lambda each: each.blocks)
 
     def _dealt(self, step: Step, models: StepModules) -> Step:
-        """A step of a group of `main`, dealt to the groups of one of the models."""
+        """A step of each group of `main`, divided over the groups of one of the models."""
         of, over = self.main.groups, models.groups
         if of == over:
             return step

@@ -1,5 +1,4 @@
-"""What goes with a question beside its options: the texts that were read for it, and where it says
-what there is to know."""
+"""The session of a question: the texts that were read, and where diagnostics and messages go."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from stagec.support.limits import MAX_BYTES
 from stagec.support.source import FileLoc, Source, file_loc
 from stagec.support.texts import decoded, read_text
 
-#: Gets how many are done, of how many.
+#: Called with the number of things done, and of all things.
 Progress: TypeAlias = Callable[[int, int], None]
 STDIN = "<stdin>"
-#: Files whose lines diagnostics show although nobody read them as a text.
+#: The endings of files that diagnostics may quote although they were not read as a text.
 _READABLE = (".py", ".stg", ".toml")
 
 
 class Session:
-    """Made by the caller, and handed down. Diagnostics and lines for people go to `stream`;
-    without one diagnostics are kept in `diagnostics`, and lines are dropped. A terminal shows
-    progress as well."""
+    """A session, which the caller makes and passes on. Diagnostics and messages go to `stream`;
+    without one diagnostics are collected in `diagnostics`, and messages are dropped. Subclasses
+    also show progress."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.sources: dict[str, Source] = {}
@@ -35,16 +34,16 @@ class Session:
 
     @contextmanager
     def progress(self, title: str, things: str) -> Generator[Progress]:
-        """What shows how far long work is; `things` are counted."""
+        """Show the progress of long work; `things` names what is counted."""
         yield lambda done, total: None
 
     @contextmanager
     def live(self) -> Generator[Callable[[str], None]]:
-        """What shows a line that says what goes on, in place of the one before it."""
+        """Show a line about the present work, in place of the line before it."""
         yield lambda line: None
 
     def report(self, *diagnostics: Diagnostic) -> None:
-        """Say what there is to know."""
+        """Report diagnostics."""
         if self._keeps:
             self.diagnostics += diagnostics
             return
@@ -52,25 +51,25 @@ class Session:
             self.log(self.rendered(diagnostic))
 
     def remark(self, *texts: str) -> None:
-        """Say what is worth knowing."""
+        """Report remarks."""
         self.report(*(Diagnostic(text, severity="remark") for text in texts))
 
     def log(self, line: str) -> None:
-        """A line for people."""
+        """Write a message."""
         if self.stream is not None:
             self.stream.write(f"{line}\n")
             self.stream.flush()
 
     def aside(self) -> Session:
-        """A session of the same texts and stream, which keeps diagnostics."""
+        """A session with the same texts and stream, which collects diagnostics."""
         session = Session(self.stream)
         session.sources, session._keeps = self.sources, True
         return session
 
     @contextmanager
     def once(self, aside: Session | None = None) -> Generator[Session]:
-        """A session of the same texts, by default a new one, of which each thing that it keeps is
-        said once, at the end."""
+        """A session with the same texts, by default a new one, whose distinct diagnostics are
+        reported at the end."""
         session = aside or self.aside()
         try:
             yield session
@@ -81,20 +80,20 @@ class Session:
     # -- texts -------------------------------------------------------------------------------------
 
     def remember(self, source: Source) -> Source:
-        """Keep a text so that diagnostics can show its lines."""
+        """Keep a text so that diagnostics can quote its lines."""
         self.sources[source.name] = source
         return source
 
     def read(self, path: str, most: int = MAX_BYTES) -> Source:
-        """The text of a file, or of stdin for '-'. Raises `DiagnosticError` for what is no text, or
+        """The text of a file, or of stdin for '-'. Raises `DiagnosticError` if it is not a text, or
         longer than `most` bytes; `OSError`."""
         if path == "-":
             return self.remember(decoded(STDIN, sys.stdin.buffer.read(most + 1), most))
         return self.remember(read_text(path, most))
 
     def read_part(self, path: str, what: str, remedy: str) -> Source:
-        """The text of a file with an op `what`, which may stand without a module around it. Raises
-        `DiagnosticError`, with the remedy where there is nothing in it; `OSError`."""
+        """The text of a file with an op `what`, which need not be in a module. Raises
+        `DiagnosticError` with the remedy if the text is empty; `OSError`."""
         source = self.read(path)
         if not source.text.strip():
             raise error(
@@ -103,7 +102,7 @@ class Session:
         return source
 
     def rendered(self, diagnostic: Diagnostic) -> str:
-        """A diagnostic with the lines that it is about."""
+        """The text of a diagnostic, with the lines that it refers to."""
         for item in (diagnostic, *diagnostic.notes):
             place = file_loc(item.loc)
             if place is not None and place.file not in self.sources:
@@ -111,7 +110,7 @@ class Session:
         return render(diagnostic, self.sources)
 
     def _find(self, file: str) -> None:
-        """The text of a plug-in, or of an imported text."""
+        """Read the text of a plug-in or of the library, if possible."""
         with suppress(OSError, ValueError):
             if file.startswith(LIBRARY):
                 self.remember(Source(file, library_text(file.removeprefix(LIBRARY))))

@@ -1,7 +1,8 @@
-"""`--stack`: the text of a stack with those that it extends, and its lines in a strategy.
+"""The option `--stack`: reads a stack with those that it extends, and adds its defaults to a
+strategy.
 
-What a strategy or a flag says wins. Of a statement that is there the stack gives the parameters
-that are not; a default that the statement refuses beside what is said is left out.
+Strategies and flags take precedence. A statement of the strategy gets the parameters of the stack
+that it does not have; a default that the statement refuses together with others is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stagec.ir_spec.strategy.stack import StackOp
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.session import Session
-from stagec.models import LIBRARY, library_text, stacks
+from stagec.models import LIBRARY, library_text, stack_release, stacks
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import UNKNOWN, Loc, Source, file_loc
 from stagec.support.suggest import did_you_mean
@@ -30,9 +31,9 @@ _FORM = "write 'stg.stack @name[version = \"1.0\"] { ... }'; 'stagec stacks NAME
 
 @dataclass(frozen=True)
 class StackLine:
-    """A line of a stack: its statement, the stack that says it, `torchtitan 0.2`, the axis or
-    dimension that the statement is about, if it repeats, and which stacks say the parameters that
-    the line has from stacks that its own extends."""
+    """A line of a stack: its statement; the name of the stack, `torchtitan 0.2`; the axis or
+    dimension that the statement is about, if statements of its kind repeat; and the origins of the
+    parameters that the line inherits from stacks that its own extends."""
 
     op: Operation
     stack: str
@@ -41,7 +42,7 @@ class StackLine:
 
     @property
     def definition(self) -> Statement:
-        """The statement."""
+        """The definition of the statement."""
         statement = self.op.definition
         assert isinstance(statement, Statement)
         return statement
@@ -54,8 +55,8 @@ class StackLine:
         return self.stack + where
 
     def origins(self, names: Iterable[str]) -> str:
-        """`grad: mine 1 (mine.stg:2); param: torchtitan 0.2 (torchtitan.stg:3)`: where these
-        parameters come from."""
+        """`grad: mine 1 (mine.stg:2); param: torchtitan 0.2 (torchtitan.stg:3)`: the origins of
+        these parameters."""
         grouped: dict[str, list[str]] = {}
         for name in names:
             grouped.setdefault(self.inherited.get(name, self.origin), []).append(name)
@@ -67,7 +68,7 @@ def stack_source(name: str, session: Session, loc: Loc = UNKNOWN) -> Source:
     `OSError`."""
     if name.endswith(SUFFIX) or name == "-":
         return session.read_part(name, StackOp.name, _FORM)
-    known, short = stacks(), name.partition("@")[0]
+    known, short = stacks(), stack_release(name)
     if short not in known:
         raise error(
             f"no stack '{short}', neither in the library nor as a file",
@@ -79,13 +80,13 @@ def stack_source(name: str, session: Session, loc: Loc = UNKNOWN) -> Source:
 
 
 def stack_name(op: Operation) -> str:
-    """The name of a stack, as --stack takes it: @megatron_core is megatron-core."""
+    """The name of a stack in the form of --stack: megatron-core for @megatron_core."""
     return (op.symbol or "").replace("_", "-")
 
 
 def read_stack(name: str, session: Session, registry: Registry) -> Sequence[StackLine]:
-    """The lines of a stack, those of the stacks that it extends first. Raises `DiagnosticError` for
-    a ring of these, and for what is no default of a statement; `OSError`."""
+    """The lines of a stack, those of the stacks that it extends first. Raises `DiagnosticError` if
+    stacks extend each other in a cycle, and for a line that is not a statement; `OSError`."""
     lines: dict[tuple[str, str], StackLine] = {}
     for op in reversed(_chain(name, session, registry)):
         title = " ".join(filter(None, (stack_name(op), op.text("version"))))
@@ -140,17 +141,17 @@ def _parsed(source: Source, registry: Registry) -> Operation:
 
 
 def _subject(op: Operation) -> str:
-    """The parameter with the names that a statement is about, if it repeats."""
+    """The parameter with the names that a statement is about, if statements of its kind repeat."""
     return op.definition.subject if isinstance(op.definition, Statement) else ""
 
 
 def _keys(op: Operation) -> list[tuple[str, str]]:
-    """A statement by its kind; one that repeats for each of the names that it is about."""
+    """The keys of a statement: its kind, with each of the names that it is about, if it repeats."""
     return [(op.name, name) for name in (op.names(_subject(op)) if _subject(op) else ("",))]
 
 
 def _mistakes(op: Operation, before: Collection[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """What is wrong with a line of a stack, each with a remedy."""
+    """The errors in a line of a stack, as messages with remedies."""
     if not isinstance(op.definition, Statement):
         yield "is not a statement of a strategy", "'stagec ops' lists those that are"
     elif op.definition.repeats and not op.definition.subject:
@@ -165,10 +166,12 @@ def _check_version(op: Operation, name: str, loc: Loc) -> None:
     _, at, wanted = name.partition("@")
     version = op.text("version")
     if at and not name.endswith(SUFFIX) and wanted != version:
+        others = (each.partition("@") for each in stacks())
+        earlier = [release for of, _, release in others if release and of == stack_name(op)]
         raise error(
             f"stack '{stack_name(op)}' has no version '{wanted}'",
             loc,
-            remedy=f"its version is {version}"
+            remedy=f"its version is {', before that '.join([version, *earlier])}"
             if version
             else "leave out the version: this stack has none",
         )
@@ -185,16 +188,16 @@ def apply_stack(
     serves: bool,
     names: Collection[str],
 ) -> Mapping[Operation, str]:
-    """Add the defaults of a stack to a strategy: to one that is a text, or to that of flags, of
-    which some are `given`. Left out is what is about axes or dimensions that are not among `names`,
-    those of the job. Gives the origins of the statements with defaults."""
-    said = {key: op for op in strategy.body.ops for key in _keys(op)}
+    """Add the defaults of a stack to a strategy, which comes from a text (`given` is None) or from
+    flags, of which some are `given`. Lines about axes or dimensions that are not in `names`, those
+    of the job, are left out. Returns the origins of the statements with defaults."""
+    own = {key: op for op in strategy.body.ops for key in _keys(op)}
     origins: dict[Operation, str] = {}
     for line in lines:
         if (serves and line.definition.training) or line.about not in {"", *names}:
             continue
         wanted = _wanted(line, given or ())
-        op = said.get((line.op.name, line.about))
+        op = own.get((line.op.name, line.about))
         if op is None:
             op = Operation(line.definition, attrs=wanted, loc=line.op.loc)
             if wanted and _fits(op):
@@ -202,7 +205,7 @@ def apply_stack(
                     line.origins(wanted) if line.inherited else line.origin
                 )
             continue
-        instead = given is not None  # of the default of a flag
+        instead = given is not None  # then defaults of flags are replaced
         wanted.pop(_subject(op), None)
         new = [n for n, value in wanted.items() if _give(op, n, value, instead=instead)]
         if new:
@@ -211,7 +214,7 @@ def apply_stack(
 
 
 def stack_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str, Any]:
-    """The flags that say what a stack does where others are `given`, with their values."""
+    """The flags that correspond to a stack, with their values, except those that are `given`."""
     flags: dict[str, Any] = {}
     for line in lines:
         op = Operation(line.definition, attrs=_wanted(line, given))
@@ -220,8 +223,8 @@ def stack_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str,
 
 
 def needed_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str, Any]:
-    """The flags of a stack that those that are `given` need, with their values: `--recompute-every
-    3` is about what the stack recomputes."""
+    """The flags of a stack, with their values, that `given` flags need, as `--recompute-every 3`
+    needs the recomputation of the stack."""
     flags = [FLAGS[name] for name in given if name in FLAGS]
     needs = [need for flag in flags for need in flag.needs + flag.beside]
     names = {n for need in needs for n in ((need,) if isinstance(need, str) else need)}
@@ -229,7 +232,7 @@ def needed_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str
 
 
 def _wanted(line: StackLine, given: Collection[str]) -> dict[str, Attr]:
-    """The parameters of a line that no flag gives; none where one gives the whole statement."""
+    """The parameters of a line that no flag gives; empty if a flag gives the whole statement."""
     flags = line.definition.flag_names
     whole = {flag.name for flag in line.definition.flags} - {*flags.values()}
     if whole & {*given}:
@@ -238,8 +241,8 @@ def _wanted(line: StackLine, given: Collection[str]) -> dict[str, Attr]:
 
 
 def _give(op: Operation, name: str, value: Attr, *, instead: bool = False) -> bool:
-    """Give a statement a parameter that it does not say, or one `instead` of what it says, if it
-    takes that beside the others; whether it did."""
+    """Set a parameter of a statement if it has none, or also `instead` of its own, unless the
+    statement is then invalid. Returns whether it was set."""
     before = op.attrs.get(name)
     if before == value or (before is not None and not instead):
         return False
@@ -252,5 +255,5 @@ def _give(op: Operation, name: str, value: Attr, *, instead: bool = False) -> bo
 
 
 def _fits(op: Operation) -> bool:
-    """Whether a statement is complete and goes together."""
+    """Whether a statement is complete and valid."""
     return not [*misfits(op), *op.definition.verify(op)]

@@ -1,4 +1,5 @@
-"""Steps of servers on pipeline stages: each is one microbatch, others are on the other stages."""
+"""Steps of servers on pipeline stages: a step is one microbatch, while other steps are on other
+stages."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 
 
 def of_a_stage(options: JobOptions) -> JobOptions:
-    """The options of a step on pipeline stages: one microbatch, unless --microbatches has them or
-    they take turns, with attention apart; of two pods those of each. Raises `DiagnosticError`."""
+    """The options of a step on pipeline stages, with one microbatch unless --microbatches is given
+    or microbatches alternate (`--afd`); with two pods, for each of them. Raises
+    `DiagnosticError`."""
     if options.serve == DISAGGREGATED and not options.part:
         asked = options.changed(chunk=None)
         several = [pod for pod in PODS if _has_microbatches(options_of_pod(pod, asked))]
@@ -21,13 +23,12 @@ def of_a_stage(options: JobOptions) -> JobOptions:
 
 
 def _has_microbatches(options: JobOptions) -> bool:
-    """Whether a step on pipeline stages would have as many microbatches as these, which do not
-    take turns with attention apart."""
+    """Whether a step on pipeline stages would by default have several microbatches, which do not
+    alternate (`--afd`)."""
     default = FLAGS["microbatches"].is_default(options.microbatches)
     return options.pp > 1 and default and not options.afd
 
 
 def steps_in_flight(options: JobOptions) -> int:
-    """The steps of other sequences at a time: one for each pipeline stage, where a step is one
-    microbatch."""
+    """The number of steps in flight: one for each pipeline stage, if a step is one microbatch."""
     return options.pp if options.microbatches == 1 and not has_pods(options) else 1

@@ -1,4 +1,4 @@
-"""Distinct steps of serving, compiled: once for all that are decided alike."""
+"""Compiles distinct steps of serving, once for all steps with the same decisions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ANY = Step((SequenceClass(1, 1, 1),))
 
 
 class StepModules:
-    """Compiles the steps of a job. `builder` knows its model, sizes and strategy; the step that it
-    would compile is no one's. On pipeline stages a step is one microbatch, but for microbatches
-    that take turns, with attention apart, which are groups with sequences of their own."""
+    """Compiles the steps of a job. `builder` has its model, sizes and strategy, with a placeholder
+    as the step. On pipeline stages a step is one microbatch; alternating microbatches (`--afd`) are
+    groups with sequences of their own instead."""
 
     def __init__(self, options: JobOptions, session: Session) -> None:
         count = FLAGS["microbatches"]
-        stages = 1 if options.afd else options.pp  # with steps of their own
+        stages = 1 if options.afd else options.pp  # stages with steps of their own
         if stages > 1 and count.is_default(options.microbatches):
             options = options.changed(microbatches=1)
         elif stages > 1 and options.microbatches != 1:
@@ -43,7 +43,7 @@ class StepModules:
         aside = session.aside()
         self.builder = self.builder_of(_ANY, aside)
         session.report(*(d for d in aside.diagnostics if d.severity != "remark"))
-        self._made: dict[object, Compiles] = {}
+        self._by_structure: dict[object, Compiles] = {}
 
     def builder_of(self, step: Step, session: Session) -> JobBuilder:
         """The builder of a step. Raises `DiagnosticError`."""
@@ -52,18 +52,18 @@ class StepModules:
 
     @property
     def compiles(self) -> int:
-        """How many compiles there were."""
-        return sum(map(len, self._made.values()))
+        """The number of compiles so far."""
+        return sum(map(len, self._by_structure.values()))
 
     @property
     def local_groups(self) -> int:
-        """The groups of sequences on a rank: those that are not split over ranks."""
+        """The number of groups of sequences on a rank."""
         module = self.builder.module
         return self.groups // evaluate(axis_size(self._axes), module.env)
 
     @property
     def groups(self) -> int:
-        """The groups of ranks that have sequences of their own."""
+        """The number of groups of ranks with sequences of their own."""
         module = self.builder.module
         return module.env[read_strategy(module).batch]
 
@@ -75,9 +75,8 @@ class StepModules:
 
     @cached_property
     def replicas(self) -> Sequence[Mapping[str, int]]:
-        """The coordinates of each replica of the server: ranks that no collective or message joins
-        with those of another one. Groups of one replica wait for each other. Raises
-        `DiagnosticError`."""
+        """The coordinates of each replica of the server. No collective or message joins ranks of
+        two replicas; the groups of one replica wait for each other. Raises `DiagnosticError`."""
         env, own = self.builder.module.env, list(self._axes)
         for each in self.classes(_ANY) if evaluate(axis_size(own), env) > 1 else ():
             met = {a for group in each.groups for a in group.axes}
@@ -87,13 +86,13 @@ class StepModules:
         return [dict(zip(own, each, strict=True)) for each in coords]
 
     def compiled(self, step: Step, *, figures: bool = False) -> CompiledJob:
-        """A step, compiled once for all that are decided alike, with `figures` such that there are
-        some. Raises `DiagnosticError`."""
+        """A step, compiled once for all steps with the same decisions; with `figures` from a
+        compile that has figures. Raises `DiagnosticError`."""
         serving = self.builder.serving
         sequence = serving.sequence if serving is not None else "S"
         values = {**self.builder.module.env, **step.values(sequence)}
-        alike = self._made.setdefault(step.structure, Compiles())
-        compiled = alike.find(values, lambda: self._compile(step), figures=figures)
+        compiles = self._by_structure.setdefault(step.structure, Compiles())
+        compiled = compiles.find(values, lambda: self._compile(step), figures=figures)
         again = partial(self.compiled, step, figures=True)
         return CompiledJob(self.builder.model_name, compiled, values, again)
 

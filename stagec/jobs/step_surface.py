@@ -1,18 +1,18 @@
-"""How long the steps of a server take, of very many steps: between those of a grid, which are
-evaluated exactly, each when it is first needed.
+"""The times of very many steps of a server, interpolated on a grid whose steps are evaluated
+exactly, each when it is first needed.
 
-With n sequences that decode behind c cached tokens on average, and k chunks of p tokens behind q
-cached ones, a step takes
+A step in which n sequences decode after c cached tokens on average, with k chunks of p tokens after
+q cached ones, takes
 
     T = H(n, k, p) + [F(n, c) - F(n, 1)] + [G(k, p, q) - G(k, p, 0)]
 
-F is a step that only decodes, G one that only prefills, and H has both, behind one cached token and
-none: attention over what is cached is a kernel of its own, which takes as long in any step. F, G
-and H are exact where all of their arguments are of the grid, and linear in each between its points.
-k chunks of unequal sizes count as k equal ones of as many tokens, and pairs of a query and a key,
-together; each counts as one that ends its prompt. Groups of ranks wait for each other, so chunks
-are those of the group that has most (`_fullest`). `stagec.jobs.step_times` has the exact times, and
-`StepSurface.check` compares.
+F is a step that only decodes, G one that only prefills, and H has both, after one cached token and
+none: attention over cached tokens is a kernel of its own, which takes as long in any step. F, G and
+H are exact if all of their arguments are points of the grid, and linear in each argument between
+points. Chunks of unequal sizes count as equal ones with the same sums of tokens and of pairs of a
+query and a key; each counts as one that ends its prompt. Groups of ranks wait for each other, so
+the chunks are those of the group with most (`_fullest`). `stagec.jobs.step_times` has the exact
+times; `StepSurface.check` compares.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from stagec.serving.step import SequenceClass, Step, alike, mean_chunk, step_of
+from stagec.serving.step import SequenceClass, Step, mean_chunk, mean_class, step_of
 from stagec.serving.step_times import StepLine
 
-#: The largest number of a grid, and its least ones: those of cached tokens and of chunks.
+#: The largest number of a grid, and the least ones of the grids of cached tokens and of chunks.
 _LARGEST = 1 << 40
 _CONTEXTS, _CHUNKS = 16, 16
-#: Steps of each kind that are kept to be checked.
+#: The number of steps of each kind that are checked.
 _CHECKED = 6
 
 T = TypeVar("T")
@@ -38,7 +38,8 @@ Key = tuple[int, int, int, int, int]  # n, c, k, p, q
 
 @dataclass(frozen=True, slots=True)
 class SurfaceCheck:
-    """Steps of a run beside their exact times: how many, and the relative errors."""
+    """The comparison of steps with their exact times: their number, and the median and largest
+    relative errors."""
 
     steps: int
     median: float
@@ -46,7 +47,8 @@ class SurfaceCheck:
 
 
 def grid(points: int, least: int = 1) -> list[int]:
-    """Numbers from `least` on, so many in each doubling, evenly: 4, 6, 8, 12 with two."""
+    """Numbers from `least` on, with `points` evenly spaced ones in each doubling: 4, 6, 8, 12 with
+    two."""
     sizes = [least]
     while sizes[-1] < _LARGEST:
         base = sizes[-1]
@@ -57,10 +59,10 @@ def grid(points: int, least: int = 1) -> list[int]:
 
 @dataclass
 class StepSurface:
-    """Femtoseconds of steps (`stagec.serving.step_times.StepCosts`). `exact` is asked for the steps
-    of the grid, `points` in each doubling. Of `groups` of ranks that wait for each other each has
-    its share of the sequences of a step, rounded up. Where these are `halves` of batches, each has
-    a part of a prompt, one behind the other."""
+    """Femtoseconds of steps (`stagec.serving.step_times.StepCosts`). `exact` evaluates the steps of
+    the grid, which has `points` points in each doubling. Each of `groups` groups of ranks, which
+    wait for each other, has its share of the sequences of a step, rounded up. If groups are
+    `halves` of batches, each has a part of a prompt, one after the other."""
 
     exact: Callable[[Step], int]
     points: int = 2
@@ -81,7 +83,7 @@ class StepSurface:
 
     @property
     def evaluations(self) -> int:
-        """How many steps were evaluated exactly."""
+        """The number of steps that were evaluated exactly."""
         return len(self._known)
 
     def decode(self, count: int, total: int) -> StepLine:
@@ -113,7 +115,7 @@ class StepSurface:
             picoseconds += self._prefill(number, size, past) - self._prefill(number, size, 0)
         return max(1, round(picoseconds))
 
-    # -- between the points ------------------------------------------------------------------------
+    # -- interpolation -----------------------------------------------------------------------------
 
     def _decode(self, count: int, context: float) -> float:
         return sum(
@@ -147,15 +149,15 @@ class StepSurface:
             picoseconds = self._known[key] = self.exact(step_of(classes))
         return picoseconds
 
-    # -- beside the exact ones ---------------------------------------------------------------------
+    # -- comparison --------------------------------------------------------------------------------
 
     def check(self) -> SurfaceCheck:
-        """Some of the steps that were asked for, drawn by the seed, beside their exact times."""
+        """Compare some of the steps that were needed, drawn with the seed, with exact times."""
         errors: list[float] = []
-        for count, total in self._decodes.kept:
+        for count, total in self._decodes.items:
             step = _step(count, total, (), self.groups, self.halves)
             errors.append(self._line(count, total).time(total) / self.exact(step) - 1)
-        for count, total, chunks in self._mixes.kept:
+        for count, total, chunks in self._mixes.items:
             step = _step(count, total, chunks, self.groups, self.halves)
             errors.append(self._mixed(count, total, chunks) / self.exact(step) - 1)
         sizes = sorted(map(abs, errors))
@@ -165,25 +167,26 @@ class StepSurface:
 
 
 class _Sample(Generic[T]):
-    """Some of many things, each with the same chance."""
+    """A uniform sample of a stream of items (Vitter, "Random sampling with a reservoir", 1985,
+    algorithm R)."""
 
     def __init__(self, source: random.Random) -> None:
-        self.kept: list[T] = []
-        self._source, self._seen = source, 0
+        self.items: list[T] = []
+        self._source, self._count = source, 0
 
-    def offer(self, thing: T) -> None:
-        """Keep a thing, or not."""
-        self._seen += 1
-        if len(self.kept) < _CHECKED:
-            self.kept.append(thing)
-        elif (place := int(self._source.random() * self._seen)) < _CHECKED:
-            self.kept[place] = thing
+    def offer(self, item: T) -> None:
+        """Add an item of the stream."""
+        self._count += 1
+        if len(self.items) < _CHECKED:
+            self.items.append(item)
+        elif (place := int(self._source.random() * self._count)) < _CHECKED:
+            self.items[place] = item
 
 
 @dataclass
 class ExactSteps:
-    """Femtoseconds of steps, each evaluated: sequences that decode are one class of their mean
-    context, and chunks another one, as in `StepSurface`."""
+    """Femtoseconds of steps, each evaluated exactly: sequences that decode are one class with their
+    mean context, and chunks another one, as in `StepSurface`."""
 
     exact: Callable[[Step], int]
     groups: int = 1
@@ -192,7 +195,7 @@ class ExactSteps:
 
     @property
     def evaluations(self) -> int:
-        """How many steps were evaluated."""
+        """The number of steps that were evaluated."""
         return len(self._known)
 
     def decode(self, count: int, total: int) -> StepLine:
@@ -208,21 +211,21 @@ class ExactSteps:
         return picoseconds
 
     def check(self) -> SurfaceCheck:
-        """All steps are exact."""
+        """Nothing to compare: all steps are exact."""
         return SurfaceCheck(0, 0.0, 0.0)
 
 
 @dataclass
 class DraftedSteps:
-    """Femtoseconds of steps of which those that only decode verify drafts (`drafted`: of a token
-    that such a step gives each sequence), and others do not (`plain`)."""
+    """Femtoseconds of steps with speculative decoding: steps that only decode verify drafts
+    (`drafted`, by generated token of a sequence), others do not (`plain`)."""
 
     drafted: StepSurface | ExactSteps
     plain: StepSurface | ExactSteps
 
     @property
     def evaluations(self) -> int:
-        """How many steps were evaluated."""
+        """The number of steps that were evaluated."""
         return self.drafted.evaluations + self.plain.evaluations
 
     def decode(self, count: int, total: int) -> StepLine:
@@ -232,7 +235,7 @@ class DraftedSteps:
         return self.plain.mixed(count, total, chunks)
 
     def check(self) -> SurfaceCheck:
-        """That of both."""
+        """The comparison of both kinds of steps; errors are the larger ones."""
         one, other = self.drafted.check(), self.plain.check()
         steps = one.steps + other.steps
         return SurfaceCheck(steps, max(one.median, other.median), max(one.largest, other.largest))
@@ -241,20 +244,20 @@ class DraftedSteps:
 def _step(
     count: int, total: int, chunks: Sequence[tuple[int, int]], groups: int, halves: int
 ) -> Step:
-    """The step of the group that has most, whose chunks end prompts: sequences that decode have
-    their mean context, rounded up, and chunks are alike."""
+    """The step of the group with most, whose chunks end prompts: sequences that decode have their
+    mean context, rounded up, and chunks have their mean size (`mean_class`)."""
     share = -(-count // groups)
     classes = [SequenceClass(1, -(-total // count), 1, share)] if count else []
     if chunks:
-        classes.append(alike(_fullest(chunks, groups, halves)))
+        classes.append(mean_class(_fullest(chunks, groups, halves)))
     return step_of(classes)
 
 
 def _fullest(
     chunks: Sequence[tuple[int, int]], groups: int, halves: int
 ) -> Sequence[tuple[int, int]]:
-    """The chunks of the group that has most, if the largest ones are dealt to groups first, each
-    in as many parts as there are `halves` of batches."""
+    """The chunks of the group with most, if chunks are distributed to groups from the largest on,
+    each divided into `halves` parts."""
     if halves > 1:
         parts = ((new, past, -(-new // halves)) for new, past in chunks)
         chunks = [
@@ -266,7 +269,7 @@ def _fullest(
 
 
 def _between(points: Sequence[int], value: float) -> Sequence[tuple[int, float]]:
-    """The points around a value and their weights; the least point below it."""
+    """The points around a value, with their weights; the least point for a value below it."""
     place = bisect_right(points, value) - 1
     if place < 0:
         return ((points[0], 1.0),)

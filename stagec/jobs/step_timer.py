@@ -1,4 +1,4 @@
-"""How long steps take on a machine, for answers that time many of them."""
+"""Times steps on a machine, for answers with many of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepTimer:
-    """Steps on a machine, where `measured` times win over the models; `words` of a command line
-    ask for these. `costed_by` sums what `TimeReport` counts over the steps that were timed."""
+    """Times steps on a machine, where `measured` times take precedence over models; `words` are the
+    options of a command line for these. `costed_by` sums that of `TimeReport` over all steps."""
 
     machine: Machine
     measured: Measurements | None = None
@@ -33,16 +33,16 @@ class StepTimer:
 
     @classmethod
     def of(cls, machine: Machine, given: Mapping[str, Any]) -> StepTimer:
-        """That of the values of the options `MEASURED`. Raises `DiagnosticError`."""
+        """The timer for these values of the options `MEASURED`. Raises `DiagnosticError`."""
         measured = measurements(given["measured"], given["kernels_from"], machine)
         return cls(machine, measured, [*asked_words(MEASURED, given)])
 
     def time(self, job: CompiledJob | LoweredJob) -> TimeReport:
-        """The time of a job of one step. Raises `DiagnosticError`."""
+        """The time of a job with one step. Raises `DiagnosticError`."""
         return self.counted(job.time(self.machine, ReplayOptions(measured=self.measured)))
 
     def counted(self, report: TimeReport) -> TimeReport:
-        """A report of a step of this machine, which counts from now on."""
+        """Add the counts of a report of a step on this machine. Returns the report."""
         self.costed_by.update(report.costed_by)
         return report
 
@@ -51,8 +51,8 @@ class StepTimer:
         return step_command(options, self.machine, more=self.words)
 
     def measured_counts(self, session: Session) -> Mapping[str, int]:
-        """Kernels and collectives of all steps by where their times are from; empty where nothing
-        measured is given. Remarks on measured times of which no step takes one."""
+        """The counts of kernels and collectives of all steps by the source of their times; empty
+        without measured times. Reports a remark if no step has a measured time."""
         if self.measured is None:
             return {}
         remark_unused(self.costed_by, self.measured, session, "these steps")

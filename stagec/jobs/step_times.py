@@ -1,4 +1,4 @@
-"""How long the steps of a server take on a machine: each distinct one is evaluated once."""
+"""The exact times of the steps of a server on a machine; each distinct step is evaluated once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepTimes:
-    """Nanoseconds of the steps of a job, whose launches are captured as `graphs` or not. Engines
-    compute the attention of all sequences that decode in one kernel, and that of all prompts, so
-    these are one class each (`Step.together`). On pipeline stages it is how often a step begins:
-    the stages are taken to be alike."""
+    """Nanoseconds of the steps of a job, which are captured as `graphs` or not. Engines compute the
+    attention of all sequences that decode in one kernel, and that of all prompts in another one, so
+    these are one class each (`Step.together`). On `depth` pipeline stages it is the time between
+    the starts of two steps, if all stages take equally long."""
 
     modules: StepModules
     machine: Machine
@@ -31,7 +31,7 @@ class StepTimes:
     _known: dict[Step, int] = field(default_factory=dict[Step, int])
 
     def __call__(self, step: Step) -> int:
-        """Of a step. Raises `DiagnosticError`."""
+        """The nanoseconds of a step. Raises `DiagnosticError`."""
         step = step.together()
         picoseconds = self._known.get(step)
         if picoseconds is None:
@@ -43,5 +43,5 @@ class StepTimes:
         return picoseconds
 
     def __len__(self) -> int:
-        """How many distinct steps there were."""
+        """The number of distinct steps."""
         return len(self._known)

@@ -1,4 +1,5 @@
-"""What an analysis says of a job on a machine: whether it fits, and what to know of the machine."""
+"""The verdict of an analysis on a job on a machine: whether it fits, and cautions about the
+machine."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 def verdict_on(
     machine: Machine, mesh: Mapping[str, Any], peak: int | None, session: Session
 ) -> dict[str, Any]:
-    """`fit` and `cautions` of a job with such a peak, which is None while sizes are open. What to
-    know is reported as well."""
+    """The entries `fit` and `cautions` for a job with this peak in bytes, which is None if sizes
+    are open. Cautions are also reported as remarks."""
     from stagec.analysis.memory_fit import memory_fit
     from stagec.time.cautions import cautions
 

@@ -1,5 +1,4 @@
-"""Writing a job in the formats of `--format`: each into its folder, and what is reported to
-users."""
+"""Writes a job in the formats of `--format`, each into its folder, and reports to the user."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.formats.registry import asked_formats, formats_of
+from stagec.formats.registry import formats_of, parse_formats
 from stagec.jobs.request.emission import emit
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import Diagnostic, error
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> list[Format]:
-    """The formats that `--format` names. Raises `DiagnosticError` for one that there is not, or
-    that does not go with an archive or a cluster."""
+    """The formats that `--format` names. Raises `DiagnosticError` for an unknown one, and for one
+    that cannot be written to an archive or by a cluster."""
     from stagec.formats.base import not_patched
 
-    formats = asked_formats(text, formats_of(registry))
+    formats = parse_formats(text, formats_of(registry))
     elsewhere = given.get("archive") is not None or given["scheduler"] is not None
     for each in formats:
         if elsewhere and not each.patched:
@@ -40,12 +39,12 @@ def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> li
 
 
 def folder_of(format_: Format, formats: Sequence[Format], output: Path) -> Path:
-    """Where a format goes: into the folder, or of several each into one of its own."""
+    """The folder of a format: the output itself, or with several formats a subfolder."""
     return output if len(formats) == 1 else output / format_.name
 
 
 def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, Any]) -> None:
-    """Refuse folders that would lose something. Raises `DiagnosticError`."""
+    """Raise `DiagnosticError` for a folder whose files would be lost."""
     from stagec.traces.folder import MANIFEST, check_target
 
     if len(formats) > 1 and (output / MANIFEST).exists():
@@ -66,8 +65,8 @@ def write_formats(
     given: Mapping[str, Any],
     session: Session,
 ) -> list[Written]:
-    """Write a job in each format; warnings are reported, and what a format does not carry as a
-    remark. Raises `DiagnosticError`, before anything is written if a format refuses the job."""
+    """Write a job in each format. Warnings are reported, and remarks on what a format does not
+    represent. Raises `DiagnosticError`, before anything is written if a format refuses the job."""
     from stagec.traces.writer import check_job
 
     check_targets(formats, output, given)
@@ -87,7 +86,7 @@ def write_formats(
 
 
 def _announce(sources: Sequence[Source], given: Mapping[str, Any], session: Session) -> None:
-    """What large files hold and how large they get, before they are written."""
+    """Report the contents and sizes of large files before they are written."""
     from stagec.formats.base import JobFormat
     from stagec.output.tables import bytes_text
     from stagec.traces.writer import parse_ranges
@@ -102,7 +101,7 @@ def _announce(sources: Sequence[Source], given: Mapping[str, Any], session: Sess
 
 
 def log_written(written: Sequence[Written], output: Path, times: str, session: Session) -> None:
-    """What was written where."""
+    """Report the number and size of the files that were written."""
     from stagec.output.tables import bytes_text
 
     files, size = sum(len(w.files) for w in written), sum(w.bytes for w in written)
@@ -127,7 +126,7 @@ def write_one_archive(
 
 
 def check_name(name: str) -> None:
-    """Refuse names that are no names for files. Raises `DiagnosticError`."""
+    """Raise `DiagnosticError` for an invalid name of files."""
     plain = name.isascii() and all(c.isalnum() or c in "-_." for c in name)
     if not plain or name.startswith(".") or name == "manifest":
         raise error(

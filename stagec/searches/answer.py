@@ -1,4 +1,4 @@
-"""The strategies that fit and are fastest, and why the others lose."""
+"""The answer of a search: the best strategies that fit, and why the others are behind."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankedStrategy:
-    """A strategy that a search found: flags as they are written, and `command`, that compiles it.
-    `row` has all its figures."""
+    """One of the best strategies: its flags, and the command that compiles it. `row` has all its
+    figures."""
 
     row: Mapping[str, Any]
 
     @property
     def strategy(self) -> str:
-        """Its flags."""
+        """The flags of the strategy."""
         return str(self.row["strategy"])
 
     @property
@@ -35,19 +35,18 @@ class RankedStrategy:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of a step."""
+        """The time of a step in seconds."""
         return float(self.row["step_seconds"])
 
     @property
     def memory_peak(self) -> int:
-        """The bytes that a rank holds at its worst moment."""
+        """The peak of a rank in bytes."""
         return int(self.row["memory_peak"])
 
 
 @dataclass(frozen=True)
 class SearchAnswer(Report):
-    """What a search found: the object of `stagec search --json`, and the `command` that asks for
-    it."""
+    """The object of `stagec search --json`, and the command of the search."""
 
     data: Mapping[str, Any]
     command: str = ""
@@ -59,7 +58,8 @@ class SearchAnswer(Report):
 
     @property
     def proven(self) -> bool:
-        """Whether no other point of the space can be better: it was not interrupted."""
+        """Whether no other point of the space can be better; False if the search was
+        interrupted."""
         return bool(self.data["proven"])
 
     def as_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class SearchAnswer(Report):
         return [dict(row) for row in self.data["evaluations"]]
 
     def page(self) -> str:
-        """What was evaluated, drawn; where nothing fits, a table."""
+        """A page with charts of the evaluated strategies; a table if none fits."""
         from stagec.searches.search_page import search_page
 
         return search_page(self.data, self.command) or super().page()
@@ -91,9 +91,9 @@ def search(
     given: Mapping[str, Any],
     progress: Callable[[str], None] = lambda text: None,
 ) -> SearchAnswer:
-    """The answer to questions that `questions(given)` made; `given` says who works, and what is
-    asked about the best. `progress` is called with messages. Raises `DiagnosticError`, and
-    `KeyboardInterrupt` for one that comes while points are listed: there is no answer by then."""
+    """The answer to the questions of `questions(given)`; `given` also has the options of workers
+    and of reports on the best. `progress` is called with messages. Raises `DiagnosticError`, and
+    `KeyboardInterrupt` if that comes before there is any answer."""
     from stagec.searches.cache import cached
 
     return SearchAnswer(cached(given, asked, lambda: _searched(asked, given, progress)))
@@ -130,14 +130,14 @@ def _searched(
                 answer_json["neighbours"] = neighbours(first, run if given["neighbours"] else None)
                 if given["sensitivity"]:
                     answer_json["sensitivity"] = sensitivity(first, run)
-            except KeyboardInterrupt:  # the best are told, and not kept for another time
+            except KeyboardInterrupt:  # the best are reported, but not cached
                 answer_json["proven"] = False
     return answer_json
 
 
 @contextmanager
 def _crew(given: Mapping[str, Any]) -> Generator[tuple[Run, int]]:
-    """Who evaluates, and how many jobs at a time."""
+    """The function that runs jobs in workers, and the number of jobs at a time."""
     from stagec.searches.jobs import kind_of, work
 
     if given["scheduler"] is not None:

@@ -1,13 +1,13 @@
-"""Lower bounds of the jobs of a search: all at once by few probes, better ones for those that come
-up.
+"""Lower bounds of the jobs of a search: of all jobs at once by few probes, then tighter ones, step
+by step, for jobs that may be among the best.
 
-    first     the work of a microbatch in which nothing is computed again; of parameters and their
-              state what no data-parallel ranks share
-    second    what stays in memory
-    third     the work as it is
-    then      the work with what is exchanged for each microbatch, where that is something, and the
-              actions of a pipeline, one after the other
-    at last   what the stages of a pipeline hold
+    all jobs   the work of a microbatch without recomputation; parameters and their state as far as
+               no data-parallel ranks share them
+    step 0     the static memory
+    step 1     the work of a microbatch with recomputation
+    step 2     the work with the communication of each microbatch, if any, and a pipeline's actions
+               one after the other
+    step 3     the memory of the stages of a pipeline
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ from stagec.searches.probes import (
 
 #: Makes probes, in order.
 Probing = Callable[[Sequence[Asked]], Sequence[Probe]]
-#: What the bounds take of probes of work, in the order of `Work` and `MemoryFigures`.
+#: The fields of probes of work that bounds use, in the order of `Work` and `MemoryParts`.
 _WORK = (
     *("layer", "rest", "head", "cut", "back", "link", "pace", "turn", "forward", "again"),
     *("stash", "more"),
 )
-#: Of the room of a rank, what the bound of a pipeline is at least if it may be above it when it is
-#: as good as it gets: the second where whole gradients or parameters of a layer are there for a
-#: time.
+#: The memory of the stages of a pipeline is probed if the bound so far is at least this share of
+#: the room of a rank; the second share holds where a rank has whole gradients or parameters of a
+#: layer for a time.
 _CLOSE, _CLOSE_WITH_WHOLE = 0.9, 0.5
-#: The job is the same as one before it.
+#: Stands for the bytes of a job that is the same as one before it.
 SAME = -1.0
-#: A probe of a job: what it is about, and the number of the job.
+#: A probe of a job: its kind, the number of the job, and the probe.
 _Named: TypeAlias = tuple[str, int, Asked]
 _Probed: TypeAlias = Mapping[tuple[str, int], Probe]
 _Ask: TypeAlias = Callable[[int], Iterator[_Named]]
@@ -76,10 +76,12 @@ _Take: TypeAlias = Callable[[Sequence[int], _Probed], None]
 
 
 class JobBounds:
-    """Bounds of the seconds and of the bytes of jobs of a model of these layers and sizes.
-    `refused` says of each job why the compiler makes no probe of it, `array_seconds` is what the
-    bounds of all took, without the probes. Of pipelines that hold much less than `room` it is not
-    asked how much it is."""
+    """Lower bounds of the step times (`seconds`) and peaks (`memory`, bytes) of jobs, by number.
+
+    `refused` has, for each job, why the compiler refuses its probe; empty if it does not.
+    `array_seconds` is the CPU time of the first bounds without probes. The memory of the stages of
+    a pipeline is not probed if its bound is far below `room` bytes.
+    """
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class JobBounds:
         if "recompute" in jobs.differing():
             named, least = named - {"recompute", *RECOMPUTED}, {"recompute": "none"}
             keeps = keeps * self._is("recompute", "none")
-        group, first = jobs.alike(named, [self._batches])
+        group, first = jobs.groups(named, [self._batches])
         wanted = (work_probe(jobs[n].changed(**least), self._sizes) for n in first)
         probes = self._probing([*map(self._asked, wanted)])
         self.refused: list[str] = [probes[int(i)].refused for i in group]
@@ -131,15 +133,15 @@ class JobBounds:
         state: Floats,
         keeps: Floats,
     ) -> tuple[Floats, Floats]:
-        """Bounds of some jobs, each with its probe of work, and what is known of its state;
-        `keeps` is 0 for those of whose probes nothing follows for what is kept of a microbatch,
-        else 1."""
+        """Bounds of the jobs `rows`: `work` has the number of the probe of each in `works`,
+        `static` and `state` are bytes of its state; `keeps` is 0 for jobs whose probes say nothing
+        about the activations of a microbatch, else 1."""
         shape = StepLayout(*self._layouts[:, self._layout[rows]])
         table = np.array([[getattr(p, n) for p in works] for n in _WORK], dtype=np.float64)
-        mine = table.reshape(len(_WORK), -1)[:, work]
-        stash, more = mine[-2:] * keeps
+        by_job = table.reshape(len(_WORK), -1)[:, work]
+        stash, more = by_job[-2:] * keeps
         memory = MemoryParts(static, stash, more, state)
-        return time_bound(Work(*mine[:-2]), shape), memory_bound(memory, shape)
+        return time_bound(Work(*by_job[:-2]), shape), memory_bound(memory, shape)
 
     def _asked(self, options: JobOptions, what: What = "work") -> Asked:
         return Asked(options, self._machine, self._layers, what, self._overlap)
@@ -147,28 +149,28 @@ class JobBounds:
     # -- one by one --------------------------------------------------------------------------------
 
     def refine(self, numbers: Iterable[int]) -> list[int]:
-        """Make the bounds of some jobs better; those for which that was possible. Those that are
-        the same as a job before them hold `SAME` bytes."""
-        new = [n for n in numbers if self.memory[n] != SAME and self._has_better(n)]
+        """Take the next step of bounds for these jobs. Returns those that had one. A job that turns
+        out to be the same as one before it gets `SAME` bytes."""
+        refined = [n for n in numbers if self.memory[n] != SAME and self._has_better(n)]
         steps = [
-            (ask, take, [n for n in new if self._stage[n] == stage])
+            (ask, take, [n for n in refined if self._stage[n] == stage])
             for stage, (ask, take) in enumerate(self._steps)
         ]
         asked = {
             (what, n): probe
-            for ask, _, mine in steps
-            for number in mine
+            for ask, _, jobs in steps
+            for number in jobs
             for what, n, probe in ask(number)
         }
         probed = dict(zip(asked, self._probing([*asked.values()]), strict=True))
-        for _, take, mine in steps:
-            take(mine, probed)
-        for number in new:
+        for _, take, jobs in steps:
+            take(jobs, probed)
+        for number in refined:
             self._stage[number] += 1
-        return new
+        return refined
 
     def _has_better(self, number: int) -> bool:
-        """Whether a job can have better bounds."""
+        """Whether a job has a next step of bounds."""
         match self._stage[number]:
             case 0 | 1:
                 return True
@@ -185,14 +187,14 @@ class JobBounds:
         yield "state", number, self._asked(shared_state_probe(self._jobs[number]), "state")
 
     def _ask_work(self, number: int) -> Iterator[_Named]:
-        """Probes of the work of a job, and of that of those before it that differ in what is
-        computed again alone."""
-        for kin in (k for k in self._kin(number) if k <= number):
+        """Probes, not known yet, of the work of a job and of the jobs before it that differ in
+        recomputation alone."""
+        for kin in (k for k in self._kin(number) if k <= number and k not in self._work):
             yield "work", kin, self._asked(work_probe(self._jobs[kin], self._sizes))
 
     def _ask_exchanged(self, number: int) -> Iterator[_Named]:
-        """Probes of what is exchanged for each microbatch, where that is something, and of what a
-        pipeline does at its end."""
+        """The probe of the communication of each microbatch, if there is any, and that of the end
+        of a pipeline's step."""
         job = self._jobs[number]
         refined = refined_probe(job, self._sizes)
         if refined is not None:
@@ -201,7 +203,7 @@ class JobBounds:
             yield "tail", number, self._asked(state_probe(job), "tail")
 
     def _ask_stages(self, number: int) -> Iterator[_Named]:
-        """The probe of what the stages of a pipeline hold."""
+        """The probe of the memory of the stages of a pipeline."""
         probe = stages_probe(self._jobs[number], self._sizes, self._layers)
         yield "stages", number, self._asked(probe, "stages")
 
@@ -221,14 +223,14 @@ class JobBounds:
             self.memory[number] = SAME
 
     def _take_exchanged(self, numbers: Sequence[int], probed: _Probed) -> None:
-        mine = {n: probed["exchanged", n] for n in numbers if ("exchanged", n) in probed}
-        for number in (n for n in mine if self._is_piped(n)):
-            # parameters that stay gathered are kept once, not of each microbatch
-            stash = min(mine[number].stash, self._work[number].stash)
-            mine[number] = replace(mine[number], stash=stash)
-        self._improve(mine, self._keeps)
+        exchanged = {n: probed["exchanged", n] for n in numbers if ("exchanged", n) in probed}
+        for number in (n for n in exchanged if self._is_piped(n)):
+            # parameters that stay gathered are kept once, not for each microbatch
+            stash = min(exchanged[number].stash, self._work[number].stash)
+            exchanged[number] = replace(exchanged[number], stash=stash)
+        self._improve(exchanged, self._keeps)
         for number in filter(self._is_piped, numbers):
-            times = mine[number].times if number in mine else None
+            times = exchanged[number].times if number in exchanged else None
             self._follow(number, times, probed["tail", number].tail)
 
     def _take_stages(self, numbers: Sequence[int], probed: _Probed) -> None:
@@ -238,7 +240,8 @@ class JobBounds:
 
     @property
     def _steps(self) -> Sequence[tuple[_Ask, _Take]]:
-        """The probes of each step of a job, and what follows from them."""
+        """For each step, the function that names the probes of a job, and the one that takes
+        them."""
         return (
             (self._ask_state, self._take_state),
             (self._ask_work, self._take_work),
@@ -247,17 +250,18 @@ class JobBounds:
         )
 
     def _follow(self, number: int, other: ActionTimes | None, tail: float) -> None:
-        """A better bound of a pipeline, by its actions one after the other."""
-        mine, job = self._work[number], self._jobs[number]
-        if mine.times is not None:
-            times = mine.times.exchanging(other, tail)
-            ready = Pair(*(phase.border if phase else 0.0 for phase in mine.times.phases))
-            seconds = pipelined(self._layers, PipelineBound(*_shape(job)), times, ready, mine.again)
+        """Raise the bound of the time of a pipeline by its actions one after the other."""
+        work, job = self._work[number], self._jobs[number]
+        if work.times is not None:
+            times = work.times.exchanging(other, tail)
+            ready = Pair(*(phase.border if phase else 0.0 for phase in work.times.phases))
+            seconds = pipelined(self._layers, PipelineBound(*_shape(job)), times, ready, work.again)
             self.seconds[number] = max(self.seconds[number], SLACK * seconds)
 
     def _stage_memory(self, number: int, probe: Probe) -> float:
-        """Bytes that a rank of a pipeline holds at least, by a probe of four stages: what both
-        ends hold beside layers, and what a backward of layers needs beside all that is kept."""
+        """A lower bound of the peak of a pipeline's ranks in bytes, by a probe of four stages: the
+        bytes of both ends in addition to layers, and those that a backward of layers needs in
+        addition to the activations."""
         each, stash = self._state[number].static, self._work[number].stash * self._keeps[number]
         if self._layers.mixed or not (each and any(probe.ends)):
             return 0.0
@@ -266,22 +270,22 @@ class JobBounds:
         memory = zip(probe.ends, (head, tail), strict=True)
         first, last = (max(0.0, static - rank.own * each) for static, rank in memory)
         one, other = probe.beside[0] - few.kept * stash, probe.beside[1] - many.kept * stash
-        # the same for any number of layers: it is there when the first of them begins
+        # the same for any number of layers: it is in memory when the first of them begins
         beside = max(0.0, one) if stash and round(one) == round(other) else 0.0
         ranks = rank_layers(self._layers, *_shape(self._jobs[number]))
         least = self._together(number)
         bounds = (
             rank.own * each
             + rank.kept * stash
-            + max(rank.first * first, rank.last * last)  # both may hold the same, if tied
+            + max(rank.first * first, rank.last * last)  # tied parameters may be in both
             + (rank.begins >= least) * beside
             for rank in ranks
         )
         return float(max(bounds))
 
     def _together(self, number: int) -> int:
-        """The layers of which a rank holds something at once: those of which parameters are
-        gathered ahead, or gradients leave behind."""
+        """The number of layers of which a rank has gathered parameters or unreduced gradients at
+        once."""
         job = self._jobs[number]
         return 1 + max(1, job.fsdp_prefetch) if job.zero >= 2 else 1
 
@@ -289,13 +293,13 @@ class JobBounds:
         return size_of(self._jobs[number], "pp") > 1
 
     def settle(self, numbers: Sequence[int]) -> None:
-        """Make the bounds of some jobs as good as they get."""
+        """Take all steps of bounds for these jobs."""
         while self.refine(numbers):
             pass
 
     def _improve(self, works: Mapping[int, Probe], keeps: Floats) -> None:
-        """Better bounds of jobs by these probes of their work, of which all jobs have what `keeps`
-        says."""
+        """Raise the bounds of jobs by these probes of their work, given by number of the job;
+        `keeps` is as in `_of`, for all jobs."""
         if not works:
             return
         rows, own = np.array([*works], dtype=np.int64), np.arange(len(works))
@@ -306,13 +310,13 @@ class JobBounds:
         self.memory[rows] = np.maximum(self.memory[rows], memory)
 
     def _is_another(self, number: int) -> bool:
-        """Whether a job before this one differs from it in what is recomputed, and by its probe in
-        nothing that it does: where attention is one kernel, selective does nothing."""
-        mine = self._work[number]
+        """Whether the probe of this job equals that of an earlier one that differs in recomputation
+        alone: where attention is one kernel, selective recomputation does nothing."""
+        work = self._work[number]
         return (
-            not mine.refused
-            and mine != Probe()
-            and any(self._work[n] == mine for n in self._kin(number) if n < number)
+            not work.refused
+            and work != Probe()
+            and any(self._work[n] == work for n in self._kin(number) if n < number)
         )
 
     def _kin(self, number: int) -> Sequence[int]:
@@ -322,7 +326,7 @@ class JobBounds:
 
     @cached_property
     def _kin_of(self) -> Ints:
-        return self._jobs.alike({*self._jobs.names} - {"recompute"})[0]
+        return self._jobs.groups({*self._jobs.names} - {"recompute"})[0]
 
     @cached_property
     def _kins(self) -> Mapping[int, Sequence[int]]:
@@ -346,9 +350,8 @@ class JobBounds:
 
     @cached_property
     def _keeps(self) -> Floats:
-        """0 for jobs whose layers differ in what is computed again, and for those that cast
-        gradients before they share them out, since a probe, which shares none, has all casts; else
-        1."""
+        """0 for jobs whose layers differ in recomputation, and for those that cast gradients before
+        they shard them, since a probe shards none and so has all casts; else 1."""
         jobs = self._jobs
         some = sum((jobs.numbers(n) for n in RECOMPUTED), np.zeros(len(jobs)))
         types = zip(jobs.values("grad_dtype"), jobs.values("reduce_dtype"), strict=True)
@@ -357,21 +360,21 @@ class JobBounds:
 
     @cached_property
     def _unshared(self) -> Floats:
-        """For each job 1 for parameters, gradients and the state of the optimizer if each rank has
-        its own on the device, else 0."""
+        """For each job three numbers, for parameters, gradients and the state of the optimizer: 1
+        if each rank has all of them on the device, else 0."""
         stage, ahead = self._jobs.numbers("zero"), self._jobs.numbers("overlap_param_gather")
         away = np.array([STATE in str(text) for text in self._jobs.values("offload")])
         own = (stage < 3) & (ahead == 0), stage < 2, (stage < 1) & ~away
         return np.array(own, dtype=np.float64).T
 
     def _is(self, name: str, value: str) -> Floats:
-        """1 for jobs of which a flag has this value, else 0."""
+        """1 for jobs in which a flag has this value, else 0."""
         return np.array([v == value for v in self._jobs.values(name)], dtype=np.float64)
 
     @cached_property
     def _layer_layout(self) -> tuple[Ints, Floats]:
         names = ("pp", "schedule", "chunks", "stage_layers")
-        group, first = self._jobs.alike(names, [self._counts])
+        group, first = self._jobs.groups(names, [self._counts])
         return group, columns([_layout(self._jobs[n], self._layers) for n in first])
 
     @property
@@ -388,5 +391,5 @@ def _layout(job: JobOptions, layers: Layers) -> StepLayout:
 
 
 def _shape(job: JobOptions) -> tuple[str, int, int, int, tuple[int, ...]]:
-    """The schedule of a job, its stages, microbatches and chunks, and the layers of its parts."""
+    """The schedule of a job, its stages, microbatches and chunks, and the layers of each stage."""
     return job.schedule, size_of(job, "pp"), count_of(job), job.chunks, job.stage_layers

@@ -1,4 +1,4 @@
-"""Answers of searches that are kept: the same question is not asked twice."""
+"""The cache of search answers on disk."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from stagec.support.files import write_file
 if TYPE_CHECKING:
     from stagec.searches.run import Question
 
-#: What decides on the answer beside the questions themselves.
+#: The options that affect the answer in addition to the questions.
 _ASKED = ("neighbours", "levers", "sensitivity")
 
 
 def cached(
     given: Mapping[str, Any], asked: Sequence[Question], ask: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The answer that is kept, or a new one, which is kept if it is complete."""
+    """The stored answer to these questions, or a new one, which is stored if it is complete."""
     if not given["cache"]:
         return ask()
     file = _folder() / f"{_key(given, asked)}.json"
@@ -34,7 +34,7 @@ def cached(
         return {**cast("dict[str, Any]", json.loads(file.read_text("utf-8"))), "cached": True}
     answer = ask()
     if answer["proven"]:
-        with suppress(OSError):  # a folder that cannot be written costs time, no answer
+        with suppress(OSError):  # the answer does not depend on a writable cache
             file.parent.mkdir(parents=True, exist_ok=True)
             write_file(file, json.dumps(answer))
     return answer
@@ -45,7 +45,8 @@ def _folder() -> Path:
 
 
 def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
-    """What an answer depends on: version and code, texts, spaces, machines and what is wanted."""
+    """A digest of all that an answer depends on: version and code, texts, spaces, machines and
+    objectives."""
     parts: list[Any] = [__version__, _code(), [given[n] for n in _ASKED]]
     for question in asked:
         draft = question.base.draft
@@ -66,14 +67,13 @@ def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
 
 
 def _text(model: str) -> str:
-    """The text of a model that is a file; of one of the library its name, since the code has its
-    text."""
+    """The text of a model that is a file; the name of a model of the library, whose text is part of
+    the code."""
     return Path(model).read_text("utf-8") if is_file_name(model) else model
 
 
 def _code() -> list[tuple[str, int, int]]:
-    """The sources of the compiler, as far as a change of them can be noticed without reading
-    them."""
+    """The name, size and time of change of each source of the compiler."""
     root = Path(str(files("stagec")))
     roots = [root, *(p for p in (root.parent / n for n in ("passes", "ir_spec")) if p.is_dir())]
     sources = (file for folder in roots for file in folder.rglob("*") if file.suffix in _SUFFIXES)

@@ -1,6 +1,6 @@
-"""A search of a job file, `stagec search job.toml`: the job says model, sizes, ranks, batch,
-machine and step; its flags are fixed where the search varies nothing, and candidates where it
-does."""
+"""Searches of a job file, `stagec search job.toml`. The job gives model, sizes, ranks, batch,
+machine and step. Its flags are fixed where the space does not vary them, and further candidates
+where it does."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from stagec.support.diagnostics import error
 
 #: Options of a job that no point of a search can have.
 _NOT_VARIED = ("strategy", "mesh", "pipeline", "plugin", "prefill", "decode")
-#: Flags that follow from what a search varies: data-parallel ranks are those that are left, and
-#: microbatches are counted by their size.
+#: Flags that follow from the knobs of a search: data parallelism takes the ranks that are left, and
+#: the number of microbatches follows from their size.
 _FOLLOW = {*DATA_AXES, "microbatches"}
 
 
 def with_job(
     given: Mapping[str, Any], session: Session
 ) -> tuple[Mapping[str, Any], Mapping[str, tuple[Any, ...]]]:
-    """The options of a search with those of the job file that stands where the model does, and the
-    flags that the job gives, one value each; what is given beside the file wins. Raises
-    `DiagnosticError` for a file that is wrong, and for a job that is not one of flags."""
+    """The options of a search whose model may be a job file, completed by those of the file, and
+    the flags of the job, with one value each. Options of the search take precedence. Raises
+    `DiagnosticError` for an invalid file, and for a job that is not given by flags."""
     if not is_job_file(given["model"]):
         return given, {}
     job = read_job_file(given["model"], session)
     options = job.options
     _check(options, given["model"])
     step = {n: getattr(options, n) for n in ("serve", *STEP, *CACHES)}
-    said = {
+    of_job = {
         **{n: (v,) if n == "batch" and v else v for n, v in step.items()},
         "model": options.model,
         "seed_from": options.preset or None,
@@ -47,12 +47,12 @@ def with_job(
         "part": options.part,
         "draft": options.draft,
     }
-    taken = {n: v for n, v in said.items() if n == "model" or not given[n]}
+    missing = {n: v for n, v in of_job.items() if n == "model" or not given[n]}
     if given["stack"] == IDEAL:
-        taken["stack"] = options.stack
+        missing["stack"] = options.stack
     sizes = {**options.sizes, **given["sizes"]}
     flags = {n: (getattr(options, n),) for n in KNOBS if n in options.explicit - _FOLLOW}
-    return {**given, **taken, "sizes": sizes}, flags
+    return {**given, **missing, "sizes": sizes}, flags
 
 
 def _ranks(options: JobOptions) -> int:
@@ -61,7 +61,7 @@ def _ranks(options: JobOptions) -> int:
 
 
 def _check(options: JobOptions, path: str) -> None:
-    """Refuse what no point of a search has. Raises `DiagnosticError`."""
+    """Raise `DiagnosticError` for options that no point of a search can have."""
     default = JobOptions("")
     for name in _NOT_VARIED:
         if getattr(options, name) != getattr(default, name):

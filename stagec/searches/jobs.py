@@ -1,8 +1,7 @@
-"""Evaluating the jobs of a search: exact memory and time, in this process or by workers."""
+"""Evaluates the jobs of a search: exact memory and time, in this process or in workers."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -22,21 +21,16 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
 
-#: Objects that come and go between two looks for garbage: what is compiled stays, and looking at
-#: it again and again takes longer than the work.
-_RARELY = 500_000
-
-
-#: Runs units of work: results with the numbers of the units.
+#: Runs units of work; yields the number of each unit with its result.
 Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
-#: What jobs of a structure may differ in. Stages are not among them.
+#: Options in which jobs with one structure may differ; the number of stages is not among them.
 _NUMBERS = {"sizes", "ranks", "explicit", *AXES} - {"pp"}
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job to be evaluated. What holds more than `limit` is not timed. Of a step that takes
-    `most` seconds or more nothing else is asked."""
+    """A job to evaluate. A job above `limit` is not timed. If a step takes `most` seconds or more,
+    nothing else is evaluated."""
 
     options: JobOptions
     machine: Machine
@@ -48,9 +42,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What a job is: its mesh, bytes at the peak by category, the room that it has; and where it
-    fits, seconds of a step and where they go. Of several `pods`, by name those meshes, `memory` and
-    `room` are those of the pod with the fullest rank, `mesh` that of the pod that is slowest."""
+    """The figures of a job: its mesh, the bytes of its peak by category, and the room of a rank; if
+    it fits, also the seconds of a step and their breakdown. With several pods, `pods` has their
+    meshes, `memory` and `room` are those of the pod with the fullest rank, and `mesh` is that of
+    the slowest pod."""
 
     mesh: Mapping[str, int]
     memory: Mapping[str, int]
@@ -68,25 +63,24 @@ class Evaluated:
 
     @property
     def mesh_of_all(self) -> dict[str, int]:
-        """Its axes; those of several pods with the name of the pod, as in `main/tp`."""
+        """The axes of the mesh; with several pods they are named as in `main/tp`."""
         axes = {f"{pod}/{a}": n for pod, mesh in self.pods.items() for a, n in mesh.items()}
         return axes if self.pods else dict(self.mesh)
 
     @property
     def peak(self) -> int:
-        """Bytes at the worst moment."""
+        """The peak in bytes."""
         return sum(self.memory.values())
 
 
-#: Of a job of which nothing was asked.
+#: Stands for a job that was not evaluated further.
 NOTHING = Evaluated({}, {}, None)
 
 
 def evaluate(task: Task) -> Evaluated | str:
-    """What a job is, or why it is not one."""
+    """The figures of a job, or the message with which the compiler refuses it."""
     from stagec.jobs.lowered import job_costs
 
-    gc.set_threshold(_RARELY, 20, 100)
     try:
         job = job_costs(with_batch_option(task.options))
         replay = ReplayOptions(task.overlap, measured=task.measured)
@@ -118,31 +112,30 @@ def _timed(evaluated: Evaluated, report: TimeReport) -> Evaluated:
 
 
 def kind_of(unit: Task | Asked) -> Hashable:
-    """What units have in common that are likely to share a compile: all but sizes and degrees."""
+    """A key that units share if they are likely to share a compile: all but sizes and degrees."""
     given = {n: v for n, v in vars(unit.options).items() if n not in _NUMBERS}
     return repr(given), *(getattr(unit.options, axis) > 1 for axis in AXES if axis != "pp")
 
 
 def work(unit: Task | Asked) -> Evaluated | str | Probe:
-    """What a worker does."""
-    gc.set_threshold(_RARELY, 20, 100)
+    """Run a unit in a worker."""
     return probe(unit) if isinstance(unit, Asked) else evaluate(unit)
 
 
 class Probes:
-    """Makes probes, each once; `tell` is called with how many."""
+    """Makes probes, each once; `log` is called with progress messages."""
 
     def __init__(self, run: Run, log: Callable[[str], None]) -> None:
         self._run, self._log = run, log
         self._known: dict[str, Probe] = {}
 
     def __call__(self, asked: Sequence[Asked]) -> list[Probe]:
-        """The probes in order. Those that share a compile are made one after the other."""
+        """The probes, in order. Probes that share a compile are made one after the other."""
         keys = [f"{a.what} {_key(a.options)}" for a in asked]
         new = {k: a for k, a in zip(keys, asked, strict=True) if k not in self._known}
         order = sorted(new, key=lambda k: repr(kind_of(new[k])))
-        for done, (number, made) in enumerate(self._run([new[k] for k in order]), 1):
-            self._known[order[number]] = made
+        for done, (number, result) in enumerate(self._run([new[k] for k in order]), 1):
+            self._known[order[number]] = result
             more = f", {done:,} of the {len(new):,} that are wanted now"
             self._log(f"{len(self._known):,} probes made{more}")
         return [self._known[k] for k in keys]

@@ -1,5 +1,5 @@
-"""The main pod of a job: the one whose flags a search varies. Those of a part (`--part`) and of a
-draft model (`--draft`) are fixed."""
+"""The main pod of a job, whose flags a search varies. The flags of a part (`--part`) and of a draft
+model (`--draft`) are fixed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _CUT = "cut-part"
 
 
 def main_pod(options: JobOptions, session: Session, *, symbolic: bool) -> JobBuilder:
-    """The builder of the main pod of a job, which keeps its part of the model. What no strategy of
-    this pod would change is refused here, once for all points: a part whose value the model does
-    not compute, a draft model that there is not. Raises `DiagnosticError`."""
+    """The builder of the main pod of a job, lowered to its part of the model. Raises
+    `DiagnosticError`, once for all points, for errors that do not depend on the strategy of this
+    pod, such as an unknown draft model."""
     if not has_pods(options):
         return JobBuilder(options, session, symbolic=symbolic)
     options = with_batch_option(options)
@@ -38,8 +38,8 @@ def main_pod(options: JobOptions, session: Session, *, symbolic: bool) -> JobBui
 
 
 def layers_of_part(builder: JobBuilder, sizes: Mapping[str, int]) -> int:
-    """The layers that the main pod keeps where other pods have parts of the model; 0 if a number is
-    open."""
+    """The number of layers of the main pod where other pods have parts of the model; 0 if it
+    depends on an open size."""
     counts = [op.expr("count") for op in builder.module.walk() if op.name == "stg.repeat"]
     if any(count.symbols - sizes.keys() for count in counts):
         return 0
@@ -47,16 +47,16 @@ def layers_of_part(builder: JobBuilder, sizes: Mapping[str, int]) -> int:
 
 
 def ranks_of_others(options: JobOptions) -> int:
-    """The ranks of all pods but the main one. Raises `DiagnosticError` for flags of a pod that give
-    no mesh."""
+    """The number of ranks of all pods except the main one. Raises `DiagnosticError` for flags of a
+    pod that do not give a mesh."""
     names = {*pod_names(options)} - {MAIN, *guests(options)} if has_pods(options) else ()
     meshes = (mesh_axes(complete(options_of(name, options))) for name in names)
     return sum(prod(size or 1 for size in mesh.values()) for mesh in meshes)
 
 
 def with_batch_option(options: JobOptions) -> JobOptions:
-    """A job of a search as a command line has it: the batch of a step of serving is `--batch`, and
-    no size of a symbol."""
+    """A job of a search as a command line states it: the batch of a step of serving is `--batch`,
+    not the size of a symbol."""
     if options.serve not in (PREFILL, DECODE) or BATCH not in options.sizes:
         return options
     sizes = {n: v for n, v in options.sizes.items() if n != BATCH}

@@ -1,4 +1,4 @@
-"""Messages that differ in nothing but their numbers, merged into one."""
+"""Merges messages that differ in their numbers only."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Collection, Mapping
 
 _NUMBER = re.compile(r"\b[0-9][0-9,]*\b")
-#: So many numbers are told one by one; of more the least and the most.
+#: Up to this many numbers are listed; of more, the least and the largest.
 _FEW = 3
 
 
 def merge_messages(messages: Mapping[str, int]) -> dict[str, int]:
-    """How often each kind of message is there, by a text that has all its numbers: `1f1b has 1
-    chunk per rank, found 4 or 8`."""
+    """The counts of messages, merged over those that differ in numbers only; a merged message has
+    all of them: `1f1b has 1 chunk per rank, found 4 or 8`."""
     kinds: dict[str, list[str]] = {}
     for message in messages:
         kinds.setdefault(_NUMBER.sub("#", message), []).append(message)

@@ -1,4 +1,4 @@
-"""The neighbours of a job of a search: those that differ from it in one flag."""
+"""The neighbours of a job of a search: the jobs that differ from it in one flag."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from stagec.jobs.request.options import JobOptions
 from stagec.searches.points import Jobs
 from stagec.searches.space import microbatch_of, values_text
 
-#: Flags that follow from others where ranks and batch stay; and how many flags a change of one may
-#: change: chunks go with a schedule, sp with tp.
+#: Flags that follow from others for fixed ranks and batch; and the most flags that change together:
+#: chunks with a schedule, sp with tp.
 _FOLLOW, _MOST_FLAGS = (*DATA_AXES, "microbatches"), 2
 
 
 def neighbours_of(jobs: Jobs, number: int, sizes: Mapping[str, int]) -> dict[int, str]:
     """The jobs that differ from one in one flag, with the change as text; ranks and batch stay."""
-    few = jobs.near(number, _FOLLOW, _MOST_FLAGS)
-    changes = {n: _change(jobs[number], jobs[n], sizes) for n in few}
+    candidates = jobs.neighbours(number, _FOLLOW, _MOST_FLAGS)
+    changes = {n: _change(jobs[number], jobs[n], sizes) for n in candidates}
     return {n: change for n, change in changes.items() if change is not None}
 
 
 def _change(one: JobOptions, other: JobOptions, sizes: Mapping[str, int]) -> str | None:
-    """The one flag in which jobs differ, as text; None if they differ in none or in several."""
+    """The one flag in which two jobs differ, as text; None if they differ in none or in several."""
     names = [n for n in FLAGS if n not in _FOLLOW and getattr(one, n) != getattr(other, n)]
     if set(names) == {"schedule", "chunks"}:
-        names = ["schedule"]  # chunks are those of the schedule
+        names = ["schedule"]  # the chunks follow from the schedule
     if set(names) == {"sp", "tp"}:
         names = ["tp"]  # without tp there is no sp
     size = microbatch_of(other, sizes)

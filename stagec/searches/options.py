@@ -1,4 +1,4 @@
-"""The options of a search."""
+"""The options of `stagec search`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stagec.searches.server.question import VERIFIED
 from stagec.searches.serving_space import SERVING
 from stagec.searches.space import BATCHES, KNOBS, RANKS, Values, knob_option
 
-#: What a search is asked, beside its model.
+#: The options of a search, except for its model.
 SEARCH = (
     SIZES,
     STACK,
@@ -127,7 +127,7 @@ SEARCH = (
 
 
 def search_command(given: Mapping[str, Any]) -> str:
-    """The command of a search; what does not change its answer, such as workers, is left out."""
+    """The command of a search, without options that do not affect its answer, such as workers."""
     asked = [option for option in SEARCH if option not in WORKERS and option.name != "cache"]
     model = [given["model"]] if given["model"] else []
     return shlex.join(["stagec", "search", *model, *asked_words(asked, given)])

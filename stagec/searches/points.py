@@ -15,8 +15,8 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 class Jobs:
-    """The jobs of a space by number; `base` has what they have in common. `rows` are the values of
-    the flags `names`, of each job."""
+    """The jobs of a space by number: `base` has the options that they share, `rows` has for each
+    job the values of the flags `names`."""
 
     def __init__(self, base: JobOptions, names: Sequence[str]) -> None:
         self.base, self.names = base, tuple(names)
@@ -42,7 +42,7 @@ class Jobs:
 
     @cached_property
     def codes(self) -> Ints:
-        """A column for each name: the same number where the values are the same."""
+        """A row for each job and a column for each name; equal numbers stand for equal values."""
         columns = [self._coded([row[i] for row in self.rows]) for i in range(len(self.names))]
         return np.array(columns, dtype=np.int64).reshape(len(self.names), -1).T
 
@@ -52,29 +52,29 @@ class Jobs:
         return [numbers.setdefault(value, len(numbers)) for value in values]
 
     def values(self, name: str) -> list[Any]:
-        """The values of a flag."""
+        """The values of a flag, by job."""
         if name not in self.names:
             return [getattr(self.base, name)] * len(self)
         at = self.names.index(name)
         return [row[at] for row in self.rows]
 
     def numbers(self, name: str) -> Ints:
-        """The values of a flag that is a number."""
+        """The values of an integer flag, by job."""
         return np.array(self.values(name), dtype=np.int64)
 
     def differing(self) -> list[str]:
         """The flags that differ among the jobs."""
         return [n for n, column in zip(self.names, self.codes.T, strict=True) if np.ptp(column)]
 
-    def near(self, number: int, ignored: Iterable[str], most: int) -> list[int]:
-        """The jobs that differ from one in at most so many flags beside those that are ignored."""
+    def neighbours(self, number: int, ignored: Iterable[str], most: int) -> list[int]:
+        """The jobs that differ from one in at most `most` flags, `ignored` ones not counted."""
         counted = [n not in {*ignored} for n in self.names]
         differ = (self.codes != self.codes[number])[:, counted].sum(axis=1)
         return [int(n) for n in np.flatnonzero(differ <= most)]
 
-    def alike(self, names: Iterable[str], more: Iterable[Ints] = ()) -> tuple[Ints, list[int]]:
-        """Groups of jobs that have the same values of these flags and in these arrays: the group of
-        each job, and the first job of each group."""
+    def groups(self, names: Iterable[str], more: Iterable[Ints] = ()) -> tuple[Ints, list[int]]:
+        """Groups of jobs with equal values of these flags and in these arrays: the group of each
+        job, and the first job of each group."""
         wanted = {*names}
         columns = [c for n, c in zip(self.names, self.codes.T, strict=True) if n in wanted]
         key = np.zeros(len(self), dtype=np.int64)

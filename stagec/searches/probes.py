@@ -1,18 +1,19 @@
-"""Probes of a search: small jobs that say what a microbatch takes and holds, for lower bounds.
+"""Probes of a search: small jobs whose time and memory give lower bounds of those of many jobs.
 
-A probe has the work of a microbatch: as many ranks as that is split over, one stage, one microbatch
-and few layers; from two numbers of layers follows what each further layer adds. Of a model without
-layers that are many (Gemma's are of two kinds, in turns) it has all layers. Many points of a space
-share a probe, and probes share compiles.
+A probe has the work of a microbatch: the ranks that share it, one stage, one microbatch and few
+layers. Two probes with different numbers of layers give what each further layer adds. For a model
+without one kind of repeated layers (Gemma alternates two kinds) a probe has all layers. Many points
+of a space share a probe, and probes share compiles.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from stagec.analysis.figures import OTHERS
 from stagec.ir.module import BATCH
@@ -23,7 +24,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine
 from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.pipelined import ActionTimes
-from stagec.searches.probe_times import Ran, action_times, ran_of, span_of, tail_of, turn_of
+from stagec.searches.probe_times import PHASES, Ran, action_times, span_of, tail_of, turn_of
 from stagec.searches.space import data_ranks, microbatch_of
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.time.costs.nodes import CostTable
@@ -31,12 +32,11 @@ from stagec.time.costs.replay_options import ReplayOptions
 from stagec.time.step import StepTime, step_time
 from stagec.time.streams import PICOSECONDS
 
-#: The symbol of the layers that are many, and how many of them probes have: as many as share a
-#: compile with any larger number.
+#: The symbol of the number of repeated layers, and the two numbers in probes: both share a compile
+#: with any larger number.
 LAYERS, FEW = "L", (8, 12)
-_OF_MICROBATCH = ("forward", "backward")
 _STATIC = ("parameters", "gradients", "optimizer")
-#: Flags of which a probe of the work of a microbatch has the default: they are about many
+#: Flags that have their defaults in a probe of the work of a microbatch, since they concern several
 #: microbatches, stages or data-parallel ranks.
 _OF_STEPS = (
     *("pp", "dp", "dp_replicate", "dp_shard", "schedule", "chunks", "stage_layers"),
@@ -44,44 +44,48 @@ _OF_STEPS = (
     *("overlap_param_gather", "ddp_bucket", "recompute_layers", "recompute_every"),
     *("shard_units", "shard_loss", "shard_copies", "shard_padding", "ddp_copies"),
 )
-#: What is moved to the host and back for each microbatch.
+#: The value of --offload that moves data to the host and back for each microbatch.
 _ACTIVATIONS = "activations"
-#: What is moved there once a step.
+#: The value of --offload that moves data once a step.
 STATE = "optimizer"
-#: Those of them of which it matters whether they are given.
+#: Flags of `_OF_STEPS` on which a probe depends all the same.
 RECOMPUTED = ("recompute_layers", "recompute_every")
-#: The schedule of a probe of what stages hold, its stages, microbatches and chunks; the layers of
-#: each that are many.
+#: The schedule, stages, microbatches and chunks of the probe of the memory of stages, and the
+#: repeated layers of each stage.
 FOUR_STAGES, BETWEEN = (str(FLAGS["schedule"].default), 4, 2, 0), (1, *FEW, 1)
-#: Flags of which a probe of the state of a job has the default: those of pipelines, and others.
+#: Flags that have their defaults in a probe of the state of a job: those of pipelines, and others.
 _OF_PIPELINES = ("pp", "schedule", "chunks", "stage_layers", "scatter_gather", "microbatches")
 _NOT_OF_STATE = (*_OF_PIPELINES, "recompute", *RECOMPUTED)
 
 
-#: What ran of each class of a step.
-_Classes: TypeAlias = Sequence[Sequence[Ran]]
+#: The nodes of each class of a step with their times.
+_Classes: TypeAlias = Sequence[Ran]
+#: The kind of a probe.
 What: TypeAlias = Literal["work", "state", "tail", "stages"]
 
 
 def of_work(names: Iterable[str]) -> set[str]:
-    """The flags on which a probe of the work of a microbatch depends, beside its size."""
+    """The flags on which a probe of the work of a microbatch depends, in addition to its size."""
     return {n for n in names if n not in _OF_STEPS or n in RECOMPUTED}
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a probe says: seconds of a further layer, of the rest, of the head, the longest waits
-    before a computation of forward and of backward, seconds of a further layer on the stream of
-    communication that it uses most, seconds from one microbatch to the next, of a further layer
-    (`pace`) and the rest (`turn`); bytes that a further layer keeps of a microbatch, what is held
-    beside them, and those of a further layer's parameters and their state: in the job, and those
-    (`own`: parameters, gradients, state) of which no data-parallel rank has a part alone; those of
-    all parameters and their state where no layers are many; the actions of a pipeline, and seconds
-    of a further layer once all backward is done; bytes of parameters and their state on the first
-    and the last stage of four, and what those between hold beside them, one with few layers and one
-    with more; or why it is no job. `again` is no less than what a layer computes again: its forward
-    is done twice then, so at most half. A flag that computes nothing again leaves all others as
-    they are without it."""
+    """The result of a probe; 0 in fields that its kind does not determine.
+
+    Seconds: `layer`, `rest`, `head`, `cut`, `back`, `link`, `pace`, `turn` and `again` as in
+    `explore.bounds.Work`; `times` of the actions of a pipeline; `tail`, a further layer after the
+    last backward. `again` is at most half of a layer, since its forward runs twice then; it is not
+    compared, so that two probes are equal if a flag recomputes nothing.
+
+    Bytes: `stash`, the activations of a further layer; `more`, all else that is not static;
+    `static`, the parameters of a further layer with their gradients and state; `own`, the three of
+    them if data-parallel ranks do not share them; `state`, the static memory of all layers, for a
+    model without repeated layers; `ends`, the static memory of the first and the last of four
+    stages; `beside`, the other memory of the two stages between, with few layers and with more.
+
+    `refused` is the message with which the compiler refuses the job.
+    """
 
     layer: float = 0.0
     rest: float = 0.0
@@ -105,13 +109,13 @@ class Probe:
 
     @property
     def forward(self) -> float:
-        """Seconds of a further layer of forward; 0 where nothing is known of it."""
+        """Seconds of the forward of a further layer; 0 if not known."""
         phase = self.times.phases[0] if self.times is not None else None
         return phase.layer if phase is not None else 0.0
 
 
 def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
-    """The work of a microbatch of a job."""
+    """The options of a probe of the work of a microbatch of a job."""
     data = options.ep // tensor_ranks(options)
     batch = microbatch_of(options, sizes) * data
     given: dict[str, Any] = {n: FLAGS[n].default for n in _OF_STEPS}
@@ -121,13 +125,13 @@ def work_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
         given |= {n: FLAGS[n].default for n in ("autocast", "compute_dtype")}
         given["param_dtype"] = _computed_in(options)  # as if nothing was cast
     if _recomputes_some(options):
-        given["recompute"] = "none"  # the least time; nothing is said of what is kept
+        given["recompute"] = "none"  # the least time; the probe gives no bound of activations
     if options.serve is None and options.grad_dtype == options.reduce_dtype:
-        # after backward, in the way of no microbatch; where they are cast first, all casts would be
-        # held until then
+        # reduced after backward, where it delays no microbatch; if gradients are cast first, all
+        # casts would stay in memory until then
         given["ddp_bucket"] = 0
-    kept = [n.partition(":")[0].strip() for n in options.offload.split(",")]
-    given["offload"] = _ACTIVATIONS if _ACTIVATIONS in kept else ""  # the rest is once a step
+    offloaded = [n.partition(":")[0].strip() for n in options.offload.split(",")]
+    given["offload"] = _ACTIVATIONS if _ACTIVATIONS in offloaded else ""  # others move once a step
     return options.changed(**given | {"dp": data}, ranks=None, sizes=_sizes(options, batch))
 
 
@@ -138,43 +142,45 @@ def _computed_in(options: JobOptions) -> str:
 
 
 def _recomputes_some(options: JobOptions) -> bool:
-    """Whether layers differ in what is computed again."""
+    """Whether layers differ in recomputation."""
     return any(getattr(options, name) for name in RECOMPUTED)
 
 
 def refined_probe(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions | None:
-    """The work of a microbatch with what data-parallel ranks exchange for it; None where they
-    exchange nothing for each microbatch, or reduce gradients once."""
+    """The options of a probe of the work of a microbatch with the communication of data-parallel
+    ranks; None if there is none for each microbatch, or if gradients are reduced once."""
     if options.zero < 2 or options.grad_reduction in ("once", "staged" if options.pp > 1 else ""):
         return None
-    kept = ("dp", "dp_replicate", "dp_shard", "zero", "reshard_after_forward", "fsdp_prefetch")
+    shards = ("dp", "dp_replicate", "dp_shard", "zero", "reshard_after_forward", "fsdp_prefetch")
     batch = microbatch_of(options, sizes) * data_ranks(options)
-    given = {n: getattr(options, n) for n in kept}
+    given = {n: getattr(options, n) for n in shards}
     probe_options = work_probe(options, sizes)
     return probe_options.changed(**given, sizes=_sizes(options, batch))
 
 
 def state_probe(options: JobOptions) -> JobOptions:
-    """What stays in memory of a job: parameters, gradients and the state of the optimizer."""
+    """The options of a probe of the static memory of a job: parameters, gradients and the state of
+    the optimizer."""
     given: dict[str, Any] = {n: FLAGS[n].default for n in _NOT_OF_STATE}
     return options.changed(**given, ranks=None)
 
 
 def shared_state_probe(options: JobOptions) -> JobOptions:
-    """One of which many jobs have the same state: sequences are not split. ZeRO shards a dimension
-    over data-parallel ranks and those of a sequence at once, so it is the same over as many
-    data-parallel ranks. Experts and groups of replicas have another one, and so may caches."""
+    """The options of a probe of the static memory that more jobs share, with data parallelism in
+    place of context parallelism: ZeRO shards a dimension over both at once. With experts, groups of
+    replicas, or caches the memory may differ, so these keep `state_probe`."""
     probe_options = state_probe(options)
-    apart = options.ep > 1 or options.dp_replicate > 1 or options.dp_shard > 1
-    if apart or options.mesh_order or options.serve is not None:
+    differs = options.ep > 1 or options.dp_replicate > 1 or options.dp_shard > 1
+    if differs or options.mesh_order or options.serve is not None:
         return probe_options
     given: dict[str, Any] = {n: FLAGS[n].default for n in ("cp_mode", "cp_order")}
     return probe_options.changed(**given, dp=options.dp * options.cp, cp=1)
 
 
 def stages_probe(options: JobOptions, sizes: Mapping[str, int], layers: Layers) -> JobOptions:
-    """A job in four stages, the first of which has what is before the layers that are many, and
-    the last what is after them; the second has few layers, the third more."""
+    """The options of a probe in four stages. The first one has all that is before the repeated
+    layers, the last one all that is after them; the second has few repeated layers, the third
+    more."""
     given: dict[str, Any] = {n: FLAGS[n].default for n in (*_OF_PIPELINES, *RECOMPUTED)}
     _, stages, count, _ = FOUR_STAGES
     batch = microbatch_of(options, sizes) * data_ranks(options) * count
@@ -183,7 +189,7 @@ def stages_probe(options: JobOptions, sizes: Mapping[str, int], layers: Layers) 
 
 
 def parts_of(layers: Layers) -> tuple[int, ...]:
-    """All layers of the stages of that job."""
+    """The number of layers of each stage of `stages_probe`."""
     first, *between, last = BETWEEN
     return layers.before + first, *between, last + layers.after
 
@@ -194,9 +200,8 @@ def _sizes(options: JobOptions, batch: int) -> dict[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A probe to be made on a machine, of a model of these layers. `what` it is about: the work of
-    a microbatch, the state of a job, in one stage or in four, or what follows the last
-    microbatch."""
+    """A probe to make on a machine, for a model with these layers. Its kind is `what`: the work of
+    a microbatch, the state of a job, the memory of four stages, or the end of a step."""
 
     options: JobOptions
     machine: Machine
@@ -206,7 +211,7 @@ class Asked:
 
 
 def probe(asked: Asked) -> Probe:
-    """Make a probe; one that says nothing if it is no job."""
+    """Make a probe; it is empty, or has `refused`, if its job is invalid."""
     makers = _OF_LAYERS if asked.layers.many else _OF_WHOLE
     try:
         return makers[asked.what](asked) if asked.what in makers else Probe()
@@ -249,7 +254,7 @@ def _work(asked: Asked) -> Probe:
 
 
 def _times(steps: Sequence[_Classes], before: int) -> ActionTimes | None:
-    """The actions of a pipeline, if the nodes distinguish layers."""
+    """The times of the actions of a pipeline; None if nodes do not distinguish layers."""
     few, many = (
         [span_of(each, before, layers) for each in step]
         for step, layers in zip(steps, FEW, strict=True)
@@ -261,16 +266,15 @@ def _times(steps: Sequence[_Classes], before: int) -> ActionTimes | None:
 
 
 def _link(spans: Sequence[_Spans]) -> float:
-    """What a further layer takes on the stream that it uses most; gathers and reductions of
-    parameters that are sharded are those of each microbatch."""
+    """Seconds of a further layer on the stream of communication that it uses most."""
     streams = {stream for s in spans for stream in s.streams}
     slopes = [_slope([s.streams.get(stream, 0.0) for s in spans]) for stream in streams]
     return max([0.0, *slopes])
 
 
 def _turns(options: JobOptions, steps: Sequence[_Classes]) -> tuple[float, float]:
-    """Seconds from one microbatch to the next: of a further layer, and the rest. Parameters that
-    stay gathered are gathered once a step, so that of the probe is not that of a step."""
+    """Seconds from one microbatch to the next, for a further layer and for the rest. 0 where
+    parameters stay gathered: they are gathered once a step, not for each microbatch."""
     if options.zero < 2 or options.reshard_after_forward == "never":
         return 0.0, 0.0
     turns = [min(map(turn_of, step)) / PICOSECONDS for step in steps]
@@ -315,7 +319,7 @@ def _slope(values: list[float]) -> float:
 
 
 def _jobs(options: JobOptions, batch: int) -> list[CompiledJob]:
-    """The job with few layers, and with more."""
+    """The job with few layers and with more, from one compile if possible."""
     few, many = (options.changed(sizes={**options.sizes, LAYERS: n, BATCH: batch}) for n in FEW)
     job = CompiledJob.of(few)
     more, again = {**job.values, LAYERS: FEW[1]}, partial(CompiledJob.of, many, figures=True)
@@ -337,21 +341,20 @@ class _Spans:
 
 
 class _OneTable:
-    """Makes one table of costs for jobs that differ in layers alone: on one mesh, by one
-    software."""
+    """Makes one cost table for jobs that differ in layers alone, with one mesh and one software."""
 
     def __init__(self) -> None:
-        self._made: tuple[Any, CostTable] | None = None
+        self._last: tuple[Any, CostTable] | None = None
 
     def __call__(self, machine: Machine, **how: Any) -> CostTable:
         about = how["mesh"], how["software"]
-        if self._made is None or self._made[0] != about:
-            self._made = about, CostTable(machine, **how)
-        return self._made[1]
+        if self._last is None or self._last[0] != about:
+            self._last = about, CostTable(machine, **how)
+        return self._last[1]
 
 
 def _steps(jobs: Iterable[CompiledJob], asked: Asked) -> Iterator[StepTime]:
-    """The replays of probes by the clock of the devices; that of the hosts can only make a step
+    """The replays of probes with the clock of devices; that of hosts can only make a step
     longer."""
     table, replay = _OneTable(), ReplayOptions(asked.overlap)
     for job in jobs:
@@ -360,12 +363,13 @@ def _steps(jobs: Iterable[CompiledJob], asked: Asked) -> Iterator[StepTime]:
 
 
 def _ran(step: StepTime) -> _Classes:
-    return [ran_of(each) for each in step.classes]
+    return [Ran(each) for each in step.classes]
 
 
 def _spans(step: _Classes) -> _Spans:
-    """Seconds of a step up to the end of backward, between the layers of forward and those of
-    backward, and the longest wait between two computations; the least of all classes."""
+    """Seconds of a step up to the end of backward, of the head between the layers of forward and of
+    backward, and the longest waits between two computations: the least times of all classes, and
+    the largest waits."""
     spans = [_of_class(each) for each in step]
     streams = {stream for s in spans for stream in s.streams}
     return _Spans(
@@ -377,26 +381,16 @@ def _spans(step: _Classes) -> _Spans:
     )
 
 
-def _of_class(ran: Sequence[Ran]) -> _Spans:
-    streams: Counter[Hashable] = Counter()
-    whole = last_forward = 0
-    cuts = dict.fromkeys(_OF_MICROBATCH, 0)
-    first_backward: int | None = None
-    before = 0
-    for _, _, placed, number, layer, start, end in ran:
-        if number < 0 or not placed.node.is_computation:
-            if not placed.computes and layer >= 0 and number >= 0:
-                streams[placed.streams[-1]] += end - start
-            continue
-        phase = _OF_MICROBATCH[number]
-        cuts[phase] = max(cuts[phase], start - before)
-        before = whole = end
-        if layer >= 0:
-            if phase == "forward":
-                last_forward = end
-            elif first_backward is None:
-                first_backward = start
-    head = max(0, (first_backward or 0) - last_forward)
-    used = {stream: time / PICOSECONDS for stream, time in streams.items()}
-    waits = (cuts[phase] / PICOSECONDS for phase in _OF_MICROBATCH)
-    return _Spans(used, whole / PICOSECONDS, head / PICOSECONDS, *waits)
+def _of_class(ran: Ran) -> _Spans:
+    nodes, starts, ends = ran.nodes, ran.starts, ran.ends
+    used = {s: int((ends[of] - starts[of]).sum()) for s, of in nodes.communication.items()}
+    steps = nodes.computations[nodes.phase[nodes.computations] >= 0]
+    phases = nodes.phase[steps]
+    waits = starts[steps] - np.append([0], ends[steps[:-1]])[: len(steps)]
+    cuts = [int(waits[phases == phase].max(initial=0)) for phase in PHASES]
+    whole = int(ends[steps[-1]]) if len(steps) else 0
+    forward, backward = map(nodes.visits, PHASES)
+    first_backward = ran.start[backward[0][0]] if backward else 0
+    head = max(0, first_backward - (ran.end[forward[-1][1]] if forward else 0))
+    times = (time / PICOSECONDS for time in (whole, head, *cuts))
+    return _Spans({stream: time / PICOSECONDS for stream, time in used.items()}, *times)

@@ -1,5 +1,4 @@
-"""What a search is asked: the options of the command as questions, one for each number of ranks and
-each machine."""
+"""Turns the options of a search into questions: one for each machine, number of ranks and batch."""
 
 from __future__ import annotations
 
@@ -50,22 +49,22 @@ from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 from stagec.text.build import parse_op
 
-#: Points that a search lists one by one, and seconds that it takes for each.
+#: The most points that a search lists, and the seconds that it takes for each.
 _MOST_POINTS, _EACH = 2_000_000, 1e-4
 PARETO = ("time", "memory", "ranks")
-#: What is best of a server: most tokens within the limits.
+#: The objective of a search for servers: most tokens within the limits.
 GOODPUT = "goodput"
 _FORM = "write 'stg.space @s { stg.vary[tp, \"1..8\"] }'; --print-space prints one to start from"
 
 
 class Machines(Kind["tuple[str | Machine, ...]"]):
-    """`h100-sxm`, or several with commas; in Python machines too."""
+    """`h100-sxm`, or several names with commas; in Python also machines."""
 
     name = "NAME|FILE,..."
     completes = "machines"
 
     def read(self, text: str) -> tuple[str | Machine, ...]:
-        """Their names."""
+        """The names of machines."""
         return tuple(name.strip() for name in text.split(","))
 
     def of(self, given: Any) -> tuple[str | Machine, ...]:
@@ -83,7 +82,7 @@ class Pareto(Kind[tuple[str, ...]]):
     name = "time,memory[,ranks]"
 
     def read(self, text: str) -> tuple[str, ...]:
-        """The respects."""
+        """The respects by name."""
         names = tuple(n.strip() for n in text.split(","))
         for name in names:
             if name not in PARETO:
@@ -99,7 +98,7 @@ class Prices(Kind[tuple[float, ...]]):
     name = "PRICE,..."
 
     def read(self, text: str) -> tuple[float, ...]:
-        """What a rank of each machine costs an hour."""
+        """The price of a rank of each machine for an hour."""
         try:
             prices = tuple(float(part) for part in text.split(","))
         except ValueError:
@@ -110,7 +109,7 @@ class Prices(Kind[tuple[float, ...]]):
 
 
 def questions(given: Mapping[str, Any], session: Session) -> list[Question]:
-    """What is asked. Raises `DiagnosticError`."""
+    """The questions of a search. Raises `DiagnosticError`."""
     given, of_job = with_job(given, session)
     if given["objective"] == GOODPUT:
         raise error(f"--objective {GOODPUT} needs --serve server", remedy="add --serve server")
@@ -183,15 +182,15 @@ def _batches(
 ) -> Iterator[tuple[JobOptions, Mapping[str, int]]]:
     """The job with each of the batches, and the sizes of all symbols."""
     for batch in given["batch"] or (None,):
-        mine = sizes if batch is None else {**sizes, BATCH: batch}
-        yield base_options(options, mine), mine
+        with_batch = sizes if batch is None else {**sizes, BATCH: batch}
+        yield base_options(options, with_batch), with_batch
 
 
 def prices_of(
     machines: Sequence[Machine], prices: tuple[float, ...] | None
 ) -> tuple[float | None, ...]:
-    """What a rank of each machine costs an hour, None if that is not known. Raises
-    `DiagnosticError` for another number of prices."""
+    """The price of a rank of each machine for an hour, None if not known. Raises `DiagnosticError`
+    if the numbers of prices and of machines differ."""
     if prices is None or len(prices) == 1:
         return (prices or (None,)) * len(machines)
     if len(prices) != len(machines):
@@ -203,7 +202,7 @@ def prices_of(
 
 
 def layers_of(module: Module, sizes: Mapping[str, int]) -> Layers:
-    """The layers of a model, in the order in which it has them."""
+    """The layers of a model: before, in, and after its repeated layers."""
     counts = [op.expr("count") for op in module.walk() if op.name == "stg.repeat"]
     names = [count.symbol_name for count in counts]
     numbers = [sizes.get(n or "", count.value or 0) for n, count in zip(names, counts, strict=True)]
@@ -216,7 +215,7 @@ def layers_of(module: Module, sizes: Mapping[str, int]) -> Layers:
 
 
 def said_values(given: Mapping[str, Any], session: Session) -> dict[str, tuple[Any, ...]]:
-    """The values of flags that a text, a preset and flags say."""
+    """The values of flags that are given by a text, a preset, or options of the search."""
     said = dict(_of_text(given["space"], session)) if given["space"] else {}
     said |= _of_preset(given["seed_from"]) if given["seed_from"] else {}
     return said | {n: given[n] for n in KNOBS if given[n] is not None}
@@ -231,8 +230,9 @@ def space_of(
     ranks: int,
     machine: Machine,
 ) -> Space:
-    """The default with the values of a job beside its own, and with what is said instead; of a text
-    what is said and the flags of the job. Raises `DiagnosticError` for one that is too large."""
+    """The space of a question: the default space with the values of a job file added, and with
+    given values (`said`) in place of its own. With a text (--space), only given values and those of
+    the job file. Raises `DiagnosticError` for a space that is too large."""
     knobs = dict(
         serving_space(sizes, layers, ranks, machine, given["serve"]).knobs
         if given["serve"]
@@ -264,8 +264,8 @@ def space_of(
 
 
 def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """The knobs of a text with a `stg.space`. Raises `DiagnosticError` with the line that is
-    wrong."""
+    """The knobs of a text with a `stg.space`. Raises `DiagnosticError` with the line of an
+    error."""
     op = parse_op(session.read_part(name, "stg.space", _FORM), load_plugins(()).registry)
     spaces = [o for o in (op, *(op.region.ops if op.region else ())) if o.name == "stg.space"]
     if not spaces:
@@ -282,14 +282,14 @@ def _of_text(name: str, session: Session) -> Iterator[tuple[str, tuple[Any, ...]
 
 
 def with_weights(options: JobOptions, given: Mapping[str, Any]) -> JobOptions:
-    """Options with the last one of the types of weights that are searched, by which a checkpoint
-    with quantized weights needs no warning."""
+    """Options with the last of the types of weights that are searched, so that a quantized
+    checkpoint causes no warning."""
     types = given["weight_dtype"]
     return options.changed(weight_dtype=types[-1]) if types and options.serve else options
 
 
 def _of_preset(name: str) -> dict[str, tuple[Any, ...]]:
-    """The degrees of a preset, and what is next to them: half and twice as many."""
+    """The degrees of a preset, with half and twice each of them."""
     mesh = JobBuilder(JobOptions("", preset=name)).module.mesh
     choices: dict[str, tuple[Any, ...]] = {}
     sizes: Mapping[str, int | None] = mesh.sizes if mesh else {}
@@ -300,7 +300,7 @@ def _of_preset(name: str) -> dict[str, tuple[Any, ...]]:
 
 
 def space_text(space: Space) -> str:
-    """What varies, as a text that can be given as --space."""
+    """A space as a text for --space."""
     lines = [
         f'  stg.vary[{name}, "{values_text(name, values)}"]' for name, values in space.knobs.items()
     ]

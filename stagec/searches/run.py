@@ -1,4 +1,5 @@
-"""A search over one space on one machine: list, bound, evaluate, and what was found."""
+"""A search over one space on one machine: lists its points, bounds them, and evaluates the
+promising ones."""
 
 from __future__ import annotations
 
@@ -25,19 +26,22 @@ from stagec.searches.neighbours import neighbours_of
 from stagec.searches.space import Listed, listed
 from stagec.serving.step import Step as ServingStep
 
-#: Characters of a message of the compiler that tell it from others.
+#: Characters of a message of the compiler that distinguish it from others.
 _LONG = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: jobs of `base` on so many ranks of a machine, that hold no more than a limit.
-    `sizes` are those of all symbols of the model, `layers` its layers; `price` is what a rank costs
-    an hour. A step that takes more than `most_seconds` is left out; `group` is the step of each
-    group of ranks, where strategies have any number of groups. `given` are the flags to which the
-    question gives values: the others have those of the default space. Of a job of several pods
-    `ranks`, `sizes` and `layers` are those of the main pod, `other_ranks` the ranks of the
-    others."""
+    """The question of a search: the best jobs of `base` on `ranks` ranks of a machine, within a
+    memory limit.
+
+    `sizes` are the sizes of all symbols of the model, `layers` its layers; `price` is the price of
+    a rank for an hour. Steps of more than `most_seconds` are left out. `group` is the step of each
+    group of ranks, for a mixed step, where strategies have any number of groups. `given` are the
+    flags that the user gave values for; others have those of the default space. With several pods,
+    `ranks`, `sizes` and `layers` are those of the main pod, and `other_ranks` counts the ranks of
+    the others.
+    """
 
     base: JobOptions
     sizes: Mapping[str, int]
@@ -60,56 +64,58 @@ class Question:
 
     @property
     def all_ranks(self) -> int:
-        """The ranks of all pods."""
+        """The number of ranks of all pods."""
         return self.ranks + self.other_ranks
 
     @property
     def batch(self) -> int:
-        """Sequences of a step; of a group of ranks those that get a token."""
+        """The number of sequences of a step; for a mixed step, those of a group that get a
+        token."""
         return self.sizes[BATCH] if self.group is None else self.group.sampled or 1
 
     def sampled(self, tokens: int | None) -> int | None:
-        """Of the tokens of a step those that count: all, or those that groups sample."""
+        """The tokens of a step that count: all, or for a mixed step those that are sampled."""
         if self.group is None or tokens is None:
             return tokens
         return tokens // self.group.tokens * self.group.sampled
 
     def per_group(self, seconds: float, tokens: int | None) -> float:
-        """Seconds of a step of so many tokens, or of each group's part, if groups have their own
-        and the objective is not the time of the step."""
+        """Seconds of a step of `tokens` tokens. If groups of ranks have steps of their own, and the
+        objective is not the time of the step, they are divided by the number of groups."""
         if self.group is None or self.objective == "time" or not tokens:
             return seconds
         return seconds * self.group.tokens / tokens
 
     def is_late(self, seconds: float) -> bool:
-        """Whether a step takes longer than it may."""
+        """Whether a step exceeds the limit of its time."""
         return self.most_seconds is not None and seconds > self.most_seconds
 
     def objective_of(self, seconds: float, memory: float) -> float:
-        """The objective, less is better, of seconds (of a group) and bytes. With ranks and batch as
-        they are, tokens of a rank follow the time."""
+        """The objective, of which less is better, for seconds (of a group) and bytes. For given
+        ranks and batch, the tokens per rank follow from the time."""
         if self.objective == "memory":
             return memory
         return self.cost(seconds) if self.objective == "cost" else seconds
 
     def value(self, point: Evaluated) -> float | None:
-        """The objective of a job; None if it does not fit, or takes longer than it may."""
+        """The objective of a job; None if it does not fit, or exceeds the limit of its time."""
         if point.seconds is None or self.is_late(point.seconds):
             return None
         return self.objective_of(self.per_group(point.seconds, point.tokens), point.peak)
 
     def second(self, point: Evaluated) -> float:
-        """What ranks jobs of the same objective: less memory, or less time."""
+        """The value that ranks jobs with equal objectives: memory, or time; less is better."""
         return (point.seconds or 0.0) if self.objective == "memory" else point.peak
 
     def cost(self, seconds: float) -> float:
-        """What a step costs: rank-hours, times what one costs if that is known."""
+        """The cost of a step: rank-hours, times their price if that is known."""
         return seconds * self.all_ranks / 3600 * (self.price or 1.0)
 
 
 @dataclass(slots=True)
 class Answer:
-    """What was found; `cut` counts points that were left out, by reason."""
+    """The result of a search over one space; `cut` counts the points that were left out, by
+    reason. `known` has the evaluated jobs by number, `bounds` the bounds of time and memory."""
 
     question: Question
     listed: Listed
@@ -126,18 +132,17 @@ class Answer:
     seconds: float = 0.0
 
     def job(self, best: Ranked[Evaluated]) -> JobOptions:
-        """The job of a result."""
+        """The job of one of the best points."""
         return self.listed.jobs[best.number]
 
 
-#: What is told while a search goes on: how many were evaluated, the best value, what is proven,
-#: and how many are left.
+#: Called with messages about the progress of a search.
 Log = Callable[[str], None]
 
 
 def search(question: Question, run: Run, at_a_time: int, log: Log) -> Answer:
-    """The best jobs. Interrupted, it says what is known so far; before the points are listed that
-    is nothing."""
+    """The best jobs of a question. If it is interrupted, the answer has what is known so far.
+    Raises `KeyboardInterrupt` if that comes while points are listed."""
     began = time.monotonic()
     log("listing the points")
     base = question.base.changed(ranks=question.ranks)
@@ -162,7 +167,7 @@ class _Searching:
         self._refused: set[str] = set()
 
     def go(self) -> None:
-        """Bound all, evaluate the promising."""
+        """Bound all jobs, and evaluate the promising ones."""
         answer = self._answer
         try:
             bounds = self._first_bounds()
@@ -193,7 +198,7 @@ class _Searching:
         return search
 
     def _front(self, bounds: Mapping[int, float]) -> Front[Evaluated]:
-        """The front of time and memory, of those that may fit."""
+        """The Pareto front of time and memory of the jobs that may fit."""
         seconds, memory = self._answer.bounds or (np.zeros(len(self._jobs)),) * 2
         respects = {"time": seconds, "memory": memory}
         names = [n for n in self._question.pareto if n in respects]
@@ -228,14 +233,14 @@ class _Searching:
         room = 0.0 if memory_matters else self._room({})
         bounds = self._bounds = JobBounds(*about, overlap=question.overlap, room=room)
         answer.bound_seconds, answer.bounds = bounds.array_seconds, (bounds.seconds, bounds.memory)
-        if question.pareto:  # of all what stays in memory, and the work as it is
+        if question.pareto:  # for all jobs the static memory and the work with recomputation
             bounds.refine(every)
             bounds.refine(every)
         return {n: b for n, b in self._values(every).items() if b is not None}
 
     def _values(self, numbers: Iterable[int], *, few: bool = False) -> dict[int, float | None]:
-        """The bounds of the objective of jobs; None for those that are left out, which are
-        counted. Of a few jobs, meshes are looked at."""
+        """The bounds of the objective of jobs; None for those that are left out, which are counted
+        in `cut`. For a `few` jobs the limit is that of their own meshes."""
         values: dict[int, float | None] = {}
         question, bounds, most = self._question, self._bounds, self._room({})
         if bounds is None:
@@ -255,13 +260,13 @@ class _Searching:
         return values
 
     def _room(self, mesh: Mapping[str, int | None]) -> float:
-        """The most bytes that a rank of a job on this mesh may hold."""
+        """The bytes that a rank of a job on this mesh may hold."""
         limit = self._question.limit
         sizes = {axis: size or 1 for axis, size in mesh.items()}
         return limit.room(sizes, self._question.machine) if limit else float("inf")
 
     def _refine(self, numbers: Sequence[int]) -> dict[int, float | None]:
-        """Better bounds of those that can have them; None for those that are left out."""
+        """Tighter bounds of the jobs that have them; None for those that are left out."""
         if self._bounds is None:
             return {}
         refined = self._values(self._bounds.refine(numbers), few=True)
@@ -273,11 +278,11 @@ class _Searching:
     def _evaluate(self, numbers: Sequence[int]) -> Iterator[tuple[int, float | None, Evaluated]]:
         question, answer = self._question, self._answer
         about = question.machine, question.limit, question.overlap, question.measured
-        none = [n for n in numbers if self._is_none(n)]
-        answer.cut.update(f"refused by the compiler: {self._why(n)[:_LONG]}" for n in none)
-        self._skipped += len(none)
-        yield from ((n, None, NOTHING) for n in none)
-        jobs = [n for n in numbers if n not in none]
+        refused = [n for n in numbers if self._is_refused(n)]
+        answer.cut.update(f"refused by the compiler: {self._why(n)[:_LONG]}" for n in refused)
+        self._skipped += len(refused)
+        yield from ((n, None, NOTHING) for n in refused)
+        jobs = [n for n in numbers if n not in refused]
         for i, evaluated in self._run([Task(self._jobs[n], *about) for n in jobs]):
             number = jobs[i]
             answer.known[number] = evaluated
@@ -297,12 +302,12 @@ class _Searching:
                 yield number, question.value(evaluated), evaluated
 
     def _why(self, number: int) -> str:
-        """Why the compiler makes no probe of a job; empty if it does."""
+        """The message with which the compiler refuses the probe of a job; empty if it does not."""
         return self._bounds.refused[number] if self._bounds else ""
 
-    def _is_none(self, number: int) -> bool:
-        """Whether the compiler refuses a job: its probe for a reason for which it has refused a
-        whole job."""
+    def _is_refused(self, number: int) -> bool:
+        """Whether the compiler will refuse a job: it refuses its probe with the message of another
+        job that it refused as a whole."""
         return self._why(number) in self._refused
 
     def _progress(self, tried: int, best: Sequence[Ranked[Evaluated]], proven: float) -> None:

@@ -1,4 +1,5 @@
-"""`--html` of a search: a page of what was evaluated, in which every mark leads to what it is."""
+"""The page of `stagec search --html`: charts and tables of the evaluated strategies, in which each
+mark is linked with its row."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.output.tables import bytes_text
 from stagec.output.threads import Thread, Threads
 
-#: Points that are drawn, the fastest first, and those whose parts are.
+#: The most points in charts, the fastest first, and the most whose breakdowns are drawn.
 _MOST, _MOST_BARS = 400, 20
 _ABOUT = (
     "Each mark, line and row is a strategy that fits: point at it for its figures, choose it to "
@@ -27,7 +28,7 @@ _TIME = PlotAxis("step time", seconds_text)
 
 
 def search_page(answer: Mapping[str, Any], said: str) -> str | None:
-    """The text of the page, with the command of the search; None where nothing was timed, so that
+    """The text of the page; `said` is the command of the search. None if no strategy fits, so that
     there is nothing to draw."""
     timed = [p for p in answer["evaluations"] if p["step_seconds"] is not None]
     timed.sort(key=lambda p: p["step_seconds"])
@@ -76,7 +77,7 @@ def _charts(
 def _cloud(
     points: Sequence[Mapping[str, Any]], about: str, bounds: Mapping[str, Sequence[float]]
 ) -> Plot:
-    """Memory over time; bounds of what was not evaluated are faint."""
+    """Memory over time; the bounds of points that were not evaluated are faint."""
     places = [(p["step_seconds"], p["memory_peak"]) for p in points]
     front = sorted(unbeaten(places))
     upto = 1.5 * max(seconds for seconds, _ in places)
@@ -158,7 +159,7 @@ def _all(points: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _opens(point: Mapping[str, Any], number: int) -> str:
-    """The command of the page of its step: that which compiles it, without its folder."""
+    """The command that writes the page of a point's step, made from the one that compiles it."""
     words = shlex.split(point["command"])[2:-2]
     name = f"step-{number}.html"
     return shlex.join(["stagec", "time", *words, "--machine", point["machine"], "--html", name])
@@ -174,7 +175,7 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _tried(tried: Mapping[str, Any] | None) -> Iterator[str]:
-    """What is better than the best of the space."""
+    """The jobs beyond the space that are better than the best of it."""
     if tried is None:
         return
     yield "<h2>Beyond the space</h2>"

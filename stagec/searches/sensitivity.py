@@ -1,4 +1,5 @@
-"""What else a search reports: the neighbours of the best, and what its place depends on."""
+"""Further reports of a search: the neighbours of the best strategy, the one nearest to the memory
+limit, and how the best one depends on figures of the machine."""
 
 from __future__ import annotations
 
@@ -17,20 +18,20 @@ _FACTORS = (0.5, 2.0)
 
 
 def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
-    """The jobs of the space that differ from the best in one flag (ranks and batch stay, so that
-    data parallelism and microbatches follow), fastest first. With `run` they are evaluated, else
-    they are listed with what is known: their values, or their bounds."""
+    """The jobs of the space that differ from the best one in one flag, fastest first. Ranks and
+    batch stay, so data parallelism and microbatches follow. With `run` they are evaluated, without
+    it they have their values or bounds as far as these are known."""
     best = answer.best[0]
     jobs, sizes = answer.listed.jobs, answer.question.sizes
-    near = neighbours_of(jobs, best.number, sizes)
+    changes = neighbours_of(jobs, best.number, sizes)
     if run is not None:
         question = answer.question
         about = question.machine, question.limit, question.overlap, question.measured
-        open_ = [n for n in near if n not in answer.known]
-        for i, evaluated in run([Task(jobs[n], *about) for n in open_]):
-            answer.known[open_[i]] = evaluated
+        unknown = [n for n in changes if n not in answer.known]
+        for i, evaluated in run([Task(jobs[n], *about) for n in unknown]):
+            answer.known[unknown[i]] = evaluated
     seconds = answer.question.per_group(best.what.seconds or 1.0, best.what.tokens)
-    rows = [_row(answer, n, change, seconds) for n, change in near.items()]
+    rows = [_row(answer, n, change, seconds) for n, change in changes.items()]
     return sorted(rows, key=lambda row: (row["more"] is None, row["more"] or 0.0))
 
 
@@ -65,9 +66,9 @@ def _row(answer: Answer, number: int, change: str, best: float) -> dict[str, Any
 
 
 def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
-    """Of points that were left out for their memory, the one that is the least above what a rank
-    may hold: of those that were compiled, or by their bounds if none was (`exact` is false). None
-    if no point was left out for its memory."""
+    """Where no point fits, the one that exceeds the memory limit least: of the points that were
+    compiled, or by their bounds if none was (`exact` is false). None if some point fits, or no
+    point exceeds the limit."""
     rows: list[tuple[bool, float, dict[str, Any]]] = []
     for answer in answers:
         compiled = {n: e for n, e in answer.known.items() if isinstance(e, Evaluated)}
@@ -86,7 +87,7 @@ def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
 
 
 def _room(answer: Answer, number: int) -> int:
-    """The bytes that a rank of a job may hold; of several pods one of that which was evaluated."""
+    """The bytes that a rank of a job may hold; with several pods, of the pod that was evaluated."""
     known, limit = answer.known.get(number), answer.question.limit
     if isinstance(known, Evaluated) and known.room is not None:
         return known.room
@@ -95,8 +96,8 @@ def _room(answer: Answer, number: int) -> int:
 
 
 def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
-    """For each figure of the machine, halved and doubled: which of the best is best then. Jobs that
-    are not among them are not asked."""
+    """Which of the best strategies is best if a figure of the machine is halved or doubled, for
+    each figure. Other strategies are not evaluated."""
     question = answer.question
     jobs = [answer.job(evaluated) for evaluated in answer.best]
     changed = list(_changed(question.machine))
@@ -109,16 +110,16 @@ def sensitivity(answer: Answer, run: Run) -> list[dict[str, Any]]:
             seconds[number] = question.per_group(evaluated.seconds, evaluated.tokens)
     rows: list[dict[str, Any]] = []
     for i, (figure, factor, _) in enumerate(changed):
-        mine = [s or float("inf") for s in seconds[i * len(jobs) : (i + 1) * len(jobs)]]
-        first = mine.index(min(mine))
+        times = [s or float("inf") for s in seconds[i * len(jobs) : (i + 1) * len(jobs)]]
+        first = times.index(min(times))
         rows.append(
             {
                 "figure": figure,
                 "factor": factor,
                 "best": first + 1,
                 "strategy": strategy_of(jobs[first]),
-                "step_seconds": mine[first],
-                "step_of_winner": mine[0],
+                "step_seconds": times[first],
+                "step_of_winner": times[0],
             }
         )
     return rows

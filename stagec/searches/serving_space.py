@@ -1,4 +1,4 @@
-"""`stagec search --serve`: the step that is asked about, what varies, and limits of its time."""
+"""The options, space and time limits of `stagec search --serve`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 #: Whole servers, aggregated or disaggregated: see `stagec.searches.server`.
 SERVER = "server"
-#: The most sequences of a step that are tried where none are given.
+#: The most sequences of a step that are tried if no batch is given.
 _MOST = {DECODE: 4096, PREFILL: 64}
-#: The limits of the time of a step, and the steps that they are about.
+#: The limits of the time of a step, and the kinds of steps that they apply to.
 _LIMITS = {"ttft": (PREFILL, MIXED, SERVER), "tpot": (DECODE, MIXED, SERVER)}
-#: Options of the step that are no knobs of the search.
+#: Options of the step that are not knobs of the search.
 _STEP = tuple(n for n in STEP if n != "batch")
 
 #: The options of a search for a step of serving.
@@ -64,8 +64,8 @@ SERVING = (
 
 
 def step_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the step, as those of a job. Raises `DiagnosticError` for limits that are not
-    about it."""
+    """The options of the step, as options of a job. Raises `DiagnosticError` for limits that do not
+    apply to it."""
     for name, modes in _LIMITS.items():
         if given[name] is not None and given["serve"] not in modes:
             raise error(
@@ -82,8 +82,8 @@ def step_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def steps_of_batches(
     options: JobOptions, given: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> Iterator[tuple[JobOptions, dict[str, int]]]:
-    """The step with each batch, and the sizes of all symbols. A mixed step has the batch of each of
-    its groups, as many of which as a strategy has."""
+    """The step with each batch, and the sizes of all symbols. The batch of a mixed step is that of
+    each group of ranks; the number of groups depends on the strategy."""
     if options.serve == MIXED:
         open_ = {n: v for n, v in sizes.items() if n != BATCH}
         for batch in given["batch"] or (None,):
@@ -96,8 +96,8 @@ def steps_of_batches(
 
 
 def most_seconds(given: Mapping[str, Any], options: JobOptions) -> float | None:
-    """The most seconds of a step with which it is within the limits: a further token takes one
-    step, drafts not counted, the first one as many as its prompt has chunks."""
+    """The limit of the seconds of a step: a further token takes one step, drafts not counted, and
+    the first one takes as many steps as its prompt has chunks. None without limits."""
     limits = [s for s in (given["tpot"], _of_first(given["ttft"], options)) if s is not None]
     return min(limits, default=None)
 
@@ -110,17 +110,17 @@ def _of_first(ttft: float | None, options: JobOptions) -> float | None:
 
 
 def step_of_groups(options: JobOptions) -> Step | None:
-    """The mixed step of each group of ranks, of which a strategy has any number; None of other
-    steps, whose batch is that of all ranks."""
+    """The mixed step of each group of ranks; None for other steps, whose batch is that of all
+    ranks."""
     return mixed_step(options) if options.serve == MIXED else None
 
 
 def serving_space(
     sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine, mode: str | None
 ) -> Space:
-    """What varies in servers: heads over ranks, stages, experts, and attention data-parallel beside
-    them. The sequence of prefill stays split between the blocks; a mixed step has no stages;
-    a worker of a server with experts, of which there are many, has one, or one on each node."""
+    """The default space of serving: tensor, pipeline and expert parallelism, and data-parallel
+    attention. Prefill always has sequence parallelism. A mixed step has one stage. A worker of a
+    server for a model with experts, whose space is large, has one stage, or one on each node."""
     node = machine.network[0].ranks or ranks
     stages = doubled(1, min(8, ranks, layers))
     if mode == SERVER and EXPERTS in sizes:
@@ -144,6 +144,6 @@ def without_step(options: JobOptions) -> JobOptions:
 
 
 def of_preset(step: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The step of a published server, where a search does not say another."""
-    said = {**step, **({"batch": (step["batch"],)} if "batch" in step else {})}
-    return {n: v for n, v in said.items() if given[n] is None}
+    """The options of the step of a preset that the search does not give itself."""
+    options = {**step, **({"batch": (step["batch"],)} if "batch" in step else {})}
+    return {n: v for n, v in options.items() if given[n] is None}

@@ -1,5 +1,5 @@
-"""The space of a search: what flags let vary, the default for a kind of model, and the jobs that
-its points are."""
+"""The space of a search: values of knobs, the default space of a model, and the jobs of its
+points."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from stagec.searches.points import Jobs
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
 
 R = TypeVar("R")
-#: A knob that is no flag: sequences of a microbatch on a rank. It gives `--microbatches`.
+#: A knob that is not a flag: the sequences of a microbatch on a rank. It determines
+#: `--microbatches`.
 MICROBATCH = "microbatch_size"
 MICROBATCH_FLAG = Flag(MICROBATCH, "Sequences of a microbatch on a rank.", "int", 0, least=1)
 RANKS = Flag("ranks", "All ranks.", "int", 0, least=1)
 BATCHES = Flag("batch", "The global batch in sequences.", "int", 0, least=1)
 KNOBS: Mapping[str, Flag] = {**OF_ONE_MESH, MICROBATCH: MICROBATCH_FLAG}
-#: Kinds of flags whose values have commas: alternatives stand between bars.
+#: The kinds of flags whose values contain commas: alternatives are separated by bars.
 _WITH_COMMAS = ("names", "patterns", "order", "layers", "loads")
 _MOST_VALUES = 1000
 
@@ -53,7 +54,7 @@ class Values(Kind[tuple[Any, ...]]):
         self._flag = flag
 
     def read(self, text: str) -> tuple[Any, ...]:
-        """The values, each as the flag takes it."""
+        """The values, each of the type of the flag."""
         parts = text.split("|" if self._flag.kind in _WITH_COMMAS else ",")
         values: list[Any] = []
         for part in (p.strip() for p in parts):
@@ -79,14 +80,14 @@ class Values(Kind[tuple[Any, ...]]):
 
 
 def knob_option(flag: Flag) -> CommandOption:
-    """The option of a search that says which values a flag may have."""
+    """The option of a search for the values of a flag."""
     switch = flag.kind == "switch"
     metavar, alone = ("on,off", "on") if switch else ("VALUES", "")
     return CommandOption(flag.name, Values(flag), "", metavar=metavar, alone=alone, rare=flag.rare)
 
 
 def values_text(name: str, values: Sequence[Any]) -> str:
-    """`1,2,4`: values as the option takes them."""
+    """`1,2,4`: values in the form of the option."""
     between = "|" if KNOBS[name].kind in _WITH_COMMAS else ","
     return between.join(_text(v) for v in values)
 
@@ -99,15 +100,15 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-# -- the default -----------------------------------------------------------------------------------
+# -- default space ---------------------------------------------------------------------------------
 
-#: Sequences from this length on make context parallelism worth a try.
+#: The length of sequences from which more context parallelism is tried.
 _LONG = 32_768
 
 
 def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Machine) -> Space:
-    """What practitioners vary for a kind of model: dense, with experts, or of long context;
-    `layers` are all that a pipeline may cut."""
+    """The degrees and flags that practitioners vary for a model that is dense, has experts, or has
+    a long context; `layers` is the number of layers that a pipeline may divide."""
     node = machine.network[0].ranks or ranks
     knobs: dict[str, tuple[Any, ...]] = {
         "pp": doubled(1, min(64 if ranks >= 2048 else 16, ranks, layers)),
@@ -129,11 +130,14 @@ def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Ma
 
 # -- points ----------------------------------------------------------------------------------------
 
-#: The names of the knobs that give the mesh.
+#: The knobs that determine the mesh.
 _MESH = frozenset((*AXES, "etp", *OF_MESH))
 
 
-#: Rules, and flags with whether they have no effect, each with how far it has been asked.
+#: Points by the values of their first knobs.
+_Groups = Sequence[tuple[Point, Sequence[Point]]]
+#: Rules, and for flags the function that says whether they have no effect, each with the node of
+#: its memo that shared values lead to.
 _Checks = tuple[
     Sequence[tuple[MemoByReads[Diagnostic | None], Reads["Diagnostic | None"]]],
     Sequence[tuple[Flag, MemoByReads[bool], Reads[bool]]],
@@ -142,8 +146,8 @@ _Checks = tuple[
 
 @dataclass(slots=True)
 class Listed:
-    """The jobs of a space. `refused` says how many points the rules left out, by their message;
-    `same` are points that are the same job as another one."""
+    """The jobs of a space of `points` points. `refused` counts the points that rules refuse, by
+    message; `same` counts the points that are the same job as an earlier one."""
 
     points: int
     jobs: Jobs
@@ -154,9 +158,10 @@ class Listed:
 def listed(
     space: Space, base: JobOptions, sizes: Mapping[str, int], layers: int | None = None
 ) -> Listed:
-    """All legal jobs of a space. `base` has the model, its sizes and the ranks; `sizes` are those
-    of all symbols, `layers` all that a pipeline may cut. What a rule of combination refuses is left
-    out, and flags without effect are taken back, so that no job stands twice."""
+    """All legal jobs of a space. `base` has the model, its sizes and the ranks; `sizes` are the
+    sizes of all symbols, `layers` is the number of layers that a pipeline may divide. Points that a
+    rule of combination refuses are left out. Flags without effect get their defaults, so that no
+    job is listed twice."""
     return _Listing(space, base, sizes, layers).listed()
 
 
@@ -164,15 +169,15 @@ class _Listing:
     def __init__(
         self, space: Space, base: JobOptions, sizes: Mapping[str, int], layers: int | None
     ) -> None:
-        # what a stack says where the rules allow it
+        # flags of the stack, which hold where the rules allow them
         self._defaults = [n for n in FLAGS if n in base.explicit - space.knobs.keys()]
         names = {*space.knobs, *AXES, "microbatches", *self._defaults} - {MICROBATCH}
         self._names = [n for n in FLAGS if n in names]
         self._row = itemgetter(*self._names)
         self._space, self._base, self._sizes = space, base, sizes
         every = [_parts_of_experts, *rules(sizes, layers or None)]
-        self._rules = [MemoByReads(_on_options(rule)) for rule in every]
-        self._needless = [
+        asked = (MemoByReads(_on_options(rule)) for rule in every)
+        needless = [
             (flag, MemoByReads(_on_options(partial(_is_needless, flag, sizes))))
             for flag in FLAGS.values()
             if flag.needs and flag.name in names
@@ -181,9 +186,12 @@ class _Listing:
         self._order = MemoByReads(_on_options(_order_of))
         self._listed = Listed(space.count, Jobs(base, self._names), Counter())
         self._varying = {*space.knobs} - _MESH | {"microbatches", *self._defaults}
-        self._whole = self._checks({})
+        self._whole: _Checks = (
+            [(rule, rule.first) for rule in asked],
+            [(flag, idle, idle.first) for flag, idle in needless],
+        )
         self._seen: set[tuple[Any, ...]] = set()
-        self._insides: dict[frozenset[str], tuple[Sequence[Point], int]] = {}
+        self._insides: dict[frozenset[str], tuple[_Groups, int]] = {}
 
     def listed(self) -> Listed:
         knobs = self._space.knobs
@@ -199,36 +207,41 @@ class _Listing:
                 continue
             lacking = {axis for axis in AXES if meshed[axis] == 1}
             idle = (n for n in inner.knobs if n in FLAGS and _needs_one(FLAGS[n], lacking))
-            points, times = self._inside(frozenset(idle))
-            checks = self._checks({n: v for n, v in meshed.items() if n not in self._varying})
-            for rest in points:
-                self._take({**meshed, **rest}, times, checks)
+            groups, times = self._inside(frozenset(idle))
+            common = {n: v for n, v in meshed.items() if n not in self._varying}
+            of_mesh = self._checks(common, self._whole)
+            for values, points in groups:
+                checks = self._checks({**common, **values}, of_mesh)
+                for rest in points:
+                    self._take({**meshed, **values, **rest}, times, checks)
         return self._listed
 
-    def _checks(self, shared: Mapping[str, Any]) -> _Checks:
-        """What rules and flags say of points that have these values in common: without the rules
-        that refuse none of them, and the flags that have an effect in all."""
-        rules = ((rule, rule.reads_of(shared)) for rule in self._rules)
-        needless = ((flag, is_idle, is_idle.reads_of(shared)) for flag, is_idle in self._needless)
+    def _checks(self, shared: Mapping[str, Any], known: _Checks) -> _Checks:
+        """The rules and flags of `known` to check for points that share these values: without the
+        rules that accept all of them and the flags that have an effect in all."""
+        rules = ((rule, rule.reads_of(shared, node)) for rule, node in known[0])
+        needless = ((flag, idle, idle.reads_of(shared, node)) for flag, idle, node in known[1])
         return (
             [(rule, node) for rule, node in rules if node.answer != [None]],
             [(flag, idle, node) for flag, idle, node in needless if node.answer != [False]],
         )
 
-    def _inside(self, idle: frozenset[str]) -> tuple[Sequence[Point], int]:
-        """The points inside a mesh on which some knobs have no effect, and for how many each
-        stands."""
+    def _inside(self, idle: frozenset[str]) -> tuple[_Groups, int]:
+        """The points for a mesh on which the knobs `idle` have no effect, by their values of the
+        first knobs, and the number of points of the space that each stands for."""
         inside = self._insides.get(idle)
         if inside is None:
             knobs = self._space.knobs
-            live = self._space.part(frozenset(knobs) - _MESH - idle)
-            default = {n: FLAGS[n].default for n in idle}
-            points = [{**default, **point} for point in live]
-            inside = self._insides[idle] = points, prod(len(knobs[n]) for n in idle)
+            live = [n for n in knobs if n not in _MESH | idle]
+            place = live.index(MICROBATCH) if MICROBATCH in live else len(live) // 2
+            outer, inner = map(self._space.part, map(frozenset, (live[:place], live[place:])))
+            default, points = {n: FLAGS[n].default for n in idle}, list(inner)
+            groups = [({**default, **values}, points) for values in outer]
+            inside = self._insides[idle] = groups, prod(len(knobs[n]) for n in idle)
         return inside
 
     def _take(self, values: dict[str, Any], times: int, checks: _Checks) -> None:
-        """Take in a point that stands for so many."""
+        """Add a point that stands for `times` points of the space."""
         size = values.pop(MICROBATCH, 0)
         if size:
             count, rest = divmod(self._sizes.get(BATCH, 0), self._ranks(values) * size)
@@ -236,7 +249,7 @@ class _Listing:
                 self._refuse("the batch does not divide over microbatches of this size", times)
                 return
             values["microbatches"] = count
-        for _ in range(3):  # what has no effect may leave something else without effect
+        for _ in range(3):  # a flag without effect may leave another one without effect
             rules, needless = checks
             for rule, node in rules:
                 if (problem := rule(values, node)) is not None and not self._without(rule, values):
@@ -257,8 +270,8 @@ class _Listing:
         self._listed.jobs.rows.append(row)
 
     def _without(self, rule: MemoByReads[Diagnostic | None], values: dict[str, Any]) -> bool:
-        """Leave out the defaults of a stack that a rule refuses beside the rest, each for what it
-        says; whether that did it, as `apply_stack` leaves those out that a statement refuses."""
+        """Drop the flags of a stack that a rule refuses together with others, as `apply_stack` does
+        for statements. Returns whether the rule then accepts the values."""
         left_out: dict[str, Any] = {}
         problem = rule(values)
         for name in self._defaults:
@@ -276,18 +289,19 @@ class _Listing:
 
 
 def _parts_of_experts(options: JobOptions) -> Diagnostic | None:
-    """Experts over some ranks of tensor parallelism cost what they cost over all."""
+    """A rule that refuses experts over some ranks of tensor parallelism, whose cost is that over
+    all of them."""
     some = expert_parts(partial(getattr, options)) > 1
     return Diagnostic("experts over some ranks of --tp are not searched") if some else None
 
 
 def _on_options(function: Callable[[JobOptions], R]) -> Callable[[NotedValues], R]:
-    """A function of options, of whatever has their values."""
+    """A function of options as a function of `NotedValues`, which have the same attributes."""
     return lambda values: function(cast("JobOptions", values))
 
 
 def without_axes(knobs: Mapping[str, tuple[Any, ...]]) -> set[str]:
-    """The knobs that have no effect, for an axis that they need has one rank in all points."""
+    """The knobs without effect, since an axis that they need has one rank in all points."""
     ones = {a for a in AXES if knobs.get(a, (1,)) == (1,) and a not in DATA_AXES}
     return {n for n in knobs if n in FLAGS and _needs_one(FLAGS[n], ones)}
 
@@ -298,7 +312,7 @@ def _needs_one(flag: Flag, axes: AbstractSet[str]) -> bool:
 
 
 def _order_of(options: JobOptions) -> str:
-    """The order of the mesh of a job, all its axes; empty for the usual one."""
+    """The axes of the mesh of a job in their order; empty for the usual order."""
     axes = mesh_axes(options)
     return "" if in_usual_order(axes) else ",".join(axes)
 
@@ -312,7 +326,7 @@ def _is_needless(flag: Flag, sizes: Mapping[str, int], options: JobOptions) -> b
 
 
 def _sized(base: JobOptions, axes: Point) -> bool:
-    """Whether axes of given sizes make up the ranks, where no axis is left open."""
+    """Whether the ranks are a multiple of the product of the axes."""
     ranks = 1
     for axis in (a for a in AXES if a != "ep"):
         ranks *= int(axes.get(axis, getattr(base, axis)))
@@ -320,7 +334,7 @@ def _sized(base: JobOptions, axes: Point) -> bool:
 
 
 def data_ranks(options: JobOptions) -> int:
-    """The ranks over which the batch is split."""
+    """The number of ranks over which the batch is split."""
     ranks = 1
     for axis in DATA_AXES:
         ranks *= int(getattr(options, axis))
@@ -328,10 +342,10 @@ def data_ranks(options: JobOptions) -> int:
 
 
 def microbatch_of(options: JobOptions, sizes: Mapping[str, int]) -> int:
-    """Sequences of a microbatch on a rank, 0 if those of all ranks are open."""
+    """The sequences of a microbatch on a rank; 0 if the batch is not known."""
     return sizes.get(BATCH, 0) // (data_ranks(options) * count_of(options))
 
 
 def base_options(options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
-    """A job of flags whose batch is written down."""
+    """A job whose batch is set in its sizes."""
     return options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})

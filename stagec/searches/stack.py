@@ -1,8 +1,8 @@
-"""A search with a stack: what the space varies is the space's, the rest is what the stack says.
+"""Searches with a stack: knobs of the space vary, all other flags are those of the stack.
 
-Bounds read options. So the flags that say what the stack does are written into them, as if they had
-been given; what no flag says, or one that only a model with experts may have, the compiler adds to
-the strategy of each job, as elsewhere.
+Bounds depend on options, so the flags of the stack are set in the options as if they had been
+given. Statements of the stack without a flag, or with one that needs experts, are added to the
+strategy by the compiler, as for any job.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from stagec.pipeline.plugins import load_plugins
 
 
 def with_stack(base: JobOptions, varied: Collection[str], session: Session) -> JobOptions:
-    """What all jobs of a space have that varies these flags. Raises `DiagnosticError` for a stack
-    that there is not; `OSError`."""
+    """The options that all jobs of a space share if it varies these flags. Raises `DiagnosticError`
+    for an unknown stack; `OSError`."""
     flags = _flags(base, varied, session)
     return base.changed(**flags, explicit=base.explicit | {*varied} | flags.keys())
 
 
 def as_written(options: JobOptions) -> JobOptions:
-    """A job of a search as a command line has it, with `--stack` in place of its flags."""
+    """A job of a search as a command line states it, with `--stack` in place of its flags."""
     if options.stack == IDEAL:
         return options.changed(explicit=frozenset())
     plain, session = JobOptions(""), Session()
@@ -40,8 +40,7 @@ def as_written(options: JobOptions) -> JobOptions:
 
 
 def _may_be(options: JobOptions, flag: str) -> bool:
-    """Whether a job of these flags may be, and one of them has an effect. What a stack says else is
-    left out of its strategy, or changes nothing."""
+    """Whether the rules accept a job and one of its flags has an effect in it."""
     sizes = {n: v for n, v in options.sizes.items() if v is not None}
     if needless(FLAGS[flag], options, sizes):
         return False

@@ -1,4 +1,4 @@
-"""The answer of a search: for people, and as plain data."""
+"""The answer of a search as JSON, as tables and as CSV."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _MOST_NEAR, _MOST_CUT, _LONG = 16, 10, 60
-#: Bounds of points that were not evaluated, of which charts show some.
+#: The most bounds of points that were not evaluated in the answer, for charts.
 _MOST_BOUNDS = 1_000
 
 
 def command_of(options: JobOptions, number: int | str) -> str:
-    """The command that compiles a job, to be pasted."""
+    """The command that compiles a job into a folder with this number."""
     folder = f"{model_name(options)}-{number}"
     words = _words(with_batch_option(options))
     return shlex.join(["stagec", "compile", *words, "-o", folder])
@@ -48,7 +48,7 @@ def _words(options: JobOptions) -> list[str]:
 
 
 def strategy_of(options: JobOptions) -> str:
-    """The flags of its strategy."""
+    """The flags of the strategy of a job."""
     return shlex.join(_words(without_step(options.changed(model="", sizes={})))) or "one rank"
 
 
@@ -58,7 +58,7 @@ def levels_of(machine: Machine, mesh: Mapping[str, int]) -> dict[str, str]:
 
 
 def rows(answer: Answer, *, several: bool = False) -> list[dict[str, Any]]:
-    """The best, each as plain data; of one of `several` searches."""
+    """The best strategies as JSON. With `several` searches this is one of them."""
     return [_row(answer, point, n, several=several) for n, point in enumerate(answer.best, 1)]
 
 
@@ -96,16 +96,16 @@ def _reason(answer: Answer, row: Ranked[Evaluated], *, several: bool) -> str:
     best = answer.best[0]
     if row is best:
         return _proof(answer, several=several)
-    mine, other = row.what, best.what
-    levels, best_levels = (levels_of(answer.question.machine, e.mesh) for e in (mine, other))
-    why = reason(_parts(answer, mine), _parts(answer, other), levels, best_levels)
+    one, other = row.what, best.what
+    levels, best_levels = (levels_of(answer.question.machine, e.mesh) for e in (one, other))
+    why = reason(_parts(answer, one), _parts(answer, other), levels, best_levels)
     if answer.question.objective == "memory":
-        why += f"; holds {bytes_text(max(0, mine.peak - other.peak))} more"
+        why += f"; holds {bytes_text(max(0, one.peak - other.peak))} more"
     return why
 
 
 def _parts(answer: Answer, what: Evaluated) -> dict[str, float]:
-    """Where the time goes, of the part of a group where groups have steps of their own."""
+    """The breakdown of a step; that of each group of ranks if groups have steps of their own."""
     parts = what.breakdown or {}
     return {n: answer.question.per_group(s, what.tokens) for n, s in parts.items()}
 
@@ -121,7 +121,7 @@ def _proof(answer: Answer, *, several: bool) -> str:
 
 
 def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
-    """The object that `--json` prints: of several searches the best of all, and a row for each."""
+    """The object of `--json`: the best strategies of all searches, and a row for each search."""
     first = answers[0]
     table: dict[str, Any] = {
         "schema": SCHEMA,
@@ -167,7 +167,7 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def _bounds(answer: Answer) -> Iterator[tuple[float, int]]:
-    """The lower bounds of points that were not evaluated, with four digits."""
+    """The lower bounds of points that were not evaluated, to four digits."""
     seconds, memory = answer.bounds or ((), ())
     for number, (time, size) in enumerate(zip(seconds, memory, strict=True)):
         if number not in answer.known and time > 0 and size > 0:
@@ -175,8 +175,8 @@ def _bounds(answer: Answer) -> Iterator[tuple[float, int]]:
 
 
 def _values(answer: Answer) -> list[float]:
-    """What the best are compared by where ranks, machines and batches differ: of seconds and cost
-    those of a sequence."""
+    """The values by which the best strategies of several searches are compared: seconds and cost
+    are those of a sequence."""
     asked = answer.question
     factor = asked.all_ranks if asked.objective == "tokens-per-rank" else 1
     latency = asked.base.serve is not None and asked.objective == "time"
@@ -185,22 +185,22 @@ def _values(answer: Answer) -> list[float]:
 
 
 def least(answer: Answer) -> float:
-    """The best value of an answer that has some, to be compared with those of others."""
+    """The best value of an answer, for comparison with other answers. It has at least one."""
     return _values(answer)[0]
 
 
 def _front(
     ranked: list[tuple[float, dict[str, Any]]], respects: Sequence[str]
 ) -> list[tuple[float, dict[str, Any]]]:
-    """Those that no other beats, of all searches."""
+    """The Pareto front over all searches."""
     names = {"time": "step_seconds", "memory": "memory_peak", "ranks": "ranks"}
     points = [tuple(row[names[r]] for r in respects) for _, row in ranked]
-    kept = [
+    front = [
         each
         for each, point in zip(ranked, points, strict=True)
         if not any(beats(other, point) for other in points)
     ]
-    return sorted(kept, key=lambda each: each[1]["step_seconds"])
+    return sorted(front, key=lambda each: each[1]["step_seconds"])
 
 
 def _search(answer: Answer) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _search(answer: Answer) -> dict[str, Any]:
 
 
 def _point(answer: Answer, number: int, evaluated: Evaluated | str) -> dict[str, Any] | None:
-    """A point that was evaluated, as pages and files draw it."""
+    """An evaluated point for pages and files; None if the compiler refuses it."""
     if isinstance(evaluated, str):
         return None
     options = answer.listed.jobs[number]
@@ -238,7 +238,7 @@ def _point(answer: Answer, number: int, evaluated: Evaluated | str) -> dict[str,
 
 
 def _shown(answer: Answer) -> list[str]:
-    """The flags that differ among the jobs of a search."""
+    """The flags that differ between jobs of a search."""
     return answer.listed.jobs.differing()
 
 
@@ -249,7 +249,7 @@ def _plain(value: Any) -> int | str:
 
 
 def csv_text(answer: Mapping[str, Any]) -> str:
-    """The best as comma-separated values."""
+    """The best strategies as CSV."""
     names = [
         *("strategy", "ranks", "machine", "step_seconds", "tokens_per_second_per_rank", "mfu"),
         *("memory_peak", "head_room", "limits", "reason", "command", "cautions"),
@@ -263,7 +263,8 @@ def csv_text(answer: Mapping[str, Any]) -> str:
 
 
 def print_answer(answer: Mapping[str, Any], stream: TextIO) -> None:
-    """The best, why each of them is behind, what is next to it, and what was left out."""
+    """Print the best strategies and why each is behind, further reports, and the counts of what was
+    left out."""
     out = console(stream, 160)
     best = answer["best"]
     kept = ", kept from before" if answer.get("cached") else ""
@@ -272,7 +273,7 @@ def print_answer(answer: Mapping[str, Any], stream: TextIO) -> None:
         f"{answer['evaluated']:,} evaluated, {answer['seconds']:.1f} s{kept}"
     )
     if best:
-        narrow = out.width < NARROW  # what limits a strategy stands below the table
+        narrow = out.width < NARROW  # then the limits of a strategy are below the table
         out.print(_table(best, "searches" in answer, answer["priced"], limits=not narrow))
         for number, row in enumerate(best, 1):
             why = f"{row['limits']}; " if narrow else ""
@@ -320,7 +321,7 @@ def _table(rows: Sequence[Mapping[str, Any]], several: bool, priced: bool, *, li
 
 
 def _curve(searches: Sequence[Mapping[str, Any]]) -> Any:
-    """The best for each machine, number of ranks and batch."""
+    """The best strategy for each machine, number of ranks and batch."""
     made = table(
         "By ranks",
         *("machine", "ranks", "batch", "step", "tokens/s/rank", "MFU", "strategy"),
@@ -351,7 +352,7 @@ def _neighbours(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _print_tried(answer: Mapping[str, Any], out: Any) -> None:
-    """What is better than the best of the space, with the commands."""
+    """Print the jobs beyond the space that are better than the best of it, with their commands."""
     rows = answer["better"][:_MOST_NEAR]
     others = f"{answer['count']:,} other values of flags that keep the numerics"
     if not rows:

@@ -1,7 +1,7 @@
-"""What else the best strategy may have: flags that keep the numerics, at values beyond the space.
+"""Levers: flags that keep the numerics, with values beyond the space, tried on the best strategy.
 
-Each is tried on the best job alone, one by one, and then all that helped at once. Flags to which
-the question gives values are left as they are: the space has them.
+Each value is tried on the best job on its own, then all that helped at once. Flags for which the
+user gave values are not tried.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stagec.searches.run import Answer, Log
 from stagec.searches.space import MICROBATCH, MICROBATCH_FLAG, listed, microbatch_of, values_text
 from stagec.searches.table import command_of, strategy_of
 
-#: What follows from other flags: data parallelism from ranks, microbatches from their size.
+#: Flags that follow from others: data parallelism from ranks, microbatches from their size.
 _FOLLOW = ("dp", "microbatches")
 
 
@@ -38,8 +38,8 @@ class _Trial(NamedTuple):
 
 
 def tried(answer: Answer, run: Run, log: Log) -> dict[str, Any]:
-    """How many jobs were tried, and those that are better than the best of the space, the best of
-    them first."""
+    """The number of jobs that were tried, and those that are better than the best of the space,
+    best first."""
     every = (t for flag in flags_to_try(answer) for t in _of_flag(answer, flag))
     trials = [*{repr(vars(t.job)): t for t in every}.values()]
     better = [*_evaluated(answer, trials, _telling(run, log))]
@@ -55,7 +55,7 @@ def tried(answer: Answer, run: Run, log: Log) -> dict[str, Any]:
 
 
 def flags_to_try(answer: Answer) -> Iterator[Flag]:
-    """The flags beyond the space of which other values may make the best job better."""
+    """The flags of which other values may improve the best job."""
     given, job = answer.question.given, _best(answer)
     memory = answer.question.objective == "memory"
     for flag in OF_ONE_MESH.values():
@@ -71,7 +71,8 @@ def flags_to_try(answer: Answer) -> Iterator[Flag]:
 
 
 def _of_flag(answer: Answer, flag: Flag) -> Iterator[_Trial]:
-    """The best job with each other value of a flag. Chunks are those of the schedule."""
+    """The best job with each other value of a flag. A schedule takes its own number of chunks if it
+    refuses that of the job."""
     for value in _values(answer, flag):
         trial = _trial(answer, {flag.name: value})
         if trial is None and flag.name == "schedule":
@@ -81,7 +82,7 @@ def _of_flag(answer: Answer, flag: Flag) -> Iterator[_Trial]:
 
 
 def _values(answer: Answer, flag: Flag) -> Iterable[Any]:
-    """Other values of a flag than that of the best job."""
+    """The values of a flag to try in place of that of the best job."""
     job = _best(answer)
     match flag.name:
         case "schedule":
@@ -99,14 +100,14 @@ def _values(answer: Answer, flag: Flag) -> Iterable[Any]:
 
 
 def _swapped(axes: Sequence[str]) -> Iterator[str]:
-    """The orders in which two neighbours have changed places."""
+    """The orders of axes in which two neighbours are swapped."""
     for slow, fast in pairwise(axes):
         yield ",".join({slow: fast, fast: slow}.get(axis, axis) for axis in axes)
 
 
 def _trial(answer: Answer, values: Mapping[str, Any]) -> _Trial | None:
-    """The best job with these values; None if the rules refuse it, if they have no effect in it, or
-    if the space has it."""
+    """The best job with these values; None if the rules refuse it, if the values have no effect, or
+    if the space has the job."""
     question, job = answer.question, _best(answer)
     base = question.base.changed(ranks=question.ranks)
     names = {*question.space.knobs, *values} - {*DATA_AXES, MICROBATCH}
@@ -127,7 +128,7 @@ def _best(answer: Answer) -> JobOptions:
 
 
 def _telling(run: Run, log: Log) -> Run:
-    """Reports how many jobs are done."""
+    """`run`, with messages about the number of jobs that are done."""
 
     def telling(units: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         for done, result in enumerate(run(units), 1):
@@ -143,13 +144,14 @@ def _telling(run: Run, log: Log) -> Run:
 def _evaluated(
     answer: Answer, trials: Sequence[_Trial], run: Run
 ) -> Iterator[tuple[float, _Trial, Evaluated]]:
-    """Those that are better than the best of the space, with the objective as a part of its."""
+    """The trials that are better than the best of the space, each with its objective over that of
+    the best."""
     question, best = answer.question, answer.best[0]
     about = question.machine, question.limit, question.overlap, question.measured
-    is_seconds = question.objective == "time"  # then slower jobs hold what they may
+    is_seconds = question.objective == "time"  # then the memory of slower jobs does not matter
     tasks = [Task(t.job, *about, best.value if is_seconds else None) for t in trials]
     results = sorted(run(tasks), key=itemgetter(0))
-    for number, result in results:  # in their order, whichever was done first
+    for number, result in results:  # in a fixed order, whichever was done first
         value = question.value(result) if isinstance(result, Evaluated) else None
         if isinstance(result, Evaluated) and value is not None and value < best.value:
             yield value / best.value, trials[number], result
@@ -180,6 +182,6 @@ def _row(
 
 
 def changes_text(values: Mapping[str, Any], job: JobOptions) -> str:
-    """`sp off, fusion epilogue`: those of the values that the job has; others have no effect."""
+    """`sp off, fusion epilogue`: the values that the job has; others have no effect in it."""
     kept = {name: value for name, value in values.items() if getattr(job, name, value) == value}
     return ", ".join(f"{n.replace('_', '-')} {values_text(n, [v])}" for n, v in kept.items())

@@ -1,13 +1,13 @@
-"""Requests drawn at random, the same ones for the same seed: a Poisson process and lengths.
+"""Random requests, the same for the same seed: arrivals of a Poisson process, and lengths.
 
     poisson:rate=4,count=1000,prompt=512,output=64..256,seed=7
     poisson:rate=4,count=1000,lengths=trace.csv
 
 `rate` is in requests per second, so gaps are exponential with mean 1/rate, each rounded to a
-nanosecond. A length is a number, `A..B` (whole numbers from A to B, all equally likely) or `~M`
-(geometric with mean M: P(n) = (1 - 1/M)^(n-1) / M) or `lognormal:M:S` (lognormal with mean M, whose
-logarithm has the deviation S, rounded up). `lengths` names a file of requests, of which
-one is drawn each time, prompt and output together.
+nanosecond. A length is a number, `A..B` (integers from A to B, all equally likely), `~M` (geometric
+with mean M: P(n) = (1 - 1/M)^(n-1) / M), or `lognormal:M:S` (lognormal with mean M and standard
+deviation S of the logarithm, rounded up). `lengths` names a file of requests: each time one of them
+is drawn, prompt and output together.
 """
 
 from __future__ import annotations
@@ -58,30 +58,28 @@ def poisson(text: str) -> list[Request]:
     count = _whole(given, "count", 1, MAX_REQUESTS)
     source = random.Random(_whole(given, "seed", 0, MAX_LENGTH, default="0"))
     lengths = _lengths(given, source)
-    made: list[Request] = []
+    requests: list[Request] = []
     at = 0
-    for _ in range(count):
+    for number in range(count):
         gap = -math.log(1.0 - source.random())
         at += round(Fraction(gap) * SECOND / rate)
         if at > MAX_TIME:
-            raise error(
-                f"request {len(made) + 1} arrives after more than a century", remedy=_EXAMPLE
-            )
-        made.append(Request(at, *lengths()))
-    return made
+            raise error(f"request {number + 1} arrives after more than a century", remedy=_EXAMPLE)
+        requests.append(Request(at, *lengths()))
+    return requests
 
 
 def with_adapters(requests: Sequence[Request], number: int, seed: int) -> list[Request]:
-    """The same requests, each with one of so many adapters, all equally likely; the turns of a
-    conversation have one."""
+    """The same requests, each with one of `number` adapters, all equally likely; all turns of a
+    conversation have the same one."""
     source = random.Random(f"{seed} adapters")
     return [request.with_adapter(str(1 + source.randrange(number))) for request in requests]
 
 
 @dataclass(frozen=True, slots=True)
 class Conversations:
-    """Requests of several turns: how many (a text as of lengths), the nanoseconds from the end of
-    one to the next, and the tokens of the blocks by which their prompts are kept."""
+    """How conversations are drawn: the number of turns (a text as for lengths), the nanoseconds
+    from the end of a turn to the next one, and the tokens of a block of the prefix cache."""
 
     turns: str
     pause: int
@@ -98,15 +96,16 @@ def renewal(
     output: int,
     conversations: Conversations | None = None,
 ) -> list[Request]:
-    """So many requests whose gaps are drawn from a gamma distribution of mean 1/rate and of this
-    `shape`: 1 is a Poisson process, less than 1 has bursts, more is more even. `lengths` is
-    `prompt=...,output=...` or a file; of what it leaves out, `prompt` and `output` are the tokens.
-    A rate of 0: all of them arrive at once. With `conversations` each is the first of several
-    turns, and prompts hold all that was said before. Raises `DiagnosticError`, `OSError`."""
+    """`count` requests of a renewal process whose gaps have a gamma distribution of mean 1/rate and
+    this `shape`: 1 is a Poisson process, less than 1 has bursts, more is more even. With a rate of
+    0 all of them arrive at once. `lengths` is `prompt=...,output=...` or a file; `prompt` and
+    `output` are the tokens where it does not state them. With `conversations` each request is the
+    first of several turns, and the prompt of a turn contains all turns before. Raises
+    `DiagnosticError`, `OSError`."""
     source = random.Random(seed)
     draw = lengths_of(lengths, source, prompt, output)
-    spoken = _drawn("--turns", conversations.turns, source) if conversations else None
-    made: list[Request] = []
+    turns = _drawn("--turns", conversations.turns, source) if conversations else None
+    requests: list[Request] = []
     at = 0
     for number in range(count):
         if rate:
@@ -115,21 +114,23 @@ def renewal(
                 raise error(
                     f"request {number + 1} arrives after more than a century", remedy=_EXAMPLE
                 )
-        if conversations is None or spoken is None:
-            made.append(Request(at, *draw()))
+        if conversations is None or turns is None:
+            requests.append(Request(at, *draw()))
         else:
-            said = [draw() for _ in range(spoken())]
-            made.append(_conversation(at, said, conversations, number * _BLOCKS))
-    return made
+            lengths_by_turn = [draw() for _ in range(turns())]
+            first = number * _BLOCKS
+            requests.append(_conversation(at, lengths_by_turn, conversations, first))
+    return requests
 
 
 def _conversation(
-    at: int, said: Sequence[tuple[int, int]], how: Conversations, first: int
+    at: int, lengths: Sequence[tuple[int, int]], how: Conversations, first: int
 ) -> Request:
-    """The first turn of a conversation, whose blocks are numbered from `first` on."""
-    context = sum(prompt + output for prompt, output in said)
+    """The first turn of a conversation with these prompts and outputs, whose blocks are numbered
+    from `first` on."""
+    context = sum(prompt + output for prompt, output in lengths)
     after: tuple[int, Request] | None = None
-    for prompt, output in reversed(said):
+    for prompt, output in reversed(lengths):
         context -= output
         if context > MAX_LENGTH:
             raise error(
@@ -145,8 +146,9 @@ def _conversation(
 def lengths_of(
     text: str, source: random.Random, prompt: int | None, output: int
 ) -> Callable[[], tuple[int, int]]:
-    """Draws a prompt and an output: `prompt=100..2000,output=~200` or a file of requests; without a
-    text all are alike. Raises `DiagnosticError`, `OSError`."""
+    """A function that draws a prompt and an output, as `prompt=100..2000,output=~200` or a file of
+    requests states; without a text all have the given tokens. Raises `DiagnosticError`,
+    `OSError`."""
     given: dict[str, str] = {"output": str(output)}
     if prompt is not None:
         given["prompt"] = str(prompt)
@@ -211,7 +213,7 @@ def _integer(text: str) -> int | None:
 def _lengths(
     given: Mapping[str, str], source: random.Random, where: str = "poisson: "
 ) -> Callable[[], tuple[int, int]]:
-    """Draws a prompt and an output; errors begin with `where`."""
+    """A function that draws a prompt and an output; messages of errors begin with `where`."""
     if "lengths" in given:
         known = read_lengths(Path(given["lengths"]))
         return lambda: known[source.randrange(len(known))]
@@ -220,7 +222,7 @@ def _lengths(
 
 
 def _drawn(what: str, text: str, source: random.Random) -> _Draw:
-    """Draws whole numbers: 512, 64..256, ~128 or lognormal:128:1.0."""
+    """A function that draws integers: 512, 64..256, ~128 or lognormal:128:1.0."""
     low, dots, high = text.partition("..")
     if text.startswith(_LOGNORMAL):
         return _lognormal(what, text, source)

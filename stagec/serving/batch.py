@@ -1,4 +1,4 @@
-"""Sequences of a replica that decode together, and the pages of the cache that they begin."""
+"""The sequences of a replica that decode together, and the pages of the cache that they begin."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from stagec.serving.served import ServedRequest
 
 @dataclass(slots=True)
 class Batch:
-    """Sequences that decode together. Of the `decoding` ones `total` tokens are cached; `steps`
-    counts the decode steps so far. `phases` has how many of them begin a page in a step, by its
-    number modulo the tokens of a page. `ends` is a heap of the last steps, `order` has those that
-    run in order of admission; both keep entries of sequences that have left. New requests were
-    looked for at step `polled`; while one `delays` prompts, these wait since a step for others, or
-    for some of all groups (`waits`)."""
+    """The sequences that decode together.
+
+    `decoding` is their number and `total` the sum of their cached tokens; `steps` counts the decode
+    steps so far. `phases[i]` is how many of them have `cached - steps` congruent to i modulo the
+    tokens of a page, which stays as they grow: these begin a page in each step for which `-steps`
+    is congruent to i. `ends` is a heap by last step, `order` has the running sequences in order of
+    admission; both keep entries of sequences that have left. The scheduler last looked for new
+    requests at step `polled`. While the batch `delays` prompts, `waits` is the step since which
+    they wait, and whether they wait for requests of all groups.
+    """
 
     phases: list[int]
     number: int = 0
@@ -32,24 +36,24 @@ class Batch:
 
     @classmethod
     def of(cls, block: int, number: int = 0) -> Batch:
-        """One without sequences; a page has `block` tokens."""
+        """A batch without sequences; a page has `block` tokens."""
         return cls([0] * block, number)
 
     @property
-    def coming(self) -> int:
-        """The pages that are begun in the next step."""
+    def begun(self) -> int:
+        """The number of pages that sequences begin in the next step."""
         return self.phases[-self.steps % len(self.phases)]
 
-    # -- who is in it ------------------------------------------------------------------------------
+    # -- membership --------------------------------------------------------------------------------
 
     def admit(self, job: ServedRequest, running: int) -> None:
-        """A job begins, beside so many others of the replica."""
+        """Add a job that begins to run; `running` jobs of the replica run already."""
         self.order.append((job.stamp, job))
         if len(self.order) > 2 * running + 64:
             self.order = [each for each in self.order if each[1].stamp == each[0]]
 
     def join(self, job: ServedRequest) -> None:
-        """A job decodes from the next step on."""
+        """Let a job decode from the next step on."""
         self.decoding += 1
         self.total += job.cached
         self.phases[(job.cached - self.steps) % len(self.phases)] += 1
@@ -57,7 +61,7 @@ class Batch:
         heappush(self.ends, (job.ends, job.stamp, job))
 
     def leave(self, job: ServedRequest) -> None:
-        """A job that decodes stops."""
+        """Let a job stop decoding."""
         self.decoding -= 1
         self._count(job)
         self.total -= job.cached
@@ -65,19 +69,19 @@ class Batch:
         job.ends = -1
 
     def _count(self, job: ServedRequest) -> None:
-        """Note what a job that decodes has by now."""
+        """Set the tokens that a decoding job has generated and cached by now."""
         job.generated = job.request.output - (job.ends - self.steps)
         job.cached = job.request.prompt + job.generated - 1
 
     def last_admitted(self) -> ServedRequest:
-        """The job that came last of those that run, which is not in the order any more."""
+        """The running job that was admitted last; removes it from the order."""
         while True:
             stamp, job = self.order.pop()
             if job.stamp == stamp:
                 return job
 
     def live(self) -> list[ServedRequest]:
-        """The jobs that run, in order of admission, with what each has."""
+        """The running jobs in order of admission, with their tokens up to date."""
         running = [job for stamp, job in self.order if job.stamp == stamp]
         for job in running:
             if job.ends >= 0:
@@ -88,14 +92,14 @@ class Batch:
 
     @property
     def until_end(self) -> int:
-        """Steps until the first sequence that decodes ends."""
+        """The number of steps until the first decoding sequence ends."""
         ends = self.ends
         while ends[0][2].ends != ends[0][0] or ends[0][2].stamp != ends[0][1]:
             heappop(ends)
         return ends[0][0] - self.steps
 
     def until_full(self, steps: int, free: int) -> int:
-        """Steps for which so many free pages are enough, of so many: at least one."""
+        """The number of steps, from 1 to `steps`, for which `free` pages are enough."""
         block, phases = len(self.phases), self.phases
         if -(-steps // block) * self.decoding <= free:
             return steps
@@ -110,7 +114,7 @@ class Batch:
         return max(1, min(done, steps))
 
     def advance(self, count: int) -> int:
-        """So many steps are done; the pages that were begun in them."""
+        """Complete `count` steps. Returns the number of pages that were begun in them."""
         block, phases = len(self.phases), self.phases
         rounds, rest = divmod(count, block)
         pages = rounds * self.decoding
@@ -120,7 +124,7 @@ class Batch:
         return pages
 
     def ended(self) -> list[ServedRequest]:
-        """The jobs that have all their tokens, which are taken out of `ends`."""
+        """The jobs that have all their tokens; removes them from `ends`."""
         done: list[ServedRequest] = []
         ends = self.ends
         while ends and ends[0][0] <= self.steps:

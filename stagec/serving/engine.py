@@ -1,7 +1,7 @@
-"""From requests and a policy to the steps of a server.
+"""Turns requests and a batching policy into the steps of a server.
 
-Work is in proportion to events (arrivals, prompts, ends), not to tokens: decode steps in which
-nothing happens but that every context grows are one `Stretch`, if the policy is steady.
+The work is proportional to events (arrivals, prompts, ends), not to tokens: with a steady policy,
+successive decode steps in which only contexts grow are one `Stretch`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from stagec.serving.requests import Request, seconds_text
 from stagec.serving.step import SequenceClass, Step, padded, step_of
 from stagec.support.diagnostics import DiagnosticError, error
 
-#: Nanoseconds that a step takes: 1 or more, of all steps or of each.
+#: Nanoseconds of a step, at least 1: one number for all steps, or a function of the step.
 Duration = int | Callable[[Step], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Steps one after the other: the first is `step`, and in each later one every sequence has as
-    many more tokens cached as it added before.
+    """Consecutive steps: the first is `step`, and in each later one every sequence has cached the
+    tokens that it added in the one before.
 
-    They run from `start` to `end`, in nanoseconds. The first of them uses tokens that the `after`
-    last step before it sampled: 1 for the step right before, 0 for none. `groups` are the steps of
+    They run from `start` to `end`, in nanoseconds. The first one uses tokens that were sampled
+    `after` steps before it: 1 for the step right before, 0 for no step. `groups` are the steps of
     the groups that have work; `step` is that of all of them (`padded`).
     """
 
@@ -38,14 +38,14 @@ class Stretch:
 
     @property
     def steps(self) -> Iterator[Step]:
-        """Its steps."""
+        """The steps one by one."""
         return map(self.step.later, range(self.count))
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A request when it is done: when its first and its last token were there, in nanoseconds, and
-    how often its cache was given up meanwhile."""
+    """A request that is done: the times of its first and its last token, in nanoseconds, and how
+    often it was preempted."""
 
     request: Request
     number: int
@@ -56,7 +56,8 @@ class Served:
 
 @dataclass(slots=True)
 class _Flight:
-    """A step whose tokens are on their way: who sampled one, and when they are there."""
+    """A step in the pipeline: the requests that it samples a token for, and when these are
+    ready."""
 
     number: int
     sampled: Sequence[LiveRequest]
@@ -65,14 +66,14 @@ class _Flight:
 
 @dataclass(slots=True)
 class _Group:
-    """The requests of a group of ranks, and the free blocks of its cache (None: no bound)."""
+    """The requests of a group of ranks, and the free blocks of its cache (None: unbounded)."""
 
     free: int | None
     running: list[LiveRequest] = field(default_factory=list[LiveRequest])
     waiting: deque[LiveRequest] = field(default_factory=deque[LiveRequest])
 
     def wait(self, live: LiveRequest, *, first: bool = False) -> None:
-        """Let a request wait, behind all others or before them."""
+        """Put a request into the queue, at its end or as the `first`."""
         live.runs = False
         if first:
             self.waiting.appendleft(live)
@@ -80,18 +81,18 @@ class _Group:
             self.waiting.append(live)
 
     def give(self, blocks: int) -> None:
-        """Take so many blocks from what is free."""
+        """Take blocks from the free ones."""
         self.free = None if self.free is None else self.free - blocks
 
 
 class Engine:
     """Serves requests step by step.
 
-    Requests are dealt to `groups` of ranks round robin, in order of arrival. Each group has
-    `limits` of its own, and all of them step together, since they wait for each other.
+    Requests go to `groups` of ranks round robin, in order of arrival. Each group has `limits` of
+    its own; all groups step together, since they wait for each other.
 
-    `duration` says how long a step takes. With `depth` pipeline stages as many steps are under way
-    at once: a step begins each `duration`, and its tokens are there `depth` of them later, as in
+    `duration` is the time of a step. With `depth` pipeline stages, as many steps are in flight at
+    once: a step begins every `duration`, and its tokens are ready `depth` durations later, as in
     vLLM, whose queue of batches has as many places as there are stages.
     """
 
@@ -115,12 +116,12 @@ class Engine:
 
     @property
     def unserved(self) -> int:
-        """Requests that are not done."""
+        """The number of requests that are not done."""
         return len(self._coming) + sum(len(g.waiting) + len(g.running) for g in self._groups)
 
     def stretches(self, most: int) -> Iterator[Stretch]:
-        """The steps until all requests are done, or so many of them. Raises `DiagnosticError` if
-        the policy never serves a request, or asks for what cannot be."""
+        """The steps until all requests are done, at most `most`. Raises `DiagnosticError` if the
+        policy never serves a request, or returns an invalid plan."""
         while self._steps < most:
             while self._coming and self._coming[0].request.arrival <= self._now:
                 live = self._coming.popleft()
@@ -128,8 +129,8 @@ class Engine:
             plans = [(group, self._plan(group)) for group in self._groups]
             working = [(group, plan) for group, plan in plans if plan.work]
             if working:
-                again = not any(plan.preempted for _, plan in plans)
-                yield self._run(working, most if again else self._steps + 1)
+                may_repeat = not any(plan.preempted for _, plan in plans)
+                yield self._run(working, most if may_repeat else self._steps + 1)
             elif self._flights:
                 self._land()
             elif self._coming:
@@ -143,10 +144,10 @@ class Engine:
         return self._groups[(live.number - 1) % len(self._groups)]
 
     def _plan(self, group: _Group) -> StepPlan:
-        """What a group does next; sequences whose cache is given up wait."""
+        """The plan of a group for the next step; preempted sequences return to the queue."""
         state = ServerState(group.running, group.waiting, self._limits, group.free)
         plan = self._policy.plan(state)
-        _sound(self._policy, plan)
+        _check_plan(self._policy, plan)
         for live in plan.preempted:
             if not live.runs or self._group_of(live) is not group:
                 raise self._wrong(live, "gives up the cache of", "which does not run")
@@ -157,7 +158,7 @@ class Engine:
         return plan
 
     def _run(self, plans: Sequence[tuple[_Group, StepPlan]], most: int) -> Stretch:
-        """Run a step as often as nothing happens in between."""
+        """Run a step, repeated for as long as only contexts grow."""
         steps = tuple(self._take(group, plan) for group, plan in plans)
         step = padded(steps)
         start, after = self._now, self._steps - self._taken if self._taken is not None else 0
@@ -180,7 +181,8 @@ class Engine:
         return Stretch(step, count, start, self._now, after, steps)
 
     def _pass_time(self, step: Step, count: int) -> int:
-        """Let the time of so many steps pass, but of none after the next arrival; how many."""
+        """Advance the clock by `count` steps, or fewer if a request arrives first. Returns the
+        number of steps."""
         arrival = self._coming[0].request.arrival if self._coming else None
         if isinstance(self._duration, int):
             if arrival is not None:
@@ -197,8 +199,8 @@ class Engine:
         return count
 
     def _take(self, group: _Group, plan: StepPlan) -> Step:
-        """Let in what waits, and the classes of a step. Raises `DiagnosticError` for a plan that
-        cannot be."""
+        """Admit the waiting sequences of a plan. Returns the step. Raises `DiagnosticError` for an
+        invalid plan."""
         tokens = needed = 0
         seen: set[LiveRequest] = set()
         for live, add in plan.work:
@@ -228,7 +230,7 @@ class Engine:
         return step_of(SequenceClass(n, live.cached, int(n == live.left)) for live, n in plan.work)
 
     def _repeats(self, group: _Group, plan: StepPlan, step: Step, most: int) -> int:
-        """How often a group can run the step before a sequence ends or blocks are needed."""
+        """How often a group can run the step before a sequence ends or blocks run out."""
         decode = all(c.kind == "decode" for c in step.classes)
         if not (decode and self._policy.steady and self._depth == 1):
             return 1
@@ -240,7 +242,7 @@ class Engine:
         if group.free is None:
             return longest
         least = 1
-        while least < longest:  # the largest count whose blocks are there
+        while least < longest:  # the largest count with enough blocks
             middle = (least + longest + 1) // 2
             fits = sum(self._grown(each, middle) for each in live) <= group.free
             least, longest = (middle, longest) if fits else (least, middle - 1)
@@ -251,7 +253,7 @@ class Engine:
         return blocks(live.cached + tokens) - blocks(live.cached)
 
     def _land(self) -> None:
-        """The tokens of the oldest step under way are there."""
+        """Complete the oldest step in flight."""
         flight = self._flights.popleft()
         self._taken, self._now = flight.number, max(self._now, flight.ready)
         for live in flight.sampled:
@@ -285,7 +287,7 @@ class Engine:
         )
 
 
-def _sound(policy: BatchingPolicy, plan: object) -> None:
+def _check_plan(policy: BatchingPolicy, plan: object) -> None:
     if not isinstance(plan, StepPlan):
         raise error(
             f"the batching policy '{policy.name}' gives a {type(plan).__name__} as a step",
@@ -294,7 +296,7 @@ def _sound(policy: BatchingPolicy, plan: object) -> None:
 
 
 def _check(requests: Sequence[Request], limits: ServerLimits) -> None:
-    """Refuse requests that never fit."""
+    """Raise `DiagnosticError` for a request that never fits into the cache."""
     if limits.blocks is None:
         return
     for number, request in enumerate(requests, 1):

@@ -1,11 +1,10 @@
-"""Which replicas of a server are there over time: they start, take requests, are emptied, stop,
-fail and come back.
+"""The replicas of a server over time: they start, take requests, drain, stop, fail and recover.
 
-Autoscaling is the law of Kubernetes' horizontal pod autoscaler
-(pkg/controller/podautoscaler/horizontal.go, metrics of the type AverageValue): every `window` the
-replicas that are wanted are the mean of a figure over the window, of all replicas together, by its
-`target` of one, rounded up. More of them start at once; there are fewer only when no value of the
-last `delay` wanted as many (its stabilization of scaling down).
+Autoscaling follows Kubernetes' horizontal pod autoscaler
+(pkg/controller/podautoscaler/horizontal.go, metrics of the type AverageValue): after every `window`
+the number of replicas wanted is the mean of a figure over the window, summed over all replicas, by
+its `target` of one replica, rounded up. Further replicas start at once. Replicas stop only if fewer
+were wanted throughout the last `delay` (the stabilization of scaling down).
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from stagec.serving.served import ServedRequest
 #: Relative slack of the number of replicas that are wanted, for loads that are floats.
 _SLACK = 1e-9
 
-#: The figures of `Fleet.series`: replicas that hold ranks, that take requests, and the requests
-#: that wait for one that does.
+#: The figures of `Fleet.series`: replicas that occupy ranks, replicas that take requests, and
+#: requests that wait for such a replica.
 FLEET_FIGURES = ("held", "up", "parked")
 
 
 class ReplicaState(Enum):
-    """What a replica does. All but `OFF` occupy their ranks."""
+    """The state of a replica. In all states but `OFF` it occupies its ranks."""
 
     OFF = "off"
     STARTING = "starting"
@@ -39,11 +38,11 @@ class ReplicaState(Enum):
     DOWN = "down"
 
 
-#: Which replicas are stopped first.
+#: The states of replicas in the order in which these are stopped.
 _FIRST_TO_STOP = (ReplicaState.STARTING, ReplicaState.DOWN, ReplicaState.UP)
 
-#: What rules of scaling count, of `busy`, `running`, `waiting`, `pages` of a replica (means over
-#: time) and the pages that it has.
+#: The figures of scaling rules, from `busy`, `running`, `waiting` and `pages` (means over time) and
+#: the pages that a replica has.
 SCALING_RULES: Mapping[str, Callable[[Sequence[float], int], float]] = {
     "requests": lambda figures, pages: figures[1] + figures[2],
     "queue": lambda figures, pages: figures[2],
@@ -65,16 +64,17 @@ class Autoscale:
     delay: int
 
     def wanted(self, load: float) -> int:
-        """The replicas that are wanted for what the rule counts, of all of them together."""
+        """The number of replicas wanted for a load, the rule's figure summed over all replicas."""
         return min(self.most, max(self.least, ceil(load / self.target * (1 - _SLACK))))
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """How replicas that are alike come and go: so many are there at first (None: all), one takes
-    `start` to start, runs for `mtbf` on average until it fails (0: it does not), and is `repair`
-    on average until it takes requests again (0: as long as a start), both drawn from exponential
-    distributions by the `seed`, for each replica by itself. Times are in femtoseconds."""
+    """How equal replicas start, scale and fail: `first` of them run at first (None: all), and one
+    takes `start` to start. The time until a replica fails has the mean `mtbf` (0: it never fails),
+    that until it takes requests again the mean `repair` (0: always `start`); both are drawn from
+    exponential distributions with the `seed`, for each replica on its own. Times are in
+    femtoseconds."""
 
     first: int | None = None
     start: int = 0
@@ -86,8 +86,9 @@ class FleetPlan:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A replica, by its number, that fails at `at`, in femtoseconds, and is down for so long (None:
-    as long as its plan says). One that was drawn is of this `life` of the replica alone."""
+    """The failure of a replica, given by its number, at `at` femtoseconds. It is down for `seconds`
+    (in femtoseconds as well; None: as its plan says). A drawn failure applies to this `life` of the
+    replica only."""
 
     replica: int
     at: int
@@ -97,7 +98,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A replica that takes requests from `at` on, if nothing happens to it meanwhile."""
+    """A replica that takes requests from `at` femtoseconds on, unless its `life` has ended by
+    then."""
 
     replica: int
     at: int
@@ -106,7 +108,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class FleetTally:
-    """How many replicas were started, stopped and failed."""
+    """The numbers of replicas that were started, were stopped, and failed."""
 
     started: int = 0
     stopped: int = 0
@@ -123,8 +125,8 @@ class _Member:
 
 @dataclass
 class Fleet:
-    """The replicas of a server that are alike; `first` is the place of the first one among all.
-    `due` gets what is to happen later."""
+    """The equal replicas of a server; `first` is the number of the first one among all replicas.
+    `due` schedules later events."""
 
     replicas: Sequence[Replica]
     plan: FleetPlan
@@ -154,13 +156,13 @@ class Fleet:
             self._fails_later(member, 0)
 
     def _list(self) -> None:
-        """List the replicas that take requests, and count those that hold ranks."""
+        """Update the replicas that take requests, and the number of those that occupy ranks."""
         states = [member.state for member in self._members]
         self.up = [m.replica for m in self._members if self._open and m.state is ReplicaState.UP]
         self.held = len(states) - states.count(ReplicaState.OFF)
 
     def note(self, now: int) -> None:
-        """Count what replicas were until now."""
+        """Add the time until now to the series."""
         if now > self._since:
             self.series.add(self._since, now, (self.held, len(self.up), len(self.parked)))
             self._since = now
@@ -194,16 +196,16 @@ class Fleet:
     # -- requests without a replica ----------------------------------------------------------------
 
     def park(self, job: ServedRequest, now: int) -> None:
-        """A request waits for a replica that takes it."""
+        """Let a request wait for a replica."""
         self.note(now)
         self.parked.append(job)
 
     def released(self, now: int) -> list[ServedRequest]:
-        """The requests that wait, if there is a replica that takes them."""
+        """The waiting requests, if there is a replica for them; they wait no longer."""
         return self.taken(now) if self.parked and self.up else []
 
     def taken(self, now: int) -> list[ServedRequest]:
-        """The requests that wait, which do so no longer."""
+        """The waiting requests, which wait no longer."""
         self.note(now)
         jobs, self.parked = self.parked, []
         return jobs
@@ -211,19 +213,19 @@ class Fleet:
     # -- failures ----------------------------------------------------------------------------------
 
     def _fails_later(self, member: _Member, now: int) -> None:
-        """Draw when a replica that begins to run fails."""
+        """Draw the time at which a replica that begins to run fails."""
         if self.plan.mtbf:
             at = now + _drawn(member.source, self.plan.mtbf)
             self.due(Failure(self.first + self._members.index(member), at, None, member.life))
 
     def fails(self, failure: Failure) -> bool:
-        """Whether a failure is one of a replica that runs."""
+        """Whether a failure meets a replica that runs."""
         member = self._members[failure.replica - self.first]
         runs = member.state in (ReplicaState.UP, ReplicaState.DRAINING)
         return runs and failure.life in (None, member.life)
 
     def fail(self, failure: Failure, now: int) -> None:
-        """A replica fails; one that is emptied stops."""
+        """Let a replica fail; one that drains stops."""
         member = self._members[failure.replica - self.first]
         self.tally.failed += 1
         if member.state is ReplicaState.DRAINING:
@@ -236,7 +238,7 @@ class Fleet:
         self.due(Arrival(failure.replica, now + seconds, member.life))
 
     def arrive(self, arrival: Arrival, now: int) -> bool:
-        """A replica takes requests; whether nothing happened to it meanwhile."""
+        """Let a replica take requests, unless its life has ended. Returns whether it does."""
         member = self._members[arrival.replica - self.first]
         if member.life != arrival.life:
             return False
@@ -247,8 +249,8 @@ class Fleet:
     # -- scaling -----------------------------------------------------------------------------------
 
     def load(self, integrals: Sequence[int], now: int) -> float:
-        """What the rule counts, the mean since the last call: of the integrals over time of `busy`,
-        `running`, `waiting` and `pages`, of all replicas together."""
+        """The figure of the scaling rule, as the mean since the last call. `integrals` are those
+        over time of `busy`, `running`, `waiting` and `pages`, summed over all replicas."""
         auto = self.plan.autoscale
         assert auto is not None
         self.note(now)
@@ -260,21 +262,21 @@ class Fleet:
         return rule((busy, running, waiting + parked, pages), self.replicas[0].room)
 
     def scale(self, load: float, now: int) -> list[Replica]:
-        """Start and stop replicas; those that are emptied from now on."""
+        """Start and stop replicas. Returns those that drain from now on."""
         auto = self.plan.autoscale
         assert auto is not None
         wanted, recent = auto.wanted(load), self._wanted
         recent.append((now, wanted))
         while recent[0][0] < now - auto.delay:
             recent.popleft()
-        there = [m for m in self._members if m.state in _FIRST_TO_STOP]
-        if wanted > len(there):
-            self._grow(wanted - len(there), now)
+        active = [m for m in self._members if m.state in _FIRST_TO_STOP]
+        if wanted > len(active):
+            self._grow(wanted - len(active), now)
             return []
-        return self._shrink(there, len(there) - max(n for _, n in recent), now)
+        return self._shrink(active, len(active) - max(n for _, n in recent), now)
 
     def _grow(self, count: int, now: int) -> None:
-        """So many more: those that are emptied take requests again, others start."""
+        """Add `count` replicas: draining ones take requests again first, then others start."""
         for state in (ReplicaState.DRAINING, ReplicaState.OFF):
             for member in [m for m in self._members if m.state is state][:count]:
                 count -= 1
@@ -286,20 +288,19 @@ class Fleet:
                 place = self.first + self._members.index(member)
                 self.due(Arrival(place, now + self.plan.start, member.life))
 
-    def _shrink(self, there: Sequence[_Member], count: int, now: int) -> list[Replica]:
-        """So many fewer: those that do not run first, then those that were started last."""
-        order = there[::-1]
-        order = [m for state in _FIRST_TO_STOP for m in order if m.state is state]
-        emptied: list[Replica] = []
+    def _shrink(self, active: Sequence[_Member], count: int, now: int) -> list[Replica]:
+        """Stop `count` replicas: those that do not run first, then those that come last."""
+        order = [m for state in _FIRST_TO_STOP for m in reversed(active) if m.state is state]
+        draining: list[Replica] = []
         for member in order[: max(0, count)]:
             runs = member.state is ReplicaState.UP
             self._change(member, ReplicaState.DRAINING if runs else ReplicaState.OFF, now)
             if runs:
-                emptied.append(member.replica)
-        return emptied
+                draining.append(member.replica)
+        return draining
 
     def idle(self, replica: Replica, now: int) -> None:
-        """A replica has nothing to do: if it is emptied, it stops."""
+        """Stop a replica without requests, if it drains."""
         for member in self._members:
             if member.replica is replica and member.state is ReplicaState.DRAINING:
                 self._change(member, ReplicaState.OFF, now)

@@ -1,15 +1,15 @@
-"""A replica on pipeline stages: as many batches under way as there are stages, in time.
+"""A replica on pipeline stages, with as many batches in flight as there are stages.
 
-A batch has sequences of its own, and a step at a time. Its next step is planned when that is done,
-from its sequences and from requests that wait, which all batches share, as they share pages of the
-cache and prompts that have begun: chunks of one prompt follow each other through the stages. As
-many are under way in vLLM (`max_concurrent_batches`) and in SGLang (`event_loop_pp`), where a batch
-has its share of the sequences that may run (`pp_max_micro_batch_size`).
+A batch has sequences of its own and at most one step in flight. When that step is done, the next
+one is planned, from the sequences of the batch and from waiting requests. All batches share the
+queue, the pages of the cache, and prompts that have begun: chunks of one prompt follow each other
+through the stages. vLLM (`max_concurrent_batches`) and SGLang (`event_loop_pp`) have as many
+batches in flight; a batch has its share of the sequences that may run (`pp_max_micro_batch_size`).
 
-Of each step two times are known: that from the first stage to the last, and its `pace`, in which
-the slowest stage is done with it. Step n begins when the first stage is free, and is done when it
-has passed all stages, the last of which is busy with the one before (a flow shop of proportionate
-stages, for which this is exact; Pinedo, Scheduling, section 6.1):
+Each step has two times: that from the first stage to the last, and its `pace`, the time of its
+slowest stage. Step n begins when the first stage is free, and is done when it has passed all
+stages, behind the step before it (a flow shop of proportionate stages, for which this is exact;
+Pinedo, Scheduling, section 6.1):
 
     begin(n) = max(planned(n), begin(n - 1) + pace(n - 1))
     end(n) = max(begin(n) + time(n), end(n - 1) + pace(n))
@@ -29,7 +29,7 @@ from stagec.serving.step_times import StepCosts
 
 
 class PipelinedReplica(Replica):
-    """A replica on so many `stages`, where `pace` has the time of the slowest stage of a step."""
+    """A replica on `stages` pipeline stages; `pace` has the time of the slowest stage of a step."""
 
     def __init__(self, *about: Any, pace: StepCosts, stages: int, **more: Any) -> None:
         super().__init__(*about, **more)
@@ -39,7 +39,7 @@ class PipelinedReplica(Replica):
         self._begin_batches()
 
     def _begin_batches(self) -> None:
-        """No batch has anything."""
+        """Start with empty batches."""
         self._batches = [Batch.of(self.limits.block, number) for number in range(self.stages)]
         self._batch = self._batches[0]
         self._done = self._free_at = self._ended_at = 0
@@ -48,8 +48,8 @@ class PipelinedReplica(Replica):
     # -- the next steps ----------------------------------------------------------------------------
 
     def plan(self, now: int) -> StepsUnderWay | None:
-        """Begin the next step of each batch of which none is under way, the one first whose last
-        step has just been done; the step that is done first."""
+        """Begin the next step of each batch without a step in flight, first of the batch whose step
+        has just been done. Returns the step that is done first."""
         under, first = {batch for batch, _ in self._under}, self._done
         for batch in (*range(first, self.stages), *range(first)):
             if batch not in under:
@@ -61,7 +61,7 @@ class PipelinedReplica(Replica):
         return self.way
 
     def looks(self, now: int) -> bool:
-        """Plan again now, if a request has just come and a batch has nothing to do."""
+        """Plan again now if a batch has no step in flight for a request that has just arrived."""
         soon = self.way is not None and not self.way.count
         if soon or len(self._under) == self.stages or (len(self.waiting) > 1 and not self.adapters):
             return False
@@ -91,24 +91,24 @@ class PipelinedReplica(Replica):
         beside = (0, 0) if self.alone else (self._batch.decoding, self._batch.total)
         return costs.mixed(*beside, [(tokens, job.cached - tokens) for job, tokens in chunks])
 
-    # -- what batches share ------------------------------------------------------------------------
+    # -- shared by batches -------------------------------------------------------------------------
 
     @property
     def _left(self) -> int:
         decode = (self._batches[n] for n, way in self._under if not (way.chunks and self.alone))
-        return self.free - sum(batch.coming for batch in decode)
+        return self.free - sum(batch.begun for batch in decode)
 
     def _has_place(self) -> bool:
         begun = sum(job.batch == self._batch.number for job in self._partial)
         return super()._has_place() and self._batch.decoding + begun < self._share
 
     def _rest(self) -> list[tuple[ServedRequest, int]]:
-        """Of prompts of other batches those chunks for which there are pages."""
-        rest, pages, left = list[tuple[ServedRequest, int]](), self._batch.coming, self._left
+        """The next chunks; of prompts of other batches only those for which there are pages."""
+        rest, pages, left = list[tuple[ServedRequest, int]](), self._batch.begun, self._left
         for job, tokens in super()._rest():
-            mine, grown = job.batch == self._batch.number, self._grown(job, tokens)
+            own, grown = job.batch == self._batch.number, self._grown(job, tokens)
             decodes = job.left == 1 and job.generated
-            if tokens and (mine or (pages + grown <= left and not decodes)):
+            if tokens and (own or (pages + grown <= left and not decodes)):
                 rest.append((job, tokens))
                 pages += grown
         return rest
@@ -120,8 +120,8 @@ class PipelinedReplica(Replica):
     def _take(
         self, job: ServedRequest, tokens: int, chunks: list[tuple[ServedRequest, int]]
     ) -> int:
-        """A job adds tokens, and goes on in the batch of its last chunk. Tokens on their way count
-        as cached, so that the next chunk can follow them."""
+        """Let a job add tokens and move to the batch of its last chunk. Tokens in flight count as
+        cached, so that the next chunk can follow them."""
         before = len(chunks)
         taken = super()._take(job, tokens, chunks)
         if len(chunks) > before:
@@ -138,7 +138,7 @@ class PipelinedReplica(Replica):
                 return job
 
     def _chunk(self, job: ServedRequest, tokens: int, now: int) -> bool:
-        if job.batch != self._batch.number or job.left:  # others are behind this one
+        if job.batch != self._batch.number or job.left:  # further chunks are in flight
             self.tally.computed += tokens
             return False
         job.cached -= tokens

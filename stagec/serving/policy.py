@@ -1,7 +1,7 @@
 """Batching policies: which sequences add how many tokens in the next step.
 
-A policy sees the sequences and what is free, and says what to do; the engine (`stagec.serving.
-engine`) checks what it says and keeps the books.
+A policy sees the sequences and the free blocks and returns a plan; `stagec.serving.engine` checks
+the plan and carries it out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from stagec.support.named import by_name, find
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What a step, and the cache, can hold: new tokens of a step, sequences that run at once, and
-    blocks of the cache of `block` tokens each (None: as many as are needed). Where several `groups`
-    of ranks share a step, `chunk` are the tokens of one of them: the most of one prompt. A sequence
-    takes `fixed` blocks beside those of its tokens."""
+    """The capacity of a step and of the cache: the most new tokens of a step, the most sequences
+    that run at once, and the blocks of the cache, of `block` tokens each (None: unbounded). Where
+    several `groups` of ranks share a step, `chunk` is the most tokens of one of them, and so of one
+    prompt. A sequence takes `fixed` blocks in addition to those of its tokens."""
 
     tokens: int
     sequences: int
@@ -31,7 +31,7 @@ class ServerLimits:
     fixed: int = 0
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that a sequence of so many tokens takes."""
+        """The number of blocks for the tokens of one sequence, and its fixed ones."""
         return -(-tokens // self.block) + (self.fixed if tokens else 0)
 
 
@@ -39,10 +39,10 @@ class ServerLimits:
 class LiveRequest:
     """A request while it is served. A policy reads it, the engine writes it.
 
-    `cached` tokens are in the cache, `generated` ones were sampled. While the token that it
-    sampled last is on its way (`pending`), there is nothing to add. `runs` says whether it was let
-    in, `preempted` counts how often its cache was given up, `first` is when its first token was
-    there.
+    `cached` tokens are in the cache, `generated` tokens were sampled. While the token sampled last
+    is in flight (`pending`), there is nothing to add. `runs` says whether the request is admitted
+    (None: it has not arrived, or it is done), `preempted` counts its preemptions, `first` is the
+    time of its first token in nanoseconds.
     """
 
     request: Request
@@ -56,14 +56,14 @@ class LiveRequest:
 
     @property
     def left(self) -> int:
-        """Tokens that it can add now: those known and not cached yet; 1 in decode."""
+        """The tokens that it can add now: those known but not cached yet; 1 in decode."""
         return 0 if self.pending else self.request.prompt + self.generated - self.cached
 
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What a policy decides by: the sequences that run and those that wait, each in the order in
-    which they came, what a step can hold, and the free blocks (None: no bound)."""
+    """The input of a policy: the running and the waiting sequences, each in order of arrival, the
+    limits of a step, and the number of free blocks (None: unbounded)."""
 
     running: Sequence[LiveRequest]
     waiting: Iterable[LiveRequest]
@@ -71,26 +71,26 @@ class ServerState:
     free: int | None
 
     def needs(self, live: LiveRequest, tokens: int) -> int:
-        """The blocks that so many more tokens of a sequence take beside those it has."""
+        """The number of further blocks for so many more tokens of a sequence."""
         return self.limits.blocks_for(live.cached + tokens) - self.limits.blocks_for(live.cached)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The next step: sequences and the tokens that each adds, and before that, sequences whose
-    cache is given up: they wait, in front of all others, and begin again."""
+    """The next step: sequences and the tokens that each adds. Before that the `preempted` sequences
+    lose their caches; they wait in front of all others and begin again."""
 
     work: Sequence[tuple[LiveRequest, int]]
     preempted: Sequence[LiveRequest] = ()
 
 
 class BatchingPolicy(ABC):
-    """A batching policy. A subclass names itself and gives `plan`.
+    """A batching policy. A subclass has a name and defines `plan`.
 
-    A policy that is `steady` decides by the order of sequences, by `left`, by limits and free
-    blocks only, and lets a sequence that waits go on waiting while others decode and blocks become
-    fewer: a step in which sequences only decode is then repeated, without asking again, until one
-    of them ends, a request arrives, or blocks run out.
+    A `steady` policy decides only by the order of sequences, `left`, limits and free blocks, and it
+    does not admit a waiting sequence just because others decode and free blocks become fewer. A
+    step in which sequences only decode is then repeated, without a call of `plan`, until one of
+    them ends, a request arrives, or blocks run out.
     """
 
     name: ClassVar[str]
@@ -99,16 +99,16 @@ class BatchingPolicy(ABC):
 
     @abstractmethod
     def plan(self, state: ServerState) -> StepPlan:
-        """The next step. An empty one means to wait for the next arrival."""
+        """The next step. An empty plan means to wait for the next arrival."""
 
 
 class FirstComeFirstServed(BatchingPolicy):
-    """Sequences that run come first, each with all that it can add as far as the budget goes; then
-    requests are let in while tokens, sequences and blocks last. If blocks run out, the sequence
-    that came last gives up its cache, and nothing is let in.
+    """Running sequences come first, each with all tokens that it can add within the budget; then
+    requests are admitted while tokens, sequences and blocks last. If blocks run out, the sequence
+    that came last is preempted, and no request is admitted.
 
-    vLLM v1 does so (vllm/v1/core/sched/scheduler.py, `schedule`): decodes add one token each, the
-    rest of the budget goes to chunks of prompts.
+    This is the policy of vLLM v1 (vllm/v1/core/sched/scheduler.py, `schedule`): decodes add one
+    token each, and the rest of the budget goes to chunks of prompts.
     """
 
     name = "fcfs"
@@ -157,15 +157,16 @@ _BUILT_IN: tuple[BatchingPolicy, ...] = (FirstComeFirstServed(),)
 
 
 def known_policies(extra: Iterable[BatchingPolicy] = ()) -> dict[str, BatchingPolicy]:
-    """The built-in policies and others. Raises `DiagnosticError` for a name used twice."""
+    """The built-in policies and further ones, by name. Raises `DiagnosticError` for a name used
+    twice."""
     return by_name("batching policies", _BUILT_IN, extra)
 
 
 def find_policy(name: str, extra: Iterable[BatchingPolicy] = ()) -> BatchingPolicy:
-    """The policy of a name. Raises `DiagnosticError` with the nearest name if there is none."""
+    """The policy with a name. Raises `DiagnosticError` with the nearest name if there is none."""
     return find("batching policy", name, known_policies(extra))
 
 
 def policies_of(extras: Iterable[object]) -> list[BatchingPolicy]:
-    """The policies among what plug-ins brought."""
+    """The batching policies among the objects of plug-ins."""
     return [extra for extra in extras if isinstance(extra, BatchingPolicy)]

@@ -1,9 +1,9 @@
 """A replica of a server over time: which requests run, and when its next step ends.
 
-Batching is that of the policy `fcfs` (`stagec.serving.policy`), with what `stg.scheduler` says of
-prompts and admission, in time that does not depend on how many sequences run: sequences that decode
-all grow by a token a step, so only their number, the sum of their contexts and the step at which
-each ends are kept, and of their pages how many sequences have how many tokens in their last one.
+Batching follows the policy `fcfs` (`stagec.serving.policy`), with the rules of `stg.scheduler` for
+prompts and admission. A step takes time that does not depend on the number of sequences: all
+sequences that decode grow by a token a step, so `Batch` keeps only their number, the sum of their
+contexts, the step at which each ends, and how many begin a page in each step.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from stagec.serving.served import ServedRequest, StepsUnderWay, Tally
 from stagec.serving.step_times import StepCosts
 from stagec.serving.tiers import CacheTier, CacheTiers
 
-#: More than all steps, and all pages.
+#: More than any number of steps or pages.
 _ENDLESS = 1 << 62
-#: More than the replicas of a server.
+#: More than the replicas of a server, so that their stamps differ.
 _STAMPS = 1 << 20
 
 
 class Replica:
-    """One replica. `swap` is the time to move a token's keys and values to or from the host; 0: a
-    sequence that is preempted is computed again. A replica that only `prefills` hands each request
-    over when its prompt is there. `tiers` hold blocks of prompts that the device has no room for.
-    `scheduler` says whether prompts have steps of their own, and when requests are let in; tokens
-    of a step are those of `limits`. `adapters` are slots for those that requests name."""
+    """One replica.
+
+    `swap` is the time, in femtoseconds, to move a token's keys and values to or from the host; with
+    0 a preempted sequence is computed again. A replica that only `prefills` hands each request over
+    when its prompt is computed. `tiers` store blocks of prompts evicted from the device.
+    `scheduler` says whether prompts have steps of their own, and when requests are admitted;
+    `limits` bounds the tokens of a step. `adapters` are slots for the adapters of requests.
+    """
 
     def __init__(
         self,
@@ -58,17 +61,17 @@ class Replica:
         pages = prefix_block // limits.block
         self.prefixes = PrefixCache(pages, tiers) if prefix_block else None
         self.prefix_block, self.tiers = prefix_block, tiers
-        self._link = self._now = 0  # until when blocks are loaded; the time of a plan
+        self._link = self._now = 0  # the end of all loads of blocks; the time of the last plan
         self.tally = Tally()
-        self.version = 0  # of its steps under way, for whoever waits for their end
+        self.version = 0  # of the steps in flight: events of other versions are void
         self.stamp = 0  # how often it failed
         self.way: StepsUnderWay | None = None
         self._batch = Batch.of(limits.block)
-        self._partial: dict[ServedRequest, None] = {}  # of whose prompts steps have begun
+        self._partial: dict[ServedRequest, None] = {}  # running jobs whose prompts are incomplete
         self._chunk_tokens = limits.chunk or limits.tokens
         self._stamp = number
-        self._reserved = 0  # pages that those that run take at their ends
-        self._unseen = 0  # requests that came since, the last ones that wait
+        self._reserved = 0  # pages that running jobs will have at their ends
+        self._unseen = 0  # the last requests of the queue, which arrived since the last poll
 
     @property
     def load(self) -> int:
@@ -88,7 +91,7 @@ class Replica:
     # -- the next steps ----------------------------------------------------------------------------
 
     def plan(self, now: int) -> StepsUnderWay | None:
-        """The steps that come next; None if there is nothing to do before `wakes`."""
+        """Begin the next steps; None if there is nothing to do before `wakes`."""
         batch = self._batch
         self._now = now
         if not batch.decoding:
@@ -113,18 +116,18 @@ class Replica:
 
     @property
     def wakes(self) -> int | None:
-        """When the next blocks are there that a request waits for; None if none does."""
+        """When the next load of blocks ends that a request waits for; None without such loads."""
         if self.tiers is None or self.tiers.blocking:
             return None
         return min((job.ready for job in self._partial if job.ready > self._now), default=None)
 
     @property
     def _budget(self) -> int:
-        """The tokens of chunks that a step has room for."""
+        """The most tokens of chunks in the next step."""
         return self.limits.tokens - (0 if self.alone else self._batch.decoding)
 
     def _rest(self) -> list[tuple[ServedRequest, int]]:
-        """The chunks that come next of prompts that have begun, in the order of admission."""
+        """The next chunks of incomplete prompts, in order of admission."""
         budget, rest = self._budget, list[tuple[ServedRequest, int]]()
         for job in self._partial:
             if job.ready > self._now:
@@ -134,22 +137,22 @@ class Replica:
         return rest
 
     def receive(self, job: ServedRequest) -> None:
-        """A request comes."""
+        """Add a request to the queue."""
         self.waiting.append(job)
         self._unseen += self.scheduler.poll > 1
 
     def looks(self, now: int) -> bool:
-        """Cut the steps under way, if they only decode, to where a request that has just come may
-        be let in; whether they end sooner than before."""
+        """Cut the steps in flight, if they only decode, to where a request that has just arrived
+        may be admitted. Returns whether they end sooner than before."""
         if not self._has_place():
             return False
         if len(self.waiting) > 1 and not self._may_overtake:
-            return False  # the first one that waits has cut them
+            return False  # the first request of the queue has cut them
         return self.cut(now)
 
     @property
     def _may_overtake(self) -> bool:
-        """Whether a request may be let in with others, or before those that came sooner."""
+        """Whether a request may be admitted together with, or before, those that came sooner."""
         return bool(self.scheduler.gather or self.scheduler.balance or self.adapters)
 
     def _has_place(self) -> bool:
@@ -157,13 +160,13 @@ class Replica:
         return self.running < self.limits.sequences
 
     def _delayed_steps(self) -> int:
-        """The decode steps for which prompts wait for others, 0 where they do not."""
+        """The number of decode steps for which prompts still wait for further requests."""
         batch = self._batch
         rule, waiting = self.scheduler, self.waiting
         if not (waiting and batch.decoding) or self._partial:
             batch.delays = False
             return 0
-        lacks = len(waiting) < self.limits.groups and rule.balance > 0  # they are dealt in turn
+        lacks = len(waiting) < self.limits.groups and rule.balance > 0  # some groups have none
         since, lacked = batch.waits
         if not batch.delays or lacks != lacked:
             since = batch.steps
@@ -182,7 +185,7 @@ class Replica:
         return left <= 0
 
     def _until_poll(self) -> int:
-        """Decode steps until new requests are looked for, where some have come."""
+        """The number of decode steps until the scheduler looks for the requests that arrived."""
         batch = self._batch
         return batch.polled + self.scheduler.poll - batch.steps if self._unseen else _ENDLESS
 
@@ -195,11 +198,11 @@ class Replica:
             self._unseen = 0
 
     def _make_room(self) -> int:
-        """Preempt sequences, those first that came last, until the next step has its pages; the
-        time to swap them."""
+        """Preempt sequences, the last admitted first, until the next step has its pages. Returns
+        the time to swap them."""
         took = 0
         while True:
-            needed = self._batch.coming + sum(self._grown(*chunk) for chunk in self._rest())
+            needed = self._batch.begun + sum(self._grown(*chunk) for chunk in self._rest())
             if needed <= self._left:
                 return took
             took += self._preempt(self._last_admitted())
@@ -221,7 +224,7 @@ class Replica:
         return 0
 
     def _stop(self, job: ServedRequest) -> None:
-        """Take a running job out of the batch; its pages are free."""
+        """Remove a running job from the batch and free its pages."""
         if job.ends < 0:
             self._partial.pop(job, None)
         else:
@@ -231,7 +234,7 @@ class Replica:
         self._release(job)
 
     def _release(self, job: ServedRequest) -> None:
-        """Free the slot of a job and its pages, but those of prefixes that others use."""
+        """Free the adapter slot of a job, and its pages except those of prefixes in use."""
         if self.adapters is not None:
             self.adapters.leave(job.request.adapter)
         self.free += self.limits.blocks_for(job.cached)
@@ -242,8 +245,8 @@ class Replica:
             job.shared = []
 
     def _admit(self, budget: int, chunks: list[tuple[ServedRequest, int]]) -> int:
-        """Let in those that wait while tokens, sequences and pages last, but for those whose
-        adapters have no slot; the time to swap them in and to load adapters."""
+        """Admit waiting requests while tokens, sequences and pages last, skipping those whose
+        adapters have no slot. Returns the time to swap them in and to load adapters."""
         took, limits, waiting = 0, self.limits, self.waiting
         passed: list[ServedRequest] = []
         while len(waiting) > self._unseen and budget > 0 and self._has_place():
@@ -261,7 +264,7 @@ class Replica:
             needed = limits.blocks_for(cached + tokens)
             if self.prefixes is not None and matched:
                 needed -= (len(matched) - self.prefixes.idle(matched)) * self.prefixes.pages
-            if needed > self._left - self._batch.coming:
+            if needed > self._left - self._batch.begun:
                 break
             waiting.popleft()
             took += self.swap * job.cached if job.swapped else 0
@@ -277,14 +280,14 @@ class Replica:
         return took
 
     def _below(self, job: ServedRequest, matched: int) -> Sequence[CacheTier]:
-        """The tiers that have the blocks behind those that are matched, of a job that begins."""
+        """The tiers that have the blocks behind the matched ones, for a job that begins."""
         if self.tiers is None or job.cached or not job.request.prefix:
             return ()
         most = (job.request.prompt - 1) // self.prefix_block
         return self.tiers.match(job.request.prefix[matched:most])
 
     def _load(self, job: ServedRequest, below: Sequence[CacheTier]) -> int:
-        """A job that has begun loads blocks; the time for which the step waits."""
+        """Load blocks for a job that has begun. Returns the time for which the step waits."""
         if not below or self.tiers is None or self.prefixes is None:
             return 0
         before, tokens = len(job.shared), len(below) * self.prefix_block
@@ -303,18 +306,18 @@ class Replica:
         return 0
 
     def _at_end(self, job: ServedRequest) -> int:
-        """The pages of a job when it ends."""
+        """The number of pages of a job when it ends."""
         return self.limits.blocks_for(job.request.prompt + job.request.output - 1)
 
     def _matched(self, job: ServedRequest) -> Sequence[int]:
-        """The blocks of a prefix that are cached, of a job that begins."""
+        """The cached blocks of the prefix of a job that begins."""
         if self.prefixes is None or job.cached or not job.request.prefix:
             return ()
-        most = (job.request.prompt - 1) // self.prefix_block  # a token is computed at least
+        most = (job.request.prompt - 1) // self.prefix_block  # at least one token is computed
         return job.request.prefix[: self.prefixes.match(job.request.prefix, most)]
 
     def _begin(self, job: ServedRequest, matched: Sequence[int]) -> None:
-        """Let a job run, with pages for what it has cached."""
+        """Let a job run, with pages for its cached tokens."""
         pages = 0
         if matched and self.prefixes is not None:
             pages = (len(matched) - self.prefixes.idle(matched)) * self.prefixes.pages
@@ -325,7 +328,7 @@ class Replica:
             job.hit = job.hit or job.cached
         self._give(self.limits.blocks_for(job.cached) - pages)
         self._reserved += self._at_end(job)
-        self._stamp += _STAMPS  # those of replicas differ
+        self._stamp += _STAMPS
         job.stamp, job.replica = self._stamp, self.number
         self._batch.admit(job, self.running)
         self.running += 1
@@ -334,8 +337,8 @@ class Replica:
     def _take(
         self, job: ServedRequest, tokens: int, chunks: list[tuple[ServedRequest, int]]
     ) -> int:
-        """A job adds tokens in the next step, so many; one that only decodes joins those that
-        do."""
+        """Let a job add tokens in the next step: as a chunk of its prompt, or in decode. Returns
+        the number of tokens."""
         if job.left == 1 and job.generated:
             self._decode(job)
         elif tokens:
@@ -344,7 +347,7 @@ class Replica:
         return tokens
 
     def _decode(self, job: ServedRequest) -> None:
-        """A job decodes from the next step on."""
+        """Let a job decode from the next step on."""
         self._partial.pop(job, None)
         self._batch.join(job)
 
@@ -353,17 +356,17 @@ class Replica:
         return blocks(job.cached + tokens) - blocks(job.cached)
 
     def _give(self, pages: int) -> None:
-        """Take pages from the free ones; unused blocks of prefixes give way."""
+        """Take pages from the free ones, and evict unused blocks of prefixes for them."""
         self.free -= pages
         if self.prefixes is not None:
             self.prefixes.shrink(self.free)
 
-    # -- how long, and what then -------------------------------------------------------------------
+    # -- duration and end of steps -----------------------------------------------------------------
 
     def _under_way(
         self, now: int, delay: int, chunks: list[tuple[ServedRequest, int]], most: int
     ) -> StepsUnderWay:
-        """The steps, at most so many, of which the first one is held up by a delay."""
+        """The next steps, at most `most`, of which the first one begins after a delay."""
         count, total = self._batch.decoding, self._batch.total
         if chunks:
             pieces = [(tokens, job.cached) for job, tokens in chunks]
@@ -378,8 +381,8 @@ class Replica:
         return StepsUnderWay(now, end, steps, total, line if not delay else None, chunks)
 
     def cut(self, now: int) -> bool:
-        """End the steps under way at the first end of a step that is not before `now`; whether
-        they end sooner than before."""
+        """Cut the steps in flight at the first end of a step that is not before `now`, and at which
+        the scheduler polls. Returns whether they end sooner than before."""
         way = self.way
         if way is None or way.line is None or way.count == 1:
             return False
@@ -399,7 +402,8 @@ class Replica:
         return True
 
     def finish(self, now: int) -> tuple[list[ServedRequest], list[ServedRequest]]:
-        """The steps under way are done: the jobs that end, and those whose prompts are there."""
+        """Complete the steps in flight. Returns the jobs that end, and those whose prompts are now
+        complete."""
         batch = self._batch
         way, tally = self.way, self.tally
         if way is None:
@@ -421,7 +425,7 @@ class Replica:
         self.tally.decoded += count * self._batch.decoding
 
     def _chunk(self, job: ServedRequest, tokens: int, now: int) -> bool:
-        """A chunk is there; whether it was the last one of its prompt."""
+        """Complete a chunk. Returns whether it was the last one of its prompt."""
         self.tally.computed += tokens
         job.cached += tokens
         if job.left:
@@ -431,20 +435,20 @@ class Replica:
         if self.prefixes is not None:
             self._keep(job, job.request.prompt)
         if self.prefills and job.generated < job.request.output:
-            return True  # its token is there when its caches are where it decodes
+            return True  # its token counts when its caches have been transferred
         if job.first < 0:
             job.first = now
-        self._decode(job)  # one that has all its tokens ends at once
+        self._decode(job)  # a job that has all its tokens ends at once
         return True
 
     def _keep(self, job: ServedRequest, tokens: int) -> None:
-        """Keep the whole blocks of the first tokens of a job for requests that begin alike."""
+        """Cache the whole blocks among the first tokens of a job for requests with its prefix."""
         prefix, cache = job.request.prefix, self.prefixes
         if cache is None or not prefix:
             return
         for block in prefix[len(job.shared) : tokens // self.prefix_block]:
             if not cache.add(block):
-                break  # another request has made it meanwhile
+                break  # another request has computed it in the meantime
             job.shared.append(block)
 
     def _ended(self, now: int) -> list[ServedRequest]:
@@ -458,14 +462,14 @@ class Replica:
         return done
 
     def hand_over(self, job: ServedRequest) -> None:
-        """A job whose prompt is there leaves; its pages are free."""
+        """Release a job whose caches were transferred; its pages become free."""
         job.stamp = 0
         self.running -= 1
         self._release(job)
 
     def fail(self, now: int) -> list[ServedRequest]:
-        """Lose all that is cached and under way: the jobs that were there, in order; tokens that
-        are there are not lost."""
+        """Lose all caches and steps in flight. Returns the jobs in order; generated tokens are not
+        lost."""
         self._advance(self._steps_done(now))
         running = self._live()
         for job in running:
@@ -488,19 +492,19 @@ class Replica:
         if self.prefixes is not None:
             self.prefixes.clear()
         if self.adapters is not None:
-            self.adapters.kept.clear()
+            self.adapters.users.clear()
 
     def kept_tokens(self, now: int) -> int:
-        """Tokens of the requests that are there."""
+        """The generated tokens of the requests that it has."""
         steps = self._steps_done(now) * self._batch.decoding
         return steps + sum(job.generated for job in (*self._live(), *self.waiting))
 
     def _live(self) -> list[ServedRequest]:
-        """The jobs that run, in order of admission, with what each has."""
+        """The running jobs in order of admission, with their tokens up to date."""
         return self._batch.live()
 
     def _steps_done(self, now: int) -> int:
-        """Of the steps under way, which only decode, those that are done."""
+        """How many of the decode steps in flight are done."""
         way = self.way
         done = 0
         if way is not None and way.line is not None:
@@ -509,6 +513,6 @@ class Replica:
         return done
 
     def _took(self, way: StepsUnderWay, steps: int) -> int:
-        """The time of the first so many steps under way, which only decode."""
+        """The time of the first `steps` of the decode steps in flight."""
         line = way.line
         return line.times(way.total, self._batch.decoding, steps) if line is not None else 0

@@ -1,6 +1,6 @@
-"""Requests to a server: when each arrives, how long its prompt is, how many tokens it gets.
+"""Requests to a server: the arrival, the tokens of the prompt and of the output of each.
 
-Forms of files are distinguished by the names of their columns or members:
+Formats of files are distinguished by the names of their columns or members:
 
     arrival,prompt,output                                        CSV or JSONL, seconds
     arrived_at,num_prefill_tokens,num_decode_tokens              CSV of Vidur, seconds
@@ -10,11 +10,11 @@ Forms of files are distinguished by the names of their columns or members:
     {"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}
                                                                  JSONL of Mooncake, milliseconds
 
-Each form may have `adapter`, the name of a low-rank adapter. Vidur: microsoft/vidur,
+Each format may have `adapter`, the name of a low-rank adapter. Vidur: microsoft/vidur,
 `data/processed_traces`; LLMServingSim: casys-kaist/LLMServingSim, `dataset`; Splitwise:
 Mutinifni/splitwise-sim, `traces`; Azure: Azure/AzurePublicDataset, `AzureLLMInferenceTrace_*.csv`;
-Mooncake: kvcache-ai/Mooncake, `FAST25-release/traces`. Other columns and members are not looked at.
-The times of Azure count from the first one of the file.
+Mooncake: kvcache-ai/Mooncake, `FAST25-release/traces`. Other columns and members are ignored. The
+times of Azure count from the first one of the file.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from typing import BinaryIO, cast
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import UNKNOWN, FileLoc, Loc
 
-#: Most requests of a list, and bytes of a line.
+#: The most requests of a list, and the most bytes of a line.
 MAX_REQUESTS = 1_000_000
 _LONGEST_LINE = 1 << 20
-#: Longest prompt or output, and latest arrival: a century in nanoseconds is below 2^62.
+#: The longest prompt or output, and the latest arrival: a century in nanoseconds is below 2^62.
 MAX_LENGTH = 1 << 31
 MAX_TIME = 1 << 62
 SECOND = 10**9
 
-#: Names of a column: those of time with nanoseconds in one of their units.
+#: The names of each column; those of arrivals have the nanoseconds of their unit.
 _DATED = "TIMESTAMP"
 _ARRIVAL: Mapping[str, int] = {
     "arrival": SECOND,
@@ -59,11 +59,11 @@ _OUTPUT = (
     "output_length",
 )
 _PREFIX = "hash_ids"
-#: The name of a low-rank adapter, in any of the forms.
+#: The column of the name of a low-rank adapter, in any format.
 _ADAPTER = "adapter"
-#: The most characters of it.
+#: The most characters of the name of an adapter.
 _NAME = 256
-#: More than numbers of blocks have.
+#: More bits than the numbers of blocks have.
 _BLOCK_BITS = 160
 #: Tokens of a block that `hash_ids` number (Mooncake's README).
 HASH_BLOCK = 512
@@ -76,11 +76,11 @@ _REMEDY = "give each request arrival (seconds), prompt and output (tokens), in o
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request: `arrival` in nanoseconds from the start, tokens of the prompt, tokens of the
-    answer; `loc` is where it stands. `prefix` numbers the blocks of its text, of `HASH_BLOCK`
-    tokens in files: equal numbers stand for equal texts up to there. `then` is the next turn of a
-    conversation, with the nanoseconds from the end of this one until it comes. `adapter` names the
-    low-rank adapter that it uses, '' if none."""
+    """A request: its arrival in nanoseconds from the start, and the tokens of its prompt and of its
+    output; `loc` is its place in a file. `prefix` numbers the blocks of its text, of `HASH_BLOCK`
+    tokens in files: equal numbers stand for equal texts up to the end of the block. `then` is the
+    next turn of a conversation, with the nanoseconds from the end of this turn to its arrival.
+    `adapter` names its low-rank adapter; '' stands for no adapter."""
 
     arrival: int
     prompt: int
@@ -91,8 +91,8 @@ class Request:
     adapter: str = ""
 
     def with_adapter(self, name: str) -> Request:
-        """The same with an adapter, in all turns. Blocks of prompts are kept for each adapter by
-        itself, since it changes their keys and values."""
+        """The request with an adapter, in all turns. Blocks get other numbers for each adapter,
+        since an adapter changes their keys and values."""
         first = int.from_bytes(name.encode(errors="surrogatepass"), "big") << _BLOCK_BITS
         prefix = tuple(first + block for block in self.prefix)
         then = self.then and (self.then[0], self.then[1].with_adapter(name))
@@ -100,7 +100,7 @@ class Request:
 
 
 def turns(requests: Iterable[Request]) -> Iterator[Request]:
-    """All requests, with the later turns of conversations."""
+    """All requests, each followed by the later turns of its conversation."""
     for request in requests:
         last: Request | None = request
         while last is not None:
@@ -109,18 +109,20 @@ def turns(requests: Iterable[Request]) -> Iterator[Request]:
 
 
 def read_requests(path: Path) -> list[Request]:
-    """The requests in a file, `.csv` or `.jsonl`. Raises `DiagnosticError` with the line for what
-    is no list of requests in order of arrival, and `OSError`."""
+    """The requests in a file, `.csv` or `.jsonl`. Raises `DiagnosticError` with the line of an
+    invalid request, or of one that arrives before the one above it, and `OSError`."""
     return checked(_rows(path, timed=True))
 
 
 def read_lengths(path: Path) -> list[tuple[int, int]]:
-    """Prompts and outputs in such a file, which need not say when. Raises as `read_requests`."""
+    """The tokens of prompts and outputs in such a file, which need not have arrivals. Raises as
+    `read_requests`."""
     return [(r.prompt, r.output) for r in _rows(path, timed=False)]
 
 
 def checked(requests: Iterator[Request] | Sequence[Request]) -> list[Request]:
-    """The requests, if there are some and they are in order. Raises `DiagnosticError`."""
+    """The requests as a list. Raises `DiagnosticError` if there are none or too many, or if they
+    are not in order of arrival."""
     valid: list[Request] = []
     for request in requests:
         if valid and request.arrival < valid[-1].arrival:
@@ -161,7 +163,7 @@ def _rows(path: Path, *, timed: bool) -> Iterator[Request]:
     if reader is None:
         raise error(
             f"'{path}' is neither a .csv nor a .jsonl file",
-            remedy="name the file after what it holds, or write poisson:rate=4,count=100,"
+            remedy="give the file the ending of its format, or write poisson:rate=4,count=100,"
             "prompt=512,output=128",
         )
     count = 0
@@ -227,7 +229,7 @@ def _json_rows(lines: Iterator[tuple[Loc, str]]) -> Iterator[_Row]:
 
 
 def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """The members of an object. Raises `ValueError` if two have one name."""
+    """The members of a JSON object. Raises `ValueError` if two of them have the same name."""
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("duplicate keys")
@@ -259,11 +261,11 @@ def _request(loc: Loc, row: Mapping[str, object], *, timed: bool) -> Request:
 
 
 def _prefix(loc: Loc, row: Mapping[str, object]) -> tuple[int, ...]:
-    """The numbers of the blocks of a text; none where it does not say."""
-    given = row.get(_PREFIX)
-    if given is None:
+    """The numbers of the blocks of a text; empty if the row does not state them."""
+    blocks = row.get(_PREFIX)
+    if blocks is None:
         return ()
-    items = cast("list[object]", given) if isinstance(given, list) else [None]
+    items = cast("list[object]", blocks) if isinstance(blocks, list) else [None]
     ids = [_decimal(item) for item in items]
     if any(n is None or n != n.to_integral_value() for n in ids):
         raise error(
@@ -291,7 +293,7 @@ def _length(loc: Loc, row: Mapping[str, object], what: str, names: Sequence[str]
 
 
 def _time(loc: Loc, name: str, value: object) -> int:
-    """Nanoseconds, rounded to the nearest where a file says it finer."""
+    """An arrival in nanoseconds, rounded to the nearest."""
     if name == _DATED and (day := _DATE.fullmatch(str(value))):
         return _day_time(loc, day, str(value))
     arrival = _decimal(value)
@@ -318,7 +320,7 @@ def _day_time(loc: Loc, day: re.Match[str], text: str) -> int:
 
 
 def _decimal(value: object) -> Decimal | None:
-    """A finite number of moderate size and length, exactly."""
+    """The exact value of a finite number of moderate size and length; None for other values."""
     text = value if isinstance(value, str) else ""
     if not text.isascii() or len(text) > 40 or "_" in text:
         return None

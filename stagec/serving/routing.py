@@ -1,4 +1,4 @@
-"""Which replica of a server gets a request."""
+"""Routing policies: which replica of a server gets a request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from stagec.serving.replica import Replica
 from stagec.serving.served import ServedRequest
 
-#: Of SGLang's router (sgl-router, `cache_aware`): the difference of loads from which the least
-#: loaded replica gets a request, and the share of a prompt that has to match.
+#: Constants of SGLang's router (sgl-router, `cache_aware`): the difference of loads above which the
+#: least loaded replica gets a request, and the share of a prompt that has to match.
 _UNBALANCED, _MATCH = 64, 0.5
 
 Router = Callable[[ServedRequest, Sequence[Replica]], Replica]
@@ -39,7 +39,7 @@ def _matched(job: ServedRequest, replica: Replica) -> int:
     return replica.prefixes.match(prefix, len(prefix)) * replica.prefix_block
 
 
-#: By name; what each does stands in docs/requests.md.
+#: The policies by name; docs/requests.md describes them.
 ROUTERS: Mapping[str, Router] = {
     "round-robin": _round_robin,
     "least-loaded": _least_loaded,

@@ -1,16 +1,16 @@
-"""What a server is busy with over time, in bins that become wider as time goes on."""
+"""Figures of a server over time, in bins that become wider as time goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: Most bins of a series, and femtoseconds of the first ones (a millisecond).
+#: The most bins of a series, and their first width in femtoseconds (a millisecond).
 _BINS, _FIRST = 256, 10**12
 
 
 class TimeSeries:
-    """Integrals over time of several figures, in bins of one width: at most `_BINS`, of which two
-    become one when time goes on beyond them."""
+    """Integrals over time of several figures, in at most `_BINS` bins of one width. When time
+    exceeds the last bin, pairs of bins are merged."""
 
     def __init__(self, figures: int) -> None:
         self.width = _FIRST
@@ -37,7 +37,7 @@ class TimeSeries:
 
     @property
     def totals(self) -> list[int]:
-        """Of each figure its integral over all time."""
+        """The integral of each figure over all time."""
         return list(map(sum, self._bins))
 
     def widened(self, width: int) -> list[list[int]]:
@@ -47,8 +47,8 @@ class TimeSeries:
 
 
 def joined(series: Sequence[TimeSeries], end: int) -> tuple[int, list[list[float]]]:
-    """The sum of several series: the width of bins, and of each figure the mean in each bin up to
-    `end`."""
+    """The sum of several series: the width of bins in femtoseconds, and for each figure its mean in
+    each bin up to `end`."""
     width = max(each.width for each in series)
     count = -(-end // width)
     widths = [width] * (count - 1) + [end - (count - 1) * width]

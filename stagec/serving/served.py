@@ -1,4 +1,4 @@
-"""A request while a server has it, the steps that hold it, and what a replica did."""
+"""The state of a request in a server, of the steps of a replica in flight, and its counters."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stagec.serving.step_times import StepLine
 
 @dataclass(slots=True, eq=False)
 class ServedRequest:
-    """A request while it is served: `generated` tokens are there, of which `cached` and those of
-    the prompt are in a cache (`cached` counts both) when it does not decode. Times are in
-    femtoseconds; `hit` are tokens of the prompt that a prefix cache had."""
+    """A request while it is served. It has `generated` tokens; while it does not decode, `cached`
+    is how many tokens of its prompt and output are in the cache. `hit` counts tokens of the prompt
+    that a prefix cache had. Times are in femtoseconds."""
 
     request: Request
     number: int
@@ -28,20 +28,20 @@ class ServedRequest:
     hit: int = 0
     replica: int = -1
     swapped: bool = False
-    ready: int = 0  # when what it loads from a tier below the prefix cache is there
-    batch: int = 0  # that has it, of those under way at a time
+    ready: int = 0  # when its loads from tiers below the prefix cache end
+    batch: int = 0  # the number of its batch, on pipeline stages
     shared: list[int] = field(default_factory=list[int])
 
     @property
     def left(self) -> int:
-        """Tokens to compute before it decodes again; 1 where only the next token is missing."""
+        """The tokens to compute before it decodes again; 1 if only the next token is missing."""
         return self.request.prompt + self.generated - self.cached
 
 
 @dataclass(slots=True)
 class StepsUnderWay:
-    """Steps that are alike, from `start` on: `line` and `total` say how long each takes; chunks of
-    prompts are of one step alone."""
+    """`count` steps in flight from `start` to `end`. Steps that only decode have their times by
+    `line` and `total`, the cached tokens at first; with chunks of prompts there is one step."""
 
     start: int
     end: int
@@ -53,10 +53,11 @@ class StepsUnderWay:
 
 @dataclass(slots=True)
 class Tally:
-    """What a replica did: steps, the time that they took, tokens `computed` in chunks, `decoded`
-    one by one, those of prompts that a prefix cache had (`hits`), of which tiers below the device
-    `loaded` some by their names, and cached ones that were `lost` to preemptions and failures,
-    which are computed again. `adapters` were loaded into slots."""
+    """The counters of a replica: steps and the time that they took (`busy`, in femtoseconds);
+    tokens `computed` in chunks and `decoded` one by one; tokens of prompts that a prefix cache had
+    (`hits`), and those of them `loaded` from tiers below the device, by name of the tier; cached
+    tokens `lost` to preemptions and failures, which are computed again; preempted and swapped
+    requests; `adapters` loaded into slots."""
 
     steps: int = 0
     busy: int = 0

@@ -1,8 +1,8 @@
-"""Requests to a server over time: arrivals, routing, steps of replicas, what is handed over between
-them, replicas that come and go - the events of a heap, in order of time.
+"""A discrete event simulation of a server: arrivals, routing, steps of replicas, transfers of
+caches between them, replicas that start, stop and fail.
 
-Steps in which sequences only decode are one event until a sequence ends, pages run out or a
-request arrives that can be let in; adding their times up gives exactly what single steps give.
+Steps in which sequences only decode are one event until a sequence ends, pages run out or a request
+arrives that can be admitted; the sum of their times is exactly that of single steps.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from stagec.support.diagnostics import error
 
 #: Femtoseconds of a nanosecond.
 _NANOSECOND = 10**6
-#: Jobs that end between two calls of `progress`.
+#: The number of jobs that end between two calls of `progress`.
 _OFTEN = 1000
-#: Failures that a request may meet while it runs.
+#: The most failures that a request may meet while it runs.
 _MOST_FAILURES = 1000
-#: All replicas are there all the time.
+#: All replicas run all the time.
 _ALL = FleetPlan()
-#: Kinds of events, in the order in which those of one time come.
+#: The kinds of events, in the order of events at one time.
 _RETURN, _FAIL, _SCALE, _UPDATED, _ARRIVE, _COME, _HANDED, _END, _FULL, _PLAN = range(10)
 
 #: The figures of `Simulation.series`.
@@ -38,7 +38,7 @@ FIGURES = ("busy", "running", "waiting", "pages")
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """The caches of a request on their way from a replica, which had failed `stamp` times."""
+    """The transfer of a request's caches from a replica, which had failed `stamp` times by then."""
 
     replica: Replica
     job: ServedRequest
@@ -47,35 +47,35 @@ class _Transfer:
 
 @dataclass
 class Simulation:
-    """A server: replicas that prefill and decode, or that only prefill (`prefills`) and hand over
-    to `replicas`, which takes `handover(tokens)`: the time for which a link is busy, and what of it
-    is left behind the prompt's last step.
+    """A server of `replicas` that prefill and decode, or of `prefills` that only prefill and hand
+    over to `replicas`. `kv_transfer(tokens)` is then the time for which the transfer of a prompt's
+    caches occupies a link, and the part of it behind the last step of the prompt.
 
-    Requests arrive at their times, or with `concurrency` so many are there at any time: each that
-    ends is followed by the next one, a nanosecond later, so steps that begin at its end are
-    without it (measured times between tokens are met better so than with a delay). The turns of a
-    conversation follow each other (`Request.then`), and count as one request of these; users see an
-    answer `outside` after its last step, and pause from then on. Those of `rollouts` come in
-    batches; until the weights of the next batch are there, no replica takes requests. `plan` and
-    `prefill_plan` say how replicas come and go; what one has that fails is routed anew, without its
-    caches and with its tokens. Times are in femtoseconds.
+    Requests arrive at their times. With `concurrency` that many are in the server at any time: each
+    that ends is followed by the next one a nanosecond later, so that steps which begin at its end
+    are without it. The turns of a conversation follow each other (`Request.then`) and count as one
+    request here; users see an answer `outside` after its last step, and pause from then on. Those
+    of `rollouts` arrive in batches; no replica takes requests until the weights of the next batch
+    have arrived. `plan` and `prefill_plan` say how replicas start, scale and fail; requests of a
+    replica that fails are routed again, with their tokens but without their caches. Times are in
+    femtoseconds.
     """
 
     requests: Sequence[Request]
     replicas: Sequence[Replica]
     route: Router
     prefills: Sequence[Replica] = ()
-    handover: Callable[[int], tuple[int, int]] | None = None
+    kv_transfer: Callable[[int], tuple[int, int]] | None = None
     concurrency: int | None = None
     failures: Sequence[Failure] = ()
     plan: FleetPlan = _ALL
     prefill_plan: FleetPlan = _ALL
-    outside: int = 0  # of a request outside of its steps
+    outside: int = 0  # time of a request outside of its steps
     rollouts: Rollouts | None = None
     progress: Callable[[int, int], None] = lambda done, total: None
     done: list[ServedRequest] = field(default_factory=list[ServedRequest])
     end: int = 0
-    area: int = 0  # the integral over time of the requests that are there
+    area: int = 0  # the integral over time of the number of requests in the server
 
     def __post_init__(self) -> None:
         self._events: list[tuple[int, int, int, int, object]] = []
@@ -134,7 +134,7 @@ class Simulation:
             fleet.note(self.end)
 
     def means(self, replicas: Sequence[Replica]) -> list[float]:
-        """The means over time of `FIGURES`, of replicas together."""
+        """The means over time of `FIGURES`, summed over replicas."""
         totals = [self._series[id(r)].totals for r in replicas]
         return [sum(each) / max(1, self.end) for each in zip(*totals, strict=True)]
 
@@ -146,11 +146,11 @@ class Simulation:
         return width, [*rows, *joined([self.fleet_of(replicas).series], end)[1]]
 
     def fleet_of(self, replicas: Sequence[Replica]) -> Fleet:
-        """How these replicas, which are alike, came and went."""
+        """The fleet of these replicas, which are all of one kind."""
         return self._fleet_of(replicas[0].prefills)
 
     def kept_tokens(self) -> int:
-        """Tokens of requests that are not done."""
+        """The generated tokens of requests that are not done."""
         return sum(replica.kept_tokens(self.end) for replica in self._each)
 
     # -- events ------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Simulation:
         heappush(self._events, (at, kind, next(self._number), version, what))
 
     def _next(self, now: int) -> None:
-        """The next request of the list comes."""
+        """Schedule the arrival of the next request of the list."""
         job = next(self._coming, None)
         if job is not None:
             if self.concurrency is not None or self.rollouts is not None:
@@ -178,7 +178,7 @@ class Simulation:
         self._send(what, self._entry, now)
 
     def _send(self, job: ServedRequest, fleet: Fleet, now: int) -> None:
-        """Route a job; it waits where no replica takes it."""
+        """Route a job to a replica, or let it wait until there is one."""
         if not fleet.up:
             fleet.park(job, now)
             return
@@ -192,7 +192,7 @@ class Simulation:
             self._push(replica.way.end, _END, replica)
 
     def _wake(self, replica: Replica, now: int) -> None:
-        """A replica that is idle plans when all that comes then is there."""
+        """Let an idle replica plan at `now`, after all other events of that time."""
         replica.version += 1
         self._push(now, _PLAN, replica)
 
@@ -236,8 +236,8 @@ class Simulation:
             self._push(now, _FULL, None)
 
     def _hand_over(self, replica: Replica, job: ServedRequest, now: int) -> None:
-        """The caches of a prompt go to where it is decoded, one prompt after the other."""
-        busy, rest = self.handover(job.cached) if self.handover is not None else (0, 0)
+        """Transfer the caches of a prompt to where it is decoded, one prompt after the other."""
+        busy, rest = self.kv_transfer(job.cached) if self.kv_transfer is not None else (0, 0)
         link = max(self._links[id(replica)] + busy, now + rest)
         self._links[id(replica)] = link
         self._push(link, _HANDED, _Transfer(replica, job, replica.stamp))
@@ -245,7 +245,7 @@ class Simulation:
     def _handed(self, now: int, what: object) -> None:
         assert isinstance(what, _Transfer)
         replica, job = what.replica, what.job
-        if replica.stamp != what.stamp:  # it failed meanwhile
+        if replica.stamp != what.stamp:  # it failed in the meantime
             return
         self._watch(replica, now)
         replica.hand_over(job)
@@ -312,7 +312,7 @@ class Simulation:
         busy = (sum(self._series[id(r)].totals[0] for r in f.replicas) for f in pools)
         return tuple(busy), tuple(fleet.series.totals[0] for fleet in pools)
 
-    # -- replicas that come and go -----------------------------------------------------------------
+    # -- failures and scaling ----------------------------------------------------------------------
 
     def _fleet_of(self, prefills: bool) -> Fleet:
         return self.prefill_fleet if prefills else self.fleet
@@ -329,7 +329,7 @@ class Simulation:
             return
         jobs = self._interrupt(replica, now)
         fleet.fail(what, now)
-        for job in jobs:  # of two pods, prompts are computed where prompts are
+        for job in jobs:  # with two pods, prompts are computed again in the pod of prefill
             if job.preempted > _MOST_FAILURES:
                 raise error(
                     f"a request lost its caches {_MOST_FAILURES:,} times: replicas fail before "
@@ -361,7 +361,7 @@ class Simulation:
             self._push(now + fleet.plan.autoscale.window, _SCALE, fleet)
 
     def _scale(self, now: int, what: object) -> None:
-        """Start and stop replicas by what they did since the last time."""
+        """Start and stop replicas by their load since the last time."""
         assert isinstance(what, Fleet)
         for replica in what.replicas:
             self._watch(replica, now)
@@ -372,10 +372,10 @@ class Simulation:
         self._release(what, now)
         self._scale_later(what, now)
 
-    # -- what is counted ---------------------------------------------------------------------------
+    # -- counters ----------------------------------------------------------------------------------
 
     def _watch(self, replica: Replica, now: int) -> None:
-        """Count what a replica was busy with until now."""
+        """Add the figures of a replica until now to its series."""
         since = self._since[id(replica)]
         if now > since:
             values = replica.way is not None, replica.running, len(replica.waiting), replica.used

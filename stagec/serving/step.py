@@ -1,7 +1,7 @@
-"""What a step of a server holds: classes of sequences that are alike, and their text.
+"""A step of a server: classes of equal sequences, and their text.
 
-A class is `count` sequences that add `new` tokens each after `cached` ones. Of these new tokens the
-last `sampled` ones get logits. The text names the four kinds that occur:
+A class is `count` sequences that add `new` tokens each after `cached` ones. The last `sampled` of
+the new tokens get logits. The text names four kinds:
 
     decode=64x4096        64 sequences add one token each after 4096, and sample
     prefill=1x2048+512    one sequence adds the last 2048 tokens of its prompt, after 512; samples
@@ -19,9 +19,9 @@ from itertools import zip_longest
 
 from stagec.support.diagnostics import error
 
-#: Most classes that one step may have: each is an op of its own in every layer.
+#: The most classes that one step may have: each is an op of its own in every layer.
 MAX_CLASSES = 1024
-#: Largest number in a class.
+#: The largest number in a class.
 MAX_TOKENS = 1 << 40
 
 _EXAMPLE = "write classes as decode=64x4096,prefill=1x2048+0"
@@ -30,8 +30,8 @@ _CLASS = re.compile(r"(?P<kind>[a-z]+)=(?P<count>[0-9]+)x(?P<first>[0-9]+)(\+(?P
 
 @dataclass(frozen=True, slots=True, order=True)
 class SequenceClass:
-    """`count` sequences of a step that are alike: tokens added, tokens cached before, tokens
-    sampled, of each."""
+    """`count` equal sequences of a step: the tokens that each adds, has cached before, and
+    samples."""
 
     new: int
     cached: int
@@ -40,14 +40,14 @@ class SequenceClass:
 
     @property
     def kind(self) -> str:
-        """Its word in a text, see above."""
+        """The word for it in the text of a step."""
         if self.new == self.sampled:
             return "decode" if self.new == 1 else "verify"
         return "prefill" if self.sampled else "chunk"
 
     @property
     def tokens(self) -> int:
-        """Tokens that it adds to the step."""
+        """The tokens that it adds to the step."""
         return self.count * self.new
 
     def __str__(self) -> str:
@@ -64,46 +64,46 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        """All new tokens: what products, norms and collectives go over."""
+        """The number of new tokens, over which products, norms and collectives run."""
         return sum(c.tokens for c in self.classes)
 
     @property
     def sampled(self) -> int:
-        """All tokens that get logits."""
+        """The number of tokens that get logits."""
         return sum(c.count * c.sampled for c in self.classes)
 
     @property
     def sequences(self) -> int:
-        """All sequences."""
+        """The number of sequences."""
         return sum(c.count for c in self.classes)
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query and a key that it may see, under a causal mask and without a window:
-        n*(q*c + q*(q + 1)/2), over all classes."""
+        """The number of pairs of a query and a key in its causal mask without a window:
+        n*(q*c + q*(q + 1)/2), summed over classes of n sequences with q new and c cached tokens."""
         return sum(c.count * (c.new * c.cached + c.new * (c.new + 1) // 2) for c in self.classes)
 
     @property
     def structure(self) -> tuple[tuple[int, bool, bool], ...]:
-        """What distinguishes the modules of two steps, whatever their sizes. Of each class: its
+        """What distinguishes the modules of two steps, apart from sizes. For each class: its new
         tokens if all are sampled (latents are absorbed for so few of them), else 0; whether some
-        are sampled, and whether some are cached."""
+        are sampled; whether some are cached."""
         return tuple(
             (c.new if c.sampled == c.new else 0, bool(c.sampled), bool(c.cached))
             for c in self.classes
         )
 
     def values(self, sequence: str) -> dict[str, int]:
-        """The sizes of the step, by the symbols of `stagec.passes.serving.mixed`; `sequence` is
-        that of its tokens."""
+        """The values of the symbols of `stagec.passes.serving.mixed`; `sequence` is the symbol of
+        the number of new tokens."""
         values = {sequence: self.tokens}
         for i, each in enumerate(self.classes):
             values |= {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
         return values
 
     def later(self, steps: int) -> Step:
-        """The step that is so many steps later, if each adds as many tokens to the same sequences;
-        a prompt that ends is followed by others like it."""
+        """The step `steps` steps later, if each step adds the same tokens to the same sequences. A
+        prompt that ends is followed by one like it."""
         if not steps:
             return self
         grown = (c.kind != "prefill" for c in self.classes)
@@ -113,17 +113,17 @@ class Step:
         )
 
     def rounded(self, bucket: int) -> Step:
-        """The step with all cached tokens rounded up to a multiple of `bucket`: an approximation,
-        by which steps become equal, and classes one."""
+        """The step with all cached tokens rounded up to a multiple of `bucket`: an approximation
+        that makes more steps equal, and merges classes."""
         if bucket == 1:
             return self
         return step_of(replace(c, cached=-(-c.cached // bucket) * bucket) for c in self.classes)
 
     def together(self, *, prompts: bool = True) -> Step:
-        """The step in which sequences that sample all of equally many tokens are one class, of
-        their mean of cached tokens, rounded up, and with `prompts` these are one class (`alike`):
-        an approximation of one kernel over all of them. Without, all new tokens stay as they
-        are."""
+        """An approximation of the step with one kernel over many sequences. Sequences that sample
+        all of their new tokens become one class for each number of them, with the mean of their
+        cached tokens, rounded up. With `prompts` all other sequences become one class
+        (`mean_class`); without, they stay as they are."""
         classes: dict[int, list[SequenceClass]] = {}
         for each in self.classes:
             classes.setdefault(each.new if each.new == each.sampled else 0, []).append(each)
@@ -135,7 +135,7 @@ class Step:
         ]
         if chunked and prompts:
             chunks = [(c.new, c.cached) for c in chunked for _ in range(c.count)]
-            every.append(alike(chunks, max(c.sampled for c in chunked)))
+            every.append(mean_class(chunks, max(c.sampled for c in chunked)))
         return step_of([*every, *([] if prompts else chunked)])
 
     def __str__(self) -> str:
@@ -143,24 +143,24 @@ class Step:
 
 
 def mean_chunk(chunks: Sequence[tuple[int, int]]) -> tuple[int, float, float]:
-    """How many chunks of prompts there are, new and cached tokens of each, and the sizes of as many
-    that are alike and have as many tokens, and pairs of a query and a key, together."""
+    """The number of chunks of prompts, given by new and cached tokens, and the new and cached
+    tokens of equal chunks with the same sums of tokens and of pairs of a query and a key."""
     number, tokens = len(chunks), sum(new for new, _ in chunks)
     pairs = sum(new * past + new * (new + 1) / 2 for new, past in chunks)
     size = tokens / number
     return number, size, max(0.0, pairs / tokens - (size + 1) / 2)
 
 
-def alike(chunks: Sequence[tuple[int, int]], sampled: int = 1) -> SequenceClass:
-    """The class of `mean_chunk`: engines launch one kernel over chunks of all sizes, such as
-    `flash_attn_varlen_func`."""
+def mean_class(chunks: Sequence[tuple[int, int]], sampled: int = 1) -> SequenceClass:
+    """The chunks of `mean_chunk` as a class: engines launch one kernel over chunks of all sizes,
+    such as `flash_attn_varlen_func`."""
     number, mean, past = mean_chunk(chunks)
     size = max(1, round(mean))
     return SequenceClass(size, round(past), min(sampled, size), number)
 
 
 def step_of(classes: Iterable[SequenceClass]) -> Step:
-    """The step of these classes; those that differ in their count only are one."""
+    """The step of these classes; classes that differ in their count only are merged."""
     counts: Counter[tuple[int, int, int]] = Counter()
     for each in classes:
         counts[each.new, each.cached, each.sampled] += each.count
@@ -168,9 +168,9 @@ def step_of(classes: Iterable[SequenceClass]) -> Step:
 
 
 def padded(steps: Sequence[Step]) -> Step:
-    """The step of groups of ranks that wait for each other: of their sequences, those with most
-    tokens first, the n-th adds, has cached and samples as many tokens as the most of the n-th ones
-    of all groups. No group has more than this; what it has less is padding."""
+    """The step of groups of ranks that wait for each other: with the sequences of each group sorted
+    by tokens, the largest first, the n-th sequence adds, has cached and samples as many tokens as
+    the largest n-th one of all groups. The difference to a group's own step is padding."""
     if len(set(steps)) == 1:
         return steps[0]
     ordered = ([c for c in reversed(s.classes) for _ in range(c.count)] for s in steps)
@@ -182,7 +182,7 @@ def padded(steps: Sequence[Step]) -> Step:
 
 
 def parse_step(text: str) -> Step:
-    """The step of a text, see above. Raises `DiagnosticError`."""
+    """Parse the text of a step. Raises `DiagnosticError`."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise error("the step has no sequences", remedy=_EXAMPLE)

@@ -1,4 +1,4 @@
-"""How long the steps of a server take: a line over the tokens that are cached."""
+"""The times of the steps of a server, as linear functions of the cached tokens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-#: Units of time in a second: times are whole femtoseconds, so that slopes of a step's time a token
-#: are whole numbers as well, and steps that are added up at once give what they give one by one.
+#: Femtoseconds in a second. Times are integers in this unit, and so are the slopes of the time of a
+#: step by the token, so that the sum over many steps at once equals that over single steps.
 SECOND = 10**15
 
 
@@ -22,21 +22,24 @@ class StepLine:
     last: int
 
     def time(self, total: int) -> int:
-        """Of a step, in femtoseconds."""
+        """The time of a step, in femtoseconds."""
         return self.at + self.slope * (total - self.first)
 
     def times(self, total: int, grows: int, steps: int) -> int:
-        """Of so many steps together, of which each has `grows` more tokens than the one before."""
+        """The time of `steps` steps, each with `grows` more tokens than the one before, in
+        femtoseconds."""
         return steps * self.time(total) + self.slope * grows * (steps * (steps - 1) // 2)
 
 
 class StepCosts(Protocol):
-    """How long steps take, in femtoseconds, each at least one."""
+    """The times of steps, in femtoseconds, at least 1 each."""
 
     def decode(self, count: int, total: int) -> StepLine:
-        """Of `count` sequences that decode, with `total` tokens cached together."""
+        """The times of steps in which `count` sequences decode; the line covers `total` tokens
+        cached by all of them."""
         ...
 
     def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
-        """Of chunks of prompts, (new tokens, cached tokens) each, beside sequences that decode."""
+        """The time of a step with chunks of prompts, (new tokens, cached tokens) each, and `count`
+        sequences that decode, with `total` tokens cached by all of them."""
         ...

@@ -1,10 +1,10 @@
 """Tiers below the prefix cache of a device: memory of the host, then a disk.
 
-A block that gives up its room on the device goes to the first tier, one that a tier has no room
-for to the next one; the one longest unused goes first. Writing takes no time: it goes the other way
-of a link that loads use. A block that is loaded stays where it was. As in LMCache
-(lmcache/v1/storage_backend), HiCache of SGLang with `write_back` (srt/mem_cache/hiradix_cache.py)
-and the offloading connector of vLLM (distributed/kv_transfer/kv_connector/v1/offloading).
+A block evicted from the device goes to the first tier, and the least recently used block of a full
+tier to the next one. Writing takes no time, since it uses the other direction of the link than
+loads. A block that is loaded also stays in its tier. LMCache (lmcache/v1/storage_backend), HiCache
+of SGLang with `write_back` (srt/mem_cache/hiradix_cache.py) and the offloading connector of vLLM
+(distributed/kv_transfer/kv_connector/v1/offloading) work in this way.
 """
 
 from __future__ import annotations
@@ -16,63 +16,64 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class CacheTier:
-    """A tier with room for so many `blocks`, each of which takes `load` femtoseconds to the device;
-    `lasting`: it has them still after its replica has failed."""
+    """A tier with room for `blocks` blocks, each of which takes `load` femtoseconds to load. A
+    `lasting` tier survives a failure of its replica. `stored` has its blocks, the most recently
+    used one last."""
 
     name: str
     blocks: int
     load: int
     lasting: bool = False
-    kept: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
+    stored: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
 
     def put(self, block: int) -> int | None:
-        """Hold a block, as the last one used; the one that it takes the room of, if it does."""
+        """Store a block as the most recently used one. Returns the block evicted for it, if any."""
         if not self.blocks:
             return block
-        self.kept[block] = None
-        self.kept.move_to_end(block)
-        return self.kept.popitem(last=False)[0] if len(self.kept) > self.blocks else None
+        self.stored[block] = None
+        self.stored.move_to_end(block)
+        return self.stored.popitem(last=False)[0] if len(self.stored) > self.blocks else None
 
 
 @dataclass(slots=True)
 class CacheTiers:
-    """The tiers of a replica, the fastest one first. With `blocking` a step waits for the loads of
-    the requests that it begins; else a request waits for its own, and others go on."""
+    """The tiers of a replica, the fastest one first. With `blocking`, a step waits for the loads of
+    the requests that it begins; without, only the request waits for its loads."""
 
     tiers: Sequence[CacheTier]
     blocking: bool = False
 
     def store(self, block: int) -> None:
-        """Take a block that gives up its room on the device."""
+        """Store a block that was evicted from the device."""
         pushed: int | None = block
         for tier in self.tiers:
             if pushed is not None:
                 pushed = tier.put(pushed)
 
     def match(self, blocks: Sequence[int]) -> list[CacheTier]:
-        """The tiers that have these blocks, up to the first one that none has."""
+        """The tiers that have these blocks, up to the first block that no tier has."""
         tiers: list[CacheTier] = []
         for block in blocks:
-            tier = next((t for t in self.tiers if block in t.kept), None)
+            tier = next((t for t in self.tiers if block in t.stored), None)
             if tier is None:
                 break
             tiers.append(tier)
         return tiers
 
     def use(self, blocks: Sequence[int], tiers: Sequence[CacheTier]) -> int:
-        """Load blocks from the tiers that have them; the time that it takes."""
+        """Load blocks from the tiers that have them. Returns the time, in femtoseconds."""
         for block, tier in zip(blocks, tiers, strict=True):
-            if block in tier.kept:  # unless it has just given way to one of the device
-                tier.kept.move_to_end(block)
+            if block in tier.stored:  # a block of the device may have evicted it just now
+                tier.stored.move_to_end(block)
         return sum(tier.load for tier in tiers)
 
     def fail(self) -> None:
-        """Lose what the process of a replica holds."""
+        """Lose the blocks of all tiers that do not survive a failure."""
         for tier in self.tiers:
             if not tier.lasting:
-                tier.kept.clear()
+                tier.stored.clear()
 
     def clear(self) -> None:
-        """Lose all blocks, which are of other weights."""
+        """Lose the blocks of all tiers, which other weights have computed."""
         for tier in self.tiers:
-            tier.kept.clear()
+            tier.stored.clear()

@@ -1,39 +1,44 @@
-"""What there is to know of a time before it is believed: texts that every output shows."""
+"""Cautions about a step time, which every output shows: constants of a machine that were never
+measured, and groups that cross a level of the network without need."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from stagec.ir_spec.strategy.kernels import UNFUSED
+from stagec.ir_spec.strategy.kernels import DEVICE, UNFUSED
 from stagec.machines import Machine
 from stagec.machines.placement import straddling
 
-#: Constants without which a machine does products, attention and copies as no device does in a
-#: step: at the rate of its best kernels.
+#: Constants of which a machine without measurements has defaults: the rates of the best kernels,
+#: which no device reaches throughout a step.
 _OF_STEPS = ("matmul", "attention", "memory", "sustained")
 
 
 def cautions(machine: Machine, meshes: Iterable[Mapping[str, int]] = ()) -> tuple[str, ...]:
-    """Of a machine, and of jobs on these meshes there."""
+    """The cautions about a machine, and about jobs with these meshes on it."""
     of_jobs = (text for mesh in meshes for text in _of_groups(machine, mesh))
     return tuple(dict.fromkeys([*_of_constants(machine), *of_jobs]))
 
 
-def of_software(machine: Machine, kernels: Iterable[str]) -> Iterator[str]:
-    """Of kernels of attention that the software names, and of which the machine has no constants.
-    Unfused attention is no kernel."""
-    attention = machine.efficiency.attention
-    for name in kernels:
-        if name not in UNFUSED and attention.of_kernel(name.replace("-", "_")) is attention:
-            yield (
-                f"{machine.name} has no constants for the attention kernel {name}, and uses its "
-                f"own ('stagec machines {machine.name}')"
-            )
+def of_software(
+    machine: Machine, kernels: Iterable[str], blocks: Iterable[str] = ()
+) -> Iterator[str]:
+    """The cautions about kernels of attention, and of products in `blocks` of fp8, that the
+    software names and for which the machine has no constants. Unfused attention is not a kernel."""
+    attention, products = machine.efficiency.attention, machine.efficiency.matmul.kernels
+    named = {n: attention.of_kernel(n.replace("-", "_")) for n in kernels if n not in UNFUSED}
+    lacks = [f"attention kernel {n}" for n, own in named.items() if own is attention]
+    lacks += [f"kernel of products {n}" for n in blocks if n not in (DEVICE, *products)]
+    for kernel in lacks:
+        yield (
+            f"{machine.name} has no constants for the {kernel}, and uses its own "
+            f"('stagec machines {machine.name}')"
+        )
 
 
 def _of_constants(machine: Machine) -> Iterator[str]:
-    """Steps of a machine whose constants no measurement gave come out shorter than those of
-    machines that were measured. A roofline is an assumption that its text states."""
+    """Constants that are not fitted to measurements: the steps of such a machine come out shorter
+    than those of measured machines. A roofline is an assumption that the machine states itself."""
     constants = machine.efficiency
     names = [n for n in _OF_STEPS if not getattr(constants, n).fitted]
     if names and constants.kernels != "roofline":
@@ -45,7 +50,7 @@ def _of_constants(machine: Machine) -> Iterator[str]:
 
 
 def _of_groups(machine: Machine, mesh: Mapping[str, int]) -> Iterator[str]:
-    """Groups that cross a level although one unit of it has room for them."""
+    """Groups that cross a level although they would fit into one unit of it."""
     for group in straddling(machine, mesh):
         name = group.level
         yield (

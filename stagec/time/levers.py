@@ -1,4 +1,4 @@
-"""What would help: the time of a step on machines that are better in one respect."""
+"""Levers: the time of a step on machines that are better in one respect."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stagec.time.step import IssuedStep, StepTime, step_time
 
 
 class Lever(NamedTuple):
-    """A machine that is better in a respect, and the step on it."""
+    """The respect in which a machine is better, and the step on it."""
 
     name: str
     step: StepTime
 
 
 def levers(issued: IssuedStep, machine: Machine, replay: ReplayOptions = USUAL) -> Iterator[Lever]:
-    """Groups that do not cross a level without need, twice each rate, no latency, no launch gaps,
-    and communication that is all hidden. Nobody has measured such machines: what was
-    `measured` changes by the ratio of the models."""
+    """Steps with groups that do not cross a level without need, twice each rate, no latency, no
+    launch gaps, and all communication hidden. Such machines were never measured: measured times are
+    scaled by the ratio of the models on both machines."""
     if replay.measured is not None:
         replay = replace(replay, measured=replay.measured.of(machine))
     for name, changed in [*_placed(issued, machine), *_changed(machine)]:

@@ -12,8 +12,8 @@ from stagec.time.streams import Part
 
 
 class Link(NamedTuple):
-    """A node of the path, of this class, and the picoseconds from the end of the one before to its
-    own end. The links of a path add up to the step."""
+    """A node of the path, its class and category, and the picoseconds from the end of the node
+    before to its own end. The links of a path add up to the step."""
 
     owner: ClassTimes
     node: Node

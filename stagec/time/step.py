@@ -30,18 +30,18 @@ from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
 from stagec.time.streams import PICOSECONDS, SCHEDULER, Cost, Part
 
-#: Programs of more nodes are unrolled again where they are asked for behind the graph: 55 bytes a
-#: node.
+#: Programs of more nodes are not kept once the graph is built, but unrolled again when needed. A
+#: node takes 55 bytes.
 _MANY = 1_000_000
 #: Coordinates that sizes depend on.
 Inner = tuple[tuple[str, int], ...]
 
 
 class _Programs:
-    """The programs of a job, for all sizes with which they consist of the same nodes: what was
-    asked to make them is in `decisions`. `samples` are nodes that differ in what they do, or in the
-    coordinates that their sizes depend on; `numbers` has for each class those that its prototypes
-    are like, and the place among them of each."""
+    """The programs of a job, for all sizes in which they consist of the same nodes: `decisions`
+    records the questions about sizes on which they depend. `samples` are the nodes that differ in
+    what they do, or in the coordinates that their sizes depend on. `numbers` has, for each class,
+    the samples that its prototypes equal, and for each prototype its place among these."""
 
     def __init__(self, module: Module) -> None:
         self.decisions, before = Queries(), module.decisions
@@ -63,7 +63,7 @@ class _Programs:
 
     def _numbered(self) -> list[tuple[list[int], Ints]]:
         known: dict[Hashable, int] = {}
-        runs: dict[Hashable, int] = {}  # of one operation, which do the same
+        runs: dict[Hashable, int] = {}  # nodes of one operation do the same
         numbered: list[tuple[list[int], Ints]] = []
         for each, program in zip(self.classes, self.programs, strict=True):
             inner = tuple(each.inner.items())
@@ -85,13 +85,13 @@ class _Programs:
 
     @property
     def programs(self) -> list[Program]:
-        """The program of each class; unrolled again, if they were forgotten."""
+        """The program of each class; unrolled again after `forget`."""
         if self._programs is None:
             self._programs = [each.program() for each in self.classes]
         return self._programs
 
     def forget(self) -> None:
-        """Keep what evaluations need: graphs, and when hosts end."""
+        """Keep what evaluations need: graphs, and the ends of hosts."""
         if self._graphs and self._programs is not None:
             for each, program in zip(self.classes, self._programs, strict=True):
                 each.templates.clear()
@@ -102,7 +102,7 @@ class _Programs:
             self._hosts[1].forget()
 
     def samples_at(self, values: Mapping[str, int]) -> list[Node]:
-        """The samples in other sizes."""
+        """The samples for other values of symbols and axes."""
         samples: dict[int, Node] = {}
         for inner, (numbers, nodes) in self._resizable.items():
             sized = nodes.at({**values, **dict(inner)})
@@ -117,11 +117,11 @@ class _Programs:
         return {i: (n, Resizable([self.samples[k] for k in n])) for i, n in numbers.items()}
 
     def issues(self, mesh: Mapping[str, int]) -> list[ClassIssue]:
-        """What the classes issue, and whom they meet."""
+        """What the classes issue, and the classes that they meet."""
         return issues_of(self.classes, self.programs, TrackedValues(mesh, self.decisions))
 
     def graph(self, mesh: Mapping[str, int], waiting: frozenset[int], **how: Any) -> StepGraph:
-        """The graph, where samples with the numbers `waiting` are messages that wait for their
+        """The graph, in which messages like the samples `waiting` (by number) wait for their
         receivers."""
         key = waiting, *how.items()
         if key not in self._graphs:
@@ -132,7 +132,7 @@ class _Programs:
         return self._graphs[key]
 
     def nodes_like(self, samples: frozenset[int]) -> set[Node]:
-        """The prototypes that are like some samples."""
+        """The prototypes that equal one of these samples, given by number."""
         if not samples:
             return set()
         nodes: set[Node] = set()
@@ -142,7 +142,7 @@ class _Programs:
         return nodes
 
     def hosts(self, spent: HostTimes, graph: StepGraph) -> ClockedStep:
-        """The times of hosts that spend so much, which are the same in all sizes."""
+        """The clock of hosts that spend these times, which is the same in all sizes."""
         if self._hosts is None or self._hosts[0] != (spent, graph):
             times = ClockedStep(graph, host_costs(graph, [spent] * len(graph.classes)))
             self._hosts = (spent, graph), times
@@ -150,8 +150,8 @@ class _Programs:
 
 
 def host_costs(graph: StepGraph, spent: Sequence[HostTimes]) -> NodeCosts:
-    """What nodes cost the hosts of each class."""
-    runs: dict[tuple[HostTimes, object], int] = {}  # of one operation, which cost the same
+    """The costs of nodes for the hosts of each class."""
+    runs: dict[tuple[HostTimes, object], int] = {}  # nodes of one operation cost the same
     rows: list[Cost] = []
     places: list[int] = []
     for nodes, times in zip(graph.classes, spent, strict=True):
@@ -164,11 +164,10 @@ def host_costs(graph: StepGraph, spent: Sequence[HostTimes]) -> NodeCosts:
 
 
 class Issued:
-    """What the ranks of a job issue, whatever the machine: classes, their runs and their ranks.
+    """What the ranks of a job issue, independent of the machine: classes, programs and ranks.
 
-    `samples` are nodes in the sizes of the job, one for each that does something else; nodes of
-    runs and plans may be those of the same programs in other sizes. `software` is what the
-    strategy says of seconds.
+    `samples` are the distinct nodes in the sizes of this job; the nodes of `programs` may have the
+    sizes of another job with the same programs. `software` is what the strategy states about times.
     """
 
     def __init__(
@@ -188,8 +187,9 @@ class Issued:
         return cls(programs, module.axis_sizes, programs.samples)
 
     def at(self, values: Mapping[str, int]) -> Issued | None:
-        """What the ranks issue for other values of all symbols and axes, with which the module was
-        compiled alike; None if that are other programs, or sizes go by layers."""
+        """What the ranks issue for other values of all symbols and axes, for which the module
+        compiles to the same operations; None if their programs differ, or sizes differ between
+        layers."""
         programs = self._programs
         if programs.by_layers or not programs.decisions.same(values):
             return None
@@ -201,12 +201,12 @@ class Issued:
         return Issued(self._programs, self.mesh, self.samples, software)
 
     def forget(self) -> None:
-        """Keep what evaluations need; what else is asked for is found again."""
+        """Keep what evaluations need; all else is computed again when it is needed."""
         self._programs.forget()
 
     @property
     def size(self) -> int:
-        """How many nodes the programs have."""
+        """The number of nodes of all programs."""
         return self._programs.size
 
     @property
@@ -216,7 +216,7 @@ class Issued:
 
     @property
     def programs(self) -> list[Program]:
-        """The program of each class. Sizes of their nodes may be those of another job."""
+        """The program of each class. The sizes of its nodes may be those of another job."""
         return self._programs.programs
 
     def issues(self) -> list[ClassIssue]:
@@ -242,7 +242,7 @@ class Issued:
         return frozenset(i for i, node in sends if node.size > eager)
 
     def costs(self, table: CostTable) -> NodeCosts:
-        """What the prototypes of all classes cost, found once for samples that do."""
+        """The costs of the prototypes of all classes, computed once for each sample."""
         computations = table.prepare(self.samples)
         known: dict[tuple[int, int], int] = {}
         rows: list[Cost] = []
@@ -259,23 +259,23 @@ class Issued:
         return NodeCosts.of(rows).take(np.concatenate(places))
 
     def executed(self, number: int, nodes: ClassNodes, of: Callable[[Node], int]) -> int:
-        """The sum of a figure of nodes, in the sizes of the job, over all that the stream of
-        computations of a class runs: its number among those of the job, and its nodes."""
+        """The sum of a figure over all nodes that the compute stream of a class runs, in the sizes
+        of this job. `number` is that of the class in the job."""
         used, place = self._programs.numbers[number]
         counts = np.bincount(place, nodes.computed, len(used)).astype(np.int64).tolist()
         return sum(count * of(self.samples[i]) for i, count in zip(used, counts, strict=True))
 
     def hosts(self, spent: Sequence[HostTimes], graph: StepGraph) -> ClockedStep:
-        """The times of hosts that spend so much time and do nothing else."""
+        """The clock of hosts that spend these times; `spent` has one entry."""
         return self._programs.hosts(spent[0], graph)
 
     @property
     def jobs(self) -> Sequence[Issued]:
-        """This one."""
+        """This job alone."""
         return [self]
 
     def between(self, machine: Machine) -> Mapping[str, Level]:
-        """None: it is one job."""
+        """Empty, since there is one job."""
         return {}
 
     @cached_property
@@ -292,11 +292,14 @@ class Issued:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step: `picoseconds`, the times of all classes, and how many kernels and
-    collectives were matched, interpolated and modelled (`stagec.time.measured.tables`). Where
-    hosts hold up the step, `classes` are those of hosts; `devices` are always those of devices.
-    Behind the devices the scheduler of a server takes `scheduler` picoseconds of the step, and
-    outside of its steps a request takes `request` picoseconds."""
+    """The time of a step.
+
+    `classes` are the clocks that determine it: those of hosts where they hold up the step, else
+    those of devices, which are always in `devices`. `ways` counts how many kernels and collectives
+    were matched, interpolated and modelled (`stagec.time.measured.tables`). `scheduler` is the
+    share of `picoseconds` in which devices wait for the scheduler of a server; `request` is what a
+    request takes outside of its steps, in picoseconds.
+    """
 
     picoseconds: int
     classes: ClockedStep
@@ -312,7 +315,7 @@ class StepTime:
 
     @cached_property
     def slowest(self) -> ClassTimes:
-        """The class that ends last; of several, the one that computes longest."""
+        """The class that ends last; of several, the one with most time of computations."""
         classes = self.classes
         last = [i for i, end in enumerate(classes.ends) if end == classes.end]
         return classes[max(last, key=classes.computing)]
@@ -339,7 +342,7 @@ class IssuedStep(Protocol):
         ...
 
     def between(self, machine: Machine) -> Mapping[str, Level]:
-        """The levels of the network to pods that are among the jobs."""
+        """The levels of the network between those of the jobs that are pods."""
         ...
 
     def graph(
@@ -350,7 +353,7 @@ class IssuedStep(Protocol):
         ...
 
     def hosts(self, spent: Sequence[HostTimes], graph: StepGraph) -> ClockedStep:
-        """The times of hosts that spend so much time, by job, and do nothing else."""
+        """The clock of hosts that spend these times; `spent` has one entry for each job."""
         ...
 
 
@@ -364,18 +367,17 @@ def step_time(
     pods: Mapping[str, Level] = MappingProxyType({}),
     table: Callable[..., CostTable] = CostTable,
 ) -> StepTime:
-    """Replay a job on a machine. Where nothing communicates, collectives and messages take no time.
-    `pods` has the levels of the network to pods that are not replayed; messages to one without a
-    level take no time. `table` makes the table of the costs of a job.
+    """Replay a job on a machine. Without `communicates`, collectives and messages take no time.
+    `pods` has the levels of the network to pods that are not replayed; messages to a pod without a
+    level take no time. `table` constructs the cost table of a job.
 
-    There are two clocks, that of the devices and that of the hosts, which issue one computation
-    after the other and wait for each other where the devices do. The step is the longer one.
-    Engines capture steps of serving as `graphs`, each of which a host launches as a whole: it does
-    not hold devices up, but with prompts where `stg.hosts[prompts = issued]` says so. Without
-    graphs it issues all of those as it does steps of training. With `hosts` as
-    false hosts take no time. Those that wait for devices (`stg.hosts[waits = phases]`) hold the
-    first clock up as well. Behind a step of serving devices wait for the scheduler of an engine,
-    as `stg.hosts[step = ..., scheduler = ...]` says.
+    There are two clocks: that of the devices, and that of the hosts, which issue one computation
+    after the other and wait for each other where the devices do. The step takes as long as the
+    slower of them. A host launches a captured step of serving as a whole (`Software.is_graph`), so
+    it does not hold devices up; without `replay.graphs` it issues the step op by op. Without
+    `hosts`, hosts take no time. A host that waits for its device (`stg.hosts[waits = ...]`) also
+    adds gaps to the clock of the devices. Behind a step of serving devices wait for the scheduler
+    of the engine (`stg.hosts[step = ..., scheduler = ...]`).
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
@@ -407,7 +409,7 @@ def step_time(
     request = max(picoseconds(each.request_seconds) for each in software)
 
     def behind(clocked: ClockedStep) -> StepTime:
-        """With the scheduler, as far as devices wait for it."""
+        """The step with the time that devices wait for the scheduler."""
         end = clocked.end / PICOSECONDS
         scheduler = max(picoseconds(each.waiting_seconds(end)) for each in software)
         return StepTime(clocked.end + scheduler, clocked, ways, devices, scheduler, request)
@@ -426,7 +428,7 @@ def step_time(
 
 
 def _spent(issued: Issued, machine: Machine, communicates: bool) -> HostTimes:
-    """What the hosts of a job spend on a machine."""
+    """The times that the hosts of a job spend on a machine."""
     rule = issued.software.hosts
     backward = rule.issue_backward_seconds
     product = rule.product_seconds if machine.family == "blackwell" else None
@@ -442,7 +444,8 @@ def _spent(issued: Issued, machine: Machine, communicates: bool) -> HostTimes:
 
 
 def _checks(issued: Issued, machine: Machine) -> tuple[tuple[GroupAxes, int], ...]:
-    """What hosts spend on a collective of each group, where they compare what they call."""
+    """Picoseconds that hosts spend on a collective of each group, where they compare their calls
+    (`check` of a level, in seconds for each rank)."""
     levels = machine.efficiency.network
     if not any(level.check for level in levels.values()):
         return ()

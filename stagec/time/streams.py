@@ -1,10 +1,10 @@
-"""The streams of a rank: what runs one after the other, and what time is accounted as.
+"""The streams of a rank, on which nodes run one after the other, and the categories of time.
 
 A rank computes on one stream. Each communicator, each direction of copies, and sends to and
-receives from each neighbour have a stream of their own, beside it; so have all messages to another
-pod, which share the link of the rank. A machine may say that its collectives, sends (those to other
-pods too) and copies share one stream. A blocking collective is on the stream of its communicator
-and on that of the computations.
+receives from each neighbour have a stream of their own; so have all messages to another pod, which
+share the link of the rank. A machine may state that its collectives, sends (also those to other
+pods) and copies share one stream. A blocking collective occupies the stream of its communicator
+and the compute stream.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 from stagec.program.groups import crosses_pods
 from stagec.program.nodes import Node
 
-#: Clocks count picoseconds: so many in a second.
+#: Picoseconds in a second; clocks count picoseconds.
 PICOSECONDS: Final = 10**12
-#: Up to here times and what is added to them are surely whole numbers of numpy.
+#: Times up to this one can be added without overflow of 64 bits.
 MOST: Final = 2**62
 #: The stream of computations.
 COMPUTE: Final = "compute"
@@ -44,9 +44,9 @@ KERNEL_PARTS: Final[Mapping[str, Part]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Picoseconds of a node: of its kernel, call or transfer, and of the gap before it, in which
-    it is launched. A message with a `handshake` waits for its receiver, which it hears of so much
-    later."""
+    """Picoseconds of a node: `time` of its kernel, call or transfer, and `launch` of the gap before
+    it. A message with a `handshake` waits until its sender has heard, `handshake` picoseconds
+    later, that the receiver is ready."""
 
     time: int
     launch: int = 0
@@ -54,8 +54,8 @@ class Cost:
 
 
 def streams_of(node: Node, *, overlap: bool = True, one_stream: bool = False) -> tuple[Stream, ...]:
-    """The streams that a node is on. Without overlap all collectives are blocking; with one stream
-    collectives, sends and copies share it."""
+    """The streams that a node occupies. Without `overlap` all collectives are blocking; with
+    `one_stream` collectives, sends and copies share a stream."""
     if node.is_copy:
         return (SHARED,) if one_stream else (("copy", node.to),)
     if node.is_message:
@@ -70,7 +70,7 @@ def streams_of(node: Node, *, overlap: bool = True, one_stream: bool = False) ->
 
 
 def part_of(node: Node) -> Part:
-    """What the time of a node counts as where the compute stream runs it or waits for it."""
+    """The category of the time in which the compute stream runs a node or waits for it."""
     if node.is_copy:
         return COPIES
     if node.is_message:
@@ -83,8 +83,8 @@ def part_of(node: Node) -> Part:
 
 
 def stretched(start: int, work: int, busy: list[tuple[int, int]], slowdown: int) -> int:
-    """The end of a computation that starts now and takes `work`, of which collectives that run at
-    the times `busy` (sorted and disjoint) take `slowdown` 1024ths."""
+    """The end of a computation that starts at `start`, takes `work` picoseconds at full speed, and
+    loses `slowdown` 1024ths of its speed during the intervals `busy` (sorted and disjoint)."""
     if not slowdown:
         return start + work
     now, left = start, work * 1024

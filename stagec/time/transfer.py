@@ -1,4 +1,4 @@
-"""The time of what crosses from one pod to another: a pod begins on a node of its own, so messages
+"""The time of messages from one pod to another. Each pod begins on a node of its own, so messages
 between pods cross the network."""
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from stagec.time.streams import PICOSECONDS
 
 @dataclass(frozen=True, slots=True)
 class TransferTime:
-    """The caches of a step on their way.
+    """The transfer of the caches of a prefill step.
 
-    `bytes` and `messages` are those of all ranks. `alone_seconds` are those of the rank that sends
-    most, if it did nothing else; `exposed_seconds` are what is left of them behind the step of
+    `bytes` and `messages` are those of all ranks. `alone_seconds` is the time of the rank that
+    sends most, if it did nothing else; `exposed_seconds` is the part of it behind the step of
     prefill, since layers are sent as they finish. `level` is the level of the network between the
     pods.
     """
@@ -40,9 +40,9 @@ def transfer_time(
     alone: StepTime,
     replay: ReplayOptions = USUAL,
 ) -> TransferTime:
-    """The caches that the first pod sends to that which decodes in its step, which is `alone` if
-    they take no time, over a level of the network. A rank sends one after
-    the other over its link; what receives them is taken to have a link for each sender."""
+    """The transfer of the caches that the first pod sends to the pod that decodes, over a level of
+    the network; `alone` is the step if transfers take no time. A rank sends its messages one after
+    the other over its link; a receiver is assumed to have a link for each sender."""
     sender, messages, total = issued.jobs[0], 0, 0
     longest = 0.0
     for sizes, members in zip(map(_sent, sender.programs), sender.members, strict=True):
@@ -56,7 +56,7 @@ def transfer_time(
 
 
 def _sent(program: Program) -> Counter[int]:
-    """The messages that a rank sends to the pod that decodes: how many of each size."""
+    """The messages that a rank sends to the pod that decodes: their number by size in bytes."""
     sent = Counter[int]()
     for node, times in zip(program.prototypes, program.counts.tolist(), strict=True):
         if node.over == DECODE and crosses_pods(node.op) and times:

@@ -1,2 +1,2 @@
-"""Published figures and measured steps beside ours. What is published stands in distributions of
-their own; here it is read, computed and compared."""
+"""The comparison of published figures and measurements with computed ones. The published data are
+in separate distributions."""

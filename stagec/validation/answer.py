@@ -1,4 +1,4 @@
-"""Published figures and measured steps beside ours, as answers."""
+"""The answers of `stagec validate`: published and measured figures compared with ours."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _WIDTH = 160
 
 @dataclass(frozen=True)
 class FiguresAnswer(Report):
-    """Published figures beside ours."""
+    """Published figures and ours."""
 
     figures: Sequence[PublishedRow]
 
     @property
     def ok(self) -> bool:
-        """Whether all are met."""
+        """Whether all figures agree."""
         return all(row.ok for row in self.figures)
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -45,14 +45,14 @@ class FiguresAnswer(Report):
             "Published and computed", "source", "row", "published", "ours", "", text_columns=2
         )
         for row in self.figures:
-            off = "ok" if row.ok else Text("OFF", "red")
-            shown.add_row(row.source, row.row, row.published, row.ours, off)
+            verdict = "ok" if row.ok else Text("OFF", "red")
+            shown.add_row(row.source, row.row, row.published, row.ours, verdict)
         console(stream, _WIDTH).print(shown)
 
 
 @dataclass(frozen=True)
 class StepsAnswer(Report):
-    """Measured seconds of steps beside ours, and errors by source."""
+    """Measured and predicted seconds of steps, and errors by source."""
 
     steps: Sequence[StepError]
     sources: Sequence[Summary]
@@ -86,7 +86,7 @@ class StepsAnswer(Report):
 
 @dataclass(frozen=True)
 class MemoryAnswer(Report):
-    """Bytes that frameworks hold beside ours, by category and moment."""
+    """Measured and planned bytes, by category and moment."""
 
     errors: Sequence[BytesError]
 
@@ -98,7 +98,7 @@ class MemoryAnswer(Report):
         return {"rows": self.rows(), "worst": worst}
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each category, and for all, of each moment of each step."""
+        """A row for each category and the total, of each moment of each step."""
         return [each.as_json() for each in self.errors]
 
     def print(self, stream: TextIO) -> None:
@@ -122,7 +122,7 @@ def validate_memory(source: str | None, session: Session) -> MemoryAnswer:
 
 @dataclass(frozen=True)
 class ServersAnswer(Report):
-    """Measured times of servers beside ours, and errors by engine and machine."""
+    """Measured and predicted times of servers, and errors by engine and machine."""
 
     servers: Sequence[ServerError]
     engines: Sequence[ServerSummary]
@@ -168,8 +168,8 @@ class ServersAnswer(Report):
 
 
 def validate_servers(source: str | None, session: Session, *, everything: bool) -> ServersAnswer:
-    """Predict the measured servers of a source or of all, a sample unless all are asked for. Raises
-    `DiagnosticError` for a source that is not there."""
+    """Predict the measured servers of a source or of all: a sample, or `everything`. Raises
+    `DiagnosticError` for an unknown source."""
     servers = measured_servers(source)
     if not everything:
         servers = sample(servers)
@@ -183,8 +183,8 @@ def validate_figures() -> FiguresAnswer:
 
 
 def validate_steps(source: str | None, session: Session, *, everything: bool) -> StepsAnswer:
-    """Predict the measured steps of a source or of all, of long ones a sample unless all are asked
-    for. Raises `DiagnosticError` for a source that is not there."""
+    """Predict the measured steps of a source or of all: samples of long sources, or `everything`.
+    Raises `DiagnosticError` for an unknown source."""
     steps = chosen(source, everything=everything)
     errors = list(map(StepError, steps, predictions(steps, session, "steps")))
     return StepsAnswer(errors, summaries(errors))

@@ -1,5 +1,5 @@
-"""Bytes that a framework holds, as its own tracker counts them, beside ours: by category, after
-forward, at the peak and after the update."""
+"""The comparison of measured bytes, from the memory tracker of a framework, with planned ones: by
+category, after forward, at the peak and after the update."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from stagec.pipeline.instrument import PLAN
 from stagec.validation.formula import sizes_of
 from stagec.validation.sources import JobRow, SourceRow, at, filled, validation_sources
 
-#: The moments of a step, as rows and answers call them.
+#: The names of the moments of a step in rows and answers.
 MOMENTS = ("after_forward", "peak", "after_update")
-#: Of a category with a smaller part of all bytes there is no error: tables of positions, counters.
+#: The share of all bytes below which a category has no error, such as counters.
 SMALLEST = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow(JobRow):
-    """A row of a source, as its files have it: the job, and the bytes of each category at each
-    moment. `row` is the title, with `$name` of sizes, flags and notes; `stage` the stage of a
-    pipeline that was recorded, by default that with the highest peak."""
+    """A row of a source in the form of its files: the job, and the bytes of each category at each
+    moment. `row` is the title, with `$name` of sizes, flags and notes; `stage` is the recorded
+    pipeline stage, by default the one with the highest peak."""
 
     row: str
     model: str
@@ -38,7 +38,7 @@ class MemoryRow(JobRow):
 
 @dataclass(frozen=True, slots=True)
 class BytesError:
-    """Bytes of a category, or `total`, at a moment: measured and ours."""
+    """The measured and planned bytes of a category, or `total`, at a moment."""
 
     source: str
     row: str
@@ -46,7 +46,7 @@ class BytesError:
     category: str
     measured: int
     ours: int
-    error: float | None  # None of what is too small to be judged
+    error: float | None  # None for categories that are too small
 
     def as_json(self) -> dict[str, Any]:
         """A row of the answer."""
@@ -62,7 +62,7 @@ class BytesError:
 
 
 def memory_errors(source: str | None, session: Session) -> list[BytesError]:
-    """All measured bytes of a source, or of all, beside ours. Raises `DiagnosticError`."""
+    """All measured bytes of a source or of all, compared with ours. Raises `DiagnosticError`."""
     sources = validation_sources(source, kind="memory")
     rows = [(each.name, row) for each in sources for row in each.rows()]
     errors: list[BytesError] = []
@@ -106,7 +106,7 @@ def _of_moment(
 
 
 def worst_errors(errors: Sequence[BytesError]) -> dict[tuple[str, str], float]:
-    """The error of the largest size of each moment and category."""
+    """The largest error of each moment and category."""
     worst: dict[tuple[str, str], float] = {}
     for each in errors:
         key = each.moment, each.category

@@ -1,5 +1,5 @@
-"""Servers under closed loops, as benchmarks keep them: so many requests are there at any time.
-Their events are those of `stagec.serving`, over a few steps that are compiled."""
+"""Servers under closed loops, as in benchmarks: a fixed number of concurrent requests. Their events
+are simulated by `stagec.serving`, with costs interpolated between a few compiled steps."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from stagec.time.streams import PICOSECONDS
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-#: More than the cached tokens of all sequences.
+#: A bound that exceeds the cached tokens of all sequences.
 _MOST = 1 << 60
 
-#: Tokens of prompts of each group in a step, and its femtoseconds.
+#: The prompt tokens of each group in a step, and the femtoseconds of the step.
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class FewSteps:
-    """`StepCosts` between a few steps, linear in each argument: sequences that decode, of which
-    each of the `groups` of ranks has a share, take from `one` to `most` femtoseconds, with one and
-    with `count` of each group, whatever is cached. Prompts take `alone` femtoseconds, and add
-    `beside` to a step that decodes."""
+    """`StepCosts` interpolated linearly between a few steps. A decode step takes from `one` to
+    `most` femtoseconds, for one and for `count` sequences of each of the `groups` of ranks,
+    whatever is cached. Prompts take `alone` femtoseconds in their own step, and add `beside` to a
+    decode step."""
 
     groups: int
     count: int
@@ -54,11 +54,11 @@ class FewSteps:
     beside: Points
 
     def decode(self, count: int, total: int) -> StepLine:
-        """Of sequences that decode."""
+        """The cost of decode steps."""
         return StepLine(max(1, round(self._decode(count))), 0, 0, _MOST)
 
     def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
-        """Of chunks beside them."""
+        """The cost of a step with chunks of prompts."""
         tokens = sum(new for new, _ in chunks) / len(chunks) * -(-len(chunks) // self.groups)
         if not count:
             return max(1, round(_between(self.alone, tokens)))
@@ -70,7 +70,7 @@ class FewSteps:
 
 
 def _between(points: Points, value: float) -> float:
-    """What a line through points has at a value; beyond the last one it goes on."""
+    """Linear interpolation between points, with extrapolation beyond the last one."""
     (x, y), *later = points
     for i, (then, more) in enumerate(later):
         if value <= then or i == len(later) - 1:
@@ -81,9 +81,9 @@ def _between(points: Points, value: float) -> float:
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """A server and its load: `batch` requests at any time, each followed by others, `rounds` in
-    all, the first of which come at once. `prompt` and `output` are means of lengths drawn from
-    `2 share - 1` to 1 of what is stated, of which they are the `share`."""
+    """A server and its load: `batch` concurrent requests, `rounds` times that in all, of which the
+    first arrive at once. `prompt` and `output` are mean lengths. Lengths are drawn between
+    `2 share - 1` and 1 times the stated length, whose mean is its `share`."""
 
     options: JobOptions
     machine: Machine
@@ -94,8 +94,8 @@ class ClosedLoop:
     rounds: int
 
     def means(self) -> tuple[float, float]:
-        """The mean seconds from a request to its first token, with what a request takes outside of
-        its steps, and from there from token to token. Raises `DiagnosticError`."""
+        """The mean seconds from a request to its first token, with those outside of its steps, and
+        the mean seconds between tokens. Raises `DiagnosticError`."""
         plain = self.options.changed(serve=MIXED, step="decode=1x1", prompt=None)
         module = JobBuilder(plain).module
         strategy = read_strategy(module)
@@ -131,7 +131,7 @@ class ClosedLoop:
         return reports[0].step.request / PICOSECONDS + waits, between / SECOND
 
     def _step(self, decodes: int, prompts: int = 0) -> CompiledJob:
-        """A step of so many sequences of each group that decode, and so many prompts."""
+        """A step with these numbers of decoding sequences and of prompts in each group."""
         classes = [SequenceClass(self.prompt, 0, 1, prompts)] if prompts else []
         if decodes:
             classes.append(SequenceClass(1, self.prompt + self.output // 2, 1, decodes))
@@ -141,8 +141,8 @@ class ClosedLoop:
     def _blocks(
         self, jobs: Sequence[CompiledJob], groups: int, each: int, rule: SchedulerRule
     ) -> int | None:
-        """Blocks of the cache of all groups, beside weights and activations of steps: as many as
-        one request of each takes at least."""
+        """The blocks of the caches of all groups, in the memory that weights and activations leave;
+        at least those of one request in each group."""
         decode, full = (job.figures() for job in jobs)
         room = rule.room(room_of(self.machine, full.mesh))
         tokens = each * (self.prompt + self.output // 2)
@@ -157,15 +157,15 @@ class ClosedLoop:
     def _requests(self) -> list[Request]:
         source = Random(0)
 
-        def drawn(mean: int) -> int:
+        def draw(mean: int) -> int:
             least = max(1, round(mean * (2 - 1 / self.share)))
             return source.randint(least, round(mean / self.share))
 
-        many = range(self.batch * self.rounds)
-        return [Request(0, drawn(self.prompt), max(2, drawn(self.output))) for _ in many]
+        numbers = range(self.batch * self.rounds)
+        return [Request(0, draw(self.prompt), max(2, draw(self.output))) for _ in numbers]
 
 
 def _points(start: float, *points: tuple[int, float]) -> Points:
-    """Points in femtoseconds, of seconds; those of as many tokens are one."""
+    """Points in femtoseconds, from seconds; of points with equal tokens the last one counts."""
     distinct = dict(points)
     return [(0.0, start * SECOND), *((float(n), at * SECOND) for n, at in distinct.items())]

@@ -1,4 +1,4 @@
-"""How far predicted steps are from measured ones: by row, by source, in the order of a sweep."""
+"""The errors of predicted steps: by row, by source, and in the ranking of a sweep."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from numpy.typing import NDArray
 
 from stagec.validation.steps import MeasuredStep
 
-#: Sweeps of fewer steps have no order worth telling.
+#: The smallest number of steps of a sweep whose ranking counts.
 _SWEEP = 4
 
 
 @dataclass(frozen=True, slots=True)
 class StepError:
-    """A measured step, and the seconds that we predict or why there are none."""
+    """A measured step, and its predicted seconds or the reason for their absence."""
 
     step: MeasuredStep
     result: float | str
 
     @property
     def predicted(self) -> float | None:
-        """Seconds."""
+        """The predicted seconds."""
         return None if isinstance(self.result, str) else self.result
 
     @property
     def problem(self) -> str:
-        """Why there are no seconds."""
+        """The reason for the absence of seconds."""
         return self.result if isinstance(self.result, str) else ""
 
     @property
     def error(self) -> float:
-        """Predicted over measured seconds, less 1; not a number without prediction."""
+        """The relative error; NaN without a prediction."""
         return float("nan") if self.predicted is None else self.predicted / self.step.seconds - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The errors of a source. `median` and `p90` are of sizes of errors of all judged rows,
-    `left_out` is the median of those that nothing was fitted on, `bias` that of signed errors.
+    """The errors of a source. `median` and `p90` are those of absolute errors of all judged rows,
+    `left_out` is the median of rows that were not used in a fit, and `bias` that of signed errors.
 
-    `spearman` and `regret` are medians over its sweeps: the correlation of ranks, and how much
-    longer the step takes that is fastest by prediction than the one that is fastest. None where no
-    sweep has enough steps.
+    `spearman` and `regret` are medians over its sweeps: the rank correlation, and the relative
+    slowdown of the step with the best prediction against the fastest one. None if no sweep has
+    enough steps.
     """
 
     source: str
@@ -59,7 +59,7 @@ class Summary:
 
 
 def summaries(errors: Iterable[StepError]) -> list[Summary]:
-    """The errors of each source, of rows that are judged and have a prediction."""
+    """The errors of each source, over judged rows with a prediction."""
     groups: defaultdict[str, list[StepError]] = defaultdict(list)
     for each in errors:
         if each.step.judged and each.predicted is not None:
@@ -88,8 +88,8 @@ def _summary(source: str, rows: Sequence[StepError]) -> Summary:
 
 
 def spearman(rows: Sequence[StepError]) -> float:
-    """The correlation of the ranks of measured and predicted seconds of a sweep (C. Spearman,
-    "The proof and measurement of association between two things", 1904)."""
+    """The rank correlation of measured and predicted seconds of a sweep (C. Spearman, "The proof
+    and measurement of association between two things", 1904)."""
     measured = _ranks([each.step.seconds for each in rows])
     ours = _ranks([each.predicted or 0.0 for each in rows])
     spread = float(measured.std() * ours.std())
@@ -97,7 +97,7 @@ def spearman(rows: Sequence[StepError]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """The place of each value in their order; equal ones have the mean of their places."""
+    """The rank of each value; equal values have the mean of their ranks."""
     array = np.array(values)
     below = (array[:, None] > array[None, :]).sum(axis=1)
     equal = (array[:, None] == array[None, :]).sum(axis=1)
@@ -106,7 +106,7 @@ def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
 
 
 def regret(rows: Sequence[StepError]) -> float:
-    """How much longer the step takes that we call the fastest than the fastest: 0 if they are one,
-    0.05 if 5% longer."""
+    """The relative slowdown of the step with the best prediction against the fastest step: 0 if
+    they are the same, 0.05 if it takes 5% longer."""
     ours = min(rows, key=lambda each: each.predicted or 0.0)
     return ours.step.seconds / min(each.step.seconds for each in rows) - 1

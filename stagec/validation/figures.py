@@ -1,5 +1,5 @@
-"""Published figures beside those that come out of compiling the models. Ours is counted on the
-compiled program; a formula of a paper is only ever the published side."""
+"""The comparison of published figures with those of compiled models. Ours are counted on the
+compiled program; formulas of papers are only used for the published side."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from stagec.validation.sources import JobRow, SourceRow, at, filled, validation_
 
 @dataclass(frozen=True, slots=True)
 class FigureRow(JobRow):
-    """A row of a source, as its files have it.
+    """A row of a source in the form of its files.
 
-    `row` is the title, with `$name` of sizes, flags and notes; `ours` a formula; `published` the
-    figure, two of them with `to` between, or a formula of sizes. A figure is right if it is the
-    same after rounding to `digits` decimals, or off by no more than the part `within`; and if
-    `balance`, a formula, is 0. `format` is how it is printed. `flags` are those of the job, of the
-    library's `model`, and a mesh may have open axes; `sizes` give those a size.
+    `row` is the title, with `$name` of sizes, flags and notes; `ours` is a formula; `published` is
+    the figure, a range `A to B`, or a formula of sizes. A figure is correct if it is equal after
+    rounding to `digits` decimals, or within the relative tolerance `within`, and if the formula
+    `balance` is 0. `format` is that of the printed figure. `flags` are those of the job of the
+    library's `model`; its mesh may have open axes, whose sizes are in `sizes`.
     """
 
     source: str
@@ -48,7 +48,7 @@ class FigureRow(JobRow):
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """A published figure and ours, as they are compared."""
+    """A published figure and ours, and whether they agree."""
 
     source: str
     row: str
@@ -58,7 +58,7 @@ class PublishedRow:
 
 
 def published_rows() -> list[PublishedRow]:
-    """All figures of all sources beside ours. Raises `DiagnosticError`."""
+    """All figures of all sources, compared with ours. Raises `DiagnosticError`."""
     counts = LibraryCounts()
     rows = [row for source in validation_sources(kind="figures") for row in source.rows()]
     return [_compared(row, counts) for row in rows]
@@ -70,7 +70,7 @@ def _compared(given: SourceRow, counts: LibraryCounts) -> PublishedRow:
 
 
 class LibraryCounts:
-    """Counts of library models; a text is compiled once for each strategy, with all sizes open."""
+    """Counts of library models; a model is compiled once for each strategy, with open sizes."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[object, ...], Counts] = {}
@@ -89,7 +89,7 @@ class LibraryCounts:
 
 
 class FigureJob:
-    """A row with the job whose figure it has."""
+    """A row with its job."""
 
     def __init__(self, row: FigureRow, counts: LibraryCounts) -> None:
         self._row, self._counts = row, counts
@@ -100,7 +100,7 @@ class FigureJob:
         self._sizes |= sizes_of(row.sizes)
 
     def compared(self) -> PublishedRow:
-        """Ours beside what is published. Raises `DiagnosticError`, `ValueError`."""
+        """Our figure compared with the published one. Raises `DiagnosticError`, `ValueError`."""
         row = self._row
         ours, missing = self._value(row.ours), self._value(row.balance)
         published, bounds = row.published, _numbers(row.published)
@@ -134,7 +134,7 @@ class FigureJob:
             raise ValueError(f"'{'.'.join(name)}' needs a value for {missing}") from None
 
     def _bubble(self) -> Fraction:
-        """Units of idle time of a schedule, where F = 1, B = 2 and W = 1."""
+        """The idle time of a schedule in units with F = 1, B = 2 and W = 1."""
         flags, _ = values_of(JOB, self._row.flags)
         stages, microbatches = flags["pp"], flags["microbatches"]
         if not (stages and microbatches):
@@ -144,9 +144,9 @@ class FigureJob:
 
 
 def quantity(counts: Counts, name: tuple[str, ...]) -> Expr:
-    """What is counted under a name: `parameters`; a part of the tables of matrix products or
-    memory, `memory.stash`; calls or bytes of collectives over an axis, and of messages, of a type
-    or of all. Raises `ValueError`."""
+    """The count of a name: `parameters`; an entry of the tables of matrix products or memory, as in
+    `memory.stash`; or calls or bytes of collectives over an axis and of messages, of one element
+    type or of all. Raises `ValueError`."""
     match name:
         case ("parameters",):
             return counts.parameters
@@ -174,7 +174,7 @@ def _table(counts: Counts, name: str) -> Mapping[str, Expr]:
 
 
 def _communication(counts: Counts) -> Iterator[tuple[tuple[str, ...], str, CollectiveCount]]:
-    """Each collective and message that is counted: its kind and axes, and its type."""
+    """Each counted collective and message: its kind and axes, its element type, and the count."""
     for key, count in counts.collectives.items():
         yield (key.op, *key.over.words), key.dtype, count
     for way, count in counts.messages.items():
@@ -189,7 +189,7 @@ def _model(name: str) -> LibraryModel:
 
 
 def _numbers(published: str) -> list[Fraction]:
-    """The figure, or two of them with `to` between; none of a formula."""
+    """The figure, or both ends of a range; empty for a formula."""
     try:
         return [Fraction(part.replace(",", "")) for part in published.split(" to ")]
     except ValueError:

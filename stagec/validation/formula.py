@@ -1,7 +1,7 @@
-"""Formulas of sources: arithmetic of sizes and of what is counted, exact.
+"""Formulas of sources: exact arithmetic of sizes and counted quantities.
 
 3 * matmul_executed.forward / S / 1e9
-more(bytes(reduce_scatter, tp, bf16), L=2 * L)    what twice as many layers add
+more(bytes(reduce_scatter, tp, bf16), L=2 * L)    the increase with twice as many layers
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, Final, TypeAlias
 
-#: A quantity by its name and what is in its brackets, or behind its dot, for these sizes. Raises
-#: `ValueError`.
+#: The value of a quantity, given by its name and its arguments or its attribute, for these sizes.
+#: Raises `ValueError`.
 Quantity: TypeAlias = Callable[[tuple[str, ...], Mapping[str, int]], Fraction]
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]] = {
     ast.Add: lambda a, b: a + b,
@@ -23,7 +23,7 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fra
 
 
 def value_of(text: str, sizes: Mapping[str, int], quantity: Quantity) -> Fraction:
-    """The value of a formula. Raises `ValueError` for what is no formula."""
+    """The value of a formula. Raises `ValueError` for other text."""
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, sizes, quantity)
     except (SyntaxError, RecursionError, MemoryError):
@@ -33,7 +33,7 @@ def value_of(text: str, sizes: Mapping[str, int], quantity: Quantity) -> Fractio
 
 
 def sizes_of(given: Mapping[str, Any]) -> dict[str, int]:
-    """Sizes of a row: numbers, and formulas of these. Raises `ValueError`."""
+    """The sizes of a row: numbers, and formulas of these. Raises `ValueError`."""
     sizes = {name: int(size) for name, size in given.items() if str(size).isdecimal()}
     formulas = {name: str(size) for name, size in given.items() if name not in sizes}
     return sizes | {n: _whole(value_of(f, sizes, _no_quantity)) for n, f in formulas.items()}

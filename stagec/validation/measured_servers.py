@@ -1,5 +1,5 @@
-"""Servers that were measured: times to the first token and between tokens, each with the job that
-was served. docs/accuracy.md shows how far predictions are off."""
+"""Measured servers: times to the first token and between tokens, each with its job.
+docs/accuracy.md shows the errors of predictions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from stagec.validation.closed_loop import ClosedLoop
 from stagec.validation.formula import sizes_of
 from stagec.validation.sources import MeasuredRow, ValidationSource, filled, validation_sources
 
-#: The batch up to which times to the first token are those of small batches.
+#: The largest small batch, for errors of times to the first token.
 SMALL: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ServeRow(MeasuredRow):
-    """A row of a source, as its files have it.
+    """A row of a source in the form of its files.
 
-    `ttft` and `tpot` are in milliseconds; `batch` is the number of sequences at once. Prompts and
-    outputs have `lengths` times so many tokens on average. Each of the sequences is followed by
-    others, `rounds` in all, the first of which come at once (0: that is not known).
+    `ttft` and `tpot` are in milliseconds; `batch` is the number of concurrent sequences. Prompts
+    and outputs have `lengths` times the given tokens on average. The server gets `rounds` times
+    `batch` requests, of which the first `batch` arrive at once (0: unknown).
     """
 
     row: str
@@ -46,8 +46,8 @@ class ServeRow(MeasuredRow):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredServer:
-    """A measured server: `ttft` and `tpot` in seconds, and the job as `stagec serve` takes it.
-    Constants of its stack were fitted on rows that are `fitted`."""
+    """A measured server: `ttft` and `tpot` in seconds, and the job for `stagec serve`. Constants of
+    its stack were fitted to rows that are `fitted`."""
 
     source: str
     row: str
@@ -70,14 +70,13 @@ class MeasuredServer:
         return str(self.flags.get("stack", "ideal"))
 
     def predicted(self) -> tuple[float, float]:
-        """The seconds to the first token and between tokens that we predict: of requests that wait
-        for each other and share steps where it is known how they come, else of a steady load.
-        Raises `DiagnosticError`."""
+        """The predicted seconds to the first token and between tokens: those of simulated requests
+        if their arrivals are known, else of a steady load. Raises `DiagnosticError`."""
         from stagec.answers.serve import QUESTION, serve
         from stagec.answers.serve_answer import ServeAnswer
 
-        said = frozenset(self.flags)  # a value that is a default is said against the stack
-        options = JobOptions(self.model, sizes=self.sizes, explicit=said, **self.flags)
+        explicit = frozenset(self.flags)  # so that default values override the stack too
+        options = JobOptions(self.model, sizes=self.sizes, explicit=explicit, **self.flags)
         machine = load_machine(self.machine)
         if self.rounds:
             lengths = int(self.flags["prompt"]), self.output
@@ -93,19 +92,19 @@ class MeasuredServer:
 
 @dataclass(frozen=True, slots=True)
 class ServerError:
-    """A measured server, and the seconds that we predict or why there are none."""
+    """A measured server, and its predicted seconds or the reason for their absence."""
 
     server: MeasuredServer
     result: tuple[float, float] | str
 
     @property
     def problem(self) -> str:
-        """Why there are no seconds."""
+        """The reason for the absence of seconds."""
         return self.result if isinstance(self.result, str) else ""
 
     @property
     def errors(self) -> tuple[float, float] | None:
-        """Predicted over measured seconds, less 1: to the first token, and between tokens."""
+        """The relative errors of the seconds to the first token and between tokens."""
         if isinstance(self.result, str):
             return None
         return self.result[0] / self.server.ttft - 1, self.result[1] / self.server.tpot - 1
@@ -113,9 +112,9 @@ class ServerError:
 
 @dataclass(frozen=True, slots=True)
 class ServerSummary:
-    """The errors of the judged rows of an engine on a machine: of TPOT `median`, `p90`, `left_out`
-    (the median of rows that nothing was fitted on) and `bias`, the median of signed errors; of TTFT
-    the median `ttft` up to batches of `SMALL`, None without such rows, and `ttft_all` of all."""
+    """The errors of the judged rows of an engine on a machine. TPOT has `median`, `p90`, `left_out`
+    (the median of rows that were not used in a fit) and `bias`, the median of signed errors; TTFT
+    has the median `ttft` of batches up to `SMALL`, None without such rows, and `ttft_all`."""
 
     engine: str
     machine: str
@@ -129,10 +128,10 @@ class ServerSummary:
 
 
 def measured_servers(source: str | None = None) -> list[MeasuredServer]:
-    """The measured servers of a source, or of all. Raises `DiagnosticError` for a source that is
-    not there."""
-    known = validation_sources(source, kind="serve")
-    return [server for each in known for server in each.measured(ServeRow, partial(_server, each))]
+    """The measured servers of a source, or of all. Raises `DiagnosticError` for an unknown
+    source."""
+    found = validation_sources(source, kind="serve")
+    return [server for each in found for server in each.measured(ServeRow, partial(_server, each))]
 
 
 def _server(source: ValidationSource, row: ServeRow, judged: bool, fitted: bool) -> MeasuredServer:
@@ -161,7 +160,7 @@ def _server(source: ValidationSource, row: ServeRow, judged: bool, fitted: bool)
 
 
 def server_summaries(errors: Iterable[ServerError]) -> list[ServerSummary]:
-    """The errors by engine and machine, of rows that are judged and have a prediction."""
+    """The errors by engine and machine, over judged rows with a prediction."""
     groups: defaultdict[tuple[str, str], list[ServerError]] = defaultdict(list)
     for each in errors:
         if each.server.judged and each.errors is not None:

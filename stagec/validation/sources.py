@@ -1,9 +1,9 @@
-"""Where published figures and measured steps come from: folders of a `source.toml`, which says what
-all of its rows have in common, and a `rows.csv`.
+"""The sources of published figures and measured steps: folders with a `source.toml`, which has the
+common values of all rows, and a `rows.csv`.
 
-A package brings folders by an entry point of the group `stagec.validation`, whose value is the
-package; its `sources.toml` lists them. Those of stagec stand beside it in a checkout, and need no
-installation there.
+A package provides folders by an entry point of the group `stagec.validation`, whose value is the
+package; its `sources.toml` lists them. In a checkout, those of stagec are next to it and need no
+installation.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 GROUP, OWN = "stagec.validation", "stagec"
 LIST, ABOUT, ROWS = "sources.toml", "source.toml", "rows.csv"
 _TABLES = "sizes, flags, changes, notes and moments of memory are tables, and nothing else is"
-#: What rows may be: the tables of a `source.toml` with what they have in common.
+#: The kinds of rows, and the names of the tables of a `source.toml` with their common values.
 KINDS = ("figures", "steps", "memory", "serve")
 RecordT = TypeVar("RecordT", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """What a row or a file says, and its place: texts by name, and tables such as `sizes`."""
+    """A row or a file: its values by name, texts and tables such as `sizes`, and its place."""
 
     place: FileLoc
     given: Mapping[str, Any]
 
     def read(self, cls: type[RecordT]) -> RecordT:
-        """The record of the row. Raises `DiagnosticError` for a name that the record has not, or
-        the row has not, and for an invalid table."""
+        """The record of the row. Raises `DiagnosticError` for unknown and missing names, and for
+        values that must be tables or must not."""
         known = {each.name: each for each in fields(cls)}
         for name, value in self.given.items():
             if name not in known:
@@ -70,8 +70,8 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """What rows of all sources may say: the sizes and the flags of a job, and notes for titles and
-    for people; `kind` names what it has in common with some others."""
+    """The values that rows of all sources may have: the sizes and flags of a job, and notes for
+    titles and readers; `kind` refers to values that several rows share."""
 
     kind: str = ""
     sizes: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -87,15 +87,15 @@ class MeasuredRow(JobRow):
 
 
 RowT = TypeVar("RowT", bound=MeasuredRow)
-MadeT = TypeVar("MadeT")
+RecordedT = TypeVar("RecordedT")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """What a `source.toml` says: what was published, where, and of which quantity; of steps, each
-    so many-th of those that are judged is one that constants were fitted on; what all rows have in
-    common, which is in the table of what they are (`figures`, `steps`, `serve`), and what those of
-    a kind have."""
+    """A `source.toml`: the title, the URL and the quantity of a publication; `fitted_every` n means
+    that constants were fitted to every n-th judged row. The common values of all rows are in the
+    table of their kind (`figures`, `steps`, `memory`, `serve`), and those of a group of rows in
+    `kind`."""
 
     title: str
     url: str
@@ -109,12 +109,12 @@ class SourceText:
 
     @property
     def rows_are(self) -> str:
-        """What the rows are: figures, steps, memory or servers."""
+        """The kind of the rows: figures, steps, memory or serve."""
         return next((kind for kind in KINDS if getattr(self, kind)), KINDS[0])
 
     @property
     def common(self) -> Mapping[str, Any]:
-        """What all rows have in common."""
+        """The common values of all rows."""
         common: Mapping[str, Any] = getattr(self, self.rows_are)
         return common
 
@@ -128,12 +128,12 @@ class ValidationSource:
 
     @property
     def name(self) -> str:
-        """What `--source` calls it."""
+        """The name for `--source`."""
         return self.folder.name
 
     def rows(self) -> Iterator[SourceRow]:
-        """The rows: what all of them have in common, what [kind.NAME] has for those whose `kind` is
-        NAME, and the cells of their own; an empty cell says nothing. Raises `DiagnosticError`."""
+        """The rows: the common values, those of [kind.NAME] for rows whose `kind` is NAME, and the
+        cells of the row; empty cells are ignored. Raises `DiagnosticError`."""
         path = str(self.folder / ROWS)
         kinds: dict[str, Mapping[str, Any]] = {"": {}}
         kinds |= {n: table for n, table in self.text.kind.items() if isinstance(table, Mapping)}
@@ -150,23 +150,23 @@ class ValidationSource:
             yield SourceRow(place, _merged(self.text.common, kinds[name], *own))
 
     def measured(
-        self, cls: type[RowT], made: Callable[[RowT, bool, bool], MadeT]
-    ) -> Iterator[MadeT]:
-        """What is made of each row, of whether it is judged and of whether it was fitted: each
-        so many-th that is judged, the first one among them. Raises `DiagnosticError`."""
+        self, cls: type[RowT], record: Callable[[RowT, bool, bool], RecordedT]
+    ) -> Iterator[RecordedT]:
+        """The result of `record` for each row, with whether it is judged and whether constants were
+        fitted to it: every n-th judged row, from the first one. Raises `DiagnosticError`."""
         every, count = int(self.text.fitted_every), 0
         for given in self.rows():
             with at(given.place):
                 row = given.read(cls)
                 judged = Switch().of(row.judged)
                 fitted = bool(judged and every and count % every == 0)
-                yield made(row, judged, fitted)
+                yield record(row, judged, fitted)
             count += judged
 
 
 def validation_sources(name: str | None = None, *, kind: str) -> list[ValidationSource]:
-    """The sources whose rows are of a kind, or the one of that name. Raises `DiagnosticError` where
-    no package brings any, and for a name that none has."""
+    """The sources whose rows are of a kind, or the one of that name. Raises `DiagnosticError` if no
+    package provides sources, and for an unknown name."""
     folders = _folders()
     if not folders:
         raise error(
@@ -186,23 +186,24 @@ def validation_sources(name: str | None = None, *, kind: str) -> list[Validation
 
 
 def has_sources() -> bool:
-    """Whether a package or a checkout brings any. Raises `DiagnosticError` for a broken package."""
+    """Whether there are sources, in a package or checkout. Raises `DiagnosticError` for a broken
+    package."""
     return bool(_folders())
 
 
 def _folders() -> list[Path]:
-    """Where packages have their sources, that of stagec first; a checkout is used as it is. Raises
-    `DiagnosticError` for a package that is not there."""
+    """The folders of the packages with sources, that of stagec first, which may be in a checkout.
+    Raises `DiagnosticError` for a missing package."""
     packages = {entry.name: entry.value for entry in entry_points(group=GROUP)}
-    beside = Path(str(stagec.__file__)).parents[1] / "validation"
-    own = [beside] if (beside / LIST).is_file() else []
+    checkout = Path(str(stagec.__file__)).parents[1] / "validation"
+    own = [checkout] if (checkout / LIST).is_file() else []
     if own:
         packages.pop(OWN, None)
     return own + [_folder(packages[n]) for n in sorted(packages, key=lambda n: (n != OWN, n))]
 
 
 def _folder(package: str) -> Path:
-    """The folder of a package, which is not imported: it has no code."""
+    """The folder of a package, which is not imported since it has no code."""
     spec = None
     with suppress(ImportError, ValueError):
         spec = find_spec(package)
@@ -231,7 +232,7 @@ def _cells(path: str) -> list[dict[Any, Any]]:
 
 
 def _merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """All of them; of a name in several the last one counts, and tables are merged."""
+    """The union of tables: the last value of a name counts, and nested tables are merged."""
     row: dict[str, Any] = {}
     for table in tables:
         for name, value in table.items():
@@ -241,13 +242,13 @@ def _merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested(key: str, value: str) -> dict[str, Any]:
-    """What a cell says, as a table: `flags.tp` is tp of [flags]."""
+    """A cell as a table: `flags.tp` is tp of [flags]."""
     table, dot, name = key.partition(".")
     return {table: {name: value}} if dot else {key: value}
 
 
 def filled(text: str, names: Mapping[str, object]) -> str:
-    """A title whose `$name` are filled in. Raises `ValueError`."""
+    """A title with its `$name` substituted. Raises `ValueError`."""
     try:
         return Template(text).substitute(names)
     except KeyError as missing:
@@ -256,7 +257,7 @@ def filled(text: str, names: Mapping[str, object]) -> str:
 
 @contextmanager
 def at(place: FileLoc) -> Generator[None]:
-    """What is wrong with a row is said with the place of the row. Raises `DiagnosticError`."""
+    """A context in which errors get the place of a row. Raises `DiagnosticError`."""
     remedy = f"correct the row, or {ABOUT} beside it"
     try:
         yield

@@ -1,5 +1,5 @@
-"""Steps that were measured and published, each with the job that it was. Nothing here is fitted;
-docs/accuracy.md shows how far predictions are off."""
+"""Measured and published steps, each with its job. docs/accuracy.md shows the errors of
+predictions."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ PredictedT_co = TypeVar("PredictedT_co", covariant=True)
 
 
 class MeasuredRun(Protocol[PredictedT_co]):
-    """A measured step or server. Those that are `judged` count for the errors of their source."""
+    """A measured step or server, which counts for the errors of its source if it is `judged`."""
 
     @property
     def judged(self) -> bool: ...
 
     def predicted(self) -> PredictedT_co:
-        """The seconds that we predict. Raises `DiagnosticError`."""
+        """The predicted seconds. Raises `DiagnosticError`."""
         ...
 
 
 MeasuredT = TypeVar("MeasuredT", bound=MeasuredRun[object])
-#: Of sources with more rows so many are predicted, unless all are asked for.
+#: The number of predicted rows of longer sources, unless all are requested.
 _SAMPLE = 60
 
 
 @dataclass(frozen=True, slots=True)
 class StepRow(MeasuredRow):
-    """A row of a source, as its files have it.
+    """A row of a source in the form of its files.
 
-    `row` is the title and `sweep` what a sweep is called, with `$name` of sizes, flags and notes.
-    `measured` is in `unit`. `model` is one of the library, or a text or configuration of the
+    `row` is the title and `sweep` the name of a sweep, with `$name` of sizes, flags and notes.
+    `measured` is in `unit`. `model` is one of the library, or a text or configuration in the
     folder. A size may be a formula of others. `changes` are figures of the machine that the source
     states.
     """
@@ -67,11 +67,11 @@ class StepRow(MeasuredRow):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A measured step of `seconds` on `ranks` GPUs, and the job as `stagec time` takes it.
+    """A measured step of `seconds` on `ranks` GPUs, and the job for `stagec time`.
 
-    `sweep` names the steps that compare configurations of one model on as many GPUs and with one
-    batch; it is empty where a source has no such steps. Constants of the machine were fitted on
-    rows that are `fitted`. Rows that are `judged` count for the errors of the source.
+    Steps with the same `sweep` compare configurations of one model with equal GPUs and batch; it is
+    empty for other steps. Constants of the machine were fitted to rows that are `fitted`. Rows that
+    are `judged` count for the errors of the source.
     """
 
     source: str
@@ -88,22 +88,22 @@ class MeasuredStep:
     fitted: bool = False
 
     def options(self) -> JobOptions:
-        """The options of the job that was measured."""
+        """The options of the job."""
         given = frozenset(self.flags)
         return JobOptions(self.model, sizes=self.sizes, explicit=given, **self.flags)
 
     def on_machine(self) -> Machine:
-        """The machine that it ran on."""
+        """The machine of the step."""
         return load_machine(self.machine).changed(self.changes)
 
     def issued(self) -> Issued:
-        """What its ranks issue. Raises `DiagnosticError`."""
+        """The programs of its ranks. Raises `DiagnosticError`."""
         from stagec.time.step import Issued
 
         return Issued.of(JobBuilder(self.options()).lower(verify=False))
 
     def predicted(self) -> float:
-        """The seconds that we predict for it. Raises `DiagnosticError`."""
+        """The predicted seconds of the step. Raises `DiagnosticError`."""
         from stagec.time.step import step_time
 
         return step_time(self.issued(), self.on_machine()).seconds
@@ -115,7 +115,7 @@ def _of_throughput(row: StepRow, sizes: Mapping[str, int]) -> float:
     return sizes["B"] * sizes["S"] / (int(row.gpus) * float(row.measured))
 
 
-#: Seconds of a row by the unit that it is measured in.
+#: The seconds of a row, by the unit of its measurement.
 _UNITS: Final[Mapping[str, Callable[[StepRow, Mapping[str, int]], float]]] = {
     "s": lambda row, _: float(row.measured),
     "ms": lambda row, _: float(row.measured) * 1e-3,
@@ -124,7 +124,7 @@ _UNITS: Final[Mapping[str, Callable[[StepRow, Mapping[str, int]], float]]] = {
 
 
 def measured_steps(source: str | None = None) -> dict[str, list[MeasuredStep]]:
-    """The measured steps of a source, or all, by their source. Raises `DiagnosticError`."""
+    """The measured steps by source, of one source or of all. Raises `DiagnosticError`."""
     sources = validation_sources(source, kind="steps")
     return {each.name: [*each.measured(StepRow, partial(_step, each))] for each in sources}
 
@@ -154,15 +154,15 @@ def _step(source: ValidationSource, row: StepRow, judged: bool, fitted: bool) ->
 
 
 def chosen(source: str | None, *, everything: bool) -> list[MeasuredStep]:
-    """The steps to predict: of one source or of all, of long sources a sample at equal distances.
+    """The steps to predict, of one source or of all: samples of long sources, or `everything`.
     Raises `DiagnosticError`."""
     by_source = measured_steps(source).values()
     return [s for steps in by_source for s in (steps if everything else sample(steps))]
 
 
 def sample(steps: list[MeasuredT], most: int = _SAMPLE) -> list[MeasuredT]:
-    """All rows of a source, or of more than `most` those at equal distances that are judged. An
-    odd distance: fitted rows are every second one."""
+    """All rows of a source, or of more than `most` rows the judged ones at equal distances. The
+    distance is odd, since fitted rows are every second one."""
     if len(steps) <= most:
         return steps
     judged = [step for step in steps if step.judged]
@@ -172,8 +172,8 @@ def sample(steps: list[MeasuredT], most: int = _SAMPLE) -> list[MeasuredT]:
 def predictions(
     measured: Sequence[MeasuredRun[PredictedT]], session: Session, what: str
 ) -> list[PredictedT | str]:
-    """The seconds of each step or server, or why there are none, by as many processes as there are
-    cores; `what` they are is said beside the progress."""
+    """The seconds of each step or server, or the reason for their absence, by a process per core;
+    `what` is the unit of the progress."""
     results: dict[int, PredictedT | str] = {}
     with (
         workers({"scheduler": None, "jobs": None}) as run,
@@ -186,7 +186,7 @@ def predictions(
 
 
 def seconds_or_problem(measured: MeasuredRun[PredictedT]) -> PredictedT | str:
-    """What we predict, or why we do not."""
+    """The prediction, or the reason for its absence."""
     try:
         return measured.predicted()
     except DiagnosticError as problem:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stagec as library
-from stagec.analysis.serving_rates import PodStep, beside
+from stagec.analysis.serving_rates import PodStep, chunked
 from stagec.analysis.steady_server import chunks, decoding
 from stagec.analysis.time_report import TimeReport
 from stagec.jobs.figures import CompiledJob
@@ -306,6 +306,29 @@ def test_weights_in_int4_have_the_kernels_of_marlin(machine: str) -> None:
     assert 3 < many[1] / many[0] < 12
 
 
+@pytest.mark.parametrize(("rows", "published"), [(64, 69.9), (128, 125.2), (256, 223.5)])
+def test_products_in_blocks_take_as_long_as_published(rows: int, published: float) -> None:
+    """FlashInfer on B200 (sgl-project/sglang, pull request 13528), of rows from which no rate was
+    taken; DeepGEMM takes less than half of it."""
+    device, (n, k) = load_machine("b200"), (24576, 7168)
+    size = rows * k + n * k + 2 * rows * n
+    for form, low, high in (("flashinfer", 0.85, 1.05), ("", 0.1, 0.5)):
+        seconds = float(matmul_seconds(device, "f8e4m3", 1, rows, n, k, size, form=form))
+        assert low < seconds * 1e6 / published < high
+
+
+def test_experts_in_blocks_keep_their_kernels() -> None:
+    """And products in other types, such as those of routers."""
+    shape: dict[str, Any] = {"serve": "decode", "batch": 8, "context": 100, "sizes": {"L": 4}}
+    options = JobOptions("deepseek-v3", weight_dtype="fp8", block_kernel="flashinfer", **shape)
+    compiled = CompiledJob.of(options)
+    samples = compiled.compiled.issued(compiled.values).samples
+    kernels = [n.kernel for n in samples if n.kernel is not None and n.kernel.kind == "matmul"]
+    forms = {(k.dtype, k.extents[0] > 1): k.form for k in kernels}
+    assert forms["f8e4m3", False] == "flashinfer"
+    assert {form for (dtype, many), form in forms.items() if many or dtype != "f8e4m3"} == {""}
+
+
 # -- stacks ----------------------------------------------------------------------------------------
 
 
@@ -340,7 +363,7 @@ def test_steady_prompts_share_steps_with_sequences_that_decode() -> None:
     assert work is not None
     assert (work.steps, work.prompts) == (1, 1)
     assert work.share == pytest.approx(0.1)
-    actual = beside(decode, mixed, work, 101)
+    actual = chunked(decode, mixed, work, 101)
     assert actual.tpot == pytest.approx(0.01 + 0.1 * 0.9 * 0.02)
     assert actual.ttft == pytest.approx(0.035)
     assert actual.tokens_per_second == pytest.approx(10 / (100 * 0.012) * 101)
@@ -352,7 +375,7 @@ def test_steady_prompts_share_steps_with_sequences_that_decode() -> None:
     assert (running, many.steps, many.share) == (5, 2, 1.0)
     assert decoding(10, 1034, 1024, 101) == 10
     assert decoding(10, 522, 1024, 2) == 1, "at least one, although it has to wait as well"
-    late = beside(decode, mixed, many, 11, waits=True)
+    late = chunked(decode, mixed, many, 11, waits=True)
     assert late.tpot == 0.03
     assert late.tokens_per_second == pytest.approx(11 / (2 * 0.03))
     assert (late.ttft - 0.005 + 10 * late.tpot) / (2 * 0.03) == pytest.approx(10), "Little's law"

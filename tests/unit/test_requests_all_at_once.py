@@ -174,8 +174,8 @@ def test_requests_tokens_pages_and_time_are_conserved(
     for replica in every:
         assert replica.tally.loaded.total() <= replica.tally.hits
         assert replica.adapters is not None
-        assert not any(replica.adapters.kept.values())
-        assert len(replica.adapters.kept) <= replica.adapters.slots
+        assert not any(replica.adapters.users.values())
+        assert len(replica.adapters.users) <= replica.adapters.slots
     # Little's law, of all replicas and those that wait for one
     assert run.area == sum(j.last - j.arrival for j in run.done)
     fleets = [run.fleet, *([run.prefill_fleet] if run.prefills else [])]

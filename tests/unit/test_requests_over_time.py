@@ -632,4 +632,4 @@ def test_tiers_lose_no_token(
         assert replica.free == replica.room
         assert tally.computed + tally.decoded + tally.hits == cached_tokens(run) + tally.lost
         assert tally.loaded.total() <= tally.hits
-        assert all(len(t.kept) <= t.blocks for t in how["tiers"].tiers)
+        assert all(len(t.stored) <= t.blocks for t in how["tiers"].tiers)

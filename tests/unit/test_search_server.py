@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import stagec as library
-from stagec.analysis.serving_rates import PodStep, beside
+from stagec.analysis.serving_rates import PodStep, chunked
 from stagec.analysis.steady_server import chunks, matched
 from stagec.ir.expr import const
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
@@ -56,7 +56,7 @@ def test_prompts_are_computed_as_fast_as_they_come(sequences: int, budget: int) 
     assert sequences + work.size * work.prompts <= budget
     assert 0 < work.share <= 1
     pods = PodStep(sequences, 1.0, 1), PodStep(work.prompts, 3.0, 1, request=0.25)
-    steady = beside(*pods, work, output)
+    steady = chunked(*pods, work, output)
     # Little's law, of sequences that decode or whose prompt makes others wait; and prompts that are
     # computed are those that come
     requests = steady.tokens_per_second / output

@@ -114,7 +114,7 @@ def _met(
     issued: IssuedPods, pod: str, starts: Mapping[str, int], rank: int, program: Program
 ) -> dict[tuple[int, str, int], int]:
     """The ranks of other pods that a rank meets."""
-    far = issued.far[pod]
+    far = issued.peers[pod]
     return {
         (starts[pod] + rank, n.over, n.by): starts[n.over] + int(far[n.over][n.by][rank])
         for n in program.nodes

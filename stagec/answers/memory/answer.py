@@ -1,4 +1,4 @@
-"""What every rank holds at its worst moment, and whether that fits."""
+"""The peak memory of every class of ranks, and whether it fits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.pipeline.instrument import PLAN
 
-#: How buffers may be placed.
+#: The allocators that can place buffers.
 FIT = OneOf(("best-fit", "caching"))
 
 
 @dataclass(frozen=True)
 class MemoryPlan(Report):
     """The footprint of a job: the object of `stagec memory --json`. `builder` has the planned
-    module, `limit` is what was asked, `drawing` says how its page looks."""
+    module, `limit` is the given limit, and `drawing` has the options of its page."""
 
     data: Mapping[str, Any]
     builder: JobBuilder = field(repr=False, compare=False)
@@ -33,28 +33,28 @@ class MemoryPlan(Report):
 
     @property
     def classes(self) -> list[Mapping[str, Any]]:
-        """The classes of ranks: bytes at the peak by category, and the largest buffers then."""
+        """The classes of ranks: bytes at the peak by category, and the largest buffers at it."""
         classes: list[Mapping[str, Any]] = self.data["classes"]
         return classes
 
     @property
     def worst(self) -> Mapping[str, Any]:
-        """The class that holds most."""
+        """The class with the highest peak."""
         return max(self.classes, key=lambda each: each["peak"])
 
     @property
     def peak(self) -> int:
-        """The bytes that a rank of this class holds at its worst moment."""
+        """The peak of this class, in bytes per rank."""
         return int(self.worst["peak"])
 
     @property
     def fits(self) -> bool | None:
-        """Whether this fits the limit; None if none was given."""
+        """Whether the peak fits the limit; None without a limit."""
         return self.data["fit"]["fits"] if "fit" in self.data else None
 
     @property
     def room(self) -> int | None:
-        """The limit in bytes; None if none was given."""
+        """The limit in bytes; None without one."""
         return self.data["fit"]["room"] if "fit" in self.data else None
 
     def as_json(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class MemoryPlan(Report):
         return [dict(each) for each in self.classes]
 
     def page(self) -> str:
-        """What a rank of each stage holds over the step, with the limit as a line."""
+        """The memory of a rank of each stage over the step, with the limit as a line."""
         job = DrawnJob.of(self.builder.options, {"": self.builder})
         return memory_page(job, self.drawing, self.limit, self.room)
 
@@ -86,7 +86,7 @@ class PodsMemory(Report):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the ranks of all pods fit the limit; None if none was given."""
+        """Whether the ranks of all pods fit the limit; None without a limit."""
         each = [pod.fits for pod in self.pods.values()]
         return None if None in each else all(each)
 
@@ -99,7 +99,7 @@ class PodsMemory(Report):
         return [{"pod": pod, **row} for pod, plan in self.pods.items() for row in plan.rows()]
 
     def page(self) -> str:
-        """What a rank of each stage of each pod holds over the step, with the limit as a line."""
+        """The memory of a rank of each stage and pod over the step, with the limit as a line."""
         builders = {pod: plan.builder for pod, plan in self.pods.items()}
         most = max(self.pods.values(), key=lambda plan: plan.peak)
         job = DrawnJob.of(self.options, builders)
@@ -114,8 +114,9 @@ class PodsMemory(Report):
 def memory(
     options: JobOptions, session: Session, *, fit: str | None = None, limit: Limit | None = None
 ) -> MemoryPlan | PodsMemory:
-    """Plan the memory of a step, of each pod. With `fit` (`best-fit`, `caching`) all buffers are
-    placed; with a limit it is said whether a rank of each class fits. Raises `DiagnosticError`."""
+    """Plan the memory of a step, for each pod. With `fit` (`best-fit`, `caching`) all buffers are
+    placed by that allocator; with a limit, the answer has whether ranks fit. Raises
+    `DiagnosticError`."""
     from stagec.analysis.footprint import footprint
 
     pods = Pods.of(options, session)
@@ -125,12 +126,12 @@ def memory(
         for pod, builder in pods.builders.items():
             plan = footprint(builder.module, pods.titles[pod], fit)
             plan |= stated_stack(builder.options)
-            plans[pod] = MemoryPlan(_judged(plan, limit, aside), builder, limit)
+            plans[pod] = MemoryPlan(_with_fit(plan, limit, aside), builder, limit)
     return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))
 
 
-def _judged(footprint: dict[str, Any], limit: Limit | None, session: Session) -> dict[str, Any]:
-    """A footprint that says whether it fits the limit."""
+def _with_fit(footprint: dict[str, Any], limit: Limit | None, session: Session) -> dict[str, Any]:
+    """A footprint with its entry `fit`, if there is a limit."""
     if limit is None:
         return footprint
     session.report(*limit.remarks(footprint["mesh"]))

@@ -1,6 +1,6 @@
-"""The page of `stagec memory --html`: one file that loads nothing from elsewhere.
+"""The page of `stagec memory --html`: a self-contained file.
 
-The data stand in the page as JSON; the script beside this file draws them.
+It has its data as JSON, which the scripts beside this file draw.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stagec.output.chart import COLORS
 from stagec.output.page import page as render
 from stagec.output.page import paragraphs
 
-#: Columns of all pictures of a page together, and those that each has at least and at most.
+#: The total number of columns of the pictures of a page, and the bounds for each picture.
 ALL_COLUMNS, FEWEST, MOST = 24_000, 120, 1_500
 _SCRIPTS = "output/moment.js", "answers/memory/chart.js", "answers/memory/page.js"
 _BODY = """<form class="bar" id="controls" autocomplete="off"></form>
@@ -25,9 +25,10 @@ _BODY = """<form class="bar" id="controls" autocomplete="off"></form>
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A job or a pod of one: its title, the commands of its memory and of its time ("" where it has
-    none), the stage that is shown first, and all of them; `before` precedes their names."""
+class JobPictures:
+    """The pictures of a job or of a pod: its title, the commands of its memory and of its time (""
+    if it has none), the stage to show first, and a picture for each stage; `before` precedes the
+    names of stages."""
 
     title: str
     command: str
@@ -38,12 +39,12 @@ class Drawn:
 
 
 def columns_for(classes: int) -> int:
-    """How many columns a picture has if so many are on a page."""
+    """The columns of each picture on a page with this number of pictures."""
     return min(MOST, max(FEWEST, ALL_COLUMNS // classes))
 
 
-def page(title: str, jobs: Sequence[Drawn], machine: Machine, limit: int | None) -> str:
-    """The text of the page. Jobs are drawn one above the other, on the same scales; `limit`, in
+def page(title: str, jobs: Sequence[JobPictures], machine: Machine, limit: int | None) -> str:
+    """The text of the page. Jobs are drawn below each other, on the same scales; `limit`, in
     bytes, is a line in all of them."""
     used = {b.category for job in jobs for p in job.pictures for b in p.bands}
     categories = [c for c in ALL if c in used]
@@ -67,7 +68,7 @@ def _about(machine: Machine) -> str:
     )
 
 
-def _job(job: Drawn, categories: Sequence[str]) -> dict[str, Any]:
+def _job(job: JobPictures, categories: Sequence[str]) -> dict[str, Any]:
     stages = [picture.stage for picture in job.pictures]
     return {
         "title": job.title,
@@ -107,5 +108,5 @@ def _band(band: Band, categories: Sequence[str]) -> dict[str, Any]:
 
 
 def _steps(numbers: Sequence[int]) -> list[int]:
-    """Each number less the one before it, which are shorter to write."""
+    """The differences of successive numbers, which are shorter to write."""
     return [b - a for a, b in pairwise([0, *numbers])]

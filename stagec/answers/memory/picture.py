@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Flags as they are written, and the options of which they are explicit ones."""
+    """The flags of `--compare` as text, and the options that they set explicitly."""
 
     text: str
     options: JobOptions
 
-    def made(self, options: JobOptions) -> JobOptions:
-        """A job with these changes; of its sizes, those that are given."""
+    def applied_to(self, options: JobOptions) -> JobOptions:
+        """A job with these changes; its other sizes stay."""
         names = self.options.explicit - {"sizes"}
         return replace(
             options,
@@ -44,7 +44,7 @@ class Changes:
 
 
 class PodStage(NamedTuple):
-    """A stage, of a pod or, without a name, of any."""
+    """A stage of a pod, or of any pod if its name is empty."""
 
     pod: str
     number: int
@@ -53,7 +53,7 @@ class PodStage(NamedTuple):
         return f"{self.pod}/{self.number}".lstrip("/")
 
     def is_of(self, pod: str) -> bool:
-        """Whether it may be of this pod."""
+        """Whether it refers to this pod."""
         return self.pod in ("", pod)
 
 
@@ -92,8 +92,8 @@ PICTURES = (
     *rate_options(f"times of --html (default: {H100[0]} and {H100[1]}, an H100)"),
 )
 
-#: Those that the command of a page repeats.
-_SAID = tuple(o for o in PICTURES if o.name in ("stage", "peak_tflops", "memory_gbps"))
+#: The options that the command of a page repeats.
+_REPEATED = tuple(o for o in PICTURES if o.name in ("stage", "peak_tflops", "memory_gbps"))
 LIMIT = limit_option(
     "Say whether the job fits a size or a device such as h100; exit with 1 if it does not."
 )
@@ -101,8 +101,8 @@ LIMIT = limit_option(
 
 @dataclass(frozen=True, slots=True)
 class DrawnJob:
-    """A planned job on the page: its command line is of `options`; what is changed, and its
-    pods."""
+    """A planned job on the page: the options of its command line, its pods, and the flags of
+    `--compare` that changed it."""
 
     options: JobOptions
     pods: Pods
@@ -110,20 +110,21 @@ class DrawnJob:
 
     @classmethod
     def of(cls, options: JobOptions, builders: Mapping[str, JobBuilder], changes: str = "") -> Self:
-        """The job of these builders: of one, the options are those that it has completed."""
+        """The job of these builders; a single builder has completed its options."""
         pods = Pods(builders)
         return cls(options if pods.several else pods.first.options, pods, changes)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How memory is drawn: the stage that is shown first (that which holds most), rates for times
-    (those of an H100), below it other planned jobs, and the options that say so."""
+    """The options of a page of memory: the stage to show first (default: the one with the highest
+    peak), the rates for times (default: an H100), other jobs to compare, and these options by
+    name."""
 
     stage: PodStage | None = None
     rates: Machine | None = None
     others: Sequence[DrawnJob] = ()
-    given: Mapping[str, Any] = field(default_factory=lambda: {o.name: o.usual for o in _SAID})
+    given: Mapping[str, Any] = field(default_factory=lambda: {o.name: o.usual for o in _REPEATED})
 
 
 def draw(
@@ -133,8 +134,9 @@ def draw(
     given: Mapping[str, Any],
     session: Session,
 ) -> Drawing:
-    """How the page of a planned job, the footprints of whose pods are known, is drawn; a snapshot
-    of what holds most is written if it is asked for. Raises `DiagnosticError`."""
+    """The options of the page of a planned job, given the footprints of its pods. Also writes the
+    snapshot, of the fitting stage with the highest peak, if requested. Raises
+    `DiagnosticError`."""
     if given["compare"] and given["html"] is None:
         raise error("--compare needs --html", remedy="add --html FILE")
     peaks = {
@@ -157,13 +159,13 @@ def draw(
         module = builders[worst.pod].module
         timeline = next(t for stage, _, t in timelines(module) if stage == worst.number)
         write_file(given["snapshot"], snapshot(timeline))
-    return Drawing(asked, rated_machine(given), others, {o.name: given[o.name] for o in _SAID})
+    return Drawing(asked, rated_machine(given), others, {o.name: given[o.name] for o in _REPEATED})
 
 
 def _planned(changes: Changes, options: JobOptions, session: Session) -> DrawnJob:
-    """Another job, up to its memory plan. Raises `DiagnosticError`."""
+    """A job to compare, up to its memory plan. Raises `DiagnosticError`."""
     try:
-        changed = changes.made(options)
+        changed = changes.applied_to(options)
         return DrawnJob.of(
             changed, Pods.of(changed, session).lower(until=PLAN).builders, changes.text
         )
@@ -173,18 +175,18 @@ def _planned(changes: Changes, options: JobOptions, session: Session) -> DrawnJo
 
 
 def memory_page(job: DrawnJob, drawing: Drawing, limit: Limit | None, room: int | None) -> str:
-    """The page of a planned job; `room` is what its limit leaves, in bytes."""
+    """The page of a planned job; `room` is its limit in bytes."""
     from stagec.analysis.picture import pictures
-    from stagec.answers.memory.memory_page import Drawn, columns_for, page
+    from stagec.answers.memory.memory_page import JobPictures, columns_for, page
 
     rates = drawing.rates or roofline_of(*H100)
     jobs = [job, *drawing.others]
     modules = [module for each in jobs for module in each.pods.modules.values()]
     most, stage = columns_for(sum(map(_classes, modules))), drawing.stage
-    drawn: list[Drawn] = []
+    drawn: list[JobPictures] = []
     for each in jobs:
         given = {LIMIT.name: limit, **drawing.given}
-        command = question_command("memory", each.options, None, (LIMIT, *_SAID), given)
+        command = question_command("memory", each.options, None, (LIMIT, *_REPEATED), given)
         time = "" if each.changes else _time_command(each.options, drawing, limit)
         for pod, module in each.pods.modules.items():
             stages = pictures(module, rates, most)
@@ -193,15 +195,15 @@ def memory_page(job: DrawnJob, drawing: Drawing, limit: Limit | None, room: int 
             shown = stage.number if stage is not None and chosen else worst
             title = each.pods.titles[pod] + (f" with {each.changes}" if each.changes else "")
             before = f"{pod}/" if each.pods.several else ""
-            drawn.append(Drawn(title, command, time, shown, stages, before))
+            drawn.append(JobPictures(title, command, time, shown, stages, before))
             time = ""
     models = dict.fromkeys(b.model_name for each in jobs for b in each.pods.builders.values())
     return page(f"Memory of {', '.join(models)}", drawn, rates, room)
 
 
 def _time_command(options: JobOptions, drawing: Drawing, limit: Limit | None) -> str:
-    """The command that draws the step over its time: on the device of the limit, or on that whose
-    rates the picture takes; none for rates that are given."""
+    """The command that draws the step over its time, on the device of the limit, or else on the
+    default device; empty if rates are given."""
     if drawing.rates is not None:
         return ""
     from stagec.machines import load_machine

@@ -12,7 +12,7 @@ from stagec.memory.timeline import MemoryTimeline
 from stagec.support.diagnostics import error
 from stagec.support.source import file_loc
 
-#: More events than this are more than a viewer takes.
+#: The largest number of events that viewers can open.
 MOST_EVENTS = 1_000_000
 
 

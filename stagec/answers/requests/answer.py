@@ -1,4 +1,4 @@
-"""What users of a server meet over time, and what its ranks give."""
+"""The answer for a server over time: latencies of requests, and throughput of ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import ceil
 from operator import mul
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stagec.answers.time.table import costed_text, seconds_text, spreads_table
+from stagec.answers.time.table import TITLES, costed_text, seconds_text, spreads_table
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from stagec.serving.requests import Request
 
 SCHEMA = 1
-_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
 @dataclass(frozen=True, slots=True)
 class SecondsSpread:
-    """Seconds of requests, least first; at least one."""
+    """Seconds of requests in ascending order; at least one."""
 
     values: Sequence[float]
 
     def percentile(self, percent: int) -> float:
-        """The least value that so many percent of the requests do not exceed (nearest rank)."""
+        """The least value that this percentage of the requests does not exceed (nearest rank)."""
         return self.values[max(0, ceil(len(self.values) * percent / 100) - 1)]
 
     def as_json(self) -> dict[str, float]:
@@ -48,13 +47,12 @@ class SecondsSpread:
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """Replicas that are alike, and what they did: shares of the time in which they had a step
-    (`busy`), of the cache that was used on average (`cache`, None where it has no bound) and the
-    most, sequences on average, and counts of `stagec.serving.replica.Tally`; of the `hits` tiers
-    below the device `loaded` some, and `adapters` are loads into slots. `blocks` and `max_batch`
-    are those of a replica. `held` replicas have their ranks on average over time, for
-    `replica_seconds` in all, and `up` of them take requests; `start_seconds` is the time of a
-    start."""
+    """A pool of identical replicas: the share of time with a running step (`busy`), the mean share
+    of the cache in use (`cache`, None without a bound), mean numbers of sequences, and counts of
+    `stagec.serving.replica.Tally`. `loaded` is the part of `hits` that came from each tier below
+    the device, and `adapters` counts loads into slots. `blocks` and `max_batch` are per replica.
+    `held` is the mean number of replicas that occupy ranks, `replica_seconds` its integral over
+    time, and `up` the mean number that takes requests; `start_seconds` is the time of a start."""
 
     replicas: int
     ranks: int
@@ -85,15 +83,15 @@ class PoolFigures:
 
     @property
     def changes(self) -> int:
-        """How often a replica started, stopped or failed."""
+        """The number of starts, stops and failures."""
         return self.started + self.stopped + self.failed
 
 
 @dataclass(frozen=True, slots=True)
 class LoadMoment:
-    """A stretch of time that ends at `seconds`: the mean of what all replicas of a pool do in it,
-    `busy` and `cache` as shares, `running` and `waiting` as requests, `held` as replicas that have
-    their ranks, `up` as those that take requests."""
+    """A window of time that ends at `seconds`, with means over all replicas of a pool: `busy` and
+    `cache` are shares, `running` and `waiting` requests, `held` replicas that occupy ranks, and
+    `up` replicas that take requests."""
 
     seconds: float
     busy: float
@@ -173,12 +171,12 @@ ROLLOUT_HEADS = (
 
 @dataclass(frozen=True)
 class RequestsAnswer(Report):
-    """A server over time. `spreads` are seconds of the requests that were served: `ttft` from
-    arrival to the first token, `tpot` between tokens, the mean of each request, and `latency` to
-    the last token. `goodput` are those within the limits, `pools` the replicas by what they do.
-    `costed_by`, which JSON calls `found`, counts kernels and collectives of all steps that were
-    evaluated by where their times are from; it is empty where nothing measured is given. `rollouts`
-    are those that follow each other, if there are any. `command` asks for the answer."""
+    """A server over time. `spreads` has the seconds of served requests: `ttft` from arrival to the
+    first token, `tpot` between tokens (the mean of each request), and `latency` to the last token.
+    `good` is the number of requests within the limits, and `pools` has the replicas by their role.
+    `costed_by`, which JSON calls `found`, counts the kernels and collectives of all evaluated
+    steps by the source of their times; it is empty without measurements. `rollouts` are
+    those that follow each other, if there are any. `command` is the command line."""
 
     model: str
     machine: str
@@ -211,23 +209,23 @@ class RequestsAnswer(Report):
 
     @property
     def per_rank(self) -> float:
-        """Output tokens per second of each rank that replicas occupy."""
+        """Output tokens per second per occupied rank."""
         return self.output_tokens / self.seconds / self.held_ranks
 
     @property
     def held_ranks(self) -> float:
-        """Ranks that replicas hold, on average over time."""
+        """The mean number of ranks that replicas occupy."""
         return sum(pool.held * pool.ranks for pool in self.pools.values())
 
     @property
     def rank_seconds(self) -> float:
-        """Ranks by the seconds for which replicas hold them."""
+        """The rank-seconds that replicas occupy."""
         return sum(pool.replica_seconds * pool.ranks for pool in self.pools.values())
 
     @property
     def cost(self) -> float | None:
-        """What 10^6 tokens of answers cost: rank-hours, times the price of one if it is known; None
-        without tokens."""
+        """The cost of 10^6 output tokens: rank-hours, times their price if given; None without
+        tokens."""
         if not self.output_tokens:
             return None
         return self.rank_seconds / 3600 * (self.hourly or 1.0) / self.output_tokens * 1e6
@@ -273,11 +271,11 @@ class RequestsAnswer(Report):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row of all figures but those over time."""
+        """One row with all figures except those over time."""
         return [{name: v for name, v in self.as_json().items() if name != "over_time"}]
 
     def page(self) -> str:
-        """What replicas do over time, the spreads of times, and all figures."""
+        """The load of replicas over time, the distributions of latencies, and all figures."""
         from stagec.answers.requests.requests_page import requests_page
 
         return requests_page(self)
@@ -290,7 +288,7 @@ class RequestsAnswer(Report):
     def print(self, stream: TextIO) -> None:
         out = console(stream)
         out.print(f"{self.model} on {self.machine}, {counted(self.ranks, 'rank')}: {self.load}")
-        out.print(spreads_table({_TITLES[n]: s.as_json() for n, s in self.spreads.items()}))
+        out.print(spreads_table({TITLES[n]: s.as_json() for n, s in self.spreads.items()}))
         for line in self.lines():
             out.print(line)
         out.print(self.pool_table())
@@ -298,7 +296,7 @@ class RequestsAnswer(Report):
             out.print(table("Rollouts", *ROLLOUT_HEADS, rows=self.rollouts.cells()))
 
     def lines(self) -> list[str]:
-        """What there is to say beside tables."""
+        """The sentences beside the tables."""
         every = f"{self.served:,} of {self.requests:,} requests"
         if self.served == self.requests:
             every = f"{self.requests:,} requests"
@@ -312,7 +310,7 @@ class RequestsAnswer(Report):
         if self.kept_tokens:
             lines.append(f"Requests that are not done have {self.kept_tokens:,} tokens")
         if self.good is not None:
-            limits = ", ".join(f"{_TITLES[n]} {seconds_text(v)}" for n, v in self.limits.items())
+            limits = ", ".join(f"{TITLES[n]} {seconds_text(v)}" for n, v in self.limits.items())
             lines.append(
                 f"Within {limits}: {self.good:,} of them ({self.good / max(1, self.served):.1%}), "
                 f"{self.good / self.seconds:,.4g} requests/s, "
@@ -347,7 +345,7 @@ class RequestsAnswer(Report):
         return lines
 
     def _changes(self, name: str) -> str:
-        """How the replicas of a pool came and went, if they did."""
+        """A sentence about the starts, stops and failures of a pool; empty without any."""
         pool = self.pools[name]
         if not pool.changes:
             return ""
@@ -382,7 +380,7 @@ class RequestsAnswer(Report):
 
 
 def _loaded_text(pool: PoolFigures) -> str:
-    """Which tiers had prefixes of prompts, if there are some below the device."""
+    """A sentence about the prefix hits of each tier; empty without tiers below the device."""
     if not pool.loaded:
         return ""
     below = "; ".join(f"{name} {tokens:,}" for name, tokens in pool.loaded.items())
@@ -399,8 +397,8 @@ def answer_of(
     pools: Mapping[str, Pool],
     outside: float,
 ) -> RequestsAnswer:
-    """The answer of a simulation that ran. The seconds that hosts take for a request outside of
-    its steps delay its tokens and the next turn, and no step."""
+    """The answer of a completed simulation. `outside` is the host time of a request outside of its
+    steps, in seconds: it delays the tokens of the request and its next turn, but no step."""
     done, end = run.done, max(1, run.end)
     limits = {n: given[n] for n in ("ttft", "tpot") if given[n] is not None}
     several = [j for j in done if j.request.output > 1]
@@ -416,7 +414,7 @@ def answer_of(
     return RequestsAnswer(
         model=next(iter(pools.values())).models.main.builder.model_name,
         machine=machine.name,
-        load=_load(given, requests),
+        load=_load_text(given, requests),
         route=given["route"],
         requests=len(requests),
         served=len(done),
@@ -446,8 +444,8 @@ def _is_good(job: ServedRequest, limits: Mapping[str, float], outside: float) ->
     return first <= limits.get("ttft", first) and each <= limits.get("tpot", each)
 
 
-def _load(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
-    """What comes, in words."""
+def _load_text(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
+    """The load in words."""
     number = f"{len(requests):,} requests"
     if given["requests"] is not None:
         return f"{number} of {given['requests'].name}"

@@ -1,4 +1,4 @@
-"""The options of replicas that come and go over time, and what they ask for."""
+"""The options of replicas that start, stop and fail over time, and their values."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _FAIL = re.compile(r"(?:(prefill):)?([0-9]{1,4})@([^+]{1,16})(?:\+(.{1,16}))?")
 _SCALE = re.compile(
     r"(?:(prefill):)?([0-9]{1,4})\.\.([0-9]{1,4})(?::([a-z]{1,12})(?:=([0-9.]{1,12}))?)?"
 )
-#: Of the sequences that a replica runs at once, those that scaling keeps it at where nothing says
-#: how many (Knative, container-concurrency-target-percentage).
+#: The default target of autoscaling, as a share of the concurrent sequences of a replica (Knative,
+#: container-concurrency-target-percentage).
 _TARGET = 0.7
-#: Seconds between two looks at the load, and those for which a replica stays that nothing wants
-#: (Kubernetes, --horizontal-pod-autoscaler-sync-period and -downscale-stabilization).
+#: Seconds between evaluations of the load, and before a replica without load stops (Kubernetes,
+#: --horizontal-pod-autoscaler-sync-period and -downscale-stabilization).
 _WINDOW, _DELAY = 15.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A replica, of those that prefill or of the others, which is down: times in femtoseconds, None
-    where it has to start anew."""
+    """An outage of a replica: times in femtoseconds, `seconds` None if the replica has to start
+    again."""
 
     prefills: bool
     replica: int
@@ -58,8 +58,8 @@ class OutageType(Kind[Outage]):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """From `least` to `most` replicas, of those that prefill or of the others, by a rule with a
-    target of each (None: a share of its sequences)."""
+    """Autoscaling between `least` and `most` replicas, by a rule with a target per replica (None:
+    the default of the rule)."""
 
     prefills: bool
     least: int
@@ -174,17 +174,16 @@ FLEET_OPTIONS = (
 
 
 def failures(given: Mapping[str, Any], prefills: int, replicas: int) -> list[Failure]:
-    """The replicas that fail, as the simulation numbers them. Raises `DiagnosticError`."""
+    """The failures, with replicas as the simulation numbers them. Raises `DiagnosticError`."""
     failures: list[Failure] = []
     for outage in given["fail"]:
-        of = prefills if outage.prefills else replicas
-        if outage.replica >= of:
+        count = prefills if outage.prefills else replicas
+        if outage.replica >= count:
             what = "prefill replicas" if outage.prefills else "replicas"
+            last = f"replicas are numbered from 0 to {count - 1}"
             raise error(
-                f"--fail: there is no replica {outage.replica} of {of} {what}",
-                remedy=f"replicas are numbered from 0 to {of - 1}"
-                if of
-                else "leave out 'prefill:'",
+                f"--fail: there is no replica {outage.replica} of {count} {what}",
+                remedy=last if count else "leave out 'prefill:'",
             )
         place = outage.replica + (0 if outage.prefills else prefills)
         failures.append(Failure(place, outage.at, outage.seconds))
@@ -192,7 +191,7 @@ def failures(given: Mapping[str, Any], prefills: int, replicas: int) -> list[Fai
 
 
 def scaling_of(given: Mapping[str, Any], *, prefills: bool) -> Scaling | None:
-    """What is said of the replicas that prefill, or of the others. Raises `DiagnosticError`."""
+    """The autoscaling of the prefill replicas, or of the others. Raises `DiagnosticError`."""
     scalings = [each for each in given["autoscale"] if each.prefills == prefills]
     if len(scalings) > 1:
         raise error("--autoscale is given twice for the same pool", remedy="give it once")
@@ -200,7 +199,7 @@ def scaling_of(given: Mapping[str, Any], *, prefills: bool) -> Scaling | None:
 
 
 def replicas_of(given: Mapping[str, Any], *, prefills: bool) -> tuple[int, int]:
-    """How many replicas there are at first, and at most. Raises `DiagnosticError`."""
+    """The number of replicas at the start, and the largest number. Raises `DiagnosticError`."""
     scaling = scaling_of(given, prefills=prefills)
     first = (given["prefill_replicas"] or 1) if prefills else given["replicas"]
     if scaling is None:
@@ -217,8 +216,8 @@ def replicas_of(given: Mapping[str, Any], *, prefills: bool) -> tuple[int, int]:
 def plan_of(
     given: Mapping[str, Any], sequences: int, start: Callable[[], int], *, prefills: bool
 ) -> FleetPlan:
-    """How replicas that run so many sequences each come and go; `start` gives the femtoseconds of
-    a start where nothing else says them. Raises `DiagnosticError`."""
+    """The plan of a pool whose replicas run `sequences` at once; `start` computes the femtoseconds
+    of a start, unless --start-time is given. Raises `DiagnosticError`."""
     scaling = scaling_of(given, prefills=prefills)
     auto = None
     if scaling is not None:
@@ -228,12 +227,12 @@ def plan_of(
     waits = any(o.seconds is None for o in given["fail"] if o.prefills == prefills)
     starts = auto is not None or waits or (given["mtbf"] and not given["repair"])
     if given["start_time"] is not None:
-        takes = round(given["start_time"] * SECOND)
+        start_time = round(given["start_time"] * SECOND)
     else:
-        takes = start() if starts else 0
+        start_time = start() if starts else 0
     return FleetPlan(
         replicas_of(given, prefills=prefills)[0],
-        takes,
+        start_time,
         auto,
         round((given["mtbf"] or 0.0) * SECOND),
         round((given["repair"] or 0.0) * SECOND),
@@ -242,5 +241,5 @@ def plan_of(
 
 
 def _target(rule: str, sequences: int) -> float:
-    """The target of a rule where nothing says it."""
+    """The default target of a rule."""
     return {"requests": _TARGET * sequences, "queue": 1.0}.get(rule, _TARGET)

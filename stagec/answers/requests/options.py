@@ -1,4 +1,4 @@
-"""The options of a server over time, and what they ask for."""
+"""The options of a server over time, and the requests that they describe."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from stagec.serving.routing import ROUTERS
 from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import error
 
-#: Most batches of rollouts.
+#: The most batches of rollouts.
 MOST_ITERATIONS = 1000
-#: Requests that are drawn where nothing says how many.
+#: The default number of random requests.
 _COUNT = 1000
-#: Options that say where requests come from, of which one is given.
+#: The options for the source of requests, of which one is given.
 _SOURCES = ("requests", "rate", "concurrency", "batch_of")
-#: Those that say how many pods there are.
+#: The options for the numbers of pods.
 _PODS = ("replicas", "prefill_replicas")
-#: Where keys and values of a prompt are kept.
+#: The places that hold keys and values of prompts.
 DEVICE = "device"
 TIERS = HOST, DISK = "host", "disk"
-#: Who waits for blocks from tiers below the prefix cache.
+#: The ways in which blocks from lower tiers are loaded.
 BLOCKING = "block"
 LOADS = ("overlap", BLOCKING)
-#: Options that have no effect without another one: which, what that is about, and a remedy.
+#: Options that have no effect without another one: that one, its topic, and a remedy.
 _ABOUT = {
     "until": ("batch_of", "a rollout", "--batch-of N"),
     "iterations": ("batch_of", "rollouts", "--batch-of N"),
@@ -249,8 +249,8 @@ OVER_TIME = (
 
 
 def is_over_time(given: Mapping[str, Any], *, whole: bool = False) -> bool:
-    """Whether requests over time are asked for. Raises `DiagnosticError` for options that need
-    them; `whole` numbers of pods do not."""
+    """Whether requests over time are given. Raises `DiagnosticError` for options that need them;
+    numbers of pods do not if `whole` is set."""
     sources = [name for name in _SOURCES if given[name] is not None]
     if len(sources) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in sources[:2])
@@ -286,8 +286,8 @@ def is_over_time(given: Mapping[str, Any], *, whole: bool = False) -> bool:
     return bool(sources)
 
 
-def asked_requests(options: JobOptions, given: Mapping[str, Any]) -> list[Request]:
-    """The requests that are asked for. Raises `DiagnosticError`, `OSError`."""
+def given_requests(options: JobOptions, given: Mapping[str, Any]) -> list[Request]:
+    """The requests that the options describe. Raises `DiagnosticError`, `OSError`."""
     file: Path | None = given["requests"]
     rollouts = rollouts_of(given)
     count = given["count"] if rollouts is None else rollouts.requests
@@ -339,7 +339,7 @@ def rollouts_of(given: Mapping[str, Any], update: int = 0) -> Rollouts | None:
 
 
 def _checked_adapters(options: JobOptions, requests: list[Request]) -> list[Request]:
-    """The requests. Raises `DiagnosticError` if they name adapters of a model without any."""
+    """The requests. Raises `DiagnosticError` if they name adapters of a model without adapters."""
     named = next((r for r in requests if r.adapter), None)
     if named is not None and not options.lora:
         raise error(
@@ -356,8 +356,8 @@ def page_of(options: JobOptions) -> int:
 
 
 def prefix_block(options: JobOptions, given: Mapping[str, Any], requests: Sequence[Request]) -> int:
-    """The tokens of the blocks by which prompts are kept; 0 where none says what it begins with.
-    Raises `DiagnosticError` where pages of the cache do not divide them."""
+    """The tokens of a block of the prefix cache; 0 if no request states its prefix. Raises
+    `DiagnosticError` if pages of the cache do not divide a block."""
     page = page_of(options)
     if given["turns"] is not None:
         return page

@@ -1,4 +1,4 @@
-"""The page of a server over time: what replicas do, and how requests' times are spread."""
+"""The page of a server over time: the load of replicas, and the distributions of latencies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stagec.answers.requests.answer import ROLLOUT_HEADS
-from stagec.answers.time.table import seconds_text
+from stagec.answers.time.table import TITLES, seconds_text
 from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.serving.latency import PERCENTILES
@@ -15,19 +15,18 @@ from stagec.serving.latency import PERCENTILES
 if TYPE_CHECKING:
     from stagec.answers.requests.answer import RequestsAnswer
 
-#: Points of a curve of times.
+#: Points of a distribution.
 _POINTS = 100
-_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
 def requests_page(answer: RequestsAnswer) -> str:
-    """The pictures, the percentiles, and what there is to say."""
+    """The pictures, the percentiles, and the sentences of the answer."""
     drawn = [load_plot(answer), _SHARES.plot(answer), _spreads(answer)]
     if any(pool.changes for pool in answer.pools.values()):
         drawn.insert(1, _REPLICAS.plot(answer))
     heads = ["figure", "mean", *(f"p{n}" for n in PERCENTILES)]
     rows = [
-        TableRow([_TITLES[name], *seconds], [_TITLES[name], *map(seconds_text, seconds)])
+        TableRow([TITLES[name], *seconds], [TITLES[name], *map(seconds_text, seconds)])
         for name, seconds in (
             (n, spread.as_json().values()) for n, spread in answer.spreads.items()
         )
@@ -41,7 +40,7 @@ def requests_page(answer: RequestsAnswer) -> str:
 
 @dataclass(frozen=True)
 class _Curves:
-    """Figures of `LoadMoment` over time, by what they are called."""
+    """Fields of `LoadMoment` over time, by their titles."""
 
     title: str
     axis: PlotAxis
@@ -79,7 +78,7 @@ _SHARES = _Curves(
 
 
 def load_plot(answer: RequestsAnswer) -> Plot:
-    """Requests that run and that wait, over time."""
+    """Running and waiting requests over time."""
     return _LOAD.plot(answer)
 
 
@@ -103,8 +102,8 @@ def _spreads(answer: RequestsAnswer) -> Plot:
     for name, spread in answer.spreads.items():
         for n in range(1, _POINTS + 1):
             value = spread.values[max(0, len(spread.values) * n // _POINTS - 1)]
-            about = f"{_TITLES[name]} of {n}% of the requests: up to {seconds_text(value)}"
-            points.append(PlotPoint(value, n / _POINTS, _TITLES[name], about))
+            about = f"{TITLES[name]} of {n}% of the requests: up to {seconds_text(value)}"
+            points.append(PlotPoint(value, n / _POINTS, TITLES[name], about))
     x = PlotAxis("time", seconds_text)
     y = PlotAxis("share of the requests", "{:.0%}".format, linear=True)
     return _joined(answer, "Distribution of times: share of requests", points, x, y)

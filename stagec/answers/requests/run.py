@@ -1,4 +1,4 @@
-"""From the options of a server to its simulation, and to an answer."""
+"""From the options of a server to its simulation and answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from stagec.analysis.serving_rates import step_pace
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
-from stagec.answers.requests.options import asked_requests, page_of, prefix_block, rollouts_of
+from stagec.answers.requests.options import given_requests, page_of, prefix_block, rollouts_of
 from stagec.answers.requests.tiers import most_bytes, tiers_below, token_bytes
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
 
-#: Seconds for which the link of a pod is busy with the caches of a prompt of so many tokens, and
-#: those that are left behind the step.
-Handover = Callable[[int], tuple[float, float]]
-#: Femtoseconds of steps.
+#: From the tokens of a prompt to the seconds for which its caches occupy the link of a pod, and to
+#: those that remain after the prefill step.
+TransferSeconds = Callable[[int], tuple[float, float]]
+#: The costs of steps, in femtoseconds.
 Costs: TypeAlias = StepSurface | ExactSteps | DraftedSteps
 
 
 @dataclass
 class Pool:
-    """Replicas that are alike: what compiles and schedules their steps, how many seconds hosts
-    take for a request outside of these, how long they take, and on pipeline stages the slowest one
-    for them, what each holds, how many ranks each has, and how they come and go."""
+    """A pool of identical replicas: the models and the scheduler of their steps, the host seconds
+    of a request `outside` of its steps, the costs of steps (`pace`: of their slowest pipeline
+    stage), the limits of a replica, its memory, its ranks, and the plan of starts and stops."""
 
     models: ServedModels
     scheduler: SchedulerRule
@@ -76,12 +76,12 @@ def serve_requests(
     timer: StepTimer,
     given: Mapping[str, Any],
     session: Session,
-    handover: Callable[[JobOptions], Handover],
+    transfer: Callable[[JobOptions], TransferSeconds],
 ) -> RequestsAnswer:
-    """Serve requests over time; `handover` is asked for that of two pods. Raises
+    """Serve requests over time; `transfer` computes the transfer times between two pods. Raises
     `DiagnosticError`, `OSError`."""
     with session.once() as aside, session.progress("serving", "requests") as progress:
-        server = made_server(options, timer, given, aside, handover, progress)
+        server = server_of(options, timer, given, aside, transfer, progress)
         run, every = server.run, server.requests
         try:
             run.run()
@@ -93,9 +93,9 @@ def serve_requests(
 
 
 @dataclass(frozen=True)
-class MadeServer:
-    """A server before it runs: its requests, each turn of a conversation one, and its replicas by
-    what they do."""
+class Server:
+    """A server to simulate: its requests (one for each turn of a conversation), and its pools of
+    replicas by their role."""
 
     requests: Sequence[Request]
     pools: Mapping[str, Pool]
@@ -103,27 +103,28 @@ class MadeServer:
 
     @property
     def outside(self) -> float:
-        """The seconds that hosts take for a request outside of its steps."""
+        """The host seconds of a request outside of its steps."""
         return self.pools[PREFILL if PREFILL in self.pools else DECODE].outside
 
 
-def made_server(
+def server_of(
     options: JobOptions,
     timer: StepTimer,
     given: Mapping[str, Any],
     session: Session,
-    handover: Callable[[JobOptions], Handover],
+    transfer: Callable[[JobOptions], TransferSeconds],
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> MadeServer:
-    """The server of options and the requests to it. Raises `DiagnosticError`, `OSError`."""
+) -> Server:
+    """The server and the requests that the options describe. Raises `DiagnosticError`,
+    `OSError`."""
     two_pods = options.serve == DISAGGREGATED
     _refuse(options, given, two_pods=two_pods)
-    requests = asked_requests(options, given)
+    requests = given_requests(options, given)
     every = list(turns(requests))
     pools = _pools(options, timer, given, every, session, two_pods=two_pods)
     decode = pools[DECODE]
     prefills = pools[PREFILL].replicas if two_pods else []
-    sent = _femtoseconds(handover(_prompted(options, every))) if two_pods else None
+    sent = _femtoseconds(transfer(_with_prompt(options, every))) if two_pods else None
     update = max(_update(given, pool.models, timer.machine) for pool in pools.values())
     _check(every, list(pools.values()), session)
     if given["concurrency"] not in (None, 1) and len({(r.prompt, r.output) for r in every}) == 1:
@@ -144,13 +145,13 @@ def made_server(
         rollouts=rollouts_of(given, update),
         progress=progress,
     )
-    server = MadeServer(every, pools, run)
+    server = Server(every, pools, run)
     run.outside = round(server.outside * SECOND)
     return server
 
 
 def _refuse(options: JobOptions, given: Mapping[str, Any], *, two_pods: bool) -> None:
-    """Raise `DiagnosticError` for options that this server does not take."""
+    """Raise `DiagnosticError` for options that this server does not support."""
     if options.serve is not None and not two_pods:
         raise error(
             f"--serve {options.serve} is one step, but requests over time take many steps",
@@ -167,7 +168,7 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, two_pods: bool) ->
             raise error(what, remedy=remedy)
     if options.draft is not None:
         check_draft(options)
-        options_of_draft(MAIN, options.draft, options)  # refuses what makes other pods
+        options_of_draft(MAIN, options.draft, options)  # refuses options of other pods
     if options.part:
         raise error(
             "--part cannot be used with requests over time, whose steps are of one pod",
@@ -190,8 +191,8 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, two_pods: bool) ->
         )
 
 
-def _prompted(options: JobOptions, requests: Sequence[Request]) -> JobOptions:
-    """Options of pods, with a prompt."""
+def _with_prompt(options: JobOptions, requests: Sequence[Request]) -> JobOptions:
+    """The options of two pods, with a prompt."""
     return options.changed(prompt=options.prompt or max(r.prompt for r in requests))
 
 
@@ -207,14 +208,14 @@ def _pools(
     *,
     two_pods: bool,
 ) -> dict[str, Pool]:
-    """The replicas that decode, and of two pods those that prefill. A step that verifies drafts
-    gives each sequence the tokens that are accepted on average, one by one: each takes its share
-    of the step. Raises `DiagnosticError`."""
+    """The pool that decodes, and with two pods the one that prefills. A step that verifies drafts
+    is simulated as the mean number of accepted tokens in turn, each with its share of the step.
+    Raises `DiagnosticError`."""
     accepted = take_acceptance(options, given).tokens
     each = {DECODE: options}
     if two_pods:
-        asked = _prompted(options, requests)
-        each = {pod: options_of_pod(pod, asked) for pod in (PREFILL, DECODE)}
+        both = _with_prompt(options, requests)
+        each = {pod: options_of_pod(pod, both) for pod in (PREFILL, DECODE)}
     first = 0
     pools: dict[str, Pool] = {}
     for pod, own in each.items():
@@ -222,20 +223,20 @@ def _pools(
         copies = replicas_of(given, prefills=prefills)[1]
         pool = _pool(own, timer, given, requests, session, accepted, prefills=prefills)
         alone = pool.models.replicas
-        swap = _swap(pool, timer.machine) if given["preempt"] == "swap" else 0
+        swap = _swap_time(pool, timer.machine) if given["preempt"] == "swap" else 0
         computes = prefills or not two_pods
-        kept = prefix_block(own, given, requests) if computes else 0
-        tiers = tiers_below(pool.models, timer.machine, given, kept) if computes else None
-        load = _load(own, timer.machine, session) if any(r.adapter for r in requests) else 0
-        made: Callable[..., Replica] = Replica
+        block = prefix_block(own, given, requests) if computes else 0
+        tiers = tiers_below(pool.models, timer.machine, given, block) if computes else None
+        load = _adapter_load(own, timer.machine, session) if any(r.adapter for r in requests) else 0
+        new_replica: Callable[..., Replica] = Replica
         if pool.pace is not None:
-            made = partial(PipelinedReplica, pace=pool.pace, stages=pool.stages)
+            new_replica = partial(PipelinedReplica, pace=pool.pace, stages=pool.stages)
         pool.replicas += (
-            made(
+            new_replica(
                 first + number,
                 pool.limits,
                 pool.costs,
-                prefix_block=kept,
+                prefix_block=block,
                 tiers=tiers() if tiers is not None else None,
                 swap=swap,
                 prefills=prefills,
@@ -290,16 +291,16 @@ def _pool(
 
     about = options, timer, session, models, groups, halves, accepted
     costs, pace = _costs(given, *about)
-    start = partial(_start, models, timer.machine)
+    start = partial(_start_time, models, timer.machine)
     plan = plan_of(given, limits.sequences, start, prefills=prefills)
-    if alone > 1:  # all of them are there
+    if alone > 1:  # the replicas of one job all exist from the start
         plan = replace(plan, first=None)
     ranks, stages = models.ranks // alone, _stages(options)
     return Pool(models, scheduler, outside, costs, pace, stages, limits, room, ranks, [], plan)
 
 
 def _stages(options: JobOptions) -> int:
-    """Pipeline stages with steps of their own."""
+    """The pipeline stages, each of which has its own steps in flight."""
     return 1 if options.afd else max(1, options.pp)
 
 
@@ -313,7 +314,7 @@ def _costs(
     halves: int,
     accepted: float,
 ) -> tuple[Costs, Costs | None]:
-    """How long steps take, and on pipeline stages how long the slowest one takes for them."""
+    """The costs of steps, and on several pipeline stages those of the slowest stage."""
 
     @cache
     def plain(step: Step) -> list[TimeReport]:
@@ -347,8 +348,8 @@ def _costs(
     return both(lambda report: report.step_seconds), pace
 
 
-def _start(models: ServedModels, machine: Machine) -> int:
-    """Femtoseconds in which the weights of a rank come from its host."""
+def _start_time(models: ServedModels, machine: Machine) -> int:
+    """The femtoseconds in which a rank loads its weights from its host."""
     bytes_ = models.together(most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
     return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
 
@@ -365,9 +366,9 @@ def _update(given: Mapping[str, Any], models: ServedModels, machine: Machine) ->
     return round(bytes_ / level_between_pods(machine, [mesh, mesh]).bandwidth.value * SECOND)
 
 
-def _load(options: JobOptions, machine: Machine, session: Session) -> int:
-    """Femtoseconds in which an adapter of a rank comes from its host: the bytes of one more slot,
-    of the modules that it is for. Raises `DiagnosticError`."""
+def _adapter_load(options: JobOptions, machine: Machine, session: Session) -> int:
+    """The femtoseconds in which a rank loads an adapter from its host: the bytes by which a second
+    slot increases the parameters. Raises `DiagnosticError`."""
     one, two = (
         ServedModels.of(options.changed(max_loras=slots, stack=IDEAL), session).together(
             most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)])
@@ -377,14 +378,14 @@ def _load(options: JobOptions, machine: Machine, session: Session) -> int:
     return max(1, round((two - one) / machine.host.bandwidth.value * SECOND))
 
 
-def _swap(pool: Pool, machine: Machine) -> int:
-    """Femtoseconds in which a token's keys and values of a rank go to its host."""
+def _swap_time(pool: Pool, machine: Machine) -> int:
+    """The femtoseconds in which a rank moves the keys and values of a token to its host."""
     return max(1, round(token_bytes(pool.models) / machine.host.bandwidth.value * SECOND))
 
 
 def _check(requests: Sequence[Request], pools: Sequence[Pool], session: Session) -> None:
-    """Refuse requests that no replica ever has room for, and warn of those that reach further than
-    the model was trained for."""
+    """Refuse requests that exceed the cache of a replica, and warn of requests beyond the positions
+    of the model."""
     longest = max(requests, key=lambda r: r.prompt + r.output)
     serving = pools[0].models.main.builder.serving
     positions, last = serving.positions if serving is not None else 0, longest.prompt
@@ -408,9 +409,9 @@ def _check(requests: Sequence[Request], pools: Sequence[Pool], session: Session)
             )
 
 
-def _femtoseconds(handover: Handover) -> Callable[[int], tuple[int, int]]:
+def _femtoseconds(transfer: TransferSeconds) -> Callable[[int], tuple[int, int]]:
     def sent(tokens: int) -> tuple[int, int]:
-        busy, rest = handover(tokens)
+        busy, rest = transfer(tokens)
         return round(busy * SECOND), round(rest * SECOND)
 
     return sent

@@ -1,4 +1,4 @@
-"""Tiers below the prefix cache of a device: how many blocks they have, and how fast these come."""
+"""The tiers below the prefix cache of a device: their sizes in blocks, and their speeds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def most_bytes(name: str) -> Callable[[CompiledJob], float]:
-    """The bytes of this name that a rank holds, at most."""
+    """A function from a job to the largest number of bytes in a category on any rank."""
     return lambda job: max(each.get(name, 0) for each in job.figures().by_stage)
 
 
 def token_bytes(models: ServedModels) -> float:
-    """Bytes of a token's keys and values on a rank."""
+    """The bytes of the keys and values of a token on a rank."""
     serving = models.main.builder.serving
     many = min(1 << 16, (serving and serving.positions) or 1 << 16)
     one = step_of([SequenceClass(1, many - 1, 1, 1)])
@@ -34,18 +34,18 @@ def token_bytes(models: ServedModels) -> float:
 
 
 def context_bytes(options: JobOptions, session: Session) -> float:
-    """Bytes per rank of the cached tokens before a prompt, in a step of prefill with one sequence
+    """The bytes per rank of the cached tokens before a prompt, in a prefill step with one sequence
     per group of ranks. Raises `DiagnosticError`."""
     from stagec.jobs.lowered import job_costs
 
     context, new = options.context or 0, options.prompt or 1
-    kept = max(each.get(CACHES, 0) for each in job_costs(options, session).figures().by_stage)
-    return kept * context / (context + new)
+    caches = max(each.get(CACHES, 0) for each in job_costs(options, session).figures().by_stage)
+    return caches * context / (context + new)
 
 
 def loading_speed(tier: str, machine: Machine, disk: float | None) -> float:
-    """Bytes per second at which a rank loads from a tier: over the link of its host, or as fast as
-    the disk reads, `disk` GB/s, if that is slower. Raises `DiagnosticError`."""
+    """The bytes per second at which a rank loads from a tier: the bandwidth of its host link, for a
+    disk at most that of the disk, `disk` GB/s. Raises `DiagnosticError`."""
     link = machine.host.bandwidth.value
     if tier == HOST:
         return link
@@ -59,9 +59,9 @@ def loading_speed(tier: str, machine: Machine, disk: float | None) -> float:
 def tiers_below(
     models: ServedModels, machine: Machine, given: Mapping[str, Any], block: int
 ) -> Callable[[], CacheTiers | None]:
-    """A function that makes the tiers of a replica, whose prefix cache has blocks of `block`
-    tokens: each group of ranks has a share of its own. Raises `DiagnosticError` if no prefix
-    is kept."""
+    """A function that creates the tiers of a replica whose prefix cache has blocks of `block`
+    tokens; the sizes are those of all groups of ranks. Raises `DiagnosticError` without a prefix
+    cache."""
     sizes = {tier: given[f"{tier}_cache"] for tier in TIERS if given[f"{tier}_cache"] is not None}
     if not sizes:
         return lambda: None
@@ -74,7 +74,7 @@ def tiers_below(
     each, groups = token_bytes(models) * block, models.main.groups // models.replicas
     speeds = {tier: loading_speed(tier, machine, given["disk_bandwidth"]) for tier in sizes}
 
-    def made() -> CacheTiers:
+    def new_tiers() -> CacheTiers:
         tiers = [
             CacheTier(
                 tier,
@@ -86,4 +86,4 @@ def tiers_below(
         ]
         return CacheTiers(tiers, given["cache_loads"] == BLOCKING)
 
-    return made
+    return new_tiers

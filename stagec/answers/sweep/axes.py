@@ -1,5 +1,5 @@
-"""What a sweep goes over: values of a flag, a symbol or a figure of the machine, or configurations
-named in a file."""
+"""The axes of a sweep: values of a flag, a symbol or a figure of the machine, or the configurations
+of a file."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from stagec.support.toml_text import toml_tables
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-#: What can be swept, beside the sizes of symbols.
+#: The options that can be swept, in addition to symbols.
 NAMES = (*OF_ONE_MESH, "preset", "ranks")
 _MACHINE = "machine."
 _FACTOR = re.compile(r"x([0-9]{1,9}(?:\.[0-9]{1,9})?)")
-#: What a column of named configurations is called.
+#: The title of a column of named configurations.
 NAMED = "name"
 _SUFFIX = ".toml"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value of an option, of a symbol, of `machine` or `overlap`, or of a figure of the machine,
-    whose value is a text (`2 TB/s`, or `x2` for twice as much)."""
+    """A value of an option, of a symbol, of a field of `Case`, or of a figure of the machine, which
+    is a text (`2 TB/s`, or `x2` for twice as much)."""
 
     name: str
-    what: Literal["option", "symbol", "case", "figure"]
+    kind: Literal["option", "symbol", "case", "figure"]
     value: Any
 
-    def chosen(self, case: Case) -> Case:
+    def applied_to(self, case: Case) -> Case:
         """The configuration with this value. Raises `DiagnosticError` for a figure that the machine
         does not have, or an invalid value."""
         options = case.options
-        if self.what == "symbol":
+        if self.kind == "symbol":
             sizes = {**options.sizes, self.name: self.value}
             return replace(case, options=options.changed(sizes=sizes))
-        if self.what == "option":
+        if self.kind == "option":
             given: dict[str, Any] = {self.name: self.value}
             explicit = options.explicit | {self.name}
             return replace(case, options=options.changed(**given, explicit=explicit))
         if self.name == "machine":
             return replace(case, machine=with_used(self.value, case.used))
-        if self.what == "case":
+        if self.kind == "case":
             return replace(case, **{self.name: self.value})
         device = case.device or case.machine
         return replace(case, machine=self._machine(case.machine), device=device)
@@ -74,7 +74,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One value of an axis: how it is shown, and what it sets."""
+    """A value of an axis: its text or number in tables, and its settings."""
 
     shown: int | str
     settings: tuple[Setting, ...]
@@ -82,7 +82,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is swept, and its values; `file` has them if they are configurations."""
+    """An axis of a sweep: its name and values; `file` is the source of named configurations."""
 
     name: str
     choices: tuple[Choice, ...]
@@ -90,18 +90,18 @@ class Axis:
 
     @property
     def text(self) -> str:
-        """As `--sweep` takes it: `tp=1,2,4`, or the file of configurations."""
+        """The value of `--sweep`: `tp=1,2,4`, or the file of configurations."""
         shown = ",".join(str(choice.shown) for choice in self.choices)
         return self.file or f"{self.name}={shown}"
 
     @property
     def sets(self) -> frozenset[str]:
-        """The names of all that its values set."""
+        """The names that its values set."""
         return frozenset(s.name for c in self.choices for s in c.settings)
 
 
 class SweepType(Kind[Axis]):
-    """`tp=1,2,4` or `tp=1..4`, `S=4096,8192`, or a TOML file with a table for each of them."""
+    """`tp=1,2,4` or `tp=1..4`, `S=4096,8192`, or a TOML file with a table for each value."""
 
     name = "NAME=VALUE,...|FILE.toml"
 
@@ -162,14 +162,14 @@ class _Machine(Kind["Machine"]):
 
 
 def _types(timed: bool) -> dict[str, Kind[Any]]:
-    """How the values of what can be swept are read."""
+    """The types of the values of everything that can be swept."""
     types: dict[str, Kind[Any]] = {n: type_of(f) for n, f in OF_ONE_MESH.items()}
     types |= {"preset": AnyText(), "ranks": Whole(1)}
     return types | ({"machine": _Machine(), "overlap": Switch()} if timed else {})
 
 
 def _setting(name: str, text: str, *, timed: bool) -> Setting:
-    """A value as the flag of that name takes it; of `timed` jobs, those of a machine too. Raises
+    """A value in the form of the flag of that name; with `timed`, also of the machine. Raises
     `ValueError`."""
     option = name.replace("-", "_")
     types = _types(timed)
@@ -190,7 +190,7 @@ _Tables: TypeAlias = Mapping[str, Mapping[str, object]]
 
 
 def _read(path: str, *, timed: bool) -> Axis:
-    """The configurations of a file. Raises `DiagnosticError` with the line that is wrong."""
+    """The configurations of a file. Raises `DiagnosticError` at the line of the problem."""
     source = read_text(path, MAX_BYTES)
     choices: list[Choice] = []
     for name, table in _tables(source).items():
@@ -222,7 +222,7 @@ def _wrong(source: Source, table: str, key: str, message: str) -> DiagnosticErro
 
 
 def conflicts(axes: Sequence[Axis]) -> Iterator[str]:
-    """The names that several axes set."""
+    """The names that more than one axis sets."""
     seen: set[str] = set()
     for axis in axes:
         yield from sorted(seen & axis.sets)

@@ -1,4 +1,4 @@
-"""The order of the rows of a sweep, and which of them no other row beats."""
+"""The order of the rows of a sweep, and its Pareto front."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Rows = Sequence[SweepRow]
 def key_of(
     wanted: str, swept: Sequence[str], columns: Sequence[SweepColumn]
 ) -> Callable[[SweepRow], Any]:
-    """What rows are sorted by, those that are no jobs last: a column or a swept name, greatest
-    first with a minus before it. Raises `DiagnosticError`."""
-    downwards = wanted.startswith("-")
-    name = known("sort", wanted.removeprefix("-"), swept, columns)
+    """The sort key of rows by a column or a swept name, descending after a minus; failed
+    configurations come last. Raises `DiagnosticError`."""
+    descending = wanted.startswith("-")
+    name = column_named("sort", wanted.removeprefix("-"), swept, columns)
 
     def key(row: SweepRow) -> tuple[bool, bool, Any]:
         if "error" in row:
@@ -28,27 +28,27 @@ def key_of(
         if value is None:  # a job without tokens, for example
             return False, True, ""
         text = isinstance(value, str)  # a swept value may be a number or a text
-        return False, text, _Downwards(value) if downwards else value
+        return False, text, _Descending(value) if descending else value
 
     return key
 
 
-class _Downwards:
-    """A value whose order is reversed."""
+class _Descending:
+    """A value with reversed order."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def __lt__(self, other: _Downwards) -> bool:
+    def __lt__(self, other: _Descending) -> bool:
         return bool(other.value < self.value)
 
 
 def front(
     wanted: str, swept: Sequence[str], columns: Sequence[SweepColumn]
 ) -> Callable[[Rows], list[SweepRow]]:
-    """Keeps the jobs that no other beats: is as good in all of these columns, and better in one; of
-    two steps that of the same pods. With a limit, of those that fit. Raises `DiagnosticError`."""
-    names = [known("pareto", part.strip(), swept, columns) for part in wanted.split(",")]
+    """A function that selects the Pareto front in these columns: the jobs that no other job
+    dominates, among those that fit and separately for each step. Raises `DiagnosticError`."""
+    names = [column_named("pareto", part.strip(), swept, columns) for part in wanted.split(",")]
     signs = [-1 if any(c.more and c.is_named(n) for c in columns) else 1 for n in names]
 
     def keep(rows: Rows) -> list[SweepRow]:
@@ -62,23 +62,24 @@ def front(
             pod = row["configuration"].get("pod", "")
             points.append((pod, tuple(s * v for s, v in zip(signs, values, strict=True)), row))
         pods = {pod for pod, _, _ in points}
-        kept = {pod: unbeaten([p for of, p, _ in points if of == pod]) for pod in pods}
-        return [row for pod, point, row in points if point in kept[pod]]
+        fronts = {pod: unbeaten([p for of, p, _ in points if of == pod]) for pod in pods}
+        return [row for pod, point, row in points if point in fronts[pod]]
 
     return keep
 
 
 def unbeaten(points: Sequence[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
-    """The points of which no other is as small in all coordinates and smaller in one."""
-    kept: list[tuple[Any, ...]] = []
-    for point in sorted(set(points)):  # whatever beats a point stands before it
-        if not any(all(a <= b for a, b in zip(k, point, strict=True)) for k in kept):
-            kept.append(point)
-    return set(kept)
+    """The points that no other point dominates: none is as small in all coordinates and smaller in
+    one."""
+    front: list[tuple[Any, ...]] = []
+    for point in sorted(set(points)):  # points that dominate another one precede it
+        if not any(all(a <= b for a, b in zip(k, point, strict=True)) for k in front):
+            front.append(point)
+    return set(front)
 
 
-def known(flag: str, name: str, swept: Sequence[str], columns: Sequence[SweepColumn]) -> str:
-    """The name of a column or of what is swept. Raises `DiagnosticError`."""
+def column_named(flag: str, name: str, swept: Sequence[str], columns: Sequence[SweepColumn]) -> str:
+    """The name of a column or of an axis. Raises `DiagnosticError`."""
     names = [*swept, *(n for column in columns for n in (column.name, *column.aliases))]
     if name in names:
         return name

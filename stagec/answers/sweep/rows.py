@@ -1,4 +1,4 @@
-"""A row of a sweep: what is known of one configuration, or why it is not a job."""
+"""A row of a sweep: the figures of one configuration, or the reason of its failure."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
 
 SweepRow = dict[str, Any]
-#: The compiler takes a worker of a cluster for one thread.
+#: The compiler is not thread-safe, but a worker of a cluster may run several threads.
 _one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A configuration: a job, and where its time is asked for the machine. Without `overlap` all
-    collectives are blocking, without `graphs` hosts issue steps of serving op by op. Files
-    and a package may have measured times, those of `device`: the machine before its figures were
-    changed, if they were; `used` are the `--used-ranks` of all machines."""
+    """A configuration: a job, and the machine of its time, if wanted. Without `overlap` all
+    collectives are blocking; without `graphs` hosts issue steps of serving op by op. `measured` and
+    `kernels_from` have measured times of `device`, which is the machine before its figures were
+    changed, if they were; `used` has the `--used-ranks` of all machines."""
 
     options: JobOptions
     machine: Machine | None = None
@@ -43,9 +43,9 @@ class Case:
 
 
 def rows(case: Case) -> Mapping[str, SweepRow]:
-    """What is known of a job in a line: the most that any of its ranks has, the time of its slowest
-    class, or why it is not a job. Times are those of a step: of pods that prefill and decode there
-    is a row for each step, by its first pod."""
+    """The row of a job: the largest figures of any rank and the time of the slowest class, or the
+    reason of its failure. With pods that prefill and decode there is a row for each step, by its
+    first pod."""
     session = Session()
     with _one_at_a_time:
         try:
@@ -59,7 +59,7 @@ def rows(case: Case) -> Mapping[str, SweepRow]:
 
 
 def refused(problem: DiagnosticError) -> Mapping[str, SweepRow]:
-    """The row of what is no configuration."""
+    """The row of a configuration that failed."""
     first = problem.diagnostics[0]
     return {"": {"error": first.message, "remedy": first.remedy}}
 
@@ -102,18 +102,18 @@ def _summary(job: CompiledJob | LoweredJob, case: Case, session: Session) -> Swe
 
 
 def fits(row: Mapping[str, Any]) -> bool | None:
-    """Whether the job of a row fits: its limit, or its machine; None without any."""
+    """Whether the job of a row fits its limit, or its machine; None without either."""
     fits: bool | None = row.get("fits", row.get("fit", {}).get("fits"))
     return fits
 
 
 def notes(row: Mapping[str, Any]) -> list[str]:
-    """What to know of a row that is a job."""
+    """The warnings and cautions of a row that is a job."""
     return [*row["warnings"], *row.get("time", {}).get("cautions", ())]
 
 
 def time_row(report: TimeReport) -> SweepRow:
-    """The figures of a time that rows have; shares are those of the slowest class."""
+    """The figures of a time in a row; shares are those of the slowest class."""
     step = report.step_seconds
     exposed = sum(time for part, time in report.breakdown.items() if part.startswith("exposed "))
     named = "machine", "step_seconds", "tokens_per_second", "tokens_per_second_per_rank", "mfu"

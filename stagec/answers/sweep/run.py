@@ -1,7 +1,7 @@
 """`--sweep` of `analyze`, `memory` and `time`: one job in many configurations, a row for each.
 
-Rows are computed by worker processes or by a cluster. An impossible configuration is a row too,
-with the reason.
+Rows are computed by worker processes or by a cluster. A configuration that fails is a row with the
+reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Numbered = tuple[int, Mapping[str, SweepRow]]
 
-#: What is about one job.
+#: The options that apply to a single job only.
 _ALONE = (
     "symbolic",
     "print_strategy",
@@ -50,7 +50,7 @@ _ALONE = (
     "perfetto_ranks",
 )
 _MOST_ROWS = 100_000
-#: The first figure of a row -> the command whose rows have it.
+#: The second column of a table -> its command.
 _COMMANDS = {"time": "time", "parameters": "memory", "flops": "analyze"}
 
 _OPTIONS = (
@@ -77,7 +77,7 @@ _OPTIONS = (
 
 
 def sweep_options(*, timed: bool = False) -> tuple[CommandOption, ...]:
-    """The options of a sweep; `timed` of jobs on a machine."""
+    """The options of a sweep; `timed` for jobs on a machine."""
     about = (
         "One row for each of these values of a flag (sp=on,off; tp=1..8 doubles from 1) or symbol "
         "(S=4096,8192), or for each table of a file. Several: one row for each combination."
@@ -90,8 +90,8 @@ def sweep_options(*, timed: bool = False) -> tuple[CommandOption, ...]:
 
 
 def check_alone(given: Mapping[str, Any], *, plotted: bool = False) -> None:
-    """Raise `DiagnosticError` for options of a sweep without --sweep; the answer about one job may
-    be `plotted`."""
+    """Raise `DiagnosticError` for options of a sweep without --sweep; `plotted` says whether the
+    answer about one job has a plot."""
     wrong = [n for n in ("sort", "pareto", "plot", "jobs", "scheduler") if given[n]]
     if wrong:
         raise error(f"--{wrong[0]} needs --sweep", remedy="add --sweep")
@@ -105,9 +105,9 @@ def check_alone(given: Mapping[str, Any], *, plotted: bool = False) -> None:
 
 @dataclass(frozen=True)
 class SweepAnswer(Report):
-    """The configurations of a sweep in their order: what each costs, or why it cannot be. Its page
-    has `every` row, these if none are given, and draws two columns, `plotted`. `command` asks for
-    the rows."""
+    """The configurations of a sweep in order: the figures of each, or the reason of its failure.
+    Its page has `every` row, by default these, and draws the two columns `plotted`. `command` is
+    the command line."""
 
     configurations: Sequence[SweepRow]
     columns: Sequence[SweepColumn]
@@ -119,12 +119,12 @@ class SweepAnswer(Report):
 
     @property
     def possible(self) -> bool:
-        """Whether one of them is a job, within the limit if there is one."""
+        """Whether any configuration is a job, within the limit if there is one."""
         return any(row.get("fits", "error" not in row) for row in self.drawn)
 
     @property
     def title(self) -> str:
-        """The model, and what is swept."""
+        """The model, and the names of the axes."""
         return f"{self.about}: {' x '.join(self.drawn[0]['configuration'])}"
 
     @property
@@ -140,13 +140,13 @@ class SweepAnswer(Report):
 
     @property
     def axes(self) -> tuple[str, str]:
-        """The two columns that the plot draws."""
+        """The two columns of the plot."""
         from stagec.answers.sweep.sweep_page import default_axes
 
         return self.plotted or default_axes(self.columns)
 
     def page(self) -> str:
-        """A plot, and all rows."""
+        """The plots, and all rows."""
         from stagec.answers.sweep.sweep_page import sweep_page
 
         return sweep_page(self)
@@ -157,7 +157,7 @@ class SweepAnswer(Report):
         return SVGText(sweep_plot(self).svg())
 
     def commands(self) -> list[str]:
-        """The command of each row of the page; none where it is not known what was asked."""
+        """The command of each row of the page; empty if the configurations are not known."""
         return [] if self.asked is None else commands_of(*self.asked, self.drawn)
 
     def as_json(self) -> list[SweepRow]:
@@ -177,8 +177,8 @@ class SweepAnswer(Report):
 def sweep(
     case: Case, given: Mapping[str, Any], columns: Sequence[SweepColumn], session: Session
 ) -> SweepAnswer:
-    """A row for each combination, as a command was asked for, in a table with these columns. Raises
-    `DiagnosticError`."""
+    """A row for each combination, in a table with these columns; `given` has the options of the
+    command. Raises `DiagnosticError`."""
     axes: Sequence[Axis] = given["sweep"]
     limit: Limit | None = given["limit"]
     _check_options(case.options, given)
@@ -193,7 +193,7 @@ def sweep(
 
 @dataclass(frozen=True)
 class RowSelection:
-    """Which rows are shown, in which order, and the two columns that a plot draws."""
+    """The selection and order of rows, and the two columns of the plot."""
 
     front: Callable[[Sequence[SweepRow]], list[SweepRow]] | None
     key: Callable[[SweepRow], Any] | None
@@ -208,8 +208,8 @@ def selection_of(
     pareto: str | None,
     plot: str | None,
 ) -> RowSelection:
-    """A selection by names of columns, as the command line has them. Raises `DiagnosticError` for
-    a name that is not a column."""
+    """A selection by names of columns, in the form of the command line. Raises `DiagnosticError`
+    for a name that is not a column."""
     from stagec.answers.sweep.order import front, key_of
     from stagec.answers.sweep.sweep_page import plotted
 
@@ -229,13 +229,13 @@ def answer_of(
     selection: RowSelection,
     limit: Limit | None = None,
 ) -> SweepAnswer:
-    """The answer with the rows of a selection; where it has none, all rows say why."""
+    """The answer with the selected rows, or with all rows if the selection is empty."""
     front, key = selection.front, selection.key
     shown = (front(rows) if front is not None else []) or rows
     ordered = sorted(shown, key=key) if key is not None else shown
     asked = case, axes
-    said = _sweep_command(case, axes, columns, limit)
-    return SweepAnswer(ordered, columns, title_of(case), rows, selection.plotted, asked, said)
+    command = _sweep_command(case, axes, columns, limit)
+    return SweepAnswer(ordered, columns, title_of(case), rows, selection.plotted, asked, command)
 
 
 def _sweep_command(
@@ -252,14 +252,14 @@ def _sweep_command(
 
 
 def with_limit(columns: Sequence[SweepColumn], limit: Limit | None) -> Sequence[SweepColumn]:
-    """The columns, with one that says whether a configuration fits, if there is a limit."""
+    """The columns, with `FITS` at the end if there is a limit."""
     from stagec.answers.sweep.table import FITS
 
     return columns if limit is None else [*(c for c in columns if c is not FITS), FITS]
 
 
 def title_of(case: Case) -> str:
-    """The name of the model, if all configurations have one."""
+    """The name of the model, if all configurations have the same one."""
     from stagec.jobs.builder import model_name
 
     return model_name(case.options) if case.options.model or case.options.preset else "a sweep"
@@ -272,8 +272,8 @@ def rows_of(
     limit: Limit | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[SweepRow]:
-    """The row of each combination, in order, computed by `run`; where it has several steps a row
-    for the pods of each. Raises `DiagnosticError` if none can be configured."""
+    """The rows of each combination in order, computed by `run`: one, or one for each step with its
+    pods. Raises `DiagnosticError` if no combination can be configured."""
     _check(case.options, axes)
     choices = list(product(*(axis.choices for axis in axes)))
     cases: dict[int, Case] = {}
@@ -288,7 +288,7 @@ def rows_of(
     numbers = list(cases)
     for done, (i, figures) in enumerate(run(rows, list(cases.values())), 1):
         of = cases[numbers[i]]
-        results[numbers[i]] = {pod: _judged(row, of, limit) for pod, row in figures.items()}
+        results[numbers[i]] = {pod: _with_verdict(row, of, limit) for pod, row in figures.items()}
         progress(done, len(numbers))
     steps = max((each.keys() for each in results.values()), key=len)
     every_row: list[SweepRow] = []
@@ -301,7 +301,7 @@ def rows_of(
 
 
 def commands_of(case: Case, axes: Sequence[Axis], rows: Sequence[SweepRow]) -> list[str]:
-    """The command of the configuration of each row; empty where no flags say what it is."""
+    """The command of the configuration of each row; empty if flags cannot express it."""
     every = {tuple(c.shown for c in each): each for each in product(*(a.choices for a in axes))}
     names = [axis.name for axis in axes]
     chosen = (tuple(row["configuration"][name] for name in names) for row in rows)
@@ -318,8 +318,8 @@ def _command(case: Case, choices: Sequence[Choice]) -> str:
     return step_command(configured.options, configured.machine, overlap=configured.overlap)
 
 
-def _judged(row: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
-    """A row that says whether it fits, if there is a limit and it is a job."""
+def _with_verdict(row: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
+    """A row with its entry `fits`, if there is a limit and it is a job."""
     if limit is None or "error" in row:
         return row
     pods = row.get("pods", {"": row}).values()
@@ -368,11 +368,11 @@ def _is_given(value: object) -> bool:
 
 
 def _configured(case: Case, choices: Sequence[Choice]) -> Case:
-    """A combination, for a process with another working directory. Figures of a machine change
-    those of the machine that is chosen beside them."""
+    """A combination, with absolute paths for workers in other directories. Figures of the machine
+    are set last, since the machine itself may be swept."""
     settings = [setting for choice in choices for setting in choice.settings]
-    for setting in sorted(settings, key=lambda each: each.what == "figure"):
-        case = setting.chosen(case)
+    for setting in sorted(settings, key=lambda each: each.kind == "figure"):
+        case = setting.applied_to(case)
     options = case.options
     changed = options.changed(
         model=_absolute(options.model) or "",

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from stagec.answers.sweep.axes import NAMED, Axis
-from stagec.answers.sweep.order import known, unbeaten
+from stagec.answers.sweep.order import column_named, unbeaten
 from stagec.answers.sweep.rows import SweepRow, fits, notes
 from stagec.answers.sweep.table import SweepColumn, chosen_text, value_of
 from stagec.answers.time.table import seconds_text
@@ -25,7 +25,7 @@ from stagec.support.diagnostics import error
 if TYPE_CHECKING:
     from stagec.answers.sweep.run import SweepAnswer
 
-#: What axes of charts call what is swept; other names are as they are.
+#: The titles of swept options on the axes of charts; others are titled by their names.
 _FULL = {
     "tp": "tensor-parallel ranks (tp)",
     "pp": "pipeline stages (pp)",
@@ -35,20 +35,19 @@ _FULL = {
     "zero": "ZeRO stage (zero)",
     "microbatches": "microbatches per step",
 }
-#: Configurations whose commands are in the page.
+#: The largest number of configurations whose commands are in the page.
 _MOST_COMMANDS = 500
 
 
 def plotted(
     wanted: str | None, axes: Sequence[Axis], columns: Sequence[SweepColumn]
 ) -> tuple[str, str]:
-    """The two columns of a plot: those asked for, else time, FLOPs or parameters, and memory.
-    Raises `DiagnosticError`."""
+    """The two columns of a plot: the wanted ones, or the default. Raises `DiagnosticError`."""
     swept = [axis.name for axis in axes]
     names = [part.strip() for part in wanted.split(",")] if wanted else default_axes(columns)
     if len(names) != 2:
         raise error(f"--plot '{wanted}': expected two columns", remedy="--plot time,memory")
-    x, y = (known("plot", name, swept, columns) for name in names)
+    x, y = (column_named("plot", name, swept, columns) for name in names)
     if y in swept:
         raise error(
             f"--plot {x},{y}: the second column is swept, expected a result",
@@ -58,12 +57,12 @@ def plotted(
 
 
 def default_axes(columns: Sequence[SweepColumn]) -> tuple[str, str]:
-    """Time, FLOPs or parameters, and memory."""
+    """The default columns of a plot: time, FLOPs or parameters, and memory."""
     return columns[1].name, "peak"
 
 
 def sweep_plot(answer: SweepAnswer) -> Plot:
-    """The plot of two columns. Raises `DiagnosticError` where no row is a job."""
+    """The plot of two columns. Raises `DiagnosticError` if no row is a job."""
     columns, names = answer.columns, answer.axes
     jobs = [(f"row{n}", row) for n, row in enumerate(answer.drawn) if "error" not in row]
     if not jobs:
@@ -100,7 +99,7 @@ def sweep_plot(answer: SweepAnswer) -> Plot:
 
 
 def sweep_page(answer: SweepAnswer) -> str:
-    """The page: pictures, where a mark is a job, and all rows."""
+    """The page: charts whose marks are jobs, and all rows."""
     rows, columns, commands = answer.drawn, answer.columns, answer.commands()
     numbers: dict[str, int] = {}
     for text in (text for row in rows if "error" not in row for text in notes(row)):
@@ -113,14 +112,14 @@ def sweep_page(answer: SweepAnswer) -> str:
         if text and "error" not in rows[n]
     }
     lines = [_row(row, columns, numbers, f"row{n}", opens.get(n, "")) for n, row in enumerate(rows)]
-    said = (f"[{number}] {text}" for text, number in numbers.items())
+    footnotes = (f"[{number}] {text}" for text, number in numbers.items())
     body = [
         command(answer.command),
         figures(_charts(answer)),
         "<h2>All configurations</h2>",
         *paragraphs(["Choose a row or a mark: the other pictures show it too."], "quiet"),
         table(heads, lines),
-        *paragraphs(said),
+        *paragraphs(footnotes),
     ]
     return page(answer.title, body)
 
@@ -181,7 +180,7 @@ def _charts(answer: SweepAnswer) -> Iterator[Chart]:
 
 
 def _heats(answer: SweepAnswer) -> Iterator[Heat]:
-    """A heat map of what the plot has across, or else up, over each two swept names."""
+    """A heat map over each pair of axes, of the first column of the plot that is not swept."""
     rows, columns = answer.drawn, answer.columns
     values: dict[str, list[Any]] = {}
     for row in rows:
@@ -212,7 +211,7 @@ def _heats(answer: SweepAnswer) -> Iterator[Heat]:
 
 
 def _rank(row: SweepRow, column: SweepColumn) -> tuple[bool, bool, float]:
-    """What fits and is best first, what is no job last."""
+    """The order of rows in a cell: jobs that fit first, better ones first, failed ones last."""
     value = None if "error" in row else column.value(row)
     if value is None:
         return True, True, 0.0
@@ -228,13 +227,13 @@ def _cell(row: SweepRow, column: SweepColumn, columns: Sequence[SweepColumn], ke
 
 
 def _are_one_line(points: Sequence[PlotPoint]) -> bool:
-    """Whether each series is a point, at a place of its own, as of named configurations."""
+    """Whether each series is a single point at a different x, as for named configurations."""
     return len(points) == len({p.series for p in points}) == len({p.x for p in points})
 
 
 def _series(row: SweepRow, x: str, joined: bool) -> str:
-    """What distinguishes lines: all that is swept but x; points, the first thing that is. A named
-    configuration has its name."""
+    """The name of the series of a row: for lines the values of all axes except x, for points that
+    of the first axis. A named configuration has its name."""
     rest = [(n, v) for n, v in row["configuration"].items() if n != x]
     if not joined:
         rest = rest[:1]

@@ -19,7 +19,7 @@ SweepRow = Mapping[str, Any]
 _SWITCH = {"True": "on", "False": "off"}
 _YES = {True: "yes", False: "no"}
 _MOST_REASONS = 3
-#: Columns of a table in a file or pipe.
+#: The width of a table in a file or pipe, in characters.
 _WIDTH = 160
 _ERROR = "error"
 _NUMBERS = ("ranks", "parameters", "flops", "sent_bytes", "host_bytes", "peak_bytes")
@@ -27,8 +27,8 @@ _NUMBERS = ("ranks", "parameters", "flops", "sent_bytes", "host_bytes", "peak_by
 
 @dataclass(frozen=True, slots=True)
 class SweepColumn:
-    """A column: its name for `--sort`, its title, its value in a row, and how that is shown; `more`
-    says that more is better, `long` is the title where there is room."""
+    """A column: its name for `--sort`, its title, its value in a row, and the text of that; `more`
+    is set if larger is better, and `long` is the title of axes."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class SweepColumn:
 
     @property
     def full(self) -> str:
-        """What it is, as axes of charts say it."""
+        """The title on the axes of charts."""
         return self.long or self.title
 
     def is_named(self, name: str) -> bool:
@@ -54,7 +54,7 @@ def _memory_column(name: str) -> SweepColumn:
 
 
 def _passing(row: SweepRow) -> int:
-    """Bytes at the peak that are not there for the whole step."""
+    """The bytes at the peak that are not held for the whole step."""
     size: int = row["peak_bytes"] - sum(row["memory"].get(name, 0) for name in (*STATIC, CACHES))
     return size
 
@@ -68,9 +68,9 @@ _PEAK = SweepColumn(
     aliases=("memory",),
     long="peak memory per rank",
 )
-#: That of a sweep with a limit or a machine; what fits comes first.
+#: The column of a sweep with a limit or a machine; jobs that fit sort first.
 FITS = SweepColumn("fits", "fits", lambda row: not fits(row), lambda value: _YES[not value])
-#: Those of `analyze`.
+#: The columns of `analyze`.
 ANALYSIS = (
     _RANKS,
     SweepColumn(
@@ -85,7 +85,7 @@ ANALYSIS = (
     ),
     _PEAK,
 )
-#: Those of `memory`.
+#: The columns of `memory`.
 FOOTPRINT = (
     _RANKS,
     _memory_column("parameters"),
@@ -107,7 +107,7 @@ def _timed(
     aliases: tuple[str, ...] = (),
     long: str = "",
 ) -> SweepColumn:
-    """A figure of the time; what a job does not have is a dash."""
+    """A column of a figure of the time; a missing figure is a dash."""
 
     def shown(value: Any) -> str:
         return "-" if value is None else text(value)
@@ -119,7 +119,7 @@ def _share(value: float) -> str:
     return f"{value:.1%}"
 
 
-#: Those of `time`.
+#: The columns of `time`.
 TIME = (
     _RANKS,
     _timed("time", "step", "step_seconds", seconds_text, aliases=("step",), long="step time"),
@@ -143,20 +143,20 @@ TIME = (
 
 
 def chosen_text(value: object) -> str:
-    """A swept value: `on` and `off` for switches."""
+    """The text of a swept value: `on` and `off` for switches."""
     return _SWITCH.get(str(value), str(value))
 
 
 def value_of(row: SweepRow, name: str, columns: Sequence[SweepColumn]) -> Any:
-    """What a row that is a job has in a column, or what was chosen in it for a swept name."""
+    """The value of a job in a column, or on an axis of the sweep."""
     if name in row["configuration"]:
         return row["configuration"][name]
     return next(c for c in columns if c.is_named(name)).value(row)
 
 
 def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream: TextIO) -> None:
-    """A line for each configuration that is a job; below, what there is to know, and in one line
-    how many are not jobs, and why."""
+    """Print a line for each configuration that is a job, then notes, then one line with the number
+    and the reasons of failures."""
     jobs = [row for row in rows if "error" not in row]
     columns = [c for c in columns if not rows or c.name not in rows[0]["configuration"]]
     out, numbers = console(stream, _WIDTH), dict[str, int]()
@@ -166,18 +166,18 @@ def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream
     title = "Configurations; the most of any rank and step"
     if any("time" in row for row in jobs):
         title += ", the time of the slowest class"
-    made = table(title, *titles, text_columns=0)
-    for column, value in zip(made.columns, [*rows[0]["configuration"].values()], strict=False):
+    lines = table(title, *titles, text_columns=0)
+    for column, value in zip(lines.columns, [*rows[0]["configuration"].values()], strict=False):
         column.justify = "left" if isinstance(value, str) else "right"
     if marked:
-        made.columns[-1].justify = "left"
+        lines.columns[-1].justify = "left"
     for row in jobs:
         marks = " ".join(f"[{numbers.setdefault(t, len(numbers) + 1)}]" for t in notes(row))
         chosen = (chosen_text(value) for value in row["configuration"].values())
         values = (c.text(c.value(row)) for c in columns)
-        made.add_row(*chosen, *values, *([marks] if marked else []))
+        lines.add_row(*chosen, *values, *([marks] if marked else []))
     if jobs:
-        out.print(made)
+        out.print(lines)
     for text, number in numbers.items():
         out.print(f"[{number}] {text}")
     if len(jobs) < len(rows):
@@ -185,7 +185,7 @@ def print_sweep(rows: Sequence[SweepRow], columns: Sequence[SweepColumn], stream
 
 
 def _refused(rows: Sequence[SweepRow]) -> str:
-    """`2 of 6 configurations cannot be: H = 32 does not divide over tp = 3 (2)`."""
+    """`2 of 6 configurations failed: H = 32 does not divide over tp = 3 (2)`."""
     reasons = Counter(row["error"] for row in rows if "error" in row)
     texts = [f"{reason} ({count})" for reason, count in reasons.most_common(_MOST_REASONS)]
     others = sum(reasons.values()) - sum(n for _, n in reasons.most_common(_MOST_REASONS))
@@ -196,7 +196,7 @@ def _refused(rows: Sequence[SweepRow]) -> str:
 
 
 def csv_text(rows: Sequence[SweepRow]) -> str:
-    """A line for each configuration, numbers in full; what is no job has its reason alone."""
+    """A line for each configuration, with numbers in full; a failed one has only its reason."""
     lines = [_flat(row) for row in rows]
     text = StringIO()
     names = list(dict.fromkeys(name for line in lines for name in line if name != _ERROR))
@@ -207,7 +207,7 @@ def csv_text(rows: Sequence[SweepRow]) -> str:
 
 
 def _flat(row: SweepRow) -> dict[str, object]:
-    """A row without nesting: every figure, whether it fits, or why it is no job."""
+    """A row without nesting: every figure and whether it fits, or the reason of the failure."""
     cells: dict[str, object] = {
         name: _SWITCH.get(str(value), value) for name, value in row["configuration"].items()
     }

@@ -1,4 +1,4 @@
-"""How long a step takes on a machine, why, and what would help."""
+"""The time of a step on a machine, its breakdown, and the effect of better machines."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ NOT_GIVEN = Acceptance(1.0, 1, given=False)
 
 @dataclass(frozen=True)
 class StepAnswer(TimeReport, Report):
-    """The time of a step, and why: that of one pod, or of several that wait for each other, of
-    which `alone_seconds` says what each takes without that; of a draft model on the ranks of its
-    model `turn_seconds` are those of both. `serve` is the kind of a step of serving, `stack` names
-    the stack of the software, and `errors` what is known of its seconds. `drawn` gives what
-    pictures are made of."""
+    """The time of a step with its breakdown, of one pod or of several that wait for each other:
+    `alone_seconds` are those of each pod without waiting, and `turn_seconds` those of a draft model
+    and of its main model on the same ranks. `serve` is the kind of a step of serving, `stack` names
+    the software stack, and `errors` has its prediction intervals. `drawn` computes the data of
+    pictures."""
 
     serve: str | None
     stack: Mapping[str, str]
@@ -67,24 +67,24 @@ class StepAnswer(TimeReport, Report):
 
     def as_json(self) -> dict[str, Any]:
         each = {"alone_seconds": self.alone_seconds, "turn_seconds": self.turn_seconds}
-        said = {name: dict(seconds) for name, seconds in each.items() if seconds}
+        pods = {name: dict(seconds) for name, seconds in each.items() if seconds}
         return {
             **super().as_json(),
             **self.stack,
             **({} if self.errors is None else {"interval": self.interval}),
             **self._served(),
-            **said,
+            **pods,
         }
 
     @property
     def interval(self) -> dict[str, Any] | None:
-        """Between which seconds 8 of 10 measured steps like it would be, and how many were
-        measured; None where no such step was."""
+        """The range of seconds that would cover 8 of 10 measurements of this step, and the number
+        of measurements behind it; None without measurements."""
         kind = kind_of(self.serve)
         return None if self.errors is None else self.errors.of(kind, self.step_seconds)
 
     def _served(self) -> dict[str, Any]:
-        """Of a step of serving: the time to the first token, or that for each further one."""
+        """The entry of a step of serving: the time to the first token, or for each further one."""
         if self.serve is None:
             return {}
         if self.serve == PREFILL:
@@ -101,8 +101,8 @@ class StepAnswer(TimeReport, Report):
         ]
 
     def page(self) -> str:
-        """What every rank does and holds over the step, which is compiled again if its memory was
-        not planned. Raises `DiagnosticError`."""
+        """The activity and memory of every rank over the step, which is compiled again if its
+        memory was not planned. Raises `DiagnosticError`."""
         from stagec.answers.time.time_page import step_page
 
         return step_page(self.drawn(), self)
@@ -113,11 +113,11 @@ class StepAnswer(TimeReport, Report):
         return SVGText(step_plot(self.drawn(), self).svg())
 
     def print(self, stream: TextIO) -> None:
-        measured = "" if self.errors is None else self.errors.said(kind_of(self.serve))
+        measured = "" if self.errors is None else self.errors.rows_text(kind_of(self.serve))
         interval = measured and interval_text(self.interval, measured)
         print_time(self, stream, interval, tokens=rate_unit(self.accepted))
-        said = {"Without waiting for other pods": self.alone_seconds, "By turns": self.turn_seconds}
-        for text, seconds in said.items():
+        pods = {"Without waiting for other pods": self.alone_seconds, "By turns": self.turn_seconds}
+        for text, seconds in pods.items():
             each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in seconds.items())
             if each:
                 console(stream).print(f"{text}: {each}")
@@ -127,7 +127,7 @@ class StepAnswer(TimeReport, Report):
 def _remark(
     report: TimeReport, measured: Measurements | None, levers: bool | None, session: Session
 ) -> None:
-    """Say what to know of a time, and what would say more."""
+    """Report the cautions of a time, unused measurements, and `--levers` if it was not run."""
     session.remark(*report.cautions)
     remark_unused(report.costed_by, measured, session)
     if levers is None and not report.levers:
@@ -146,10 +146,10 @@ def time(
     again: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> StepAnswer | PodsTime:
-    """The time of a step. `levers` says whether to try what would help: by default for steps of few
-    actions. With `memory`, what pictures need of it is planned too. With `again` the structure of a
-    job of one pod is compiled once in a process, for what will ask for other sizes and degrees of
-    it. `progress` is called with messages. Raises `DiagnosticError`."""
+    """The time of a step. `levers` says whether to time better machines too: by default for steps
+    of few actions. With `memory`, the memory plans that pictures need are made too. With `again`,
+    the structure of a job of one pod is compiled once per process and reused for other sizes and
+    degrees. `progress` is called with messages. Raises `DiagnosticError`."""
     options = on_machine(options, machine)
     alone: Mapping[str, float] = {}
     turns: Mapping[str, float] = {}
@@ -164,14 +164,14 @@ def time(
         )
         session.report(*timed.without_effect())
         report = timed.report
-        drawn = partial(_same, timed) if memory else drawn
+        drawn = (lambda: timed) if memory else drawn
         for step in timed.steps.values():
             _remark(step.report, replay.measured, levers, session)
         if options.serve == DISAGGREGATED:
             sent = transfer_of(timed)
             reports = {pod: step.report for pod, step in timed.steps.items()}
-            said = step_command(options, machine, overlap=replay.overlap)
-            return PodsTime(reports, sent, accepted, said, drawn)
+            command = step_command(options, machine, overlap=replay.overlap)
+            return PodsTime(reports, sent, accepted, command, drawn)
         alone, turns = alone_seconds(timed), turn_seconds(timed)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(
@@ -186,11 +186,7 @@ def time(
     )
 
 
-def _same(timed: Timed) -> Timed:
-    return timed
-
-
 def _with_memory(options: JobOptions, machine: Machine, replay: ReplayOptions) -> Timed:
-    """A step once more, with its memory; what is reported was reported before. Raises
-    `DiagnosticError`."""
+    """A step timed again, with its memory; diagnostics are dropped, since they were reported
+    before. Raises `DiagnosticError`."""
     return time_job(options, machine, Session(), replay, levers=False, memory=True)

@@ -1,4 +1,4 @@
-"""Several pods as one job, for pictures: what they issue, and their memory over time."""
+"""Several pods as one job, for pictures: their programs and their memory over time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class JoinedPods(Issued):
-    """What the ranks of several pods issue, whose classes and ranks follow each other. Graphs and
-    groups are those of each pod."""
+    """The programs of the ranks of several pods, whose classes and ranks are concatenated. Graphs
+    and groups remain those of each pod."""
 
     def __init__(self, pods: Mapping[str, Issued]) -> None:
         self._pods = list(pods.values())
@@ -45,7 +45,7 @@ class JoinedPods(Issued):
 
 
 class PodsPlans(EventPlans):
-    """The plans of the modules of several pods, by their identity."""
+    """The plans of the modules of several pods, by the identity of the module."""
 
     def __init__(self, pods: Mapping[int, EventPlans]) -> None:
         self._pods = pods
@@ -56,8 +56,8 @@ class PodsPlans(EventPlans):
 
 
 def replays_of(timed: Timed) -> Sequence[Replay]:
-    """The replayed steps of a job, one behind the other: that of a pod which decodes begins when
-    all caches are there. Raises `DiagnosticError`."""
+    """The replayed steps of a job in sequence: that of a pod which decodes begins after the
+    transfer of all caches. Raises `DiagnosticError`."""
     from stagec.formats.timeline.ranks import Replay, replayed
 
     if not timed.pods.several:

@@ -1,4 +1,4 @@
-"""The files of `stagec time` beside its answer: a trace for Perfetto."""
+"""The files that `stagec time` can write: a page, and a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stagec.formats.timeline.ranks import Replay
     from stagec.program.nodes import Events
 
-#: The options of `draw`.
+#: The options of these files.
 TIME_FILES = (
     CommandOption(
         "html",
@@ -35,7 +35,7 @@ TIME_FILES = (
 
 
 def draws(given: Mapping[str, Any]) -> bool:
-    """Whether a page or a trace is asked for. Raises `DiagnosticError`."""
+    """Whether a page or a trace is requested. Raises `DiagnosticError`."""
     if given["perfetto_ranks"] is not None and given["perfetto"] is None:
         raise error("--perfetto-ranks needs --perfetto", remedy="add --perfetto FILE")
     return given["html"] is not None or given["perfetto"] is not None
@@ -45,9 +45,9 @@ def draws(given: Mapping[str, Any]) -> bool:
 
 
 def write_perfetto(timed: Timed, path: Path, ranks: str | None, session: Session) -> None:
-    """Write a trace of these ranks, by default of the first rank of each class, those that end last
-    before others. Raises `DiagnosticError` for ranks that are not there, and for more nodes than a
-    viewer takes."""
+    """Write a trace of these ranks, by default of the first rank of each class, latest end first.
+    Raises `DiagnosticError` for ranks that do not exist, and for more nodes than viewers can
+    open."""
     from stagec.answers.time.joined import replays_of
     from stagec.formats.perfetto.encode import perfetto_trace
     from stagec.formats.timeline.ranks import replayed_timeline
@@ -65,7 +65,7 @@ def write_perfetto(timed: Timed, path: Path, ranks: str | None, session: Session
 
 
 def _first_ranks(timed: Timed, replays: Sequence[Replay], session: Session) -> dict[int, int]:
-    """The first rank of each class, as far as a viewer takes them."""
+    """The first rank of each class, up to the number of nodes that viewers can open."""
     from stagec.formats.timeline import ranks
 
     first_ranks: dict[int, int] = {}

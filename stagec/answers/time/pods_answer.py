@@ -1,5 +1,5 @@
-"""The time of several pods: of those that wait for each other what each takes alone, and with
-`--serve disaggregated` the step of each, and the caches on their way."""
+"""The time of several pods: what each takes alone, and with `--serve disaggregated` the steps of
+both and the transfer of caches between them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class PodsTime(Report):
-    """The steps of both pods, each by itself, and the transfer between them, for which `command`
-    asks. `drawn` gives what a trace is made of."""
+    """The steps of both pods, timed separately, and the transfer between them. `command` is the
+    command line, and `drawn` computes the data of a trace."""
 
     pods: Mapping[str, TimeReport]
     transfer: TransferTime
@@ -36,7 +36,7 @@ class PodsTime(Report):
 
     @property
     def ttft(self) -> float:
-        """Seconds from a prompt to its first token and its caches where they are decoded."""
+        """Seconds from a prompt to its first token, with its caches in the pod that decodes."""
         return self.pods[PREFILL].step_seconds + self.transfer.exposed_seconds
 
     @property
@@ -66,7 +66,7 @@ class PodsTime(Report):
         return [{"pod": pod, **report.as_json()} for pod, report in self.pods.items()]
 
     def page(self) -> str:
-        """Where the time of both steps goes, and what would help each."""
+        """The breakdown of the time of both steps, and the effect of better machines."""
         from stagec.answers.time.pods_page import pods_page
 
         return pods_page(self)
@@ -85,7 +85,7 @@ class PodsTime(Report):
 
 
 def transfer_of(timed: Timed) -> TransferTime:
-    """The time of the caches on their way. Raises `DiagnosticError`."""
+    """The time of the transfer of caches. Raises `DiagnosticError`."""
     from stagec.time.costs.network import level_between_pods
     from stagec.time.transfer import transfer_time
 
@@ -104,8 +104,8 @@ def alone_seconds(timed: Timed) -> Mapping[str, float]:
 
 
 def turn_seconds(timed: Timed) -> Mapping[str, float]:
-    """The seconds of each of the models that take turns on the same ranks: a draft model has all
-    until it is done. Empty for one model. Raises `DiagnosticError`."""
+    """The seconds of each of two models that run in turn on the same ranks: first the draft model,
+    then the main model. Empty for one model. Raises `DiagnosticError`."""
     from stagec.formats.timeline.ranks import Replay
     from stagec.time.clock.intervals import node_times
     from stagec.time.streams import PICOSECONDS

@@ -29,7 +29,7 @@ def pods_page(answer: PodsTime) -> str:
 
 
 def pods_plot(answer: PodsTime) -> Bars:
-    """Where the time of each class of each pod goes, without the bubble."""
+    """The breakdown of the time of each class of each pod, without the bubble."""
     bars = [
         Bar(f"{pod} {each.name}", {n: s for n, s in each.breakdown.items() if n != "bubble"})
         for pod, report in answer.pods.items()

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.jobs.request.acceptance import Acceptance
 
-#: Lines of the critical path that are told.
+#: The number of printed lines of the critical path.
 _LINKS = 8
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+#: The titles of the times of requests.
+TITLES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
 
 
 def seconds_text(seconds: float) -> str:
@@ -29,14 +31,14 @@ def seconds_text(seconds: float) -> str:
 
 
 def spreads_table(spreads: Mapping[str, Mapping[str, float]]) -> Table:
-    """Seconds of the requests that were served by what they are of: the mean and percentiles."""
+    """A table of seconds of served requests by figure: the mean and percentiles."""
     names = ("mean", *(f"p{n}" for n in PERCENTILES))
     rows = ((what, *(seconds_text(each[n]) for n in names)) for what, each in spreads.items())
     return table("Requests that were served", "", *names, rows=rows)
 
 
 def interval_text(interval: Mapping[str, Any] | None, measured: str) -> str:
-    """Between which seconds 8 of 10 of the measured rows are, which `measured` counts and names."""
+    """A sentence about the interval of a step; `measured` describes the measurements."""
     if interval is None:
         return f"interval: unknown, {measured}"
     low, high = (seconds_text(interval[n]) for n in ("low_seconds", "high_seconds"))
@@ -51,8 +53,8 @@ def print_time(
     tokens: str = "tokens/s",
     pod: str = "",
 ) -> None:
-    """The step, the interval that it is in, where its time goes, its critical path, and what would
-    help. `tokens` is the unit of its rate, `pod` the name of one of several."""
+    """Print a step: its time and interval, the breakdown, the critical path, and the effect of
+    better machines. `tokens` is the unit of its rate, `pod` its name if there are several."""
     out = console(stream)
     of = f"{pod}: " if pod else ""
     out.print(f"{of}{report.model} on {report.machine}, {ranks_text(report)}")
@@ -90,7 +92,8 @@ def ranks_text(report: TimeReport) -> str:
 
 
 def costed_text(costed_by: Mapping[str, int]) -> str:
-    """Kernels and collectives by where their times are from; empty where all are modelled."""
+    """The numbers of kernels and collectives by the source of their times; empty if all are
+    modelled."""
     if not costed_by or costed_by["modelled"] == sum(costed_by.values()):
         return ""
     counts = ", ".join(f"{count:,} {way}" for way, count in costed_by.items())
@@ -98,13 +101,13 @@ def costed_text(costed_by: Mapping[str, int]) -> str:
 
 
 def rate_unit(accepted: Acceptance) -> str:
-    """The unit of the tokens of a step per second: a step that verifies drafts computes all."""
+    """The unit of tokens per second: a step that verifies drafts also computes rejected ones."""
     return "verified tokens/s" if accepted.speculates else "tokens/s"
 
 
 def accepted_text(step: float, accepted: Acceptance) -> str:
-    """What tokens take where a step of so many seconds verifies drafts, as a line; empty where it
-    does not."""
+    """A line about the time per token of a step that verifies drafts and takes `step` seconds;
+    empty for other steps."""
     if not accepted.speculates:
         return ""
     if accepted.given:
@@ -118,7 +121,7 @@ def accepted_text(step: float, accepted: Acceptance) -> str:
 
 
 def _print_breakdown(report: TimeReport, stream: TextIO) -> None:
-    """Where the time of the slowest class goes, beside that of the one that waits most."""
+    """Print the breakdown of the slowest class, and of the other class with the largest bubble."""
     others = [c for c in report.classes if c.name != report.slowest]
     idle = max(others, key=lambda c: c.breakdown.get("bubble", 0.0), default=None)
     titles = [report.slowest, "", *([idle.name, ""] if idle else [])]

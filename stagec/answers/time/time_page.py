@@ -1,4 +1,4 @@
-"""The page of `stagec time --html`: one file that loads nothing from elsewhere."""
+"""The page of `stagec time --html`, a self-contained file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCRIPTS = (
     *("output/moment.js", "answers/time/data.js", "answers/time/lanes.js"),
     "answers/time/page.js",
 )
-#: Classes whose parts are drawn.
+#: The largest number of classes in the chart of parts, and of lines of the critical path.
 _MOST_CLASSES = 128
 _PARTS = """<div class="rows" tabindex="0">
 <table id="parts" aria-label="parts of the step"></table></div>"""
@@ -44,7 +44,7 @@ click a class to see its streams. Enter in the search goes to the next place of 
 
 
 def step_page(timed: Timed, report: TimeReport) -> str:
-    """The text of the page of a step whose memory was planned, with the levers of `report`."""
+    """The page of a step whose memory was planned, with the levers of `report`."""
     machine, memory = timed.machine, step_command(timed.options, None)
     commands = [_command(timed), f"{memory} --html memory.html"]
     capacity = machine.memory.capacity.value
@@ -52,7 +52,7 @@ def step_page(timed: Timed, report: TimeReport) -> str:
 
 
 def step_plot(timed: Timed, report: TimeReport) -> Bars:
-    """The chart of the page of a step that stands alone: where the time of each class goes."""
+    """The chart of the page that is also written alone: the breakdown of each class."""
     return _parts(_picture(timed), f"{report.model} on {timed.machine.title}", _command(timed))
 
 
@@ -73,8 +73,8 @@ def time_page(
     title: str,
     capacity: float,
 ) -> str:
-    """The text of the page of a job, whose machine is called `title` and has so many bytes of
-    memory; `commands` give its time and its memory."""
+    """The page of a job; `title` is that of its machine, `capacity` the bytes of memory of a
+    device, and `commands` are those of its time and of its memory."""
     about = f"{ranks_text(report)}. "
     about += " ".join(_left_out(picture, levers=bool(report.levers)))
     name = f"{report.model} on {title}"
@@ -99,8 +99,8 @@ def time_page(
     return page(name, body, _SCRIPTS, data)
 
 
-def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
-    """Where the time of each class goes, without the bubble."""
+def _parts(picture: Mapping[str, Any], about: str, command_text: str) -> Bars:
+    """The breakdown of the time of each class, without the bubble."""
     bars = [
         Bar(
             each["name"],
@@ -115,7 +115,7 @@ def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
     return Bars(
         title="Where the time of each class goes",
         about=about,
-        command=said,
+        command=command_text,
         bars=bars,
         axis=PlotAxis("time without the bubble", seconds_text),
         most=_MOST_CLASSES,
@@ -123,8 +123,8 @@ def _parts(picture: Mapping[str, Any], about: str, said: str) -> Bars:
     )
 
 
-def levers(report: TimeReport, about: str, said: str) -> Bars:
-    """The step on machines that are better in one respect."""
+def levers(report: TimeReport, about: str, command_text: str) -> Bars:
+    """The time of the step on machines that are better in one respect."""
     rows = [("as it is", report.step_seconds, 1.0)]
     rows += sorted(
         ((each.name, each.step_seconds, each.speedup) for each in report.levers),
@@ -137,14 +137,14 @@ def levers(report: TimeReport, about: str, said: str) -> Bars:
     return Bars(
         title="What would help: machines that are better in one respect",
         about=about,
-        command=said,
+        command=command_text,
         bars=bars,
         axis=PlotAxis("step time", seconds_text),
     )
 
 
 def path_table(report: TimeReport, name: str = "path") -> str:
-    """What the step is made of, from its start to its end."""
+    """The critical path of the step, from its start to its end."""
     heads = ["class", "phase", "op", "counts as", "nodes", "time", "share of the step"]
     rows = [
         TableRow(
@@ -173,7 +173,7 @@ def step_facts(report: TimeReport) -> Iterator[tuple[str, str]]:
 
 
 def _left_out(picture: Mapping[str, Any], *, levers: bool) -> Iterator[str]:
-    """What the page does not show."""
+    """Sentences about parts that the page leaves out."""
     classes = picture["classes"]
     if picture["coarse"]:
         names = [classes[i]["name"] for i in picture["coarse"]]

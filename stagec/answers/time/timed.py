@@ -1,4 +1,4 @@
-"""How long the steps of a job take: from its options to the reports."""
+"""The timing of the steps of a job: from its options to the reports."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Timed:
-    """A job on a machine: its command line is of `options` and `replay`. `each` is what each pod
-    issues, `plans` are those of their memory, if they were asked for; the steps are by their first
-    pods."""
+    """A timed job: its `options` and `replay` determine its command line. `each` has the programs
+    of each pod, `plans` their memory over time, if requested, and `steps` are by the first pod of
+    each."""
 
     options: JobOptions
     machine: Machine
@@ -51,11 +51,11 @@ class Timed:
 
     @property
     def issued(self) -> Issued:
-        """What all pods issue, as pictures take it: the ranks of pods follow each other."""
+        """The programs of all pods, for pictures: the ranks of pods are concatenated."""
         return JoinedPods(self.each) if self.pods.several else next(iter(self.each.values()))
 
     def without_effect(self) -> Iterator[Diagnostic]:
-        """Flags that do not change the time of the step."""
+        """Warnings about flags that do not change the time of the step."""
         unused: dict[str, str] = {}
         jobs = (each for pod in self.each.values() for each in pod.jobs)
         if not self.replay.graphs and not any(each.software.is_graph for each in jobs):
@@ -78,9 +78,9 @@ def time_job(
     peers: Mapping[str, Module] = MappingProxyType({}),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Timed:
-    """The time of a job's step, and what it was computed from; with `memory`, the plans of that
-    too. Of a pod that prefills and one that decodes it is the step of each, in which caches take no
-    time on their way. Pods that are `peers` are met, and not compiled. `progress` is called with
+    """The timed step of a job, with its memory plans if `memory` is set. With a pod that prefills
+    and one that decodes there are two steps, in which the transfer of caches takes no time. `peers`
+    are modules of other pods that receive messages and are not timed. `progress` is called with
     messages. Raises `DiagnosticError`."""
     job = LoweredJob.of(options, session, memory=memory, peers=peers, progress=progress)
     progress("replaying the step on the machine")

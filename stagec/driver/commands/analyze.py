@@ -52,10 +52,10 @@ def command(**given: Any) -> int:
 
         stagec analyze llama3-8b --tp 8 --dp 8 --sp --zero 3
     """
-    asked_for = given["machine"]
+    flag = given["machine"]
     options = take_options(given)
     if options.serve is None:  # the machine of a job file is for other commands
-        given["machine"] = asked_for
+        given["machine"] = flag
     given["machine"] = take_machine(given)
     if given["sweep"]:
         from stagec.answers.sweep.table import ANALYSIS

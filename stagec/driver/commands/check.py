@@ -1,5 +1,4 @@
-"""`stagec check`: proves a folder or an archive of traces well-formed and free of deadlock, and one
-trace well-formed."""
+"""`stagec check`: whether traces are well-formed and free of deadlock."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def command(directory: Path, strict: bool, **given: Any) -> int:
 
 
 def _print_findings(report: CheckReport, *, failed: bool) -> None:
-    """All findings, and what was not checked, on stderr."""
+    """Print all findings, and the checks that were left out, to stderr."""
     for severity, findings in (("error", report.errors), ("warning", report.warnings)):
         for finding in findings:
             log(f"{severity}: {finding}")
@@ -56,7 +55,7 @@ def _print_findings(report: CheckReport, *, failed: bool) -> None:
 
 
 def _print_gaps(report: CheckReport) -> None:
-    """What a recorded trace lacks: how many of each kind, and the first of them."""
+    """Print the gaps of a recorded trace: the number of each kind, and its first one."""
     for code, count in gap_counts(report).items():
         first = next(finding for finding in report.gaps if finding.code == code)
         log(f"missing for a simulator: {count:,} x {code}, first {first}")

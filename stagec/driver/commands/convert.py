@@ -1,4 +1,4 @@
-"""`stagec convert`: Chakra traces from one format to another, as far as they say enough."""
+"""`stagec convert`: Chakra traces from one format to another."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def command(source: Path, output: Path, to: str, packs: bool, quiet: bool) -> in
 
 @dataclass(frozen=True)
 class _Traces:
-    """The traces of a job by rank, and its groups: the file, and the members by number."""
+    """The traces of a job by rank, and its groups: the file, and the members by group number."""
 
     name: str
     folder: Path | None
@@ -82,7 +82,7 @@ class _Traces:
 
 
 def _traces(source: Path) -> _Traces:
-    """What is to be converted. Raises `DiagnosticError`."""
+    """The traces of a file or folder. Raises `DiagnosticError`."""
     from stagec.check.findings import CheckReport
     from stagec.check.trace_files import discover, job_of, read_groups
 
@@ -103,7 +103,7 @@ def _traces(source: Path) -> _Traces:
 
 
 def _files(traces: _Traces, to: str, *, packs: bool) -> Iterator[tuple[str, Iterable[bytes]]]:
-    """The files by name, and their parts, which are made as they are asked for."""
+    """The files by name, and their parts, which are generated lazily."""
     end = ".gz" if packs else ""
     if to in ("chakra", "json"):
         for rank, path in traces.paths.items():
@@ -125,7 +125,7 @@ def _files(traces: _Traces, to: str, *, packs: bool) -> Iterator[tuple[str, Iter
 
 
 def _records(path: Path, to: str) -> Iterator[bytes]:
-    """A trace with the same records, as protobuf or as JSON. Raises `DiagnosticError`."""
+    """The records of a trace as protobuf or as JSON. Raises `DiagnosticError`."""
     from stagec.formats.chakra.nodes import TraceError, json_of_record, prefixed
     from stagec.formats.chakra.record_files import read_all_records
 
@@ -146,7 +146,7 @@ def _records(path: Path, to: str) -> Iterator[bytes]:
 
 
 def _write(path: Path, parts: Iterable[bytes], *, packs: bool) -> int:
-    """Write a file, whole or not at all; its bytes."""
+    """Write a file atomically and return its size in bytes."""
     from stagec.support.files import new_file
 
     with new_file(path) as file:

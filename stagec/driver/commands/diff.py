@@ -1,4 +1,4 @@
-"""`stagec diff`: what differs between two traces, folders or archives."""
+"""`stagec diff`: the differences between two traces, folders or archives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stagec.support.words import counted
 if TYPE_CHECKING:
     from stagec.check.compare import Comparison, Difference, Key, Sums
 
-#: Ops that are named for each difference.
+#: The number of ops that are named for each difference.
 _OPS = 3
 _HTML = CommandOption("html", PAGE, "Write a page of what differs.")
 
@@ -53,7 +53,7 @@ def command(a: Path, b: Path, limit: int, **given: Any) -> int:
 
 @dataclass(frozen=True)
 class DiffAnswer(Report):
-    """What differs between the traces of `a` and of `b`."""
+    """The differences between the traces of `a` and of `b`."""
 
     a: Path
     b: Path
@@ -78,7 +78,7 @@ class DiffAnswer(Report):
             out.print(text)
         rows = _differing(comparison)
         if rows:
-            texts = ((*key, *(f"{value:,}" for value in _beside(a, b))) for key, a, b in rows)
+            texts = ((*key, *(f"{value:,}" for value in _paired(a, b))) for key, a, b in rows)
             out.print(table("Sums that differ", *_SUMS, rows=texts, text_columns=3))
         elif not comparison.same:
             out.print("nodes, FLOPs and bytes of each kind are the same")
@@ -89,10 +89,10 @@ class DiffAnswer(Report):
         out.print(self._verdict())
 
     def page(self) -> str:
-        """Tables of the sums and of the nodes that differ."""
+        """Tables of the sums and of the differing nodes."""
         from stagec.output.page import TableRow, command, page, paragraphs, table
 
-        sums = [TableRow([*key, *_beside(one, two)]) for key, one, two in _rows(self.comparison)]
+        sums = [TableRow([*key, *_paired(one, two)]) for key, one, two in _rows(self.comparison)]
         nodes = [
             TableRow([counted(len(each.ranks), "rank"), _TITLES[each.kind], each.count, text])
             for each in self.comparison.differences
@@ -106,7 +106,7 @@ class DiffAnswer(Report):
         return page(self.title, [*body, "<h2>Sums</h2>", table(_SUMS, sums, "sums")])
 
     def _sides(self) -> list[str]:
-        """What each of both is."""
+        """A sentence about each side."""
         both = self.comparison
         each = zip("AB", (self.a, self.b), both.ranks, both.nodes, strict=True)
         return [f"{name}: {path}: {counted(r, 'rank')}, {n:,} nodes" for name, path, r, n in each]
@@ -122,8 +122,8 @@ _SUMS = (
 )
 
 
-def _beside(one: Sums, two: Sums) -> list[int]:
-    """Each figure of A, and the same of B."""
+def _paired(one: Sums, two: Sums) -> list[int]:
+    """Each figure of A, followed by that of B."""
     return [value for pair in zip(one, two, strict=True) for value in pair]
 
 

@@ -1,4 +1,4 @@
-"""`stagec doctor`: what is installed, what is optional and missing, and what is broken."""
+"""`stagec doctor`: installed packages, missing optional ones, and problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stagec.output.report import Report
 from stagec.pipeline.plugins import GROUP, load_plugins
 from stagec.support.diagnostics import DiagnosticError
 
-#: package -> how to install it, what it is for
+#: package -> the argument of pip install, its purpose
 OPTIONAL = {
     "distributed": ("stagec[dask]", "workers on a cluster: --scheduler"),
     "aiconfigurator-core": ("stagec[kernels]", "measured kernels: --kernels-from aiconfigurator"),
@@ -35,7 +35,7 @@ _PYTHON = "Python: slower; install a C compiler and build the package again"
 
 @dataclass(frozen=True)
 class Package:
-    """A package that stagec needs or can use, with its version, None if it is not installed."""
+    """A required or optional package, with its version (None if it is not installed)."""
 
     name: str
     version: str | None
@@ -45,8 +45,8 @@ class Package:
 
 @dataclass(frozen=True)
 class Installation(Report):
-    """An installation. `problems` are what keeps commands from working; a missing optional package
-    is not one."""
+    """An installation. `problems` are those that prevent commands from working; a missing optional
+    package is not one."""
 
     stagec: str
     python: str
@@ -95,7 +95,7 @@ def command(**given: Any) -> int:
 
 
 def installation() -> Installation:
-    """The installation that runs. Raises nothing: what is broken is one of its `problems`."""
+    """The current installation. Does not raise: failures are in its `problems`."""
     from stagec.time.clock.speed import COMPILED
 
     required = tuple(_package(name, name, "") for name in _required())
@@ -125,7 +125,7 @@ def installation() -> Installation:
 
 
 def _required() -> list[str]:
-    """The names of the packages that the distribution requires, without its extras."""
+    """The names of the required packages of the distribution, without its extras."""
     with suppress(PackageNotFoundError):
         lines = requires("stagec") or ()
         return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if ";" not in line]
@@ -140,8 +140,8 @@ def _package(name: str, install: str, use: str) -> Package:
 
 
 def _validation_rows() -> dict[str, int] | None:
-    """Rows by source, None where no package brings any. Raises `DiagnosticError` for a source that
-    cannot be read."""
+    """Rows by source; None if no package with sources is installed. Raises `DiagnosticError` for a
+    source that cannot be read."""
     from stagec.validation.sources import KINDS, has_sources, validation_sources
 
     if not has_sources():

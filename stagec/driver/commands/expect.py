@@ -1,8 +1,8 @@
-"""`--verify-diagnostics`: comments say which diagnostics a text must give, and where.
+"""`--verify-diagnostics`: comments state the diagnostics of a text and their lines.
 
-`// error: TEXT` stands at the end of the offending line; `// error@+1: TEXT` speaks of the next
-line, `// error@*: TEXT` of no line in particular. So do `// warning: TEXT` and `// remark: TEXT`,
-which must be given as well; of these, others may be given besides.
+`// error: TEXT` is at the end of the offending line; `// error@+1: TEXT` refers to the next line,
+and `// error@*: TEXT` to any line. `// warning: TEXT` and `// remark: TEXT` have the same forms.
+Every expected diagnostic must occur; unexpected warnings and remarks are allowed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Expected:
 
 
 class Expectations:
-    """The expected diagnostics of one text, and the errors that came instead."""
+    """The expected diagnostics of a text that have not occurred, and its unexpected errors."""
 
     def __init__(self, source: Source) -> None:
         self._open = list(_expected(source))

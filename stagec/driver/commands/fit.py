@@ -1,4 +1,4 @@
-"""`stagec fit`: measured tables as constants of a machine."""
+"""`stagec fit`: constants of a machine from measured tables."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def command(
         )
     if output is not None:
         text = _text(name, fit)
-        # Read as it will be: nothing is written that is no machine.
+        # parse the text as a check: only valid machines are written
         read_machine(Path(output).stem, text, "fitted.toml" if to_stdout else output)
         write_output(text, output)
 
 
 def _as_file(path: str) -> str:
-    """A path that a text takes for a file and not for a name."""
+    """A path in a form that is recognized as a file and not as a name."""
     from stagec.machines import is_file
 
     return path if is_file(path) else f"./{path}"

@@ -1,4 +1,4 @@
-"""`stagec import`: the text of a model from its own configuration."""
+"""`stagec import`: the text of a model from its config.json."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from stagec.text.printer import print_module
 @click.option("--images", is_flag=True, help="A step with images in addition to text.")
 @click.option(
     "--inline",
-    "opened",
+    "inline",
     is_flag=True,
     help="Write the whole model, with blocks in place of their calls.",
 )
@@ -50,7 +50,7 @@ def command(
     *,
     images: bool,
     unknown: bool,
-    opened: bool,
+    inline: bool,
     plugin: tuple[Path, ...],
 ) -> None:
     """Write the STG text of a model from CONFIG, a config.json or a folder that holds one.
@@ -61,13 +61,13 @@ def command(
     source = import_configuration(
         config, the_session(), ignored, plugin, images=images, unknown=unknown
     )
-    write_output(_opened(source, plugin) if opened else source.text, output)
+    write_output(_inlined(source, plugin) if inline else source.text, output)
 
 
-def _opened(source: Source, plugin: tuple[Path, ...]) -> str:
-    """The text whose calls are opened."""
-    known = load_plugins(plugin)
+def _inlined(source: Source, plugin: tuple[Path, ...]) -> str:
+    """The text with all calls inlined."""
+    loaded = load_plugins(plugin)
     the_session().remember(source)
-    module = parse_module(source, known.registry)
-    PassManager(known.pipeline("inline")).run(module)
+    module = parse_module(source, loaded.registry)
+    PassManager(loaded.pipeline("inline")).run(module)
     return print_module(module)

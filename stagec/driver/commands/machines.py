@@ -1,4 +1,4 @@
-"""`stagec machines`: the devices and networks that are known, with their sources."""
+"""`stagec machines`: the devices and networks of the library, with their sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stagec.output.bars import Bars
 
 _HTML = CommandOption("html", PAGE, "Write a page that compares the machines, or describes one.")
-#: What machines are compared by: the name of a column, and how its values are written.
+#: The figures that are compared: the name of a column, and the format of its values.
 _COMPARED: Mapping[str, Callable[[float], str]] = {
     "BF16": lambda rate: count_text(round(rate), "FLOP/s"),
     "FP8": lambda rate: count_text(round(rate), "FLOP/s"),
@@ -63,7 +63,7 @@ def _level(level: Level) -> str:
 
 @dataclass(frozen=True)
 class MachinesAnswer(Report):
-    """Machines side by side."""
+    """A comparison of machines."""
 
     machines: Sequence[Machine]
 
@@ -88,7 +88,7 @@ class MachinesAnswer(Report):
         console(stream, 170).print(rows)
 
     def page(self) -> str:
-        """Bars of each figure, and a table of all."""
+        """Bars of each compared figure, and a table of all."""
         from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 
         opens = "stagec machines {0} --html {0}.html"
@@ -96,8 +96,8 @@ class MachinesAnswer(Report):
             TableRow(list(row.values()), _texts(m), m.name, opens.format(m.name))
             for m, row in zip(self.machines, self.rows(), strict=True)
         ]
-        said = "Choose a bar or a row for the command that writes its figures with their sources."
-        body = [command("stagec machines"), *paragraphs([said], "quiet"), figures(self._charts())]
+        hint = "Choose a bar or a row for the command that writes its figures with their sources."
+        body = [command("stagec machines"), *paragraphs([hint], "quiet"), figures(self._charts())]
         return page(self.title, [*body, table(_HEADS, rows)])
 
     def _charts(self) -> Iterator[Bars]:
@@ -122,7 +122,7 @@ class MachinesAnswer(Report):
 
 
 def _figures(machine: Machine) -> list[Any]:
-    """What machines are compared by; None for a type that its units do not multiply."""
+    """The compared figures; None for a type that the device does not support."""
     rates = (machine.compute.matrix.get(name) for name in ("bf16", "f8e4m3"))
     return [*rates, machine.memory.capacity, machine.memory.bandwidth]
 
@@ -162,7 +162,6 @@ class MachineAnswer(Report):
         ]
 
     def print(self, stream: TextIO) -> None:
-
         from stagec.output.tables import console, table
 
         figures = (row.values() for row in self.rows())
@@ -187,7 +186,7 @@ class MachineAnswer(Report):
         return page(self.title, [*body, "<h2>Efficiency</h2>", *paragraphs(self._efficiency())])
 
     def _efficiency(self) -> Iterator[str]:
-        """What the constants of each kind of work and of each level were fitted on."""
+        """The measurements to which the constants of each kind of work and level were fitted."""
         efficiency = self.machine.efficiency
         kinds = ("matmul", "attention", "memory", "sustained", "host", "interference")
         fits = {name: getattr(efficiency, name).fitted for name in kinds}

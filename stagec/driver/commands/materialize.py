@@ -1,4 +1,4 @@
-"""`stagec materialize`: from an archive to the traces of any ranks."""
+"""`stagec materialize`: the traces of any ranks from an archive."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def command(archive: Path, output: Path, **given: Any) -> int:
     given["machine"] = take_machine(given)
     registry = load_plugins(given["plugin"]).registry
     source = Archive.open(archive, formats_of(registry))
-    asked = given["format"]
-    formats = [source.format] if asked is None else formats_asked(asked, registry, given)
+    names = given["format"]
+    formats = [source.format] if names is None else formats_asked(names, registry, given)
     began = time.perf_counter()
-    made = partial(_source, source, given=given)
-    written = write_formats(made, formats, output, source.about, given, the_session())
+    in_format = partial(_source, source, given=given)
+    written = write_formats(in_format, formats, output, source.about, given, the_session())
     if not given["quiet"]:
         log_written(written, output, f"in {time.perf_counter() - began:.2f} s", the_session())
     return 0
 
 
 def _source(archive: Archive, format_: Format, given: dict[str, Any]) -> Archive:
-    """The job in a format. Raises `DiagnosticError` if a cluster is to make it anew."""
+    """The job in a format. Raises `DiagnosticError` if a cluster would have to convert it."""
     source = archive.as_format(format_, given["machine"])
     if given["scheduler"] is not None and source is not archive:
         raise error(

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from stagec.time.measured.observed import Row
     from stagec.traces.writer import Progress
 
+#: The number of reported kernels that are not in the table.
 _MISSED = 12
-#: Ops without shapes are told of beyond this share of the time.
+#: The share of GPU time beyond which ops without shapes are reported.
 _TOO_MUCH = 0.1
 
 

@@ -1,4 +1,4 @@
-"""`stagec memory`: what every GPU holds, when and why; whether it fits, and what would make it."""
+"""`stagec memory`: the memory of every rank, whether it fits, and remedies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stagec.answers.memory.answer import FIT, MemoryPlan, memory
 from stagec.answers.memory.picture import LIMIT, PICTURES, Changes, draw
 from stagec.answers.sweep.rows import Case
 from stagec.answers.sweep.run import check_alone, sweep, sweep_options
-from stagec.driver.shell.options import job_of_words, take_options, takes, takes_job
+from stagec.driver.shell.options import options_of_compare, take_options, takes, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, show_sweep, write_output
@@ -47,9 +47,7 @@ def command(**given: Any) -> int:
         stagec memory llama3-8b --tp 8 --dp 8 --sp --zero 3 --limit h100
     """
     options = take_options(given)
-    given["compare"] = [
-        Changes(text, job_of_words(text, "--compare ")) for text in given["compare"]
-    ]
+    given["compare"] = [Changes(text, options_of_compare(text)) for text in given["compare"]]
     if given["sweep"]:
         from stagec.answers.sweep.table import FOOTPRINT
 
@@ -66,7 +64,7 @@ def command(**given: Any) -> int:
 
 
 def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
-    """Plan, draw and show; 1 if it does not fit."""
+    """Plan, draw and show a job; the exit code is 1 if it does not fit."""
     plan = memory(options, the_session(), fit=given["fit"], limit=given["limit"])
     each = {"": plan} if isinstance(plan, MemoryPlan) else plan.pods
     if form_of(given) in ("json", "csv") or given["output"]:
@@ -93,7 +91,7 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
 
 
 def _print_verdict(of: str, plan: MemoryPlan) -> None:
-    """Say whether it fits, where the table does not."""
+    """Log whether a plan fits, if no table states it."""
     from stagec.output.tables import fit_text
 
     if (fit := plan.data.get("fit")) is not None:
@@ -101,7 +99,7 @@ def _print_verdict(of: str, plan: MemoryPlan) -> None:
 
 
 def _print_reasons(of: str, worst: Mapping[str, Any]) -> None:
-    """What dominates in a class that holds too much."""
+    """Log the largest category of a class that does not fit."""
     from stagec.output.tables import bytes_text
 
     category = max(worst["categories"], key=lambda c: worst["categories"][c])

@@ -42,7 +42,7 @@ def command(name: str | None, **given: Any) -> None:
 
 
 def model_text(model: LibraryModel) -> str:
-    """The model's text with the values of the library, as a file of its own."""
+    """The text of a model with the values of the library, as a complete file."""
     from stagec.jobs.builder import set_symbols
     from stagec.pipeline.plugins import load_plugins
     from stagec.text.build import parse_module
@@ -56,7 +56,7 @@ def model_text(model: LibraryModel) -> str:
     return print_module(module)
 
 
-#: What each column shows: the first of these sizes that the model has.
+#: Column -> the names of sizes, of which the first one that the model has is shown.
 _COLUMNS = {
     "width": ("D",),
     "heads": ("H",),
@@ -85,7 +85,7 @@ class _Models(Report):
         ]
 
     def print(self, stream: TextIO) -> None:
-        """A line for each model; on a narrow terminal without its title and its sequence."""
+        """Print a line for each model; on a narrow terminal without its title and sequence."""
         from stagec.output.tables import NARROW, console, table
 
         out = console(stream, 140)

@@ -59,7 +59,7 @@ def summary(op: OpDef) -> str:
 
 
 def _row(op: OpDef) -> dict[str, Any]:
-    """An op: what it does, the names of what it takes and gives, and its parameters."""
+    """The JSON of an op: its summary, the names of its operands and results, its parameters."""
     return {
         "name": op.name,
         "summary": summary(op),
@@ -95,12 +95,12 @@ def _param(param: Param) -> str:
 
 
 def _names(arity: Arity) -> list[str]:
-    """Names of operands or results; `...` stands for any number of further ones."""
+    """The names of operands or results; `...` means any number of further ones."""
     return [*arity.names, *(["..."] if arity.most is None else [])]
 
 
 def _flags(op: OpDef) -> list[str]:
-    """The flags that write a statement."""
+    """The flags of a statement of the strategy."""
     return [flag.option for flag in op.flags] if isinstance(op, Statement) else []
 
 

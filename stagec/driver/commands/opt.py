@@ -1,4 +1,4 @@
-"""`stagec opt`: a filter that runs passes over modules, for tests and for people."""
+"""`stagec opt`: a filter that runs passes over modules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPLIT = "// -----"
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command, as click gives them."""
+    """The options of the command."""
 
     file: str
     pipeline: str
@@ -54,7 +54,7 @@ class Options:
 
 
 class _PrintedModule(ResultFile):
-    """The file of the printed module, in a folder that --dump-dir may make."""
+    """The file of the printed module, in a folder that --dump-dir may create."""
 
     def read(self, text: str) -> Path:
         """The path."""
@@ -134,10 +134,10 @@ class _Opt:
         from stagec.output.ir_page import ir_page
 
         options = self._options
-        asked = [options.file] if options.file != "-" else []
-        asked += ["-p", options.pipeline] if options.pipeline else []
-        name = Path(options.file).name if asked else "module"
-        write_file(file, ir_page(name, text, shlex.join(["stagec", "opt", *asked])))
+        words = [options.file] if options.file != "-" else []
+        words += ["-p", options.pipeline] if options.pipeline else []
+        name = Path(options.file).name if words else "module"
+        write_file(file, ir_page(name, text, shlex.join(["stagec", "opt", *words])))
 
     def _pipeline(self, source: Source) -> Pipeline:
         text = self._options.pipeline
@@ -157,10 +157,8 @@ class _Opt:
         module = parse_module(source, self._loaded.registry, allow_unregistered=allow)
         if not pipeline.passes:
             verify_module(module)
-        known = self._loaded.passes.values()
-        PassManager(
-            pipeline, instruments(self._options, pipeline, self._loaded, self._session), known=known
-        ).run(module)
+        added = instruments(self._options, pipeline, self._loaded, self._session)
+        PassManager(pipeline, added, known=self._loaded.passes.values()).run(module)
         return module
 
     def _text(self, module: Module) -> str:
@@ -186,7 +184,7 @@ class _Opt:
 
 
 def split_source(source: Source) -> list[Source]:
-    """The parts between lines `// -----`; lines keep their numbers."""
+    """The parts between lines `// -----`, with the original line numbers."""
     parts: list[Source] = []
     lines: list[str] = []
     start = 0

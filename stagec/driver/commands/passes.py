@@ -84,7 +84,7 @@ class _Passes(Report):
 
 
 def phases_text(pass_type: type[Pass]) -> str:
-    """`shaped to sharded -> partitioned`: where a pass may run and where it leads."""
+    """`shaped to sharded -> partitioned`: the phases in which a pass may run, and its result."""
     until = pass_type.until or pass_type.needs
     needs = pass_type.needs.label + (f" to {until.label}" if until is not pass_type.needs else "")
     return needs + (f" -> {pass_type.gives.label}" if pass_type.gives else "")

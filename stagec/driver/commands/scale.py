@@ -1,4 +1,4 @@
-"""`stagec scale`: from the traces of a small job to those of one with more replicas."""
+"""`stagec scale`: the traces of a job with more replicas from those of a small job."""
 
 from __future__ import annotations
 
@@ -96,17 +96,18 @@ def command(traces: Path, output: Path, **given: Any) -> int:
     about = {"scaled_from": {"traces": str(traces), "mesh": dict(job.recording.mesh)}}
     job = replace(job, machine=given["machine"])
 
-    def made(each: Format) -> RecordedJob:
+    def in_format(each: Format) -> RecordedJob:
         return replace(job, format=each)
 
-    written = write_formats(made, formats, output, about, given, the_session())
+    written = write_formats(in_format, formats, output, about, given, the_session())
     if not given["quiet"]:
         log_written(written, output, f"in {time.perf_counter() - began:.2f} s", the_session())
     return 0
 
 
 def _recording(folder: Path, mesh: Mapping[str, int] | None) -> tuple[Recording, Mapping[str, Any]]:
-    """The traces of a folder, and its manifest, if it has one. Raises `DiagnosticError`."""
+    """The traces of a folder, and its manifest, empty if there is none. Raises
+    `DiagnosticError`."""
     from stagec.check.findings import CheckReport
     from stagec.check.trace_files import discover, read_groups
     from stagec.traces.folder import MANIFEST
@@ -136,7 +137,7 @@ def _microbatches(
     manifest: Mapping[str, Any],
     registry: Registry,
 ) -> Microbatches | None:
-    """What is asked for of microbatches. Raises `DiagnosticError`."""
+    """The requested microbatches; None if they stay. Raises `DiagnosticError`."""
     from stagec.schedule.attached import schedule_of
     from stagec.traces.recorded import Microbatches
     from stagec.traces.turns import Pipelining
@@ -159,7 +160,8 @@ def _microbatches(
 
 
 def _pipeline(manifest: Mapping[str, Any], registry: Registry) -> PipelineRule | None:
-    """What the strategy in a manifest says of pipeline stages. Raises `DiagnosticError`."""
+    """The pipeline rule of the strategy in a manifest; None without one. Raises
+    `DiagnosticError`."""
     from stagec.sharding.strategy import read_strategy
     from stagec.support.source import Source
     from stagec.text.build import parse_module
@@ -173,7 +175,7 @@ def _pipeline(manifest: Mapping[str, Any], registry: Registry) -> PipelineRule |
 
 
 def _entries(manifest: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[int, Mapping[str, Any]]:
-    """What the manifest says of each rank's class."""
+    """The entry of the class of each rank in the manifest."""
     from stagec.traces.recorded import coordinates
 
     entries: dict[int, Mapping[str, Any]] = {}

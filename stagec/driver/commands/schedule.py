@@ -1,4 +1,4 @@
-"""`stagec schedule`: pipeline schedules drawn, with their bubble and what they hold in flight."""
+"""`stagec schedule`: pictures of pipeline schedules, with bubble and microbatches in flight."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TIME = re.compile(r"\d{1,9}(\.\d{1,6}|/[1-9]\d{0,8})?")
 
 
 class Times(Kind[Costs]):
-    """`F=1,B=2,W=1,FB=3`, in any order and with any left out."""
+    """`F=1,B=2,W=1,FB=3`, in any order and with any of them omitted."""
 
     name = "F=..,B=..,W=..,FB=.."
 
@@ -144,7 +144,7 @@ def _row(s: Schedule) -> dict[str, Any]:
     }
 
 
-#: What the columns of a list show of a row.
+#: The columns of the list: the entry of a row -> the title.
 _COLUMNS = {
     "name": "name",
     "summary": "what it does",
@@ -157,7 +157,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class ScheduleAnswer(Report):
-    """A schedule of given sizes: drawn, with its figures beside their closed forms."""
+    """A schedule of given sizes: its picture, and its figures with their closed forms."""
 
     run: ScheduleRun
 

@@ -1,5 +1,4 @@
-"""`stagec search`: the strategies that fit and are fastest, why the others lose, and the command
-that compiles each."""
+"""`stagec search`: the fastest strategies that fit, why others lose, and the command of each."""
 
 from __future__ import annotations
 
@@ -20,15 +19,14 @@ from stagec.jobs.request.result import CSV, FORM, JSON, OUTPUT, PAGE, form_of
 from stagec.searches.answer import search
 from stagec.searches.options import SEARCH, search_command
 from stagec.searches.question import questions, space_text
-from stagec.searches.server.answer import search_servers
 from stagec.searches.serving_space import SERVER
 from stagec.support.diagnostics import DiagnosticError, error
 
-#: Options of whole servers.
+#: The options that need --serve server.
 _OF_SERVERS = ("emit_run", "verify", "measured", "kernels_from")
-#: What other commands have of the same name is something else.
+#: The sections of options that have another meaning than in other commands.
 _PLACES = {"batch": Section.DATA, "pareto": None}
-#: The remedy where an interrupt leaves nothing to tell.
+#: The remedy after an interrupt without an answer.
 _LESS = "let it run, or give a smaller space"
 
 
@@ -85,7 +83,9 @@ def command(**given: Any) -> int:
 
 
 def _servers(given: Mapping[str, Any]) -> int:
-    """The search of `--serve server`."""
+    """Run the search of `--serve server`."""
+    from stagec.searches.server.answer import search_servers
+
     session = the_session()
     with session.live() as progress:
         servers = search_servers(given, session, progress)
@@ -112,7 +112,7 @@ def _servers(given: Mapping[str, Any]) -> int:
 
 
 def _nothing(nearest: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError:
-    """What is reported where no point is left."""
+    """The error of a search without an answer."""
     from stagec.output.tables import bytes_text
 
     if nearest is None:

@@ -80,7 +80,7 @@ _TOTALS = {
 
 
 def _cell(row: Row, column: str) -> str:
-    """One cell; a collective is called by its own kind."""
+    """The text of a cell; the kind of a collective is that of its communication."""
     match column:
         case "kind":
             return row.collective or row.kind

@@ -1,5 +1,4 @@
-"""`stagec simulate`: run ASTRA-sim on a folder of `--format astra-sim`, and print what it
-reports."""
+"""`stagec simulate`: run ASTRA-sim on a folder of `--format astra-sim`, and print its results."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from stagec.support.json_values import is_list, is_object, object_in
 if TYPE_CHECKING:
     from stagec.formats.astra_sim.log import Breakdown, RankEnd
 
-#: ASTRA-sim may spoil its memory while it ends, and then lose what it has to tell.
+#: The number of attempts: ASTRA-sim may corrupt its memory on exit, and then lose its output.
 _TRIES = 5
-#: Open files beside one a rank.
+#: Open files in addition to one per rank.
 _FILES = 256
 _LOGGING = """\
 [[sink]]
@@ -39,8 +38,8 @@ name = "workload"
 sinks = ["nodes"]
 level = "debug"
 """
-#: Ends of ranks go to the console in any case. Without a configuration ASTRA-sim writes lines of
-#: every node into a log, and waits for the thread that does.
+#: The end times of ranks always go to the console. Without a configuration, ASTRA-sim writes a log
+#: of every node, and waits for the thread that writes it.
 _NO_NODES = """\
 [[sink]]
 name = "none"
@@ -55,8 +54,8 @@ level = "info"
 
 @dataclass(frozen=True)
 class Simulated:
-    """What ASTRA-sim reports of a job: when each rank ends (ns), where the time of the slowest
-    goes, and its peak of local memory in bytes, if the job has tensor names."""
+    """The results of ASTRA-sim: the end of each rank (ns), the breakdown of the slowest one, and
+    the peak of local memory in bytes, if the job has tensor names."""
 
     name: str
     ends: Mapping[int, RankEnd]
@@ -70,7 +69,7 @@ class Simulated:
         return max(self.ends.values(), key=lambda each: (each.end, -each.rank))
 
     def as_json(self) -> dict[str, object]:
-        """For programs: seconds and bytes."""
+        """The object of `--json`, in seconds and bytes."""
         fields: dict[str, object] = {
             "job": self.name,
             "ranks": len(self.ends),
@@ -131,8 +130,8 @@ def command(folder: Path, binary: Path, *, as_json: bool, totals: bool) -> int:
 
 
 def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
-    """Run ASTRA-sim on a folder. Raises `DiagnosticError` for a folder that is not one of a job,
-    and for ranks that do not end."""
+    """Run ASTRA-sim on a folder. Raises `DiagnosticError` for a folder without a job, and for ranks
+    that do not end."""
     from stagec.formats.astra_sim.log import peaks, rank_ends
     from stagec.formats.astra_sim.system_files import RENDEZVOUS
 
@@ -157,20 +156,20 @@ def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
 
 
 def _mfu(about: Mapping[str, Any], seconds: float) -> float | None:
-    """FLOPs of the model by what the devices could do meanwhile, if they are known."""
+    """The model FLOPs utilization; None if the FLOPs are not known."""
     flops, peak = about.get("model_flops"), about.get("peak_flops")
     if not isinstance(flops, int) or not isinstance(peak, int | float):
         return None
-    could = seconds * int(about["ranks"]) * peak
-    return flops / could if could > 0 else None
+    available = seconds * int(about["ranks"]) * peak
+    return flops / available if available > 0 else None
 
 
-#: Ranks of jobs that a simulator takes.
+#: The largest number of ranks of a job.
 _MOST_RANKS = 1 << 24
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """What `stagec.json` says. Raises `DiagnosticError` for a folder without it."""
+    """The contents of `stagec.json`. Raises `DiagnosticError` for a folder without it."""
     from stagec.formats.astra_sim.system_files import ABOUT
 
     given = _read_object(folder / ABOUT)
@@ -183,8 +182,8 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def _is_range(given: object, ranks: int) -> bool:
-    """Whether the numbers of an axis' groups are given as the first and the last one: there are at
-    most as many as ranks, and no more than a simulator takes."""
+    """Whether a value is a range of group numbers, its first and last one, with at most as many
+    groups as ranks."""
     if not is_list(given) or [*map(type, given)] != [int, int]:
         return False
     first, last = list[int](given)
@@ -207,7 +206,7 @@ def _no_job(path: Path) -> DiagnosticError:
 
 
 def _check_files(folder: Path, binary: Path, name: str, ranks: int) -> None:
-    """Refuse what ASTRA-sim fails on without a word. Raises `DiagnosticError`."""
+    """Refuse inputs on which ASTRA-sim fails without a message. Raises `DiagnosticError`."""
     if not binary.is_file() or not os.access(binary, os.X_OK):
         raise error(
             f"'{binary}' is not an executable program",
@@ -230,7 +229,7 @@ def _check_files(folder: Path, binary: Path, name: str, ranks: int) -> None:
 
 
 def _raise_limit(files: int) -> None:
-    """Let programs hold so many open files. Raises `DiagnosticError`."""
+    """Raise the limit of open files of child processes. Raises `DiagnosticError`."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -257,7 +256,7 @@ def _words(folder: Path, binary: Path, name: str, where: Path) -> list[str]:
 
 
 def _run(words: list[str], where: Path, ranks: int) -> str:
-    """What the program prints. Raises `DiagnosticError` if a rank does not end."""
+    """The output of the program. Raises `DiagnosticError` if a rank does not end."""
     from stagec.formats.astra_sim.log import rank_ends
 
     for left in reversed(range(_TRIES)):
@@ -338,11 +337,11 @@ def _peak_bytes(where: Path, rank: int) -> int | None:
         return None
 
 
-# -- the answer for people -------------------------------------------------------------------------
+# -- the printed answer ----------------------------------------------------------------------------
 
 
 def _print(run: Simulated, out: TextIO) -> None:
-    """For people: the step, then where the time of the slowest rank goes."""
+    """Print the step, and the breakdown of the slowest rank."""
     from stagec.output.tables import bytes_text
 
     slowest = run.slowest

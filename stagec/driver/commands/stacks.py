@@ -1,4 +1,4 @@
-"""`stagec stacks`: what software releases make of programs, as defaults of strategies."""
+"""`stagec stacks`: the defaults of software releases, as statements of strategies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def command(name: str | None, **given: Any) -> None:
 
 
 def _row(name: str, session: Session, registry: Registry) -> dict[str, Any]:
-    """A stack: its name, its version and the statements that it has defaults of."""
+    """A stack: its name, its version, and the statements for which it has defaults."""
     version = parse_op(stack_source(name, session), registry).text("version")
     lines = read_stack(name, session, registry)
     statements = dict.fromkeys(line.op.name.removeprefix("stg.") for line in lines)

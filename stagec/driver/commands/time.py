@@ -1,4 +1,5 @@
-"""`stagec time`: how long a training step takes on a machine, why, and what would help."""
+"""`stagec time`: the time of a step on a machine, its breakdown, and the effect of better
+machines."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def command(**given: Any) -> int:
 
 
 def _swept(options: JobOptions, given: dict[str, Any]) -> int:
-    """The times of many configurations."""
+    """Time many configurations and show them."""
     from stagec.answers.sweep.table import TIME
 
     if not any("machine" in axis.sets for axis in given["sweep"]):

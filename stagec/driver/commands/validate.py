@@ -1,4 +1,4 @@
-"""`stagec validate`: published figures beside those computed here."""
+"""`stagec validate`: a comparison of published figures with computed ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stagec.driver.shell.show import show
 from stagec.jobs.request.result import FORM, form_of
 from stagec.support.diagnostics import error
 
-#: The options that ask for measured rows, and what they are called here.
+#: The options for measured rows, and the names of their values.
 _ROWS = {"time": "steps", "memory": "memory", "serve": "servers"}
 
 

@@ -1,2 +1,1 @@
-"""What makes a command line of the records of options: click options, sections of the help, what a
-shell completes."""
+"""The command line from the records of options: click options, sections of help, completion."""

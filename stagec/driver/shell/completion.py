@@ -1,7 +1,7 @@
-"""What a shell completes: names of models, machines, presets, stacks, schedules, passes and ops,
-and files beside them.
+"""Shell completion: names of models, machines, presets, stacks, schedules, passes and ops, and
+files.
 
-Each list is read only when a shell asks for it.
+Each list is read only when a shell needs it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _complete(
     __: click.Parameter | None,
     incomplete: str,
 ) -> list[CompletionItem]:
-    """The names that go on as the last one of a list does, and files."""
+    """The names that complete the last item of a comma-separated list, and files."""
     from click.shell_completion import CompletionItem
 
     before, comma, last = incomplete.rpartition(",")
@@ -76,7 +76,7 @@ def _complete(
     return [*items, CompletionItem(incomplete, type="file")] if files else items
 
 
-#: By what an option completes.
+#: The completers, by `Kind.completes`.
 COMPLETERS: Mapping[str, Completer] = {
     "models": partial(_complete, _models, True),
     "machines": partial(_complete, _machines, True),

@@ -18,7 +18,8 @@ LISTING = switch("as_json", "Print one JSON list.", "--json"), FORM
 
 @dataclass(frozen=True)
 class Listing(Report):
-    """Objects, and the table of texts that people see; its `head` is the title and the columns."""
+    """A list: its objects for JSON, and the cells of its table; `head` has the title and the
+    columns."""
 
     objects: Sequence[Mapping[str, Any]]
     head: Sequence[str]
@@ -36,7 +37,7 @@ class Listing(Report):
 
 
 def show_list(listing: Report, given: Mapping[str, Any], hint: str = "") -> None:
-    """Print a list as `LISTING` asks for; for people with a hint on stderr."""
+    """Print a list in the form of `LISTING`; a table is followed by a hint on stderr."""
     show(listing, {**given, "output": None})
     if hint and form_of(given) is None:
         log(hint)

@@ -1,4 +1,4 @@
-"""Options of commands, as click has them, made of their records."""
+"""Click options of commands, from their records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes(*options: CommandOption) -> Callable[[F], F]:
-    """Give a command these options, in this order in its help."""
+    """Add these options to a command, in this order in its help."""
 
     def decorate(function: F) -> F:
         for option in reversed(options):
@@ -51,14 +51,14 @@ def takes(*options: CommandOption) -> Callable[[F], F]:
 
 
 def takes_job(function: F) -> F:
-    """Give a command a model, a strategy and the options of a job."""
+    """Add a model, a strategy and the options of a job to a command."""
     function = takes(*JOB)(function)
     function = click.argument("strategy", required=False)(function)
     return takes_model(function)
 
 
 def takes_model(function: F) -> F:
-    """Give a command a model."""
+    """Add a model to a command."""
     complete = completion.COMPLETERS["models"]
     return click.argument("model", required=False, default="", shell_complete=complete)(function)
 
@@ -109,7 +109,7 @@ def type_of(kind: Kind[Any]) -> click.ParamType[Any]:
 
 
 class _Choice(click.Choice[str]):
-    """Choices, which may have underscores for hyphens (`OneOf`)."""
+    """Choices that accept underscores for hyphens (`OneOf`)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         spelled = str(value).replace("_", "-")
@@ -117,25 +117,25 @@ class _Choice(click.Choice[str]):
 
 
 class _IntRange(click.IntRange):
-    """Messages say that a text is not a valid integer."""
+    """A range whose messages name an integer."""
 
     name = "integer"
 
 
 class _FloatRange(click.FloatRange):
-    """Messages say that a text is not a valid float."""
+    """A range whose messages name a float."""
 
     name = "float"
 
 
 class _OfKind(click.ParamType[Any]):
-    """Values that a kind of option reads."""
+    """The values of a kind of option."""
 
     def __init__(self, kind: Kind[Any]) -> None:
         self.name, self._kind = kind.name, kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value; one that is no text, such as a default, stays."""
+        """The value of a text; other objects, such as defaults, are returned unchanged."""
         if not isinstance(value, str):
             return value
         try:
@@ -149,13 +149,14 @@ class _OfKind(click.ParamType[Any]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """What the kind completes."""
+        """The completions of the kind."""
         complete = completion.COMPLETERS.get(self._kind.completes)
         return complete(ctx, param, incomplete) if complete is not None else []
 
 
 def _check_written_once(path: Path, option: str, files: dict[Path, str]) -> None:
-    """Note the file that an option writes. Raises `DiagnosticError` if another option does."""
+    """Record the file that an option writes. Raises `DiagnosticError` if another option writes
+    it."""
     if str(path) == "-" or (path.exists() and not path.is_file()):
         return
     other = files.setdefault(path.resolve(), option)
@@ -164,10 +165,10 @@ def _check_written_once(path: Path, option: str, files: dict[Path, str]) -> None
 
 
 def take_options(given: dict[str, Any]) -> JobOptions:
-    """Move the options of a job out of what click gave, with the names of those that were given, by
-    a preset or a job file too; what is given beside a file wins, and its machine is that of a
-    command that asks for one. With `--print-job` the job is printed, and the command ends. Raises
-    `DiagnosticError` for a preset or a file that there is not, and for two forms of an answer."""
+    """Remove the options of a job from `given` and return them, with the values of a preset or a
+    job file and the names of explicit ones. Flags override a job file, whose machine is used by
+    commands with `--machine`. With `--print-job` the job is printed and the command exits. Raises
+    `DiagnosticError` for a missing preset or file, and for conflicting formats of the answer."""
     form_of(given)
     context = click.get_current_context()
     written = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
@@ -190,9 +191,9 @@ def _job(**given: Any) -> JobOptions:
     return take_options(given)
 
 
-def job_of_words(text: str, where: str) -> JobOptions:
-    """The options of a job in a text, as a command line has them. Raises `DiagnosticError`, with
-    `where` in front."""
+def options_of_compare(text: str) -> JobOptions:
+    """The options of a job in a value of `--compare`, a command line. Raises
+    `DiagnosticError`."""
     try:
         with _job.make_context("job", shlex.split(text)) as context:
             options: JobOptions = _job.invoke(context)
@@ -201,10 +202,10 @@ def job_of_words(text: str, where: str) -> JobOptions:
         reason = str(problem)
     except click.UsageError as problem:
         reason = problem.format_message()
-    raise error(f"{where}'{text}': {reason}", remedy="write flags, as in '--zero 3 --sp'")
+    raise error(f"--compare '{text}': {reason}", remedy="write flags, as in '--zero 3 --sp'")
 
 
 def take_machine(given: Mapping[str, Any]) -> Machine | None:
-    """The machine that `--machine` names, with `--used-ranks`. Raises `DiagnosticError`."""
+    """The machine of `--machine`, with `--used-ranks`. Raises `DiagnosticError`."""
     name: str | None = given["machine"]
     return None if name is None else machine_of(name, the_session(), given["used_ranks"])

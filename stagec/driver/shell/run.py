@@ -1,4 +1,4 @@
-"""Running a command: its exit code, and what is said of all that can go wrong."""
+"""Running a command: its exit code, and the messages of all failures."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ DEBUG = "STAGEC_DEBUG"
 
 
 def run_safely(run: Callable[[], object], session: Session) -> int:
-    """Run a command; the exit code. All that can go wrong is reported on stderr, without a
+    """Run a command and return its exit code. All failures are reported on stderr, without a
     traceback.
 
-    A command returns its exit code, or None for 0.
+    `run` returns an exit code, or None for 0.
     """
     try:
         result = run()
@@ -84,7 +84,7 @@ def _os_error(problem: OSError, session: Session) -> int:
 
 
 def _mistake(problem: Exception, session: Session) -> int:
-    """Report a mistake in a plug-in, or in the compiler."""
+    """Report an exception of a plug-in or of the compiler."""
     if os.environ.get(DEBUG, "") not in ("", "0"):
         session.log(traceback.format_exc())
     from stagec.pipeline.blame import blamed

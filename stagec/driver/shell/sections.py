@@ -1,9 +1,9 @@
-"""The help of commands with many options, in sections: first what the job is, then how it is run
-and looked at, last what only this command has, which is what a terminal still shows.
+"""The help of commands with many options, in sections: first the job, then its execution and
+output, and last the options of the command itself, which remain visible on a terminal.
 
-Flags of a strategy stand beside what they have no effect without, else where their statement says
-(`Statement.section`). Other options are listed here by their names; those that are not are the
-command's own.
+Flags of a strategy are in the section of the flag that they require, or else in that of their
+statement (`Statement.section`). Other options are listed here by name; those that are not belong to
+the command itself.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _OTHERS: Mapping[Section, str] = {
 _SECTIONS: Mapping[str, Section | None] = {
     name: section for section, names in _OTHERS.items() for name in names.split()
 }
-#: In the context of a command whose help tells of all options.
+#: The key in the context of a command whose help has all options.
 _ALL = "stagec.help-all"
-#: What click says of a number that is only bounded below: everybody knows.
+#: The range that click prints for numbers with only a lower bound, which is removed.
 _LEAST = re.compile(r"  \[x>=?[0-9]+\]$")
 
 
 def section_of(flag: Flag) -> Section:
-    """Where a flag of a strategy stands."""
+    """The section of a flag of a strategy."""
     if flag.name in (*AXES, *OF_MESH):
         return Section.RANKS
     beside = [_BESIDE[need] for need in flag.needs if isinstance(need, str) and need in _BESIDE]
@@ -61,12 +61,12 @@ def section_of(flag: Flag) -> Section:
 
 
 class RareOption(click.Option):
-    """An option that `--help-all` shows, and `--help` does not."""
+    """An option that only `--help-all` shows."""
 
 
 class LongCommand(click.Command):
-    """A command whose help has sections. `places` are those of options that mean something else
-    here than in other commands; None is a place among its own."""
+    """A command whose help has sections. `places` has the sections of options whose meaning differs
+    from that in other commands; None is the section of the command itself."""
 
     def __init__(
         self, *args: Any, places: Mapping[str, Section | None] | None = None, **given: Any

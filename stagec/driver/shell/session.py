@@ -1,4 +1,4 @@
-"""The session of a command: what it says goes to stderr, with progress where that is a terminal."""
+"""The session of a command: messages go to stderr, and progress too if it is a terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stagec.jobs.session import Session
 
 
 class _Stderr(io.TextIOBase):
-    """stderr; where it takes no more, there is no reader."""
+    """stderr, whose errors are ignored, since nobody reads it then."""
 
     def write(self, text: str, /) -> int:
         with suppress(OSError):
@@ -58,26 +58,26 @@ class ShellSession(Session):
 
 
 def the_session() -> Session:
-    """The session of the command that runs; a new one where none does."""
+    """The session of the running command; a new one if there is none."""
     context = click.get_current_context(silent=True)
     return (context and context.find_object(Session)) or ShellSession()
 
 
 @contextmanager
 def progress(title: str, things: str, *, quiet: bool) -> Generator[Counted]:
-    """What shows how far long work is, unless nobody wants to know."""
+    """A function that shows the progress of long work, unless `quiet`."""
     with (Session() if quiet else the_session()).progress(title, things) as counted:
         yield counted
 
 
 def log(line: str) -> None:
-    """A line for people."""
+    """Print a line to stderr."""
     the_session().log(line)
 
 
 @contextmanager
 def _bar(title: str, things: str) -> Generator[Counted]:
-    """Progress, rate and time left on stderr, which is a terminal."""
+    """A function that shows progress, rate and remaining time on a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -94,7 +94,7 @@ def _bar(title: str, things: str) -> Generator[Counted]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    # without a thread that refreshes: workers are forked meanwhile
+    # without a refresh thread, since workers may be forked
     with Progress(
         *columns, console=Console(stderr=True), transient=True, auto_refresh=False
     ) as bar:

@@ -1,4 +1,4 @@
-"""Answers as commands were asked to write them."""
+"""Writing the answers of commands in the requested forms."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stagec.answers.sweep.run import SweepAnswer
 from stagec.jobs.request.result import form_of
 from stagec.output.report import Report
 from stagec.output.svg_text import pdf
 from stagec.support.files import write_file
 
+if TYPE_CHECKING:
+    from stagec.answers.sweep.run import SweepAnswer
+
 
 def show(report: Report, given: Mapping[str, Any]) -> None:
-    """Write an answer as a command was asked to: its page or plot to `--html`, and its text in the
-    form of `--format`, `--json` or `--csv` to `-o` or to stdout. The page is written first: a
-    reader of the text may close the pipe. Raises `DiagnosticError`, `OSError`."""
+    """Write an answer in the requested forms: its page or plot to `--html`, and its text in the
+    form of `--format`, `--json` or `--csv` to `-o` or to stdout. The page is written first, since
+    the reader of stdout may close the pipe. Raises `DiagnosticError`, `OSError`."""
     form = form_of(given)
     if (file := given.get("html")) is not None:
         write_file(file, _picture(report, file.suffix))
@@ -57,20 +59,20 @@ def _text(report: Report, form: str | None) -> str:
 
 
 class _TerminalText(io.StringIO):
-    """A text as a terminal gets it: with colors, unless NO_COLOR is set, and of its width."""
+    """A text for a terminal: with its width, and with colors unless NO_COLOR is set."""
 
     def isatty(self) -> bool:
         return True
 
 
 def show_sweep(answer: SweepAnswer, given: Mapping[str, Any]) -> int:
-    """Show the rows of a sweep; 1 if none of them is a job, or holds no more than the limit."""
+    """Show the rows of a sweep; the exit code is 1 if none is a job within the limit."""
     show(answer, given)
     return 0 if answer.possible else 1
 
 
 def write_json(value: Any) -> None:
-    """Print what `--json` has."""
+    """Print a value as JSON."""
     write_output(_json(value), None)
 
 

@@ -1,4 +1,4 @@
-"""The standard streams of a process as its caller left them: closed, full, or read by nobody."""
+"""Standard streams that the caller closed, that are full, or that nobody reads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _STDIN, _STDOUT, _STDERR = range(3)
 
 
 def prepare_streams() -> None:
-    """Put something in the place of streams that are closed (`>&-`), so that no file that is opened
-    later takes their number. File names that are no text go through stdout as they are.
+    """Replace closed streams (`>&-`), so that no file that is opened later gets their number. File
+    names that are not valid text pass through stdout unchanged.
 
-    stdin is empty and stderr is lost; stdout is a pipe that nobody reads, so that a command that
-    has a result ends as it does when its reader is gone.
+    stdin becomes empty and stderr is discarded; stdout becomes a pipe without a reader, so that a
+    command with a result exits as if its reader were gone.
     """
     if _is_closed(sys.stdin):
         _reopen(os.open(os.devnull, os.O_RDONLY), _STDIN)
@@ -33,7 +33,7 @@ def prepare_streams() -> None:
 
 
 def _is_closed(stream: object) -> bool:
-    return stream is None  # what Python makes of a stream that it could not open
+    return stream is None  # the value of a stream that Python could not open
 
 
 def _reopen(handle: int, number: int) -> None:
@@ -43,8 +43,8 @@ def _reopen(handle: int, number: int) -> None:
 
 
 def flush_streams() -> None:
-    """Write out what is left. What cannot be written has been reported already: it is dropped, so
-    that the interpreter does not try again."""
+    """Flush the streams. Failures have been reported before: the rest is dropped, so that the
+    interpreter does not try again."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

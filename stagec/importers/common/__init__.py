@@ -1,1 +1,1 @@
-"""What the readers of many families share: from keys of a configuration to parts of a text."""
+"""Shared parts of the readers of families: from keys of a configuration to parts of a text."""

@@ -1,6 +1,5 @@
-"""Blocks of diffusion transformers, whose norms have no vectors of their own: a condition shifts
-and scales what they give, and gates what is added to the stream (adaptive norms, arXiv 2212.09748).
-"""
+"""Blocks of diffusion transformers with adaptive norms (arXiv 2212.09748): a condition shifts and
+scales the results of norms, and gates the values that are added to the stream."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from stagec.importers.writing.towers import patches
 
 
 def begin_images(config: Config, title: str, *sequences: str) -> ModelText:
-    """A text about images, whose tokens are along these dimensions."""
+    """A text for images, whose tokens are along these dimensions."""
     name = config.text("_class_name")
     text = ModelText(
         identifier(title.lower()),
@@ -24,7 +23,7 @@ def begin_images(config: Config, title: str, *sequences: str) -> ModelText:
 
 
 def read_width(config: Config, text: ModelText, heads: int, dim: int) -> int:
-    """Declare H, K and D, the width of all heads; the width."""
+    """Declare H, K and D, the width of all heads, and return the width."""
     h = read_size(config, text, "H", "num_attention_heads", default=heads)
     k = read_size(config, text, "K", "attention_head_dim", default=dim)
     text.symbol("D", h * k, "num_attention_heads * attention_head_dim")
@@ -32,8 +31,8 @@ def read_width(config: Config, text: ModelText, heads: int, dim: int) -> int:
 
 
 def read_latents(config: Config, text: ModelText, side: int, channels: int) -> None:
-    """Declare P, X, C and C_out: latents of X*X patches of P x P; `side` and `channels` are those
-    of keys left out."""
+    """Declare P, X, C and C_out: latents of X*X patches of P x P; `side` and `channels` are
+    defaults of missing keys."""
     patch = read_size(config, text, "P", "patch_size", default=2)
     size = config.size("sample_size", default=side)
     if size % patch:
@@ -44,19 +43,19 @@ def read_latents(config: Config, text: ModelText, side: int, channels: int) -> N
 
 
 def added_positions(text: ModelText, body: Body) -> str:
-    """Append the patches of `%images`, with their positions; the result's name."""
+    """Append the patches of `%images`, with their positions, and return the name of the result."""
     p = body.call("p", patches(text, bias=True), "%images")
     return body.let("x0", f'stg.add["bsd,sd->bsd"]({p}, %positions)')
 
 
 def last_norm(text: ModelText, body: Body, x: str, condition: str, *given: str) -> str:
-    """Append the norm behind all blocks, under the condition."""
+    """Append the norm after all blocks, under the condition."""
     norm = text.use("adaptive", "D", *given, function="last_norm")
     return body.call("n", norm, x, condition)
 
 
 def predict_patches(text: ModelText, body: Body, n: str, args: str) -> ModelText:
-    """Append the head and the loss of the noise that was added to patches; the text, whose other
+    """Append the head and the loss of the noise of patches, and return the text, whose other
     arguments are `args`."""
     steps = [
         f'stg.einsum["bsd,dpqc->bspqc"]({{}}, {body.param("head", "D, P, P, C_out")})',
@@ -70,7 +69,7 @@ def predict_patches(text: ModelText, body: Body, n: str, args: str) -> ModelText
 
 
 def sinusoid(text: ModelText, body: Body, out: str, data: str) -> str:
-    """Append what the embedder of times sees: a sinusoid of U numbers."""
+    """Append the input of the embedder of times, a sinusoid of U numbers."""
     return body.call(out, text.use("adaptive", "U", function="sinusoid"), data)
 
 

@@ -1,7 +1,7 @@
-"""Decoders of attention and feed-forward blocks, as Llama, which are read by mostly the same keys.
+"""Decoders of attention and feed-forward blocks, such as Llama, which share most of their keys.
 
-A family's reader makes a `DecoderModel`, asks it for sizes and keys, and hands one mixer and one
-feed-forward block for each layer to `stack`.
+The reader of a family creates a `DecoderModel`, reads sizes and keys by it, and passes one mixer
+and one feed-forward block for each layer to `stack`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP = ("num_experts_per_tok", "moe_topk", "num_experts_per_token")
 _INNER = ("moe_intermediate_size",)
 _QK_NORMS = ("use_qk_norm", "qk_norm", "qk_layernorm")
-#: A block and what its kind of layers is called, if not all layers have it.
+#: The name of a kind of layers (empty if all layers are of one kind), and its block.
 Named = tuple[str, Block]
 #: The same block in every layer, or the block of each.
 PerLayer = Block | Sequence[Named]
@@ -46,9 +46,8 @@ PerLayer = Block | Sequence[Named]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The values of keys that a configuration leaves out, from the family's own class; a negative
-    `inner` is so many times the width. A class without groups of heads that share keys and values
-    is not `grouped`: it has no key for them."""
+    """The defaults of missing keys, from the configuration class of the family; a negative `inner`
+    is a multiple of the width. A class without a key for grouped heads is not `grouped`."""
 
     width: int
     inner: int
@@ -63,7 +62,7 @@ class Sizes:
 
 
 class DecoderModel:
-    """A model in the making: `text`, the number of layers `count`, and the keys asked for."""
+    """A model under construction: its `text`, the number of layers `count`, and the keys."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class DecoderModel:
         self._base = sizes.base
 
     def _read_heads(self, sizes: Sizes, dim_keys: Sequence[str]) -> None:
-        """Declare D, H, G and K. Heads whose size is null share the width."""
+        """Declare D, H, G and K. If the size of heads is null, they share the width."""
         config, text = self.config, self.text
         d = self.size("D", *_WIDTH, default=sizes.width)
         h = self.size("H", *_HEADS, default=sizes.heads)
@@ -116,30 +115,32 @@ class DecoderModel:
     # -- keys --------------------------------------------------------------------------------------
 
     def rope(self, *, partial: Fraction | int = 1, interleaved: bool = False) -> Rope:
-        """Rotary positions of all elements of a head, or of the first part of them; of pairs of
+        """Rotary positions of all elements of a head, or of the first part of them; pairs are
         neighbours if `interleaved`."""
         rope = read_rope(self.config, self.text, base=self._base, partial=Fraction(partial))
         return replace(rope, interleaved=interleaved)
 
     def partly(self, rope: Rope, rotated: int, key: str) -> Rope:
-        """The same positions on the first elements of each head, so many by a key."""
+        """These positions on the first `rotated` elements of each head, which are the value of a
+        key."""
         part = declare_part(self.config, self.text, rotated, key)
         return replace(rope, part="R" if part else None)
 
     def positions(self, before: int = 0) -> Positions:
-        """Learned positions, one for each token that the model takes, behind some unused rows."""
+        """Learned positions, one for each token of the longest sequence, after `before` unused
+        rows."""
         self.text.symbol("P", self.longest + before, "learned positions")
         self.text.assume(f"P >= S + {before}" if before else "P >= S")
         return Positions("P", before)
 
     def biased(self, mixer: Attention, default: bool = False) -> Attention:
-        """Attention with biases of all its products where `attention_bias` says so."""
+        """Attention with biases of all its products if `attention_bias` is set."""
         biased = self.flag("attention_bias", default)
         return replace(mixer, qkv_bias=biased, out_bias=biased)
 
     def clip(self) -> None:
-        """`clip_qkv`: queries, keys and values are clamped, which costs nothing in a fused kernel
-        and is left out."""
+        """Read `clip_qkv`: clamping of queries, keys and values is left out, since it is free in a
+        fused kernel."""
         if self.config.has("clip_qkv"):
             bound = self.config.ratio("clip_qkv")
             self.text.notes.append(f"Left out: queries, keys and values are clamped to {bound}.")
@@ -150,34 +151,33 @@ class DecoderModel:
         return self.config.word(*keys, among=ACTIVATIONS, default=default)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A key that is true or false."""
+        """A boolean key."""
         return self.config.flag(key, default=default)
 
     def tied(self, default: bool = False) -> bool:
-        """Whether the head uses the table of the embedding."""
+        """Whether the head uses the embedding table."""
         return self.config.flag("tie_word_embeddings", default=default)
 
     def size(self, symbol: str, *keys: str, default: int | None = None) -> int:
-        """Declare a symbol with the value of a key; the value."""
+        """Declare a symbol with the value of a key, and return the value."""
         return read_size(self.config, self.text, symbol, *keys, default=default)
 
     def windows(self, default: Sequence[bool]) -> list[bool]:
-        """Which layers see a window only: by `layer_types`, else by the default."""
+        """For each layer, whether it has windowed attention: by `layer_types`, else the default."""
         among = ("full_attention", "sliding_attention")
         types = self.config.words("layer_types", among=among, length=self.count)
         return [t == "sliding_attention" for t in types] or list(default)
 
     def window(self, default: int | None = None) -> int | None:
-        """`sliding_window`: how many tokens a token sees, `default` where the key is left out; None
-        where it sees all of them, as null says."""
+        """The tokens of `sliding_window`, `default` if the key is missing, None if it is null."""
         if self.config.names("sliding_window") and not self.config.has("sliding_window"):
             return None
         size = self.config.count("sliding_window", default=default or self.longest, most=1 << 30)
         return size if 0 < size < self.longest else None
 
     def late_windows(self, mixer: Attention) -> list[Named]:
-        """The mixers of Qwen: where `use_sliding_window` says so, the layers from
-        `max_window_layers` on see a window."""
+        """The mixers of Qwen: with `use_sliding_window`, layers from `max_window_layers` have a
+        window."""
         window = self.window(4096)
         first = self.config.count("max_window_layers", default=28)
         if not self.flag("use_sliding_window"):
@@ -185,7 +185,7 @@ class DecoderModel:
         return self.masked(mixer, self.windows([i >= first for i in range(self.count)]), window)
 
     def masked(self, mixer: Attention, windows: Sequence[bool], size: int | None) -> list[Named]:
-        """The mixer of each layer, in a window of `size` tokens where that is said."""
+        """The mixer of each layer, with a window of `size` tokens if `windows` states it."""
         if size is None or not any(windows):
             return [("", mixer)] * self.count
         self.text.symbol("W", size, "sliding_window")
@@ -193,12 +193,12 @@ class DecoderModel:
         return [("local", local) if window else ("global", mixer) for window in windows]
 
     def windowed(self, mixer: Attention, default: int | None = None) -> list[Named]:
-        """The mixer of each layer, in a window in all of them, or where `layer_types` says so; of
-        `default` tokens if no key says how many."""
+        """The mixer of each layer, with a window in all layers or in those of `layer_types`;
+        `default` is its size if no key states it."""
         return self.masked(mixer, self.windows([True] * self.count), self.window(default))
 
     def in_window(self, mixer: Attention, size: int | None) -> Block:
-        """The mixer in a window of `size` tokens, if there is one."""
+        """The mixer with a window of `size` tokens, if there is one."""
         return self.masked(mixer, [True] * self.count, size)[0][1]
 
     # -- experts -----------------------------------------------------------------------------------
@@ -213,8 +213,8 @@ class DecoderModel:
         keys: Sequence[str] = (),
         activation: str | None = None,
     ) -> Experts:
-        """Experts chosen by a softmax. Declares E, T and M; the numbers are those of keys left out,
-        "F" is the width of dense blocks. `keys` are names of their own for E, T and M."""
+        """Experts chosen by a softmax. Declares E, T and M; the arguments are defaults of missing
+        keys, "F" is the width of dense blocks. `keys` are additional names for E, T and M."""
         names = dict(zip("ETM", keys, strict=False))
         e = self.size("E", *filter(None, [names.get("E")]), *_EXPERTS, default=count)
         t = self.size("T", *filter(None, [names.get("T")]), *_TOP, default=top)
@@ -239,9 +239,9 @@ class DecoderModel:
         normalize: bool = True,
         wide: bool = True,
     ) -> Experts:
-        """Experts of DeepSeek-V3: sigmoids with a bias for the choice, maybe among groups; `shared`
-        ones that every token takes. `scale` and `normalize` are those of keys left out; code makes
-        `wide` logits in fp32."""
+        """Experts of DeepSeek-V3: sigmoids with a bias for the choice, optionally among groups, and
+        `shared` ones for all tokens. `scale` and `normalize` are defaults of missing keys; with
+        `wide` model code computes logits in fp32."""
         config = self.config
         mixture = self.experts(count=count, top=top, inner=inner)
         config.only("scoring_func", "sigmoid", "noaux_tc")
@@ -255,14 +255,14 @@ class DecoderModel:
         return replace(mixture, route=tuple(route), choice_bias="state", shared=block)
 
     def weights(self, default: Fraction | int = 1) -> list[str]:
-        """`routed_scaling_factor`, as a static parameter of the router."""
+        """The static parameter of the router for `routed_scaling_factor`."""
         keys = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
         scale = self.config.ratio(*keys, default=default)
         return [f"scale = {scale}"] if scale != 1 else []
 
     def groups(self, top: int | None = None, symbol: str = "N") -> list[str]:
-        """`n_group` and `topk_group`, as static parameters of the router; declares N, or another
-        symbol, and N_top. Without the second key it is `top`, or all."""
+        """The static parameters of the router for `n_group` and `topk_group`; declares N, or
+        another symbol, and N_top. The default of the second key is `top`, or all groups."""
         groups = self.config.size("n_group", "num_expert_group", default=1)
         top = self.config.size("topk_group", default=min(top or groups, groups))
         experts = self.text.value("E")
@@ -281,8 +281,8 @@ class DecoderModel:
         return [f"groups = {symbol}", "top_groups = N_top"]
 
     def beside(self, mixture: Experts, key: str, *, default: int) -> Experts:
-        """Experts with a shared block of this width that has a gate, and is left out where it has
-        none; declares F_shared."""
+        """Experts with a gated shared block whose width is the value of a key, and without it if
+        that is 0; declares F_shared."""
         if not self.config.count(key, default=default):
             return mixture
         self.size("F_shared", key, default=default)
@@ -295,7 +295,7 @@ class DecoderModel:
         return FeedForward(self.activation())
 
     def same_of(self, key: str, *, default: int) -> int:
-        """A size that is given once, or for each layer; these must be the same."""
+        """A size that is given once, or equal for all layers."""
         if not self.config.is_list(key):
             return self.config.size(key, default=default)
         values = set(self.config.sizes(key, length=self.count, least=1))
@@ -310,7 +310,7 @@ class DecoderModel:
         return blocks if isinstance(blocks, Sequence) else [("", blocks)] * self.count
 
     def dense_first(self, dense: int, mixture: Experts, plain: FeedForward) -> list[Named]:
-        """Feed-forward blocks: so many dense ones, then experts."""
+        """The feed-forward blocks of layers: `dense` dense ones, then experts."""
         kinds = self.config.words("mlp_layer_types", among=("dense", "sparse"), length=self.count)
         if kinds:
             return [(k, plain if k == "dense" else mixture) for k in kinds]
@@ -331,9 +331,9 @@ class DecoderModel:
         common_norm: Norm | None = None,
     ) -> ModelText:
         """The text, with a mixer and a feed-forward block for each layer, by default one with the
-        activation that keys say, and a decoder, by default with this norm and tied where they say
-        so. `norm` and `post` stand before and behind each of them. What they make is multiplied by
-        `scale`."""
+        activation of the configuration, and a decoder, by default with this norm and tied if the
+        configuration states it. `norm` and `post` are applied before and after each block, whose
+        results are multiplied by `scale`."""
         blocks = FeedForward(self.activation()) if blocks is None else blocks
         columns = [self.in_layers(each) for each in (mixers, blocks)]
         attention = [mixer for _, mixer in columns[0] if isinstance(mixer, Attention)]

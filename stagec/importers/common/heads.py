@@ -1,19 +1,19 @@
-"""What stands behind the layers of a decoder, by the key `architectures`: tokens, or classes."""
+"""The head of a decoder by the key `architectures`: tokens or classes."""
 
 from __future__ import annotations
 
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import ModelText
 
-#: Endings of names behind their last `For`. A name without one, as GPT2LMHeadModel, is taken for a
-#: language model: releases with code of their own call these by the name of the class alone.
+#: The suffixes of language models after `For`. A name without `For`, such as GPT2LMHeadModel, is
+#: treated as a language model too, since releases with their own code use such names.
 _WORDS = ("CausalLM", "ConditionalGeneration", "ImageTextToText")
 _SEQUENCE, _TOKEN = "SequenceClassification", "TokenClassification"
 
 
 def read_head(config: Config, text: ModelText) -> None:
-    """Note the head in a text: logits of the vocabulary V for each token, or N_classes for the last
-    token of a sequence or for each token. Raises `DiagnosticError` for another one."""
+    """Set the head of a text: logits of the vocabulary V for each token, or of N_classes for the
+    last token of a sequence or for each token. Raises `DiagnosticError` for other heads."""
     names = config.strings("architectures")
     if not names or any(_head(name) in _WORDS for name in names):
         return
@@ -29,7 +29,7 @@ def read_head(config: Config, text: ModelText) -> None:
 
 
 def heads_of(config: Config) -> frozenset[str]:
-    """What stands behind the last `For` of each architecture, or its whole name."""
+    """The part of each architecture after its last `For`, or its whole name."""
     return frozenset(name.rpartition("For")[2] for name in config.strings("architectures"))
 
 
@@ -45,7 +45,7 @@ def _head(name: str) -> str:
 
 
 def expect_head(config: Config, *heads: str) -> None:
-    """Refuse architectures with another head than these, or with a part of the model only."""
+    """Refuse architectures with other heads than these, or with only a part of the model."""
     names = config.strings("architectures")
     if not names:
         return

@@ -1,7 +1,7 @@
-"""What a vision-language model has beside its language model: parameters that a step of texts alone
-does not use. They are declared and frozen; nothing is computed with them.
+"""The parameters of a vision-language model that a step with text only does not use. They are
+declared and frozen, without computations.
 
-`beside` adds them to the text of a language model. A tower is a function of declarations, in
+`beside` adds them to the text of a language model. A tower is a function of declarations with
 symbols that end in `_v`; parameters of its layers have the number of layers as first dimension.
 """
 
@@ -21,7 +21,7 @@ class Idle:
         self.text, self.body = text, Body()
 
     def param(self, names: str, dims: str) -> None:
-        """Declare those of these names, with blanks between them, alike."""
+        """Declare parameters with these names, separated by blanks, and these dimensions."""
         for name in names.split():
             self.body.param(name, dims, role="frozen")
 
@@ -50,14 +50,14 @@ class Idle:
         self.matrix(f"{prefix}down", f"{count}, F_v, D_v", f"{count}, D_v")
 
     def beside(self, name: str = "vision", note: str = _NOTE) -> ModelText:
-        """Add the function and its call to the text, with a note; the text."""
+        """Add the function and its call to the text, with a note, and return the text."""
         call, text = self.call(name, note), self.text
         train = text.functions.pop("train")
         text.functions["train"] = [train[0], f"  {call}", *train[1:]]
         return text
 
     def call(self, name: str, note: str) -> str:
-        """Add the function to the text, with a note; its call."""
+        """Add the function to the text, with a note, and return its call."""
         self.body.do("stg.return()")
         self.text.notes.append(note.format(name=name))
         return f"stg.call @{self.text.function(name, '', self.body)}()"
@@ -74,7 +74,7 @@ def tower_of(config: Config) -> Config:
 
 
 def words_of(config: Config) -> Config:
-    """The configuration of the language model, with what stands in that of the whole. Raises
+    """The configuration of the language model, with keys of the whole model. Raises
     `DiagnosticError` if it is missing."""
     words = config.section("text_config")
     if words is None:
@@ -90,7 +90,7 @@ def words_of(config: Config) -> Config:
 def read_idle(
     config: Config, text: ModelText, *, width: int, inner: int, layers: int, patch: int
 ) -> None:
-    """Declare D_v, F_v, L_v, C and P of a tower; the arguments are the values of keys left out."""
+    """Declare D_v, F_v, L_v, C and P of a tower; the arguments are the defaults of missing keys."""
     read_size(config, text, "D_v", "hidden_size", "embed_dim", default=width)
     read_size(config, text, "F_v", "intermediate_size", default=inner)
     count = config.layers("num_hidden_layers", "depth", default=layers)
@@ -110,8 +110,8 @@ def image_tokens(config: Config, text: ModelText, image: int) -> None:
 
 
 def siglip(vision: Config, text: ModelText) -> Idle:
-    """Declare the tower of SigLIP (arXiv 2303.15343), with its pooling head if the key
-    `vision_use_head` says so."""
+    """Declare the tower of SigLIP (arXiv 2303.15343), with its pooling head if `vision_use_head` is
+    set."""
     read_idle(vision, text, width=768, inner=3072, layers=12, patch=16)
     image_tokens(vision, text, 224)
     headed = vision.flag("vision_use_head", default=False)
@@ -133,7 +133,7 @@ def siglip(vision: Config, text: ModelText) -> Idle:
 
 
 def _as_clip(text: ModelText) -> Idle:
-    """A tower with a class token, learned positions, and a norm before and behind its layers."""
+    """A tower with a class token, learned positions, and a norm before and after its layers."""
     idle = Idle(text)
     idle.matrix("patch", "C, P_v, P_v, D_v")
     idle.param("class_token", "D_v")
@@ -174,7 +174,7 @@ def llama4_tower(config: Config, text: ModelText) -> ModelText:
         return text
     read_idle(vision, text, width=768, inner=5632, layers=34, patch=14)
     image_tokens(vision, text, 448)
-    ratio = vision.ratio("pixel_shuffle_ratio", default=1)
+    ratio = vision.positive("pixel_shuffle_ratio", default=1)
     read_size(vision, text, "U_v", "projector_input_dim", default=4096)
     read_size(vision, text, "O_v", "projector_output_dim", default=4096)
     vision.only("vision_output_dim", text.value("O_v"))

@@ -1,6 +1,5 @@
-"""Rotary positions of configurations: their bases, what of a head they rotate, and how they are
-stretched for long contexts.
-"""
+"""Rotary positions of configurations: their bases, the rotated part of a head, and their scaling
+for long contexts."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _KINDS = (
     *("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "ntk", "mrope"),
     "proportional",
 )
-#: Keys of a scaling that its kind does not read.
+#: The keys of a scaling that its kind does not use.
 _UNREAD = """
     factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast beta_slow
     mscale mscale_all_dim attention_factor attn_factor long_factor short_factor long_mscale
@@ -32,7 +31,7 @@ def read_rope(
     config: Config, text: ModelText, *, base: int = 10000, partial: Fraction = Fraction(1)
 ) -> Rope:
     """Rotary positions by Llama's keys, or by the object `rope_parameters` that replaces them;
-    declares their base, and R, the rotated elements of a head, if they are a part of them."""
+    declares their base, and R, the rotated elements of a head, if these are not all."""
     parameters = config.section("rope_parameters")
     inner = parameters if parameters is not None and parameters.has("rope_theta") else config
     keys = ("rope_theta", "rotary_emb_base")
@@ -54,7 +53,7 @@ def read_bases(
     share: Fraction = Fraction(1),
 ) -> dict[str, Rope]:
     """The rotary positions of each kind of layers, by kind; declares their bases: the symbol and
-    the value of a key left out. They stand in objects of their own in `rope_parameters`, or the
+    the default of a missing key. They stand in objects of their own in `rope_parameters`, or the
     kind `nested` has its base in a key `rope_local_base_freq`, and the others have theirs in
     `rope_theta`, stretched by `rope_scaling`. `share` is what of the pairs turns where no key says
     it, if their positions are proportional."""
@@ -93,8 +92,8 @@ def read_part(
 
 
 def _expect_part(config: Config, text: ModelText, share: Fraction, key: str) -> bool:
-    """The share of a head of latent attention, of which R elements beside K are rotated, all of
-    them: it is 1, or what R is of K + R."""
+    """Check the share of latent attention, which rotates all of the R elements in addition to K:
+    it must be 1, or R / (K + R)."""
     kept, turned = text.symbols["K"].value or 0, text.value("R")
     whole = kept + turned
     if share not in (1, Fraction(turned, whole)):
@@ -128,8 +127,8 @@ def _read_scalings(config: Config, text: ModelText, parameters: Config | None = 
 def read_scaling(
     scaling: Config, config: Config, text: ModelText, share: Fraction = Fraction(1)
 ) -> str:
-    """A scaling as static parameters of `stg.rope`, "" where frequencies are not stretched. A kind
-    that changes nothing in a training step is noted in the text."""
+    """A scaling as static parameters of `stg.rope`, "" if frequencies are not scaled. A kind that
+    has no effect in a training step adds a note to the text."""
     kind = scaling.word("rope_type", "type", among=_KINDS, default="default")
     if kind == "proportional":
         share = scaling.ratio("partial_rotary_factor", default=share)
@@ -203,8 +202,8 @@ _READERS: Mapping[str, Callable[[Config, Config], list[str]]] = {
 
 
 def _longrope(scaling: Config, config: Config, text: ModelText) -> list[str]:
-    """A number for each pair, of one list up to the original context and of another beyond it; all
-    rotated elements are multiplied by a factor (the code of Phi-3 in transformers)."""
+    """A factor for each pair, from one list up to the original context and from another beyond it;
+    all rotated elements are multiplied by a factor (the code of Phi-3 in transformers)."""
     pairs = ((text.symbols.get("R") or text.symbols["K"]).value or 0) // 2
     lists = {name: scaling.ratios(f"{name}_factor", length=pairs) for name in ("short", "long")}
     for name, numbers in lists.items():
@@ -251,9 +250,9 @@ def _changed(name: str, value: Fraction, usual: int) -> list[str]:
 
 
 def _mscale(scaling: Config, factor: Fraction) -> Fraction:
-    """The `mscale` of `stg.rope`, by which rotated elements are times 1 + mscale/10 log(factor): 1,
-    or what makes the `attention_factor`, or the quotient of the factors by `mscale` and
-    `mscale_all_dim`, as the code of YaRN in transformers has it."""
+    """The `mscale` of `stg.rope`, which multiplies rotated elements by 1 + mscale/10 log(factor):
+    1, or the value that yields the `attention_factor`, or the ratio of the factors of `mscale` and
+    `mscale_all_dim`, as in the code of YaRN in transformers."""
     grown = log(factor) / 10
     above, below = scaling.ratio("mscale", default=0), scaling.ratio("mscale_all_dim", default=0)
     if not grown:
@@ -268,9 +267,9 @@ def _mscale(scaling: Config, factor: Fraction) -> Fraction:
 
 
 def score_share(config: Config) -> Fraction:
-    """What of a head's size divides the scores of DeepSeek's attention, under a square root: YaRN
-    multiplies them by m^2 with m = 1 + mscale_all_dim/10 log(factor), and the share is 1/m^4
-    (deepseek-ai/DeepSeek-V3, inference/model.py); 1 without it."""
+    """The share of the head size whose square root divides the scores of DeepSeek's attention: YaRN
+    multiplies scores by m^2 with m = 1 + mscale_all_dim/10 log(factor), so the share is 1/m^4
+    (deepseek-ai/DeepSeek-V3, inference/model.py); 1 without YaRN."""
     for section in (config.section("rope_parameters"), config.section("rope_scaling")):
         kind = section.word("rope_type", "type", among=_KINDS, default="") if section else ""
         if section is not None and kind == "yarn":
@@ -280,8 +279,8 @@ def score_share(config: Config) -> Fraction:
 
 
 def growing_temperature(config: Config) -> str:
-    """The static parameters of a temperature of queries that grows with the position, as Ministral
-    3 has it; nothing where the keys are not there."""
+    """The static parameters of a temperature of queries that grows with the position, as in
+    Ministral 3; empty without its keys."""
     parameters = config.section("rope_parameters")
     if parameters is None or not parameters.has("llama_4_scaling_beta"):
         return ""

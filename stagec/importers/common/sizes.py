@@ -1,4 +1,4 @@
-"""What the readers of many families share: keys of sizes and heads."""
+"""Shared parts of the readers of families: keys of sizes and heads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stagec.importers.common.heads import expect_head
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Among, ModelText
 
-#: Tokens of a sequence, where the model takes as many.
+#: The default tokens of a sequence, if the model supports as many.
 _LENGTH = 4096
 _LENGTHS = (
     *("max_position_embeddings", "n_positions", "seq_length"),
@@ -17,8 +17,8 @@ _LENGTHS = (
 
 
 def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
-    """The text of a family, with the symbols of the batch and the sequence, and the tokens that the
-    model takes at most: `length` if the configuration does not say it."""
+    """The text of a family, with the symbols of the batch and the sequence, and the largest number
+    of tokens: `length` if the configuration does not state it."""
     longest = config.size(*_LENGTHS, default=length, most=1 << 30)
     name = config.text("model_type")
     source = PurePath(config.file).name
@@ -35,7 +35,7 @@ def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
 
 def begin_text(config: Config, title: str, *heads: str) -> ModelText:
     """The text of a family without a sequence of tokens, with one of these heads. Raises
-    `DiagnosticError` for another one."""
+    `DiagnosticError` for other heads."""
     expect_head(config, *heads)
     text, _ = begin(config, title, 1)
     text.symbols.pop("S")
@@ -50,7 +50,7 @@ def identifier(name: str) -> str:
 def read_size(
     config: Config, text: ModelText, symbol: str, *keys: str, default: int | None = None
 ) -> int:
-    """Declare a symbol with the value of a key; the value."""
+    """Declare a symbol with the value of a key, and return the value."""
     value = config.size(*keys, default=default)
     text.symbol(symbol, value, next((k for k in keys if config.has(k)), keys[0]))
     return value

@@ -1,4 +1,4 @@
-"""Blocks of state-space layers and of linear attention, and the keys that they are made of.
+"""Blocks of state-space layers and of linear attention, and the readers of their keys.
 
 Heads of these layers are H_m, of P, in G_m groups; channels of Mamba-1 are I.
 """
@@ -19,7 +19,7 @@ from stagec.importers.writing.text import Callee, ModelText
 
 @dataclass(frozen=True, slots=True)
 class Mamba1:
-    """A layer of Mamba-1; `norms` are those of step sizes, B and C: with a scale, or without."""
+    """A layer of Mamba-1; `norms` are those of step sizes, B and C, with or without a scale."""
 
     bias: bool = False
     conv_bias: bool = True
@@ -35,7 +35,7 @@ class Mamba1:
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """A layer of Mamba-2; `grouped` if there are several B and C. The norm behind the gate is of
+    """A layer of Mamba-2; `grouped` if there are several B and C. The norm after the gate is of
     all heads together, of each group, or there is none. `scales` multiply z, x, B, C and the step
     sizes, as projected."""
 
@@ -66,7 +66,7 @@ class GatedDelta:
     """A gated delta net."""
 
     def write(self, text: ModelText) -> Callee:
-        """Add the block; its name."""
+        """Add the block."""
         text.assume("H_m % G_m == 0")
         return text.use("gated_delta", "D H_m G_m K_m P Q W")
 
@@ -76,7 +76,7 @@ class Lightning:
     """Lightning attention."""
 
     def write(self, text: ModelText) -> Callee:
-        """Add the block; its name."""
+        """Add the block."""
         return text.use("lightning", "D H K Q")
 
 
@@ -84,7 +84,7 @@ class Lightning:
 
 
 def read_mamba1(config: Config, text: ModelText, prefix: str = "", **more: str) -> Mamba1:
-    """Mamba-1 by its keys, which hybrids have with a prefix; declares I, N, R and W."""
+    """Mamba-1 by its keys, which have a prefix in hybrids; declares I, N, R and W."""
     d = text.value("D")
     state, conv = ("mamba_d_state", "mamba_d_conv") if prefix else ("state_size", "conv_kernel")
     times = config.size(f"{prefix}expand", default=2)
@@ -106,7 +106,7 @@ def read_mamba1(config: Config, text: ModelText, prefix: str = "", **more: str) 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Keys:
-    """The keys of Mamba-2, which families call differently."""
+    """The keys of Mamba-2, whose names differ between families."""
 
     heads: str = "mamba_n_heads"
     size: str = "mamba_d_head"
@@ -120,7 +120,7 @@ class Mamba2Keys:
 
     @classmethod
     def of(cls, keys: str) -> Mamba2Keys:
-        """The keys in this order, the last ones as they are usual."""
+        """The keys in this order; missing last ones have the usual names."""
         return cls(*keys.split())
 
 
@@ -141,8 +141,8 @@ def read_mamba2(
     norm: Literal["all", "groups", "no"] = "all",
     inner: int | None = None,
 ) -> Mamba2:
-    """Mamba-2 by these keys; declares H_m, P, G_m, N, W and Q. The numbers are those of keys left
-    out; `inner` is the width of all heads, if not `expand` times that of the model."""
+    """Mamba-2 by these keys; declares H_m, P, G_m, N, W and Q. The arguments are defaults of
+    missing keys; `inner` is the width of all heads, if not `expand` times that of the model."""
     h = read_size(config, text, "H_m", keys.heads, default=heads)
     inner = inner or config.size(keys.expand, default=2) * text.value("D")
     if config.is_text(keys.size) or not config.has(keys.size):
@@ -168,7 +168,7 @@ def read_mamba2(
 
 
 def skip_steps(config: Config, text: ModelText) -> None:
-    """Keys of how step sizes begin, and of their bounds, which the kernel clamps them to."""
+    """Ignore the keys of the initialization and the bounds of step sizes."""
     config.skip("time_step_min", "time_step_max", "time_step_floor", "time_step_scale")
     config.skip("time_step_rank", "time_step_init_scheme")
     if config.names("time_step_limit"):
@@ -178,7 +178,7 @@ def skip_steps(config: Config, text: ModelText) -> None:
 def begin_scans(
     config: Config, title: str, width: int, layers: int, vocab: int
 ) -> tuple[ModelText, int]:
-    """The text of a model without attention, and how many layers it has."""
+    """The text of a model without attention, and the number of its layers."""
     text, _ = begin(config, title, 4096)
     read_head(config, text)
     read_size(config, text, "D", "hidden_size", "d_model", default=width)

@@ -1,1 +1,1 @@
-"""The readers of families: which keys say what a model computes."""
+"""The readers of families, from keys of configurations to texts."""

@@ -1,4 +1,4 @@
-"""Encoders with decoders whose sides are alike: BART and its variants, Whisper."""
+"""Encoders with decoders of the same structure: BART and its variants, Whisper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stagec.importers.writing.towers import MultiHead, decoder, encoder, with_po
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """How a family differs from BART. With `pre` norms stand before the parts of a layer and behind
+    """How a family differs from BART. With `pre` norms stand before the parts of a layer and after
     all layers; embeddings are normed if `embed_norm`. Positions are learned, a `fixed` sinusoid of
     each side, which is no weight that trains, or `constant`: no parameter. The first `before` of
     them are not used."""
@@ -69,7 +69,7 @@ def _read_bart(config: Config, kind: Sides) -> ModelText:
 
 @reads("BART", "bart", features="encoder and decoder, norm behind each sum")
 def read_bart(config: Config) -> ModelText:
-    """BART (arXiv 1910.13461): a norm behind each sum, learned positions, tied everything."""
+    """BART (arXiv 1910.13461): a norm after each sum, learned positions, all tables tied."""
     return _read_bart(config, Sides("BART"))
 
 
@@ -99,7 +99,7 @@ def read_pegasus(config: Config) -> ModelText:
 
 @reads("Marian", "marian", features="fixed positions")
 def read_marian(config: Config) -> ModelText:
-    """Marian (arXiv 1804.00344): norms behind the sums, positions that are not trained."""
+    """Marian (arXiv 1804.00344): norms after the sums, positions that are not trained."""
     return _read_bart(config, Sides("Marian", False, False, "fixed", 0))
 
 
@@ -111,7 +111,7 @@ def read_m2m_100(config: Config) -> ModelText:
 
 
 def _side(body: Body, kind: Sides, table: str, names: tuple[str, str, str], scaled: bool) -> str:
-    """Append embedding, positions and norm of one side: its tokens, name and length."""
+    """Append embedding, positions and norm of a side; `names` are its tokens, name and length."""
     tokens, side, size = names
     s = side[0]
     steps = [f"stg.embedding({table}, {tokens})", *(["stg.scale[sqrt = D]({})"] if scaled else [])]
@@ -127,7 +127,7 @@ def _side(body: Body, kind: Sides, table: str, names: tuple[str, str, str], scal
 def _read_sides(
     config: Config, text: ModelText, *, layers: int, inner: int, heads: int, width: int
 ) -> None:
-    """Declare the sizes of an encoder and a decoder, whose heads and inner widths are the same."""
+    """Declare the sizes of an encoder and a decoder with equal heads and inner widths."""
     read_size(config, text, "D", "d_model", default=width)
     read_heads_of(config, text, "", "encoder_attention_heads", heads)
     config.only("decoder_attention_heads", text.value("H"), why="differs")

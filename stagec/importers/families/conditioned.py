@@ -1,6 +1,6 @@
 """Diffusion transformers of texts by the configurations of diffusers: Qwen-Image, and PixArt and
-Wan, all blocks of which see one condition and add a table of their own to it (adaLN-single, arXiv
-2310.00426, section 2.3).
+Wan, whose blocks share one condition and add a table to it (adaLN-single, arXiv 2310.00426, section
+2.3).
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def _use(text: ModelText, function: str, *given: str, symbols: str = "D") -> Cal
 
 def _blocks(text: ModelText, body: Body, x: str, c: str, t: str, *given: str) -> str:
     """Append all blocks on the image `x`, under the time `t` [B, D] and the text `c`, and the norm
-    behind them; its name."""
+    after them, and return its name."""
     m = body.call("all", _use(text, "condition_of_all"), t)
     inner = Body()
     block = _use(text, "conditioned_block", *given, symbols="D H K F")
     inner.do(f"stg.yield({inner.call('r', block, '%h', '%g', '%m')}, %g, %m, %t)")
-    # layers carry the conditions, so that pipeline stages send them on
+    # layers carry the conditions, so that pipeline stages forward them
     carried = f"%h = {x}, %g = {c}, %m = {m}, %t = {t}"
     body.repeat("%y, %yc, %ym, %ty", "layers", "L", carried, inner)
     return body.call("n", _use(text, "last_conditioned"), "%y", "%ty")

@@ -1,4 +1,4 @@
-"""DeepSeek and what uses its latent attention and its experts."""
+"""DeepSeek, and families with its latent attention and experts."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Latent:
 
 @reads("DeepSeekMoE", "deepseek", features="dense first, shared experts")
 def read_deepseek(config: Config) -> ModelText:
-    """DeepSeekMoE (arXiv 2401.06066): shared experts beside many small ones, dense layers first."""
+    """DeepSeekMoE (arXiv 2401.06066): shared and many small experts, dense layers first."""
     model = DecoderModel(config, "DeepSeekMoE", Sizes(4096, 11008, 30, 32, 102400, 2048))
     mixer = model.biased(Attention(rope=model.rope()))
     return model.stack(mixer, _softmax_experts(model))
 
 
 def _softmax_experts(model: DecoderModel) -> PerLayer:
-    """Dense layers, then experts by a softmax; without any if the configuration names none."""
+    """Dense layers, then experts by a softmax; without experts if the configuration has none."""
     config = model.config
     config.fixed(scoring_func="softmax", ep_size=1)
     plain = FeedForward(model.activation())
@@ -104,8 +104,8 @@ def sigmoid_stack(
     dense: int = 3,
     scale: Fraction = Fraction("2.5"),
 ) -> ModelText:
-    """Dense layers first, then experts chosen by sigmoids; the numbers are those of keys left
-    out."""
+    """Dense layers first, then experts chosen by sigmoids; the arguments are defaults of missing
+    keys."""
     config = model.config
     mixture = model.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
     plain = FeedForward(model.activation())
@@ -136,7 +136,7 @@ def read_mistral4(config: Config) -> ModelText:
 
 @reads("DeepSeek-V3.2", "deepseek_v32", features="an indexer selects 2048 keys")
 def read_deepseek_v32(config: Config) -> ModelText:
-    """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3, whose attention sees selected keys only."""
+    """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3 with attention to selected keys."""
     model, latent = latent_of(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
     if "Q" not in model.text.symbols:
         raise config.refuse("q_lora_rank", "is null, but the indexer needs a latent of the queries")
@@ -151,9 +151,8 @@ def read_deepseek_v32(config: Config) -> ModelText:
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """The values of keys of latent attention that a configuration leaves out: elements of a head
-    that are not rotated, and those that are, of its values (0: heads share the width), and the
-    ranks of keys and of queries."""
+    """The defaults of missing keys of latent attention: the unrotated and rotated elements of a
+    head and those of its values (0: heads share the width), and the ranks of keys and queries."""
 
     kept: int = 128
     turned: int = 64

@@ -1,6 +1,6 @@
 """Diffusion transformers by the configurations of diffusers: DiT, Flux and Stable Diffusion 3.
 
-A step predicts what was added to latents and is trained by the mean squared error.
+A step predicts the noise of latents and is trained by the mean squared error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stagec.importers.writing.towers import projected
     marks=("DiTTransformer2DModel",),
 )
 def read_dit(config: Config) -> ModelText:
-    """DiT (arXiv 2212.09748), as diffusers has it: each block embeds time and class itself."""
+    """DiT (arXiv 2212.09748) as in diffusers: each block embeds time and class itself."""
     text = begin_images(config, "DiT", "X")
     read_width(config, text, 16, 72)
     read_latents(config, text, 32, 4)
@@ -59,7 +59,7 @@ def read_dit(config: Config) -> ModelText:
     c = inner.call("c", condition, t, "%classes", own)
     inner.do(f"stg.yield({inner.call('r', block, '%h', c)})")
     body.repeat("%y", "layers", "L", f"%h = {x}", inner)
-    # anew: a last pipeline stage has only the data
+    # computed again, since a last pipeline stage has only the data
     t = sinusoid(text, body, "last_times", "%time")
     c = body.call("c1", condition.with_("as = last"), t, "%classes", first)
     n = last_norm(text, body, "%y", c, "order = shift")
@@ -68,7 +68,7 @@ def read_dit(config: Config) -> ModelText:
 
 
 def _condition_weights(body: Body, prefix: str = "") -> str:
-    """Declare what a condition is computed with; the operands."""
+    """Declare the weights of a condition, and return the operands."""
     sizes = {
         "w_time": "U, D",
         "b_time": "D",
@@ -125,7 +125,7 @@ def read_flux(config: Config) -> ModelText:
         for name, data, sizes in conditions
     ]
     t = body.let("t0", f"stg.add({', '.join(made)})")
-    # layers carry the condition, so that pipeline stages send it on
+    # layers carry the condition, so that pipeline stages forward it
     inner = Body(f"%x, %c = stg.call @{double}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
     body.repeat("%y, %yc, %ty", "double", "L", f"%h = {x}, %g = {c}, %t = {t}", inner)
     x = body.let("joined", "stg.concat[dim = 1](%yc, %y)")
@@ -151,8 +151,8 @@ def read_flux(config: Config) -> ModelText:
     marks=("SD3Transformer2DModel",),
 )
 def read_sd3(config: Config) -> ModelText:
-    """Stable Diffusion 3 (arXiv 2403.03206): streams of image and text that meet in attention; the
-    first blocks of 3.5 medium have attention of the image beside it."""
+    """Stable Diffusion 3 (arXiv 2403.03206): streams of image and text with joint attention; the
+    first blocks of 3.5 medium also have attention of the image alone."""
     text = begin_images(config, "SD3", "X", "S")
     text.symbol("S", 333, "tokens of a text: 77 of CLIP and 256 of T5")
     read_latents(config, text, 128, 16)

@@ -1,4 +1,4 @@
-"""DeBERTa: encoders whose scores depend on contents and on distances, each by the other."""
+"""DeBERTa: encoders whose scores have terms of contents with distances."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TERMS = ("c2p", "p2c")
 
 @reads("DeBERTa", "deberta", features="scores by contents and distances")
 def read_deberta(config: Config) -> ModelText:
-    """DeBERTa (arXiv 2006.03654): vectors of distances have products of their own in each layer."""
+    """DeBERTa (arXiv 2006.03654): each layer has separate products of distance vectors."""
     text, body, terms = _begin(config, "DeBERTa", (768, 12, 3072, 50265))
     config.only("talking_head", False)
     table = body.param("distances", "2*R, D")
@@ -60,8 +60,8 @@ def read_deberta_v2(config: Config) -> ModelText:
 def _begin(
     config: Config, title: str, sizes: tuple[int, int, int, int]
 ) -> tuple[ModelText, Body, Sequence[str]]:
-    """The text and its embeddings `%x`, and the terms of scores besides that of the contents.
-    `sizes` are D, L, F and V of keys that are left out."""
+    """The text with embeddings `%x`, and the terms of scores in addition to that of the contents.
+    `sizes` are D, L, F and V of missing keys."""
     expect_head(config, "MaskedLM", "SequenceClassification", "TokenClassification")
     text, longest = begin(config, title, 512)
     d, layers, f, v = sizes
@@ -146,7 +146,7 @@ def _finish(
 def _convolved(
     config: Config, text: ModelText, body: Body, steps: Sequence[TowerPart], width: int
 ) -> str:
-    """Append the layers; a convolution of the embeddings is added behind the first one."""
+    """Append the layers; a convolution of the embeddings is added after the first one."""
     if width % 2 == 0:
         raise config.wrong("conv_kernel_size", "an odd number")
     config.only("conv_groups", 1)

@@ -45,9 +45,9 @@ _CLASSES = ("SequenceClassification", "TokenClassification")
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a family differs from BERT: its first positions that are not used, its token types, norms
-    before the parts of a layer and behind all layers (`pre`), norms of embeddings, a bias by
-    distance that all layers share (`relative`), a layer on the first token's vector (`pooler`)."""
+    """The differences of a family from BERT: unused first positions, token types, norms before the
+    parts of a layer and after all layers (`pre`), norms of embeddings, a bias by distance that all
+    layers share (`relative`), a layer on the vector of the first token (`pooler`)."""
 
     title: str
     before: int = 0
@@ -60,7 +60,7 @@ class Words:
 
 @reads("BERT", "bert", features="encoder, norm behind each sum, token types")
 def read_bert(config: Config) -> ModelText:
-    """BERT (arXiv 1810.04805): a norm behind each sum, token types, learned positions."""
+    """BERT (arXiv 1810.04805): a norm after each sum, token types, learned positions."""
     return _bert(config, Words("BERT"))
 
 
@@ -73,7 +73,7 @@ def read_bert(config: Config) -> ModelText:
     features="BERT with shifted positions",
 )
 def read_roberta(config: Config) -> ModelText:
-    """RoBERTa (arXiv 1907.11692): BERT whose first two positions are not used."""
+    """RoBERTa (arXiv 1907.11692): BERT with two unused positions."""
     return _bert(config, Words("RoBERTa", before=2, types=1))
 
 
@@ -194,7 +194,7 @@ def _bert_head(
 
 
 def _pooled(text: ModelText, body: Body, y: str) -> str:
-    """Append what a layer makes of the first token's vector."""
+    """Append a layer on the vector of the first token."""
     c = body.let("c", f"stg.take[at = 0]({y})")
     return body.let("p1", f"stg.tanh({linear(text, body, 'p0', c, 'pooler', 'D, D')})")
 
@@ -202,7 +202,7 @@ def _pooled(text: ModelText, body: Body, y: str) -> str:
 def train_vectors(
     text: ModelText, body: Body, y: str, args: str, *, pooler: bool = False
 ) -> ModelText:
-    """The model without a head: the first token's vectors are trained towards given ones."""
+    """The model without a head: vectors of first tokens are trained towards given ones."""
     c = _pooled(text, body, y) if pooler else body.let("c", f"stg.take[at = 0]({y})")
     return text.train(args.replace("%labels: i32[B, S]", vectors(text, body, c)), body)
 
@@ -240,8 +240,8 @@ def word_loss(
 
 
 def vectors(text: ModelText, body: Body, x: str, width: str = "D") -> str:
-    """Append the loss of the vectors `x` [B, width] against given ones; the argument that these
-    are."""
+    """Append the loss of the vectors `x` [B, width] against given ones, and return the argument of
+    these."""
     text.notes.append("Its vectors are trained towards given ones.")
     body.ends(f"stg.mse[mean = B*{width}]({x}, %target)")
     return f"%target: bf16[B, {width}]"
@@ -254,8 +254,8 @@ def classify(body: Body, z: str) -> None:
 
 
 def classify_each(text: ModelText, body: Body, y: str, classes: str, name: str) -> None:
-    """Append logits of `classes` for each position of `y` [B, S, D], whose parameters are under
-    this name, and their loss against `%labels` [B, S]."""
+    """Append logits of `classes` for each position of `y` [B, S, D], with parameters of this name,
+    and their loss against `%labels` [B, S]."""
     given = (f"J = {classes}", f"as = {name}")
     head = text.use("word_heads", "D S", *given, function="class_of_each")
     body.do(f"stg.return({body.call('loss', head, y, '%labels')})")
@@ -282,7 +282,7 @@ def read_umt5(config: Config) -> ModelText:
 
 @reads("Switch Transformers", "switch_transformers", features="T5 with one of many experts")
 def read_switch(config: Config) -> ModelText:
-    """Switch Transformers (arXiv 2101.03961): T5 with one of many experts in every so many-th
+    """Switch Transformers (arXiv 2101.03961): T5 with one of many experts in every n-th
     layer."""
     return _t5(config, "Switch Transformers", sparse=True)
 
@@ -362,9 +362,9 @@ class _T5Side:
         every: int,
         own_bias: bool,
     ) -> str:
-        """Append the layers on `x`, which attend to `source` if there is one; the result's name.
-        One in `every` so many layers has experts, if there are some."""
-        causal = "causal, rsqrt = 1" if source else "rsqrt = 1"
+        """Append the layers on `x`, which attend to `source` if there is one, and return the name
+        of the result. One of `every` layers has experts, if there are any."""
+        causal = "causal, rsqrt = 1, given_type" if source else "rsqrt = 1, given_type"
         name = "causal_attention" if source else "attention"
         own = MultiHead(
             "", causal, bias=not own_bias, relative=self.bias * own_bias, name=name, wide=True
@@ -372,7 +372,8 @@ class _T5Side:
         operands = [] if own_bias else [relative(body, f"{self.name}_bias", self.bias)]
         parts = [Sublayer(own.write(text), "self" if source else "attn", T5_RMS, operands=operands)]
         if source:
-            cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention", wide=True)
+            mask = "rsqrt = 1, given_type"
+            cross = MultiHead("", mask, cross=True, name="cross_attention", wide=True)
             parts.append(Sublayer(cross.write(text), "cross", T5_RMS, operands=[source]))
         kinds = {self.name: Layer([*parts, Sublayer(mlp.write(text), "mlp", T5_RMS)])}
         order = [self.name] * self.count
@@ -388,7 +389,7 @@ class _T5Side:
 
 
 def relative(body: Body, name: str, statics: str) -> str:
-    """Append a bias [H, queries, keys] by distance, of a table [N, H]; its name."""
+    """Append a bias [H, queries, keys] by distance, of a table [N, H], and return its name."""
     table = body.param(f"{name}_table", "N, H")
     return body.let(name, f"stg.relative_bias[{statics}]({table})")
 

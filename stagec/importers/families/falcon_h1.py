@@ -1,4 +1,4 @@
-"""Falcon-H1: Mamba-2 and attention side by side in each layer, and multipliers everywhere."""
+"""Falcon-H1: Mamba-2 and attention in parallel in each layer, with many multipliers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 
 @dataclass(frozen=True, slots=True)
 class _ScaledMlp:
-    """A gated feed-forward block whose gate and whose result are multiplied by numbers."""
+    """A gated feed-forward block whose gate and result are multiplied by numbers."""
 
     gate: Fraction
     down: Fraction
@@ -32,13 +32,13 @@ class _ScaledMlp:
 
 @dataclass(frozen=True, slots=True)
 class _Branches(Layer):
-    """A layer whose branches read one norm, each times a number before and behind; then a
-    feed-forward block. `parts` is that block alone."""
+    """A layer whose branches read one norm and are multiplied by numbers before and after, followed
+    by a feed-forward block, which is the only one of `parts`."""
 
     branches: tuple[tuple[str, Callee, Fraction, Fraction], ...] = ()
 
     def write(self, body: Body, x: str) -> str:
-        """Append the layer on `x`; the result's name."""
+        """Append the layer on `x`, and return the name of the result."""
         n = RMS.write(body, "n", x, "norm")
         made = [x]
         for name, block, before, behind in self.branches:
@@ -50,8 +50,8 @@ class _Branches(Layer):
 
 @reads("Falcon-H1", "falcon_h1", features="Mamba-2 beside attention")
 def read_falcon_h1(config: Config) -> ModelText:
-    """Falcon-H1 (arXiv 2507.22448): Mamba-2 and attention side by side in each layer, multipliers
-    everywhere."""
+    """Falcon-H1 (arXiv 2507.22448): Mamba-2 and attention in parallel in each layer, with many
+    multipliers."""
     sizes = Sizes(4096, 14336, 32, 32, 128000, 8192, groups=8)
     model = DecoderModel(config, "Falcon-H1", sizes)
     text = model.text
@@ -89,11 +89,11 @@ def read_falcon_h1(config: Config) -> ModelText:
 
 
 def _around(config: Config, name: str) -> tuple[Fraction, Fraction]:
-    """The multipliers before and behind a branch."""
+    """The multipliers before and after a branch."""
     before = config.ratio(f"{name}_in_multiplier", default=1)
     return before, config.ratio(f"{name}_out_multiplier", default=1)
 
 
 def _multipliers(config: Config, key: str, count: int) -> tuple[Fraction, ...]:
-    """A list of numbers, 1 each where the key is left out."""
+    """A list of numbers, all 1 if the key is missing."""
     return config.ratios(key, length=count) or (ONE,) * count

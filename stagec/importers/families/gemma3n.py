@@ -1,5 +1,5 @@
 """Gemma 3n: several streams that are predicted and corrected around each layer, a low-rank path
-beside attention, tables of tokens for each layer, and layers that take keys of earlier ones.
+parallel to attention, tables of tokens for each layer, and layers that reuse keys of earlier ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_gemma3n(config: Config) -> ModelText:
         raise config.refuse(
             "activation_sparsity_pattern", "must contain 0 and at most one other share, below 1"
         )
-    # the gate lets through what is above this share of normal numbers
+    # the gate passes values above this quantile of a normal distribution
     above = Fraction(NormalDist().inv_cdf(float(min(nonzero)))) if nonzero else Fraction(0)
     sparse = f"above = (by = {-above.limit_denominator(10**6)})"
     layers: dict[str, SharingLayer] = {}

@@ -1,5 +1,5 @@
-"""Gemma 4: local and global layers with heads of their own sizes, experts beside a dense block,
-tables of tokens for each layer, and layers that take keys and values of earlier ones.
+"""Gemma 4: local and global layers with different sizes of heads, experts parallel to a dense
+block, tables of tokens for each layer, and layers that reuse keys and values of earlier ones.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
 @dataclass(frozen=True, slots=True)
 class SharingHeads:
-    """Attention of a kind of layers; `suffix` is that of its symbols G and K. Keys are values too
-    where they are `equal`."""
+    """Attention of a kind of layers; `suffix` is that of its symbols G and K. If `equal`, keys are
+    also values."""
 
     kind: str
     suffix: str
@@ -38,7 +38,7 @@ class SharingHeads:
         return f"H G{self.suffix} K{self.suffix} {self.rope.base}"
 
     def options(self) -> Iterator[str]:
-        """What a call of the block gives."""
+        """The options of a call of the block."""
         yield from [f"{n} = {n}{self.suffix}" for n in "GK"] if self.suffix else []
         yield f"rope = ({self.rope.statics()})"
         yield f"mask = ({self.mask})"
@@ -46,9 +46,9 @@ class SharingHeads:
 
 @dataclass(frozen=True, slots=True)
 class SharingLayer:
-    """A layer: `mixer` makes the stream, keys and values, of the stream and `operands`; `network`,
-    if there is one, what follows. It takes keys and values of the last layer of its kind that has
-    its own where they are `given`."""
+    """A layer: `mixer` maps the stream and `operands` to the stream, keys and values, and is
+    followed by `network`, if there is one. If `given`, it reuses keys and values of the last layer
+    of its kind that computes them."""
 
     heads: SharingHeads
     mixer: Callee
@@ -58,8 +58,8 @@ class SharingLayer:
     given: bool = False
 
     def write(self, body: Body, x: str, suffix: str = "") -> str:
-        """Append the layer on `x`; the result's name. Keys and values are `%k` and `%v` with this
-        suffix."""
+        """Append the layer on `x`, and return the name of the result. Keys and values are `%k` and
+        `%v` with this suffix."""
         kind, r, mixer = self.heads.kind, f"%r{suffix}", self.mixer
         operands = [x, *self.operands]
         if self.given:
@@ -90,7 +90,7 @@ def read_gemma4(config: Config) -> ModelText:
         _GLOBAL if (i + 1) % 6 == 0 else _LOCAL for i in range(model.count)
     )
     kinds = config.words("layer_types", among=(_LOCAL, _GLOBAL), length=model.count) or every
-    kinds = (*kinds[:-1], _GLOBAL)  # as the reference has it
+    kinds = (*kinds[:-1], _GLOBAL)  # as in the reference
     options = [*activation_options(model.activation("gelu_pytorch_tanh"), gated=True)]
     tables = bool(config.count("hidden_size_per_layer_input", default=256))
     if tables:
@@ -137,9 +137,9 @@ def write_layers(
     *,
     wide: bool = False,
 ) -> str:
-    """Append layers of these kinds in this order: all alike, or those before the last ones that
-    compute keys and values, these, and the last `shared` ones, which take them; the result's name.
-    """
+    """Append layers of these kinds in this order, and return the name of the result. The last
+    `shared` layers reuse the keys and values of the last layers of each kind before them, which
+    are then written separately."""
     own = order[: len(order) - shared]
     heads = [layers[name].heads.kind for name in order]
     if shared and set(heads[-shared - 2 : -shared]) != set(heads):

@@ -1,4 +1,4 @@
-"""Decoders with LayerNorm: GPT-2 and what followed it."""
+"""Decoders with LayerNorm: GPT-2 and its successors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stagec.importers.writing.blocks import (
 from stagec.importers.writing.stack import Decoder, NormedSums, Sublayer
 from stagec.importers.writing.text import ModelText
 
-#: Four times the width, where no key says more.
+#: The default inner width of four times the width.
 _FOURFOLD = -4
 
 
@@ -37,10 +37,10 @@ def read_gpt2(config: Config) -> ModelText:
 
 @reads("GPT", "openai-gpt", features="norms behind the sums")
 def read_gpt(config: Config) -> ModelText:
-    """GPT (Radford et al. 2018): GPT-2 whose norms stand behind the sums."""
+    """GPT (Radford et al. 2018): GPT-2 whose norms stand after the sums."""
     model = DecoderModel(config, "GPT", Sizes(768, _FOURFOLD, 12, 12, 40478, 512, grouped=False))
     act = config.word("afn", among=ACTIVATIONS, default="gelu_new")
-    act = "gelu_new" if act == "gelu" else act  # what the class makes of it
+    act = "gelu_new" if act == "gelu" else act  # as in its class
     config.only("n_special", 0)
     config.skip("n_ctx", "predict_special_tokens")
     _skip_summary(config)
@@ -67,7 +67,7 @@ def read_gpt_bigcode(config: Config) -> ModelText:
 
 
 def _skip_summary(config: Config) -> None:
-    """Keys of a head that summarises a sequence, which no language model has."""
+    """Ignore the keys of a head that summarizes a sequence, which language models do not have."""
     names = ("type", "use_proj", "activation", "proj_to_labels")
     config.skip(*(f"summary_{name}" for name in names))
 
@@ -81,7 +81,7 @@ def _biased(model: DecoderModel, activation: str, groups: str, mask: str = "caus
 
 @reads("GPT-Neo", "gpt_neo", features="windows in every other layer")
 def read_gpt_neo(config: Config) -> ModelText:
-    """GPT-Neo: every other layer sees a window; scores are not scaled."""
+    """GPT-Neo: every other layer has a window; scores are not scaled."""
     model = DecoderModel(
         config, "GPT-Neo", Sizes(2048, _FOURFOLD, 24, 16, 50257, 2048, grouped=False)
     )
@@ -100,7 +100,7 @@ def read_gpt_neo(config: Config) -> ModelText:
 
 @reads("OPT", "opt", features="learned positions, ReLU, biases")
 def read_opt(config: Config) -> ModelText:
-    """OPT (arXiv 2205.01068): learned positions, of which the first two are not used."""
+    """OPT (arXiv 2205.01068): learned positions, of which the first two are unused."""
     model = DecoderModel(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048, grouped=False))
     config.fixed(layer_norm_elementwise_affine=True, _remove_final_layer_norm=False)
     narrow = config.size("word_embed_proj_dim", default=model.width) != model.width
@@ -119,7 +119,7 @@ def read_opt(config: Config) -> ModelText:
 def normed_sums(
     model: DecoderModel, mixer: Attention, block: FeedForward, decoder: Decoder
 ) -> ModelText:
-    """The text of layers whose norms stand behind the sums."""
+    """The text of layers whose norms stand after the sums."""
     parts = [
         Sublayer(each.write(model.text), name, None)
         for each, name in ((mixer, "attn"), (block, "ffn"))
@@ -137,7 +137,7 @@ def read_bloom(config: Config) -> ModelText:
     mixer = Attention(
         "H", qkv_bias=True, out_bias=True, rope=None, mask="causal, alibi", packed=True
     )
-    # GeLUFunction of modeling_bloom.py, which saves its input alone
+    # GeLUFunction of modeling_bloom.py, which only saves its input
     block = FeedForward("gelu_tanh", gated=False, bias=True)
     decoder = Decoder(LAYER, tied=model.tied(True), embed_norm=LAYER)
     return model.stack(mixer, block, decoder, norm=LAYER)
@@ -210,8 +210,8 @@ def read_phi(config: Config) -> ModelText:
 
 @reads("Phi of releases", "phi-msft", features="Phi by keys of GPT-2")
 def read_phi_msft(config: Config) -> ModelText:
-    """The same, by the keys that the releases of Phi-1.5 and Phi-2 had at first; rows of the table
-    of tokens are added up to a multiple."""
+    """Phi by the keys of the first releases of Phi-1.5 and Phi-2; the rows of the token table are
+    rounded up to a multiple."""
     model = DecoderModel(config, "Phi", Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
     config.skip("flash_attn", "flash_rotary", "fused_dense", "img_processor")
     words, times = (model.text.value("V"), config.size("pad_vocab_size_multiple", default=64))
@@ -245,7 +245,7 @@ def read_falcon(config: Config) -> ModelText:
     config.skip("ff_factor")
     biased = model.flag("bias")
     alibi = model.flag("alibi")
-    if alibi:  # rotary positions are said, and not used
+    if alibi:  # rotary positions are stated, but not used
         config.skip("rope_theta", "rope_scaling", "rope_parameters")
     mask, rope = ("causal, alibi", None) if alibi else ("causal, given_type", model.rope())
     groups = "G" if one or newer else "H"
@@ -314,7 +314,7 @@ def read_olmo(config: Config) -> ModelText:
 
 @reads("Nemotron", "nemotron", features="squared ReLU, LayerNorm of 1 + w")
 def read_nemotron(config: Config) -> ModelText:
-    """Nemotron-4 (arXiv 2402.16819): a squared ReLU, norms whose weight is stored less 1."""
+    """Nemotron-4 (arXiv 2402.16819): a squared ReLU, norms with a scale of 1 + w."""
     model = DecoderModel(config, "Nemotron", Sizes(6144, 24576, 32, 48, 256000, 4096))
     norm = Norm("layer", zero_centered=True)
     mixer = model.biased(Attention(rope=model.rope(partial=Fraction(1, 2))))

@@ -16,9 +16,9 @@ from stagec.importers.writing.text import Callee, ModelText
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """The recurrent block of Griffin (arXiv 2402.19427, section 2.3): a branch with a convolution
-    of W_m tokens and a recurrence whose gates are products inside of H heads of P channels, times
-    a branch with an activation."""
+    """The recurrent block of Griffin (arXiv 2402.19427, section 2.3): the product of a branch with
+    a convolution of W_m tokens and a recurrence, whose gates are products within H heads of P
+    channels, and a branch with an activation."""
 
     activation: str
 
@@ -29,8 +29,8 @@ class Recurrent:
 
 @reads("RecurrentGemma", "recurrent_gemma", features="gated linear recurrences, windows 2:1")
 def read_recurrent_gemma(config: Config) -> ModelText:
-    """RecurrentGemma (arXiv 2404.07839): two recurrent layers, one of attention to a window; norms
-    of 1 + w."""
+    """RecurrentGemma (arXiv 2404.07839): two recurrent layers for each layer of windowed attention;
+    norms with a scale of 1 + w."""
     sizes = Sizes(2560, 3 * 2560, 26, 10, 256000, 8192)
     model = DecoderModel(config, "RecurrentGemma", sizes)
     text = model.text

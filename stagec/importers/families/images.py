@@ -1,6 +1,5 @@
-"""Vision-language models whose step takes images (`stagec import --images`): a tower runs, and what
-it makes of patches stands among the tokens of the text.
-"""
+"""Vision-language models with images in the step (`stagec import --images`): the results of a tower
+for patches are inserted among the tokens of the text."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, 
 from stagec.importers.writing.stack import Decoder, Layer, Sublayer, write_stack
 from stagec.importers.writing.text import Body, Callee, ModelText
 
-#: Patches of an image of 448 x 448, where the configuration names no size.
+#: The default patches of an image, those of 448 x 448.
 _PATCHES = 1024
 
 
@@ -31,7 +30,7 @@ def read_qwen2_5_vl_images(config: Config) -> ModelText:
 
 def _with_images(config: Config, title: str, *, windows: bool) -> ModelText:
     """Qwen-VL with I_v images of N_v patches in each sequence of S tokens, I_v*N_v/4 of which are
-    merged patches. The tower of the later one has `windows`."""
+    merged patches. The tower of Qwen2.5-VL has `windows`."""
     config.merge("text_config")
     vision = tower_of(config)
     model = DecoderModel(config, title, Sizes(4096, 22016, 32, 32, 151936, 32768))
@@ -86,7 +85,7 @@ def _by_axes(model: DecoderModel) -> Rope:
 
 
 def _read_tower(vision: Config, text: ModelText, windows: bool) -> int:
-    """Declare the sizes of the tower; how many patches make a token."""
+    """Declare the sizes of the tower, and return the number of patches of a token."""
     if windows:
         read_size(vision, text, "D_v", "hidden_size", default=3584)
         read_size(vision, text, "F_v", "intermediate_size", default=3420)
@@ -146,6 +145,6 @@ def _image_tokens(vision: Config, text: ModelText, body: Body, merged: int, wind
 
 
 def seen_attention(text: ModelText, *given: str) -> Callee:
-    """Attention of the tower, of all patches of an image, or in windows of W_v of them."""
+    """Attention of the tower, over all patches of an image or in windows of W_v patches."""
     symbols = "D_v H_v K_v N_v W_v" if "windowed" in given else "D_v H_v K_v"
     return text.use("seen", symbols, *given, function="seen_attention")

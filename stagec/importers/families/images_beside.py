@@ -1,6 +1,5 @@
-"""Language models whose step takes images (`stagec import --images`): a tower of another family
-runs, and a projector makes tokens of its patches, which stand among the tokens of the text.
-"""
+"""Language models with images in the step (`stagec import --images`): a projector maps patches of
+the tower of another family to tokens, which are inserted among the tokens of the text."""
 
 from __future__ import annotations
 
@@ -39,16 +38,15 @@ _NOTES = (
     "Of I_v images the patches of each row follow each other; %merged is the number of each token",
     "of an image, and as many as there are or more for one of text.",
 )
-#: Appends a projector on patches [B*I_v, N_v, D_v]; its tokens [B*I_v, N, D].
+#: Appends a projector on patches [B*I_v, N_v, D_v], and returns its tokens [B*I_v, N, D].
 Projector = Callable[[Config, ModelText, Body, str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Eye:
-    """A vision tower by its differences from that of SigLIP: `token` stands before the patches,
-    `pre` is a norm before the layers; `turned` rotates queries and keys by rows and columns; so
-    many layers, and the norm behind them, are `unused` where the projector takes what comes before
-    these."""
+    """A vision tower by its differences from that of SigLIP: a `token` before the patches, a norm
+    `pre` before the layers; `turned` rotates queries and keys by rows and columns; the last
+    `unused` layers and the final norm are not computed if the projector uses an earlier layer."""
 
     patch_bias: bool = True
     token: bool = False
@@ -63,7 +61,7 @@ class Eye:
     unused: int = 0
 
     def see(self, vision: Config, text: ModelText, body: Body, idle: Idle) -> str:
-        """Append the tower on `%images`: vectors of patches; what is unused is declared."""
+        """Append the tower on `%images`, and return vectors of patches; declares unused layers."""
         x = self._patches(body)
         rope = Rope("10000") if self.turned else None
         if rope:
@@ -111,8 +109,8 @@ class Eye:
 _CLIP = Eye(patch_bias=False, token=True, pre=LAYER)
 _GATED = Eye(patch_bias=False, positions=False, post=False, turned=True, gated=True, biases="")
 _SIGLIP = (Eye(), (768, 3072, 12, 16, 12, 224))
-#: Towers by their type, with what their configurations leave out: width, inner width, layers, side
-#: of a patch, heads, side of an image.
+#: Towers by type, with the defaults of missing keys: width, inner width, layers, side of a patch,
+#: heads, side of an image.
 _EYES = {
     "clip_vision_model": (_CLIP, (768, 3072, 12, 32, 12, 224)),
     "siglip_vision_model": _SIGLIP,
@@ -257,7 +255,7 @@ def _among(config: Config, vision: Config, kind: str, project: Projector) -> Amo
 
 
 def reader(project: Projector, tower: str, words: str) -> Reader:
-    """The reader of a language model with a tower; both are named where no key says them."""
+    """The reader of a language model with a tower; `tower` and `words` are their default types."""
 
     def read(config: Config) -> ModelText:
         vision, spoken = config.section("vision_config"), config.section("text_config")

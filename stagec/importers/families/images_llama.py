@@ -1,6 +1,5 @@
-"""Llama 3.2 Vision whose step takes images (`stagec import --images`): some layers of the language
-model attend to what a tower makes of tiles, behind gates.
-"""
+"""Llama 3.2 Vision with images in the step (`stagec import --images`): some layers of the language
+model have gated attention to the results of a tower for tiles."""
 
 from __future__ import annotations
 
@@ -26,12 +25,12 @@ def _tiles(text: ModelText, function: str, *given: str, symbols: str = "D_v E_v"
 
 @dataclass(frozen=True, slots=True)
 class _Gated(Layer):
-    """A layer each part of which goes through a `gate` before it is added to the stream."""
+    """A layer whose parts are multiplied by a `gate` before they are added to the stream."""
 
     gate: Callee = field(kw_only=True)
 
     def write(self, body: Body, x: str) -> str:
-        """Append the layer on `x`; the result's name."""
+        """Append the layer on `x`, and return the name of the result."""
         for number, part in enumerate(self.parts, 1):
             a = part.write(body, x, number)
             a = body.call(f"g{number}", self.gate.with_(f"as = {part.name}_gate"), a)
@@ -82,7 +81,7 @@ def read_mllama_images(config: Config) -> ModelText:
 
 
 def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:
-    """Declare the sizes of the tower; the layers whose inputs are kept."""
+    """Declare the sizes of the tower, and return the layers whose inputs are also outputs."""
     read_size(vision, text, "D_v", "hidden_size", default=1280)
     read_heads_of(vision, text, "_v", "attention_heads", 16)
     read_size(vision, text, "F_v", "intermediate_size", default=5120)

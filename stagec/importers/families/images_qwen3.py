@@ -1,6 +1,5 @@
-"""Qwen3-VL whose step takes images (`stagec import --images`): what layers in the middle of the
-tower make of patches is added to the stream of the text behind the first layers.
-"""
+"""Qwen3-VL with images in the step (`stagec import --images`): results of intermediate layers of
+the tower are added to the stream of the text after its first layers."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ def _read_tower(vision: Config, text: ModelText) -> None:
 def _write_tower(
     vision: Config, text: ModelText, body: Body, count: int, deep: Sequence[int]
 ) -> str:
-    """Append the tower and its mergers; tokens [B, I_v*N_v/U_v, D]."""
+    """Append the tower and its mergers, and return tokens [B, I_v*N_v/U_v, D]."""
     mlp = FeedForward(
         read_activation(vision, "hidden_act", default="gelu_pytorch_tanh"), gated=False, bias=True
     )
@@ -106,7 +105,7 @@ def _write_tower(
             kind = f"vision{number}"
             x = write_stack(text, tower, x, {kind: layer}, [kind] * (end - start), out=f"v{number}")
         streams.append(x)
-    seen = list(dict.fromkeys(streams))  # the last two are one if the last layer is a deep one
+    seen = list(dict.fromkeys(streams))  # the last two are equal if the last layer is a deep one
     text.scope(body, "vision", "%patches, %cells, %rows_and_columns", tower, *seen)
     *inner, last = streams
     merged = [

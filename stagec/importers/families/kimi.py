@@ -1,4 +1,4 @@
-"""Kimi Linear: delta nets whose gates are of each element of keys, and latent attention."""
+"""Kimi Linear: delta nets with a gate for each element of keys, and latent attention."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_kimi_linear(config: Config) -> ModelText:
 
 
 def _layer_types(model: DecoderModel) -> list[bool]:
-    """Which layers have latent attention; declares H_m, P and W of the others."""
+    """For each layer, whether it has latent attention; declares H_m, P and W of the others."""
     config, text = model.config, model.text
     among = ("linear_attention", "full_attention")
     types = config.words("layer_types", among=among, length=model.count)

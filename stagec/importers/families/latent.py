@@ -1,4 +1,4 @@
-"""Decoders with latent attention, beside those of DeepSeek."""
+"""Decoders with latent attention that are not from DeepSeek."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 
 @reads("Qwen3-Next", "qwen3_next", features="delta nets, gated attention")
 def read_qwen3_next(config: Config) -> ModelText:
-    """Qwen3-Next: gated delta nets, and every fourth layer gated attention; experts with a shared
-    block that has a gate."""
+    """Qwen3-Next: gated delta nets, and gated attention in every fourth layer; experts with a gated
+    shared block."""
     sizes = Sizes(2048, 5632, 48, 16, 151936, 32768, groups=2, dim=256)
     model = DecoderModel(config, "Qwen3-Next", sizes)
     mixture = _shared_mixture(
@@ -57,7 +57,7 @@ def _skip_predictions(config: Config) -> None:
 
 
 def _shared_mixture(model: DecoderModel, *, count: int, top: int, normalize: bool) -> Experts:
-    """Experts with a shared block that has a gate."""
+    """Experts with a gated shared block."""
     mixture = model.experts(count=count, top=top, inner=512, normalize=normalize)
     return model.beside(mixture, "shared_expert_intermediate_size", default=512)
 
@@ -97,12 +97,12 @@ def _with_delta_nets(model: DecoderModel, block: PerLayer) -> ModelText:
 
 @dataclass(frozen=True, slots=True)
 class _DoubleDelta:
-    """The gated delta net of the library whose beta may be `double`: as many groups as heads."""
+    """The gated delta net of the library with one group per head, whose beta may be `double`."""
 
     double: bool
 
     def write(self, text: ModelText) -> Callee:
-        """Add the block; its name."""
+        """Add the block."""
         if not self.double:
             return GatedDelta().write(text)
         text.assume("H_m % G_m == 0")
@@ -111,7 +111,7 @@ class _DoubleDelta:
 
 @reads("OLMo Hybrid", "olmo_hybrid", features="delta nets, attention with post-norms")
 def read_olmo_hybrid(config: Config) -> ModelText:
-    """OLMo Hybrid: three delta nets behind norms, then attention with norms behind the blocks."""
+    """OLMo Hybrid: three delta nets after norms, then attention with norms after the blocks."""
     model = DecoderModel(config, "OLMo Hybrid", Sizes(3840, 11008, 32, 30, 100352, 65536))
     text, heads = model.text, model.text.value("H")
     config.skip(*(f"linear_{n}" for n in ("a_log_min", "a_log_max", "dt_min", "dt_max")))
@@ -150,14 +150,14 @@ def read_olmo_hybrid(config: Config) -> ModelText:
 
 @dataclass(frozen=True, slots=True)
 class _FromNormed(Layer):
-    """A layer whose residual is what the norms give, or what comes in; both it and the block's
-    result are multiplied by numbers, two for each part."""
+    """A layer whose residual is the result of the norm, or the input; for each part, the residual
+    and the result of the block are multiplied by two numbers."""
 
     weights: tuple[tuple[Fraction, Fraction], ...] = ()
     post_norm: bool = True
 
     def write(self, body: Body, x: str) -> str:
-        """Append the layer on `x`; the result's name."""
+        """Append the layer on `x`, and return the name of the result."""
         for number, (part, (alpha, beta)) in enumerate(
             zip(self.parts, self.weights, strict=True), 1
         ):
@@ -210,7 +210,7 @@ def _minimax_order(config: Config, count: int) -> list[str]:
 
 
 def _alpha_beta(config: Config, name: str, short: str) -> tuple[Fraction, Fraction]:
-    """What the residual and the block's result are multiplied by."""
+    """The factors of the residual and of the result of the block."""
     keys = ("alpha", "beta")
     alpha, beta = (
         config.ratio(f"layernorm_{name}_{k}", f"{short}_{k}_factor", default=1) for k in keys

@@ -26,7 +26,7 @@ def read_llama(config: Config) -> ModelText:
 
 @reads("Mistral", "mistral", "ministral", features="windows")
 def read_mistral(config: Config) -> ModelText:
-    """Mistral (arXiv 2310.06825): a window in every layer, or where `layer_types` says so."""
+    """Mistral (arXiv 2310.06825): a window in every layer, or in those of `layer_types`."""
     model = DecoderModel(config, "Mistral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8))
     return model.stack(model.windowed(Attention(rope=model.rope()), 4096))
 
@@ -70,7 +70,7 @@ def read_phi3(config: Config) -> ModelText:
     model = DecoderModel(config, "Phi-3", Sizes(3072, 8192, 32, 32, 32064, 4096))
     config.skip("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
     config.only("attention_bias", False, why="the family does not have")
-    rope = model.rope()  # the code joins what is rotated to the rest of a head, also to none
+    rope = model.rope()  # model code always joins the rotated part with the rest of a head
     rope = replace(rope, part=rope.part or "K")
     return model.stack(model.windowed(Attention(rope=rope, packed=True)))
 
@@ -135,7 +135,7 @@ def read_internlm2(config: Config) -> ModelText:
 
 @reads("InternLM3", "internlm3", features="biases by keys")
 def read_internlm3(config: Config) -> ModelText:
-    """InternLM3: biases of queries, keys and values by a key of their own."""
+    """InternLM3: biases of queries, keys and values by a separate key."""
     model = DecoderModel(config, "InternLM3", Sizes(4096, 11008, 32, 32, 128512, 32768, dim=128))
     biased = model.flag("bias")
     mixer = Attention(rope=model.rope(), qkv_bias=model.flag("qkv_bias"), out_bias=biased)
@@ -145,8 +145,8 @@ def read_internlm3(config: Config) -> ModelText:
 
 @reads("Baichuan", "baichuan", features="ALiBi in 13B")
 def read_baichuan(config: Config) -> ModelText:
-    """Baichuan (arXiv 2309.10305): rotary positions in 7B; in 13B, whose configuration states
-    `model_max_length` alone, a bias by distance."""
+    """Baichuan (arXiv 2309.10305): rotary positions in 7B; a bias by distance in 13B, whose
+    configuration only has `model_max_length`."""
     alibi = not config.has("max_position_embeddings") and config.has("model_max_length")
     model = DecoderModel(
         config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096, grouped=False)
@@ -166,7 +166,7 @@ def read_exaone(config: Config) -> ModelText:
 
 @reads("EXAONE 4", "exaone4", features="post-norms, windows, no positions")
 def read_exaone4(config: Config) -> ModelText:
-    """EXAONE 4 (arXiv 2507.11407): norms behind the blocks, queries and keys normed per head; where
+    """EXAONE 4 (arXiv 2507.11407): norms after the blocks, queries and keys normed per head; where
     some layers see a window, the others have no positions."""
     model = DecoderModel(config, "EXAONE 4", Sizes(4096, 16384, 32, 32, 102400, 2048))
     rotary = Attention(qk_norm=RMS, rope=model.rope())
@@ -194,7 +194,7 @@ def read_glm(config: Config) -> ModelText:
 
 @reads("GLM-4", "glm4", features="as GLM, with norms before and behind")
 def read_glm4(config: Config) -> ModelText:
-    """GLM-4-0414: GLM with norms behind the blocks too."""
+    """GLM-4-0414: GLM with norms after the blocks too."""
     return _glm(config, "GLM-4", dim=128, sandwich=True)
 
 
@@ -215,7 +215,7 @@ def _glm(config: Config, title: str, *, dim: int | None, sandwich: bool) -> Mode
 
 @reads("Hunyuan", "hunyuan_v1_dense", features="q and k normed after rotation")
 def read_hunyuan(config: Config) -> ModelText:
-    """Hunyuan dense: queries and keys are normed behind the rotation."""
+    """Hunyuan dense: queries and keys are normed after the rotation."""
     model = DecoderModel(config, "Hunyuan", Sizes(4096, 11008, 32, 32, 290943, 2048))
     normed = RMS if model.flag("use_qk_norm", True) else None
     mixer = model.biased(Attention(qk_norm=normed, after_rope=True, rope=model.rope()))
@@ -225,7 +225,7 @@ def read_hunyuan(config: Config) -> ModelText:
 
 
 def skip_hunyuan(config: Config) -> None:
-    """Keys of the releases that say what their models leave out."""
+    """Check the keys of the releases for features that are turned off."""
     config.fixed(position_embedding_xdrope=False, use_rotary_pos_emb=True)
     config.skip("cla_share_factor", "class_num", "dense_list", "pool_type", "org_vocab_size")
     config.skip("im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "text_start_id")

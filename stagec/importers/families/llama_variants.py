@@ -1,4 +1,4 @@
-"""Dense decoders as Llama, with norms, activations or scales of their own."""
+"""Dense decoders similar to Llama, with other norms, activations or scales."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAIN = Norm(affine="none")
 
 @reads("Ministral 3", "ministral3", features="queries grow with the position")
 def read_ministral3(config: Config) -> ModelText:
-    """Ministral 3: Mistral whose queries grow with the position, as those of Llama 4."""
+    """Ministral 3: Mistral with queries that grow with the position, as in Llama 4."""
     model = DecoderModel(
         config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000)
     )
@@ -50,8 +50,8 @@ def read_nanochat(config: Config) -> ModelText:
 
 @dataclass(frozen=True, slots=True)
 class _XIELU:
-    """A feed-forward block with xIELU (arXiv 2411.13010): a square above zero, exp(x) - 1 - x below
-    it, each times a trained number, and x times beta, a buffer."""
+    """A feed-forward block with xIELU (arXiv 2411.13010): a square above zero and exp(x) - 1 - x
+    below it, each times a trained number, plus x times beta, a buffer."""
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
@@ -80,8 +80,8 @@ class _NormedGate:
 
 @reads("BitNet", "bitnet", features="norms before the last products")
 def read_bitnet(config: Config) -> ModelText:
-    """BitNet b1.58 (arXiv 2504.12285): norms before the last product of each block. Weights of 1.58
-    bits are what a strategy may say; here they are as others."""
+    """BitNet b1.58 (arXiv 2504.12285): norms before the last product of each block. Weights have
+    the usual type; a strategy may state fewer bits."""
     model = DecoderModel(
         config, "BitNet", Sizes(2560, 6912, 30, 20, 128256, 2048, groups=5, base=500000)
     )

@@ -1,6 +1,6 @@
-"""Language models of other families with a tower beside: LLaVA and what follows it.
+"""Language models of other families with a vision tower: LLaVA and its successors.
 
-The tower and its projector are declared and frozen (`idle`): a step of texts does not use them.
+The tower and its projector are declared and frozen (`idle`): a step with text does not use them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS
 from stagec.importers.writing.text import ModelText
 
-#: From the model's configuration and the tower, with its projector still missing.
+#: Adds a projector to a tower, by the configuration of the model.
 Projector = Callable[[Config, Idle], None]
 
 
@@ -55,7 +55,7 @@ def _pixtral(vision: Config, text: ModelText) -> Idle:
 
 
 def _intern(vision: Config, text: ModelText) -> Idle:
-    """Declare the tower of InternVL (arXiv 2312.14238): a ViT whose layers scale what they add."""
+    """Declare the tower of InternVL (arXiv 2312.14238): a ViT whose layers scale their results."""
     read_idle(vision, text, width=1024, inner=4096, layers=24, patch=14)
     image_tokens(vision, text, 448)
     biased = vision.flag("attention_bias", default=False)
@@ -105,8 +105,8 @@ def _whisper(sound: Config, text: ModelText) -> Idle:
 
 
 def _moon(vision: Config, text: ModelText) -> Idle:
-    """Declare the tower of Kimi K2.5 (MoonViT, arXiv 2504.07491): a table of positions of two axes,
-    interpolated. Releases begin names of keys with `vt_`."""
+    """Declare the tower of Kimi K2.5 (MoonViT, arXiv 2504.07491): an interpolated table of
+    positions of two axes. Names of keys in releases begin with `vt_`."""
     width = read_size(vision, text, "D_v", "hidden_size", "vt_hidden_size", default=1152)
     read_size(vision, text, "F_v", "intermediate_size", "vt_intermediate_size", default=4304)
     count = vision.layers("num_hidden_layers", "vt_num_hidden_layers", default=27)
@@ -171,7 +171,7 @@ def _families(
     read_images: Reader | None = None,
 ) -> Callable[[Projector], Projector]:
     """Declare a projector as that of a family, whose tower and language model are of these types
-    where no key says them."""
+    without a key."""
 
     def declare(projector: Projector) -> Projector:
         @reads(name, *model_types, features=features, read_images=read_images)
@@ -235,8 +235,8 @@ def _mistral3(config: Config, idle: Idle) -> None:
 )
 def _shuffled(config: Config, idle: Idle) -> None:
     """InternVL: a pixel shuffle, a norm and two products."""
-    ratio = config.ratio("downsample_ratio", default=1)
-    if not ratio or (wide := idle.text.value("D_v") / ratio**2).denominator != 1:
+    wide = idle.text.value("D_v") / config.positive("downsample_ratio", default=1) ** 2
+    if wide.denominator != 1:
         raise config.wrong("downsample_ratio", "a share of the side of an image, as 0.5")
     idle.text.symbol("U_v", int(wide), "hidden_size / downsample_ratio^2")
     idle.norm("projector_norm", "U_v")

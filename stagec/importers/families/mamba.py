@@ -36,7 +36,7 @@ def read_mamba(config: Config) -> ModelText:
 
 @reads("Falcon Mamba", "falcon_mamba", features="normed step sizes, B, C")
 def read_falcon_mamba(config: Config) -> ModelText:
-    """Falcon Mamba (arXiv 2410.05355): step sizes, B and C are normed, without scales."""
+    """Falcon Mamba (arXiv 2410.05355): step sizes, B and C have norms without scales."""
     text, count = begin_scans(config, "Falcon Mamba", 768, 32, 50280)
     block = replace(read_mamba1(config, text), norms="plain")
     skip_steps(config, text)
@@ -85,7 +85,7 @@ def read_jamba(config: Config) -> ModelText:
 
 
 def _period(config: Config, name: str, period: int, offset: int) -> tuple[int, int]:
-    """Which layers are special: those with this remainder of their number."""
+    """The period and offset of special layers."""
     every = config.size(f"{name}_layer_period", default=period)
     at = config.count(f"{name}_layer_offset", default=offset)
     if at >= every:
@@ -157,7 +157,7 @@ def read_granite_hybrid(config: Config) -> ModelText:
     return stacked(model.text, layers, decoder, scale=scale)
 
 
-#: What layers of hybrids are called.
+#: The names of the kinds of layers of hybrids.
 _KINDS = {
     "mamba": "mamba",
     "linear_attention": "mamba",
@@ -170,7 +170,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """A block that is in the text already."""
+    """A block that is already in the text."""
 
     callee: Callee
 
@@ -187,8 +187,8 @@ _NEMOTRON_KEYS = Mamba2Keys.of(
 
 @reads("Nemotron-H", "nemotron_h", features="one block a layer, by a word")
 def read_nemotron_h(config: Config) -> ModelText:
-    """Nemotron-H (arXiv 2504.03624): one block a layer, by a word: M for Mamba-2, * for attention
-    without positions, - for a feed-forward block, E for experts."""
+    """Nemotron-H (arXiv 2504.03624): one block per layer, by a word of letters: M for Mamba-2, *
+    for attention without positions, - for a feed-forward block, E for experts."""
     sizes = Sizes(4096, 21504, 52, 32, 131072, 8192, groups=8, dim=128)
     sizes = replace(sizes, layers=config.length("layers_block_type", default=sizes.layers))
     model = DecoderModel(config, "Nemotron-H", sizes, dim_keys=("head_dim", "attention_head_dim"))
@@ -221,7 +221,7 @@ _NEMOTRON_EXPERTS = (
 
 
 def _nemotron_experts(model: DecoderModel, act: str) -> Block:
-    """Experts without a gate, chosen as DeepSeek-V3 does; one shared block with its own width."""
+    """Experts without a gate, chosen as in DeepSeek-V3; a shared block with a separate width."""
     config = model.config
     mixture = model.experts(count=8, top=2, inner=7688, activation=act)
     normalize = ["normalize"] if model.flag("norm_topk_prob", True) else []
@@ -234,7 +234,7 @@ def _nemotron_experts(model: DecoderModel, act: str) -> Block:
 
 
 def _pattern(config: Config, count: int) -> str:
-    """The layers, one letter each."""
+    """The kinds of layers, one letter each."""
     names = {
         name: {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}[kind]
         for name, kind in _KINDS.items()

@@ -30,7 +30,7 @@ _ARGS = "%tokens: i32[B, S], %types: i32[B, S], %labels: i32[B, S]"
 
 
 def _begin(config: Config, title: str, longest: int, *, width: int, vocab: int) -> ModelText:
-    """The text, with the sizes that all of these have."""
+    """The text, with the sizes of all of these families."""
     text, longest = begin(config, title, longest)
     text.symbol("P", longest, "learned positions")
     text.assume("P >= S")
@@ -45,7 +45,7 @@ def _begin(config: Config, title: str, longest: int, *, width: int, vocab: int) 
 
 
 def _narrow_words(config: Config, text: ModelText, body: Body) -> tuple[str, str]:
-    """Append embeddings, normed; the result's name, and the symbol of their width."""
+    """Append normalized embeddings, and return their name and the symbol of their width."""
     e = config.size("embedding_size", default=128)
     e_is_d = e == text.symbols["D"].value
     width = "D" if e_is_d else text.symbol("E", e, "embedding_size")
@@ -59,7 +59,7 @@ def _narrow_words(config: Config, text: ModelText, body: Body) -> tuple[str, str
 
 @reads("ELECTRA", "electra", features="narrow embeddings, a discriminator")
 def read_electra(config: Config) -> ModelText:
-    """ELECTRA (arXiv 2003.10555): BERT with narrower embeddings; its head says of each token
+    """ELECTRA (arXiv 2003.10555): BERT with narrower embeddings; its head predicts for each token
     whether it was replaced, or predicts tokens."""
     expect_head(config, "PreTraining", "MaskedLM")
     text = _begin(config, "ELECTRA", 512, width=256, vocab=30522)
@@ -130,7 +130,7 @@ def read_albert(config: Config) -> ModelText:
 @reads("ModernBERT", "modernbert", features="windows 2:1, GeGLU, two bases")
 def read_modernbert(config: Config) -> ModelText:
     """ModernBERT (arXiv 2412.13663): norms before the parts, GeGLU, two layers of three with a
-    window in both directions and a base of their own."""
+    window in both directions and a separate base."""
     expect_head(config, "MaskedLM")
     text = _begin(config, "ModernBERT", 8192, width=768, vocab=50368)
     every = config.size("global_attn_every_n_layers", default=3)
@@ -173,7 +173,7 @@ def read_modernbert(config: Config) -> ModelText:
         )
         for kind in dict.fromkeys(types[1:])
     }
-    # the first layer has no norm before its attention: the embeddings are normed
+    # the first layer has no norm before its attention, since the embeddings have one
     first = Sublayer(blocks[types[0]].write(text), "attn", None)
     kinds["first"] = Layer([first, Sublayer(mlp, "mlp", norm)])
     y = norm.write(body, "n", write_stack(text, body, x, kinds, order), "norm")
@@ -187,7 +187,7 @@ def read_modernbert(config: Config) -> ModelText:
 
 @reads("Nomic BERT", "nomic_bert", features="rotary positions, SiLU gate")
 def read_nomic_bert(config: Config) -> ModelText:
-    """Nomic BERT (arXiv 2402.01613): rotary positions, a SiLU gate, a norm behind each sum."""
+    """Nomic BERT (arXiv 2402.01613): rotary positions, a SiLU gate, a norm after each sum."""
     expect_head(config, "MaskedLM")
     for key in ("causal", "prenorm", "parallel_block", "qkv_proj_bias", "use_rms_norm"):
         config.only(key, False)

@@ -52,7 +52,7 @@ def read_phimoe(config: Config) -> ModelText:
 
 @reads("Qwen2-MoE", "qwen2_moe", features="gated shared expert")
 def read_qwen2_moe(config: Config) -> ModelText:
-    """Qwen1.5-MoE and Qwen2-MoE: a shared block with a gate beside the experts."""
+    """Qwen1.5-MoE and Qwen2-MoE: experts with a gated shared block."""
     model = DecoderModel(config, "Qwen2-MoE", Sizes(2048, 5632, 24, 16, 151936, 32768))
     normalize = model.flag("norm_topk_prob")
     mixture = model.experts(count=60, top=4, inner=1408, normalize=normalize)
@@ -128,7 +128,7 @@ def read_granite(config: Config) -> ModelText:
 
 @reads("Granite-MoE", "granitemoe", "granitemoeshared", features="multipliers, shared")
 def read_granitemoe(config: Config) -> ModelText:
-    """Granite 3 MoE: a softmax over the chosen experts; a shared block beside them by a key."""
+    """Granite 3 MoE: a softmax over the chosen experts; optionally a shared block."""
     model = DecoderModel(config, "Granite-MoE", Sizes(4096, 11008, 32, 32, 32000, 2048))
     mixture = model.experts(count=8, top=2, inner="F")
     if config.count("shared_intermediate_size", default=0):
@@ -156,8 +156,8 @@ def _granite(model: DecoderModel, blocks: PerLayer) -> ModelText:
 
 @reads("GLM-4.5", "glm4_moe", features="dense first, sigmoid routing, shared")
 def read_glm4_moe(config: Config) -> ModelText:
-    """GLM-4.5 (arXiv 2508.06471): dense layers first, then experts as DeepSeek-V3 has them."""
-    # its class has no size of a head, and rounds down where heads do not divide the width
+    """GLM-4.5 (arXiv 2508.06471): dense layers first, then experts as in DeepSeek-V3."""
+    # its class has no size of a head, and rounds down if heads do not divide the width
     dim = config.size("hidden_size", default=4096) // config.size("num_attention_heads", default=96)
     sizes = Sizes(4096, 10944, 46, 96, 151552, 131072, groups=8, dim=dim)
     model = DecoderModel(config, "GLM-4.5", sizes)
@@ -174,7 +174,7 @@ def read_glm4_moe(config: Config) -> ModelText:
 
 @reads("dots.llm1", "dots1", features="dense first, sigmoid routing, shared")
 def read_dots1(config: Config) -> ModelText:
-    """dots.llm1 (arXiv 2506.05767): as DeepSeek-V3's experts, over attention with normed heads."""
+    """dots.llm1 (arXiv 2506.05767): experts as in DeepSeek-V3, attention with norms of heads."""
     model = DecoderModel(config, "dots.llm1", Sizes(4608, 10944, 62, 32, 152064, 2048))
     mixture = model.sigmoid_experts(count=128, top=6, inner=1408, shared=2, normalize=False)
     mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
@@ -239,7 +239,7 @@ def read_minimax_m2(config: Config) -> ModelText:
 
 @reads("Hunyuan-MoE", "hunyuan_v1_moe", "hunyuan", features="shared expert")
 def read_hunyuan_moe(config: Config) -> ModelText:
-    """Hunyuan-A13B: a shared block beside the experts; queries and keys normed behind rotation."""
+    """Hunyuan-A13B: experts with a shared block; queries and keys are normed after rotation."""
     model = DecoderModel(config, "Hunyuan-MoE", Sizes(4096, 11008, 32, 32, 290943, 2048))
     config.only("use_mixed_mlp_moe", True, False)
     skip_hunyuan(config)
@@ -262,7 +262,7 @@ def read_hunyuan_moe(config: Config) -> ModelText:
 
 @reads("Grok-1", "grok-1", "grok1", "grok", features="GeGLU experts, bounded scores")
 def read_grok(config: Config) -> ModelText:
-    """Grok-1: GELU experts, norms before and behind, bounded scores, scaled embeddings."""
+    """Grok-1: GELU experts, norms before and after, bounded scores, scaled embeddings."""
     sizes = Sizes(6144, 32768, 64, 48, 131072, 8192, groups=8)
     model = DecoderModel(config, "Grok-1", sizes, dim_keys=("head_dim", "key_size"))
     if config.has("widening_factor"):
@@ -289,7 +289,7 @@ def read_grok(config: Config) -> ModelText:
 
 @reads("FlexOlmo", "flex_olmo", features="experts, norms behind the blocks")
 def read_flex_olmo(config: Config) -> ModelText:
-    """FlexOlmo (arXiv 2507.07024): OLMoE with OLMo 2's norms behind the blocks."""
+    """FlexOlmo (arXiv 2507.07024): OLMoE with OLMo 2's norms after the blocks."""
     model = DecoderModel(config, "FlexOlmo", Sizes(4096, 11008, 32, 32, 100352, 4096, base=500000))
     mixture = model.experts(count=7, top=5, inner="F", normalize=model.flag("norm_topk_prob"))
     mixer = model.biased(Attention(qk_norm=WIDE_RMS, norm_dims="together", rope=model.rope()))
@@ -299,7 +299,7 @@ def read_flex_olmo(config: Config) -> ModelText:
 
 @reads("Ling", "bailing_moe", features="shared experts, dense first")
 def read_bailing(config: Config) -> ModelText:
-    """Ling (arXiv 2503.05139): experts by a softmax, shared ones beside them."""
+    """Ling (arXiv 2503.05139): experts by a softmax, and shared ones."""
     model = DecoderModel(config, "Ling", Sizes(2048, 5632, 28, 16, 126464, 16384, groups=4))
     _refuse_of_ling(config)
     normalize = model.flag("norm_topk_prob", True)
@@ -318,7 +318,7 @@ def read_bailing(config: Config) -> ModelText:
 
 @reads("Ling 2.0", "bailing_moe_v2", features="sigmoid routing, q and k normed")
 def read_bailing_v2(config: Config) -> ModelText:
-    """Ling 2.0: as DeepSeek-V3's experts, over attention with normed heads, half rotated."""
+    """Ling 2.0: experts as in DeepSeek-V3, attention with norms of heads, half of each rotated."""
     sizes = Sizes(2048, 5120, 20, 16, 157184, 32768, groups=4, base=600000)
     model = DecoderModel(config, "Ling 2.0", sizes)
     _refuse_of_ling(config)
@@ -345,8 +345,8 @@ def _refuse_of_ling(config: Config) -> None:
 
 @reads("Grok-2", "grok-2", "grok2", "git", features="dense block beside experts")
 def read_grok2(config: Config) -> ModelText:
-    """Grok-2: a dense block beside the experts, norms before and behind, bounded scores. Both are
-    divided by the root of 2 before a norm, which takes that out again."""
+    """Grok-2: a dense block parallel to the experts, norms before and after, bounded scores. The
+    division of both by the root of 2 is left out, since a norm cancels it."""
     sizes = Sizes(8192, 32768, 64, 64, 131072, 131072, groups=8, dim=128)
     model = DecoderModel(config, "Grok-2", sizes)
     cap = config.ratio("attn_logit_softcapping", default=30)

@@ -1,4 +1,4 @@
-"""Vision-language models: a language model, and a tower of vision beside it (`idle`)."""
+"""Vision-language models: a language model, and an unused vision tower (`idle`)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _qwen(config: Config) -> tuple[ModelText, Config]:
 
 
 def _qwen_tower(vision: Config, text: ModelText, bias: str = "") -> Idle:
-    """What the towers of all have: patches of some frames, with a bias of these dimensions; q, k
+    """The common parts of the towers: patches of some frames, with a bias of these dimensions; q, k
     and v with biases."""
     read_size(vision, text, "Y_v", "temporal_patch_size", default=2)
     vision.skip("spatial_patch_size", "tokens_per_second", "in_chans", "rope_parameters")
@@ -115,7 +115,7 @@ def _merger(vision: Config, idle: Idle, key: str) -> None:
     read_images=read_mllama_images,
 )
 def read_mllama(config: Config) -> ModelText:
-    """Llama 3.2 Vision: some layers attend to images alone, behind a gate; a step of texts leaves
+    """Llama 3.2 Vision: some layers have gated attention to images only; a step with text leaves
     them out."""
     vision = tower_of(config)
     config.merge("text_config")
@@ -148,7 +148,7 @@ def _without(model: DecoderModel, count: int) -> DecoderModel:
 
 
 def _crossed(idle: Idle, text: ModelText, count: int) -> None:
-    """Layers that attend to images, their gates and norms of queries and keys included."""
+    """Declare layers that attend to images, with their gates and norms of queries and keys."""
     n = text.symbol("L_cross", count, "cross_attention_layers")
     for name, dims in (("q", "D, H, K"), ("k", "D, G, K"), ("v", "D, G, K"), ("o", "H, K, D")):
         idle.matrix(f"cross_{name}", f"{n}, {dims}")
@@ -160,8 +160,8 @@ def _crossed(idle: Idle, text: ModelText, count: int) -> None:
 
 
 def _tiled(vision: Config, idle: Idle) -> None:
-    """The tower: images in tiles, each with positions of its own; layers with gates behind the
-    others; outputs of several layers side by side."""
+    """Declare the tower: images in tiles with separate positions; layers with gates after the
+    others; concatenated outputs of several layers."""
     text = idle.text
     side = vision.size("image_size", default=448) // text.value("P_v")
     text.symbol("N_v", side * side + 1, "(image_size / patch_size)^2 + 1")
@@ -198,7 +198,7 @@ def _tiled(vision: Config, idle: Idle) -> None:
     read_images=read_qwen3_vl_images,
 )
 def read_qwen3_vl(config: Config) -> ModelText:
-    """Qwen3-VL (arXiv 2511.21631): a ViT whose layers in between are merged too."""
+    """Qwen3-VL (arXiv 2511.21631): a ViT with mergers of intermediate layers."""
     return _qwen3_vl(config, read_qwen3)
 
 
@@ -215,7 +215,7 @@ def read_qwen3_vl_moe(config: Config) -> ModelText:
 
 @reads("Qwen3.5 with images", "qwen3_5", features="the tower of Qwen3-VL")
 def read_qwen3_5_vl(config: Config) -> ModelText:
-    """Qwen3.5 with its tower: that of Qwen3-VL, whose last layer alone is merged."""
+    """Qwen3.5 with its tower: that of Qwen3-VL with a merger of the last layer only."""
     return _qwen3_vl(config, read_qwen3_5, deep=())
 
 
@@ -239,7 +239,7 @@ def qwen3_tower(vision: Config, text: ModelText, deep: Sequence[int] = _DEEP) ->
     """Declare the tower of Qwen3-VL, with its merger and those of the layers `deep`."""
     read_idle(vision, text, width=1152, inner=4304, layers=27, patch=16)
     read_size(vision, text, "N_v", "num_position_embeddings", default=2304)
-    if vision.is_list("deepstack_visual_indexes"):
+    if vision.has("deepstack_visual_indexes"):
         deep = vision.sizes("deepstack_visual_indexes")
     idle = _qwen_tower(vision, text, bias="D_v")
     idle.param("positions", "N_v, D_v")
@@ -278,7 +278,7 @@ def read_glm46v(config: Config) -> ModelText:
 
 def _glm_v(config: Config, read: Reader) -> ModelText:
     text, vision = words_and_tower(config, read)
-    # the inner width of layers is that of what comes out; the key names that of the merger
+    # the inner width of layers is the output width; the key is that of the merger
     inner = vision.size("out_hidden_size", default=4096)
     read_size(vision, text, "U_v", "intermediate_size", default=13696)
     text.symbol("D_v", vision.size("hidden_size", default=1536), "hidden_size")

@@ -1,7 +1,7 @@
-"""Qwen-Omni: Qwen-VL with an encoder of sounds beside the tower of images.
+"""Qwen-Omni: Qwen-VL with an audio encoder in addition to the vision tower.
 
-A full model has a talker too, which makes speech of what the thinker says; only the thinker is
-read.
+A full model also has a talker, which generates speech from the output of the thinker; only the
+thinker is read.
 """
 
 from __future__ import annotations

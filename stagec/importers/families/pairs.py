@@ -1,4 +1,4 @@
-"""Images with texts, CLIP and SigLIP, and each of their towers by itself."""
+"""Pairs of images and texts: CLIP and SigLIP, and each of their towers alone."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from stagec.importers.writing.towers import (
     with_positions,
 )
 
-#: The suffix of the symbols of a vision tower beside a text model.
+#: The suffix of the symbols of a vision tower in a model with text.
 VISION = "_v"
 
 
 @reads("CLIP", "clip", "metaclip_2", features="two towers, contrastive loss over the batch")
 def read_clip(config: Config) -> ModelText:
-    """CLIP (arXiv 2103.00020): the vector of each image is to be near that of its own text, among
+    """CLIP (arXiv 2103.00020): the vector of each image is trained towards that of its text, among
     all pairs of the batch."""
     text, vision, words = _two_towers(config, "CLIP")
     v = _read_clip_images(vision, text, VISION)
@@ -84,7 +84,7 @@ def _clip_text(text: ModelText, body: Body, t: Tower, mlp: FeedForward, name: st
 
 @reads("CLIP, images", "clip_vision_model", features="a tower of CLIP")
 def read_clip_vision(config: Config) -> ModelText:
-    """The tower of images of CLIP by itself, maybe with its projection."""
+    """The tower of images of CLIP alone, optionally with its projection."""
     text = _alone(config, "CLIP, images")
     tower = _read_clip_images(config, text, "")
     mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
@@ -94,7 +94,7 @@ def read_clip_vision(config: Config) -> ModelText:
 
 @reads("CLIP, texts", "clip_text_model", features="a tower of CLIP")
 def read_clip_text(config: Config) -> ModelText:
-    """The tower of texts of CLIP by itself, maybe with its projection."""
+    """The tower of texts of CLIP alone, optionally with its projection."""
     text = _alone(config, "CLIP, texts")
     tower = _read_words(config, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
     mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
@@ -111,7 +111,8 @@ def _alone(config: Config, title: str) -> ModelText:
 
 
 def _projected(config: Config, text: ModelText, body: Body, x: str, args: str) -> ModelText:
-    """The text of a tower of CLIP whose vectors are `x`, projected if the architecture says so."""
+    """The text of a tower of CLIP whose vectors are `x`, projected depending on the
+    architecture."""
     width = "D"
     if any(name.endswith("WithProjection") for name in config.strings("architectures")):
         read_size(config, text, "J", "projection_dim", default=512)
@@ -149,7 +150,7 @@ def _words(body: Body, tower: Tower, tokens: str) -> str:
 
 @reads("SigLIP", "siglip", features="two towers, attention pooling, sigmoid loss")
 def read_siglip(config: Config) -> ModelText:
-    """SigLIP (arXiv 2303.15343): each pair of image and text is judged by itself."""
+    """SigLIP (arXiv 2303.15343): each pair of image and text has an independent loss."""
     text, vision, words = _two_towers(config, "SigLIP")
     sizes = TowerSizes(768, 3072, 12, 12)
     v = read_tower(vision, text, VISION, sizes)
@@ -201,7 +202,7 @@ def _siglip_text(
 
 @reads("SigLIP, images", "siglip_vision_model", features="a tower of SigLIP")
 def read_siglip_vision(config: Config) -> ModelText:
-    """The tower of images of SigLIP by itself, with its pooling or without it."""
+    """The tower of images of SigLIP alone, with its pooling or without it."""
     text = _alone(config, "SigLIP, images")
     sizes = TowerSizes(768, 3072, 12, 12)
     tower = read_tower(config, text, "", sizes)
@@ -221,7 +222,7 @@ def read_siglip_vision(config: Config) -> ModelText:
 
 @reads("SigLIP, texts", "siglip_text_model", features="a tower of SigLIP")
 def read_siglip_text(config: Config) -> ModelText:
-    """The tower of texts of SigLIP by itself."""
+    """The tower of texts of SigLIP alone."""
     text = _alone(config, "SigLIP, texts")
     tower = _read_words(config, text, TowerSizes(768, 3072, 12, 12), 32000, 64)
     read_size(config, text, "J", "projection_size", default=text.symbols["D"].value)

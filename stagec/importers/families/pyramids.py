@@ -1,4 +1,4 @@
-"""Encoders of images in stages, each with fewer and wider elements than the one before."""
+"""Encoders of images in stages, each with fewer and wider elements than the previous one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGES = "%images: bf16[B, C, X*P, X*P]"
 
 
 def at(symbol: str, stage: int) -> str:
-    """The symbol of a stage: that of the first one has no number."""
+    """The symbol of a stage, without a number for the first one."""
     return f"{symbol}_{stage}" if stage > 1 else symbol
 
 
@@ -29,7 +29,7 @@ def side_of(stage: int) -> str:
 def begin_pyramid(
     config: Config, title: str, widths: Sequence[int], depths: Sequence[int]
 ) -> ModelText:
-    """The text, with C, P and X of images, and D and L of each stage; X has to halve behind each
+    """The text, with C, P and X of images, and D and L of each stage; X has to halve after each
     stage but the last one."""
     text = begin_text(config, title, "ImageClassification")
     text.symbol("C", config.size("num_channels", default=3), "num_channels")
@@ -46,14 +46,14 @@ def begin_pyramid(
 
 
 def stem(text: ModelText, body: Body) -> str:
-    """Append the patches of `%images` as a grid [B, X, X, D], normed; its name."""
+    """Append the patches of `%images` as a grid [B, X, X, D], normed, and return its name."""
     return body.let(
         "x", f"stg.call @{text.use('grids', 'C D P X', function='patch_grid')}(%images)"
     )
 
 
 def pooled(text: ModelText, body: Body, y: str, side: str) -> str:
-    """Append the mean over a grid [B, side, side, D]; its name."""
+    """Append the mean over a grid [B, side, side, D], and return its name."""
     mean = text.use("grids", "X", f"X = {side}", function="grid_mean")
     return body.call("m", mean, y)
 
@@ -81,8 +81,8 @@ def read_convnext(config: Config) -> ModelText:
 
 @reads("ConvNeXt V2", "convnextv2", features="ConvNeXt; norms of channels over an image")
 def read_convnextv2(config: Config) -> ModelText:
-    """ConvNeXt V2 (arXiv 2301.00808): channels are multiplied by the share of their norm over an
-    image on average one."""
+    """ConvNeXt V2 (arXiv 2301.00808): channels are multiplied by their norm over an image, relative
+    to the mean norm."""
     return _convnext(config, "ConvNeXt V2", responds=True)
 
 

@@ -13,7 +13,7 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 
 @reads("RWKV-7", "rwkv7", features="token shift, generalised delta rule")
 def read_rwkv7(config: Config) -> ModelText:
-    """RWKV-7 (arXiv 2503.14456). All layers but the first blend their values with its values."""
+    """RWKV-7 (arXiv 2503.14456). All layers except the first blend their values with its values."""
     text, count = begin_scans(config, "RWKV-7", 2048, 24, 65536)
     if count < 2:
         raise config.wrong("num_hidden_layers", "at least two layers")
@@ -47,7 +47,7 @@ def read_rwkv7(config: Config) -> ModelText:
 @reads("RWKV-6", "rwkv6", features="token shift by data, decays of each element")
 def read_rwkv6(config: Config) -> ModelText:
     """RWKV-6, Finch (arXiv 2404.05892), by the keys of RWKV/rwkv-6-world; ranks are those of its
-    code, which no key states."""
+    code, since there is no key for them."""
     text, count = _begin_heads(config, "RWKV-6")
     wide = text.value("D") >= 4096
     text.symbol("R_m", 64 if wide else 32, "of the mixture: 64 from a width of 4096 on")

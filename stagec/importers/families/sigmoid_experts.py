@@ -1,4 +1,4 @@
-"""Decoders with experts that sigmoids choose, as DeepSeek-V3's, over attention of their own."""
+"""Decoders with experts chosen by sigmoids, as in DeepSeek-V3, and other attention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stagec.importers.writing.text import ModelText
 
 @reads("K-EXAONE", "exaone_moe", features="windows 3:1, sigmoid routing")
 def read_exaone_moe(config: Config) -> ModelText:
-    """K-EXAONE (arXiv 2601.01739): windows 3:1, the others without positions; experts as
-    DeepSeek-V3 has them."""
+    """K-EXAONE (arXiv 2601.01739): windows 3:1, the others without positions; experts as in
+    DeepSeek-V3."""
     model = DecoderModel(config, "K-EXAONE", Sizes(4096, 16384, 32, 32, 102400, 2048))
     local = model.windows([])
     if not local:
@@ -75,7 +75,7 @@ def _sparse(
 @reads("Trinity", "afmoe", features="gated attention, windows 3:1, experts")
 def read_afmoe(config: Config) -> ModelText:
     """Trinity (Arcee): gated attention, windows 3:1 with positions and the others without them;
-    norms before and behind; experts by sigmoids."""
+    norms before and after; experts by sigmoids."""
     model = DecoderModel(config, "Trinity", Sizes(2048, 6144, 32, 16, 200192, 16384, dim=128))
     every = config.size("global_attn_every_n_layers", default=4)
     local = model.windows([(i + 1) % every != 0 for i in range(model.count)])
@@ -134,7 +134,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     local = replace(full, groups="G_local", rope=rope, sinks=True)
     flags = config.sizes("hybrid_layer_pattern", length=model.count, most=1)
     default = [bool(f) for f in flags] or [i > 0 and (i + 1) % 6 != 0 for i in range(model.count)]
-    # a token sees so many before itself by this key, and itself
+    # the key does not count the token itself
     before = config.count("sliding_window_size", default=0)
     window = before + 1 if before else model.window(129)
     config.skip("sliding_window")

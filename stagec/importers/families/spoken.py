@@ -1,4 +1,4 @@
-"""Language models inside of others: the key `text_config`, read by the family of its own type."""
+"""Language models within others: the key `text_config`, read by the family of its type."""
 
 from __future__ import annotations
 

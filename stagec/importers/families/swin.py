@@ -23,8 +23,8 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """The stages of a model, by number from 1: patches along a side, and those of a window; `layer`
-    is the block of a layer. With `second_version` biases are made of distances (Swin V2)."""
+    """The stages of a model, numbered from 1: patches along a side, and those of a window; `layer`
+    is the block of a layer. With `second_version` biases are computed from distances (Swin V2)."""
 
     layer: Callee
     sides: Sequence[int]
@@ -36,12 +36,12 @@ class _Stages:
         return self.sides[stage - 1] > self.windows[stage - 1]
 
     def first(self, stage: int) -> int:
-        """The first stage with windows of the same size, after which their symbols and arguments
-        are called."""
+        """The first stage with windows of the same size, which names their symbols and
+        arguments."""
         return self.windows.index(self.windows[stage - 1]) + 1
 
     def pairs(self, stage: int) -> str:
-        """What the layers of a stage take besides the stream."""
+        """The operands of the layers of a stage in addition to the stream."""
         names = ["%coords", "%pairs"] if self.second_version else ["%pairs"]
         return ", ".join(at(name, self.first(stage)) for name in names)
 
@@ -55,8 +55,8 @@ def read_swin(config: Config) -> ModelText:
 
 @reads("Swin V2", "swinv2", features="Swin with cosines, biases made of distances")
 def read_swinv2(config: Config) -> ModelText:
-    """Swin V2 (arXiv 2111.09883): norms behind the parts, cosines for scores, biases that a small
-    network makes of distances."""
+    """Swin V2 (arXiv 2111.09883): norms after the parts, cosines for scores, biases that a small
+    network computes from distances."""
     config.skip("pretrained_window_sizes")
     return _swin(config, "Swin V2", second_version=True)
 
@@ -72,8 +72,8 @@ def _swin(config: Config, title: str, *, second_version: bool) -> ModelText:
     config.skip("stage_names", "out_features", "out_indices", "drop_path_rate", "encoder_stride")
     config.skip("path_norm")
     text = begin_pyramid(config, title, [width << i for i in range(count)], depths)
-    window = config.size("window_size", default=7)
-    ratio = config.ratio("mlp_ratio", default=4)
+    window = config.count("window_size", default=7, least=2)
+    ratio = config.positive("mlp_ratio", default=4)
     sides = [text.value("X") >> i for i in range(count)]
     windows = [min(side, window) for side in sides]
     for i, (number, side) in enumerate(zip(heads, sides, strict=True), 1):
@@ -120,7 +120,7 @@ def _swin(config: Config, title: str, *, second_version: bool) -> ModelText:
 
 
 def _data(stages: _Stages) -> str:
-    """The arguments besides images."""
+    """The arguments in addition to images."""
     arguments = ""
     for i in range(1, len(stages.sides) + 1):
         w, side = at("W", stages.first(i)), side_of(i)
@@ -134,7 +134,7 @@ def _data(stages: _Stages) -> str:
 
 
 def _stage(stages: _Stages, body: Body, x: str, stage: int) -> str:
-    """Append the layers of a stage; the result's name."""
+    """Append the layers of a stage, and return the name of the result."""
     own = {n: at(n, stage) for n in "DHKF"} | {"X": side_of(stage)}
     window = {n: at(n, stages.first(stage)) for n in "WU"}
     bound = [f"{n} = {its}" for n, its in {**own, "W": window["W"]}.items() if n != its]

@@ -30,7 +30,7 @@ IMAGES = "%images: bf16[B, C, X*P, X*P]"
 
 @dataclass(frozen=True, slots=True)
 class TowerSizes:
-    """The values of keys that a tower's configuration leaves out."""
+    """The defaults of missing keys of a tower."""
 
     width: int
     inner: int
@@ -116,7 +116,7 @@ def read_beit(config: Config) -> ModelText:
 
 @reads("data2vec of images", "data2vec-vision", features="as BEiT")
 def read_data2vec_images(config: Config) -> ModelText:
-    """data2vec of images (arXiv 2202.03555): BEiT, whose vectors have no norm behind their mean."""
+    """data2vec of images (arXiv 2202.03555): BEiT, whose vectors have no norm after their mean."""
     return _beit(config, pooler=not is_bare(config))
 
 
@@ -186,14 +186,14 @@ def _mean_of_patches(start: int) -> list[str]:
 
 @reads("DINOv2", "dinov2", features="ViT with scaled layers, maybe a SiLU gate")
 def read_dinov2(config: Config) -> ModelText:
-    """DINOv2 (arXiv 2304.07193): ViT whose layers scale what they add; some have a SiLU gate."""
+    """DINOv2 (arXiv 2304.07193): ViT whose layers scale their results; some have a SiLU gate."""
     return _dinov2(config, "DINOv2", 0)
 
 
 @reads("DINOv2 with registers", "dinov2_with_registers", features="registers")
 def read_dinov2_registers(config: Config) -> ModelText:
-    """DINOv2 with registers (arXiv 2309.16588): tokens that mean nothing behind that of the
-    class."""
+    """DINOv2 with registers (arXiv 2309.16588): additional learned tokens after the class
+    token."""
     return _dinov2(config, "DINOv2 with registers", config.size("num_register_tokens", default=4))
 
 
@@ -224,7 +224,7 @@ def _dinov2(config: Config, title: str, registers: int) -> ModelText:
 
 
 def _registers(body: Body, text: ModelText, x: str, count: int) -> str:
-    """Append learned tokens behind the first of `x`."""
+    """Append learned tokens after the first of `x`."""
     text.symbol("R", count, "num_register_tokens")
     r = body.let(
         "r0", 'stg.broadcast["rd->brd", sizes = B](' + body.param("registers", "R, D") + ")"
@@ -236,7 +236,7 @@ def _registers(body: Body, text: ModelText, x: str, count: int) -> str:
 def _dino_head(
     config: Config, text: ModelText, body: Body, y: str, masked: bool, registers: int
 ) -> ModelText:
-    """The norm behind the layers, and the head of the architecture: a class by the first token and
+    """The norm after the layers, and the head of the architecture: a class by the first token and
     the mean of the patches, or the vector of the first token."""
     config.skip("layerscale_value", "apply_layernorm", "reshape_hidden_states", "stage_names")
     config.skip("out_features", "out_indices", "encoder_stride")

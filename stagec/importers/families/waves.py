@@ -64,7 +64,7 @@ def read_hubert(config: Config) -> ModelText:
 
 @reads("WavLM", "wavlm", features="biases by distance behind gates of queries")
 def read_wavlm(config: Config) -> ModelText:
-    """WavLM (arXiv 2110.13900): wav2vec 2.0 with a bias by distance behind a gate of each query."""
+    """WavLM (arXiv 2110.13900): wav2vec 2.0 with a bias by distance, gated by each query."""
     return _read(config, "WavLM", projected_norm=True, gated=True)
 
 
@@ -103,7 +103,8 @@ def _read(config: Config, title: str, *, projected_norm: bool, gated: bool = Fal
 
 
 def _front(config: Config, text: ModelText, body: Body, act: str) -> tuple[str, str]:
-    """Append the convolutions of samples [B, T, 1]; T in symbols, and the frames [B, S, C]."""
+    """Append the convolutions of samples [B, T, 1], and return T in symbols, and the frames
+    [B, S, C]."""
     widths = config.sizes("conv_dim", least=1) or (512,) * 7
     count = len(widths)
     strides = config.sizes("conv_stride", length=count, least=1) or (5, *(2,) * 6)
@@ -130,7 +131,7 @@ def _front(config: Config, text: ModelText, body: Body, act: str) -> tuple[str, 
 
 def _positions(config: Config, text: ModelText, act: str) -> Callee:
     """Add the block that makes positions: a convolution in groups, whose weights have a length of
-    their own at each place; its name."""
+    their own at each place, and return its name."""
     width = config.size("num_conv_pos_embeddings", default=128)
     groups = config.size("num_conv_pos_embedding_groups", default=16)
     d = text.value("D")
@@ -150,7 +151,7 @@ def _bias(config: Config, text: ModelText, body: Body) -> None:
 
 
 def _head(config: Config, text: ModelText, body: Body, y: str) -> str:
-    """Append the head of the architecture; the argument that its loss needs."""
+    """Append the head of the architecture, and return the argument of its loss."""
     heads = heads_of(config)
     if "SequenceClassification" in heads:
         read_size(config, text, "E", "classifier_proj_size", default=256)
@@ -170,7 +171,7 @@ def _head(config: Config, text: ModelText, body: Body, y: str) -> str:
 
 
 def _masked(config: Config, text: ModelText) -> ModelText:
-    """Declare the vector of frames that are masked, where some are."""
+    """Declare the vector of masked frames, if there are any."""
     if not config.ratio("mask_time_prob", default=1) and not config.ratio(
         "mask_feature_prob", default=0
     ):

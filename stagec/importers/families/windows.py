@@ -1,4 +1,4 @@
-"""Families whose layers differ in what their attention sees: windows, blocks, sinks, bounds."""
+"""Families whose layers differ in their attention: windows, blocks, sinks, bounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GEMMA_GATE = "gelu_pytorch_tanh"
 
 
 def _alternating(model: DecoderModel, every: int) -> list[bool]:
-    """Windows by `layer_types`, else in all layers but every so many-th."""
+    """Windows by `layer_types`, else in all layers but every n-th."""
     return model.windows([(i + 1) % every != 0 for i in range(model.count)])
 
 
@@ -39,7 +39,7 @@ def read_gemma(config: Config) -> ModelText:
     """Gemma (arXiv 2403.08295): heads of 256, a GeLU gate, norms of 1 + w, scaled embeddings."""
     model = DecoderModel(config, "Gemma", Sizes(3072, 24576, 28, 16, 256000, 8192, dim=256))
     mixer = model.biased(Attention(rope=model.rope()))
-    # `hidden_act` says gelu in files that mean the tanh form, as the reference reads them
+    # `hidden_act` is gelu in files with the tanh form, as in the reference
     config.skip("hidden_act")
     activation = config.word("hidden_activation", among=(_GEMMA_GATE, "gelu"), default=_GEMMA_GATE)
     decoder = _gemma_decoder(model)
@@ -48,13 +48,13 @@ def read_gemma(config: Config) -> ModelText:
 
 @reads("Gemma 2", "gemma2", features="windows 1:1, bounded scores and logits")
 def read_gemma2(config: Config) -> ModelText:
-    """Gemma 2 (arXiv 2408.00118): every other layer sees a window; bounded scores and logits."""
+    """Gemma 2 (arXiv 2408.00118): every other layer has a window; bounded scores and logits."""
     return _gemma2(config, "Gemma 2", GEMMA_NORM)
 
 
 @reads("VaultGemma", "vaultgemma", features="Gemma 2 without post-norms")
 def read_vaultgemma(config: Config) -> ModelText:
-    """VaultGemma (arXiv 2510.15001): Gemma 2 without norms behind the blocks."""
+    """VaultGemma (arXiv 2510.15001): Gemma 2 without norms after the blocks."""
     return _gemma2(config, "VaultGemma", None)
 
 
@@ -73,8 +73,8 @@ def _gemma2(config: Config, title: str, post: Norm | None) -> ModelText:
 
 @reads("Gemma 3", "gemma3_text", features="windows 5:1, two bases, q and k normed")
 def read_gemma3(config: Config) -> ModelText:
-    """Gemma 3 (arXiv 2503.19786): five layers with a window to one without, each with a base of its
-    own; queries and keys are normed per head."""
+    """Gemma 3 (arXiv 2503.19786): five layers with a window for one without, with different bases;
+    queries and keys are normed per head."""
     model = DecoderModel(
         config, "Gemma 3", Sizes(2304, 9216, 26, 8, 262208, 131072, groups=4, dim=256)
     )
@@ -86,7 +86,7 @@ def read_gemma3(config: Config) -> ModelText:
     config.only("use_bidirectional_attention", False)
     mixer = model.biased(Attention(qk_norm=GEMMA_NORM, rope=ropes[full], mask=_scores(model, cap)))
     every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    # each kind of layers has its base of positions, whether or not the window is shorter than them
+    # each kind of layers has its base, even if the window exceeds the positions
     size = config.size("sliding_window", default=4096, most=1 << 30)
     model.text.symbol("W", size, "sliding_window")
     local = replace(mixer, rope=ropes[sliding], mask=f"{mixer.mask}, window = W")
@@ -101,7 +101,7 @@ def _none(config: Config) -> bool:
 
 def _scores(model: DecoderModel, cap: Fraction) -> str:
     """The static parameters of attention by `query_pre_attn_scalar` and a bound of the scores."""
-    scalar = model.config.ratio("query_pre_attn_scalar", default=256)
+    scalar = model.config.positive("query_pre_attn_scalar", default=256)
     words = ["causal"]
     if scalar != model.text.value("K"):
         words.append(f"rsqrt = {scalar}")
@@ -128,7 +128,7 @@ def _gemma_decoder(model: DecoderModel) -> Decoder:
 
 @reads("OLMo 2", "olmo2", features="norms behind the blocks, of all q and all k")
 def read_olmo2(config: Config) -> ModelText:
-    """OLMo 2 (arXiv 2501.00656): norms behind the blocks only, of all queries and all keys too."""
+    """OLMo 2 (arXiv 2501.00656): norms after the blocks only, of all queries and all keys too."""
     model = DecoderModel(config, "OLMo 2", Sizes(4096, 11008, 32, 32, 50304, 2048))
     return _olmo(model, _olmo_mixer(model, model.rope()))
 
@@ -146,7 +146,7 @@ def read_olmo3(config: Config) -> ModelText:
         local = replace(full, rope=ropes["sliding_attention"])
     else:
         full = _olmo_mixer(model, model.rope())
-        # a window is no longer than before: its positions are not stretched
+        # a window is not longer than before, so its positions are not scaled
         local = _olmo_mixer(model, replace(full.rope or Rope(), scaling=""))
     if window is not None:
         model.text.symbol("W", window, "sliding_window")
@@ -166,7 +166,7 @@ def _olmo(model: DecoderModel, mixers: PerLayer) -> ModelText:
 
 @reads("Command R7B", "cohere2", features="parallel blocks, windows 3:1")
 def read_cohere2(config: Config) -> ModelText:
-    """Command R7B and Command A: parallel blocks under one LayerNorm; three layers of four see a
+    """Command R7B and Command A: parallel blocks after one LayerNorm; three layers of four have a
     window, and the others have no positions."""
     model = DecoderModel(config, "Command R7B", Sizes(8192, 22528, 40, 64, 256000, 8192))
     rope = replace(model.rope(), interleaved=True)
@@ -192,7 +192,7 @@ def read_cohere2(config: Config) -> ModelText:
 
 @reads("gpt-oss", "gpt_oss", features="windows 1:1, sinks, bounded gate, biases")
 def read_gpt_oss(config: Config) -> ModelText:
-    """gpt-oss (arXiv 2508.10925): every other layer sees a window; sinks, biases everywhere, a
+    """gpt-oss (arXiv 2508.10925): every other layer has a window; sinks, biases everywhere, a
     bounded gate."""
     sizes = Sizes(2880, 2880, 36, 64, 201088, 131072, groups=8, dim=64, base=150000)
     model = DecoderModel(config, "gpt-oss", sizes)
@@ -209,8 +209,9 @@ def read_gpt_oss(config: Config) -> ModelText:
 
 @reads("Llama 4", "llama4_text", features="blocks 3:1, no positions, scaled expert inputs")
 def read_llama4(config: Config) -> ModelText:
-    """Llama 4, the text model: three layers see blocks of positions, the fourth sees all and has no
-    positions; a sigmoid times the input of the one expert, beside a shared one."""
+    """Llama 4, the text model: three layers with attention in blocks, and a fourth with full
+    attention without positions; one expert, whose input is multiplied by a sigmoid, and a shared
+    one."""
     config.skip("for_llm_compressor", "head_dim_kv")
     sizes = Sizes(5120, 16384, 48, 40, 202048, 131072, groups=8, dim=128, base=500000)
     model = DecoderModel(config, "Llama 4", replace(sizes, inner=8192))
@@ -238,7 +239,7 @@ def _temperature(config: Config) -> str:
 
 
 def _rotated(model: DecoderModel) -> list[bool]:
-    """Which layers rotate, and see blocks."""
+    """For each layer, whether it has rotary positions and attention in blocks."""
     config = model.config
     every = config.size("no_rope_layer_interval", default=4)
     flags = config.sizes("no_rope_layers", most=1)
@@ -253,7 +254,7 @@ def _rotated(model: DecoderModel) -> list[bool]:
 
 
 def _llama4_blocks(model: DecoderModel) -> list[Named]:
-    """Experts in every layer, or every so many-th, and dense blocks of their own width."""
+    """Experts in every layer, or every n-th, and dense blocks of their own width."""
     config = model.config
     step = config.size("interleave_moe_layer_step", default=1)
     sparse = config.sizes("moe_layers", most=model.count - 1) or range(step - 1, model.count, step)

@@ -35,9 +35,9 @@ _SHARED = {
 
 @reads("Zamba", "zamba", features="Mamba-1 in heads, shared attention")
 def read_zamba(config: Config) -> ModelText:
-    """Zamba (arXiv 2405.16712): before some layers of Mamba-1 stands one block of attention and a
-    feed-forward network that reads the stream and the embeddings, with a projection of each
-    layer's own. Heads of Mamba-1 have step sizes, B and C of their own."""
+    """Zamba (arXiv 2405.16712): some layers of Mamba-1 follow a shared block of attention and a
+    feed-forward network that reads the stream and the embeddings, with a separate projection for
+    each layer. Heads of Mamba-1 have separate step sizes, B and C."""
     text = _begin(config, "Zamba", 3712, 16)
     config.fixed(hidden_mamba_act="silu", mamba_proj_bias=False)
     heads = config.size("n_mamba_heads", default=2)
@@ -60,13 +60,14 @@ def read_zamba(config: Config) -> ModelText:
     return _write_model(config, text, mamba, shared, order)
 
 
-#: Each head is a scan of its own in the text.
+#: The largest number of heads, each of which is a separate scan in the text.
 _MOST_HEADS = 8
 _KINDS = {"mamba": "mamba", "linear_attention": "mamba", "hybrid": "hybrid"}
 
 
 def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> Callee:
-    """A layer of Mamba-1 whose j heads of I channels are scans of their own; its name."""
+    """Add a layer of Mamba-1 whose j heads of I channels are separate scans, and return its
+    name."""
     body = Body()
     options = [f"J = {j}", *([] if biased else ["conv_bias = no"])]
     scanned = text.use("zamba", "D I N R W", *options, function="zamba_scanned")
@@ -88,9 +89,9 @@ def _heads_of_mamba(text: ModelText, j: int, biased: bool) -> Callee:
 
 @reads("Zamba2", "zamba2", features="Mamba-2, shared attention with adapters")
 def read_zamba2(config: Config) -> ModelText:
-    """Zamba2 (arXiv 2411.15242): before some Mamba-2 layers stands a block of attention and a
-    feed-forward network that reads the stream and the embeddings. Layers share its weights, and
-    have low-rank adapters and a projection of their own."""
+    """Zamba2 (arXiv 2411.15242): some Mamba-2 layers follow a block of attention and a feed-forward
+    network that reads the stream and the embeddings. Layers share its weights, and have separate
+    low-rank adapters and projections."""
     text = _begin(config, "Zamba2", 2560, 32)
     config.skip("kv_channels", "num_query_groups", "ffn_hidden_size")
     config.only("use_long_context", False)
@@ -142,7 +143,7 @@ def _order(config: Config) -> list[str]:
 def _write_model(
     config: Config, text: ModelText, mamba: Callee, shared: Callee, order: Sequence[str]
 ) -> ModelText:
-    """The function that is compiled. All layers hand on the embeddings beside the stream."""
+    """Add the main function. All layers carry the embeddings in addition to the stream."""
     body = Body()
     decoder = Decoder(tied=config.flag("tie_word_embeddings", default=True))
     x, table = decoder.embed(body, "x")

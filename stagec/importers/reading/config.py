@@ -1,7 +1,7 @@
-"""A configuration whose keys are read with checks: errors point at the key.
+"""A configuration whose keys are read with checks; errors point at the key.
 
-A family's reader asks for each key that its computation depends on; `finish` refuses what nobody
-has asked for, so that no key that changes the computation is overlooked.
+The reader of a family reads each key on which its computation depends; `finish` refuses keys that
+were not read, so that no key that changes the computation is overlooked.
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ from stagec.support.source import FileLoc
 from stagec.support.suggest import did_you_mean
 
 T = TypeVar("T")
-#: Largest size unless a reader says otherwise: above all widths and vocabularies.
+#: The default bound of sizes, above all widths and vocabularies.
 MAX_SIZE = 1 << 24
-#: Largest number: above all bases and factors.
+#: The bound of other numbers, above all bases and factors.
 MAX_NUMBER = 1 << 48
-#: Most layers; published models have up to a few hundred.
+#: The bound of layers; published models have up to a few hundred.
 MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True)
 class Ignored:
-    """Keys that are taken as left out: those with these names and, where there is a list for what
-    is then said of them, all that no reader asks for."""
+    """Keys that are treated as absent: those with these names and, if there is a list `unknown` for
+    their remarks, all keys that no reader reads."""
 
     keys: Collection[str] = ()
     unknown: list[Diagnostic] | None = None
 
 
 class Config:
-    """One object of a configuration file; `where` is its key, with a dot, or empty. `among` is what
-    is to stand among the tokens of a language model that is read from it.
+    """An object of a configuration file; `where` is its key, with a dot, or empty. `among` are the
+    embeddings to insert among the tokens of a language model that is read from it.
 
-    Every reader takes several names of a key, as configurations have them, and reads the first one
-    that is there. `null` is as good as a key that is left out, but not in the place of a size that
-    every model has. A reader without a default raises
-    `DiagnosticError` where no key is there; all raise it for a value of another kind.
+    Every reader takes alternative names of a key and reads the first one that is present. `null`
+    counts as absent, except for a size that every model has. A reader without a default raises
+    `DiagnosticError` if no key is present; all raise it for a value of another type.
     """
 
     def __init__(
@@ -65,14 +64,14 @@ class Config:
 
     @property
     def asked(self) -> frozenset[str]:
-        """The keys that have been asked for so far."""
+        """The keys that were read so far."""
         return frozenset(self._asked)
 
-    # -- what there is -----------------------------------------------------------------------------
+    # -- presence ----------------------------------------------------------------------------------
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The keys that are there."""
+        """The present keys."""
         return tuple(self._members)
 
     @property
@@ -81,7 +80,7 @@ class Config:
         return self._text.source.name
 
     def has(self, *keys: str) -> bool:
-        """Whether one of the keys is there, with a value other than null."""
+        """Whether one of the keys is present with a value other than null."""
         return self._value(keys) is not None
 
     def is_list(self, key: str) -> bool:
@@ -93,18 +92,17 @@ class Config:
         return isinstance(self._value([key]), str)
 
     def length(self, key: str, *, default: int) -> int:
-        """How many elements the list of a key has."""
+        """The length of the list of a key."""
         value = self._value([key])
         return len(value) if isinstance(value, list) else default
 
     def names(self, *keys: str) -> bool:
-        """Whether one of the keys is there, be it with null."""
+        """Whether one of the keys is present, possibly with null."""
         self._asked.update(keys)
         return any(key in self._members for key in keys)
 
     def _first(self, keys: Iterable[str]) -> tuple[str, Json]:
-        """The first of the keys that is there, with its value; an empty one with None where none
-        is. All of them count as asked for."""
+        """The first present key and its value, or "" and None. All of the keys count as read."""
         keys = list(keys)
         self._asked.update(keys)
         values = ((key, self._members[key].value) for key in keys if key in self._members)
@@ -122,11 +120,11 @@ class Config:
     def count(
         self, *keys: str, default: int | None = None, least: int = 0, most: int = MAX_SIZE
     ) -> int:
-        """An integer from `least` on."""
+        """An integer of at least `least`."""
         return self._integer(keys, default, least, most)
 
     def side(self, key: str, *, default: int) -> int:
-        """A positive integer, or a list of two that are the same: height and width."""
+        """A positive integer, or a list of two equal ones: height and width."""
         if not self.is_list(key):
             return self.size(key, default=default)
         height, width = self.sizes(key, length=2, least=1)
@@ -149,14 +147,13 @@ class Config:
         return value
 
     def expect_value(self, key: str) -> None:
-        """Refuse null for a size whose class has no model without a value."""
+        """Refuse null for a size that the class requires."""
         if key in self._members and self._members[key].value is None:
             remedy = f"give '{key}' a value, or leave the key out for the default of its class"
             raise self.wrong(key, "an integer", remedy)
 
     def every(self, *keys: str, default: int) -> int:
-        """How often something comes: an integer, or a word of letters such as LLLG, whose last one
-        differs from the others."""
+        """A period: an integer, or a word such as LLLG, in which only the last letter differs."""
         key, word = self._first(keys)
         if isinstance(word, str):
             if not 1 < len(word) <= MAX_LAYERS or word != word[0] * (len(word) - 1) + word[-1]:
@@ -165,7 +162,7 @@ class Config:
         return self.size(*keys, default=default)
 
     def ratio(self, *keys: str, default: int | Fraction | None = None) -> Fraction:
-        """A finite number, exact, of a magnitude up to `MAX_NUMBER`."""
+        """A finite exact number of a magnitude up to `MAX_NUMBER`."""
         key, value = self._first(keys)
         if value is None:
             return Fraction(self._default(keys, None if default is None else Fraction(default)))
@@ -212,7 +209,7 @@ class Config:
     def sizes(
         self, *keys: str, length: int | None = None, least: int = 0, most: int = MAX_SIZE
     ) -> tuple[int, ...]:
-        """A list of integers, of a length if one is given; () where no key is there."""
+        """A list of integers, of this length if given; () if no key is present."""
         values = self._list(keys, length)
         integers = tuple(v for v in values if _is_integer(v, least, most))
         if len(integers) < len(values):
@@ -220,7 +217,7 @@ class Config:
         return integers
 
     def ratios(self, *keys: str, length: int | None = None) -> tuple[Fraction, ...]:
-        """A list of finite numbers, exact; () where no key is there."""
+        """A list of finite exact numbers; () if no key is present."""
         values = self._list(keys, length)
         numbers = tuple(number for v in values if (number := _number(v)) is not None)
         if len(numbers) < len(values):
@@ -232,7 +229,7 @@ class Config:
     def words(
         self, *keys: str, among: Collection[str], length: int | None = None
     ) -> tuple[str, ...]:
-        """A list of words, of a length if one is given; () where no key is there."""
+        """A list of words, of this length if given; () if no key is present."""
         values = self._list(keys, length)
         words = tuple(v for v in values if isinstance(v, str) and v in among)
         if len(words) < len(values):
@@ -242,26 +239,26 @@ class Config:
     def kinds(
         self, *keys: str, names: Mapping[str, str], length: int | None = None
     ) -> tuple[str, ...]:
-        """A list of words of which several may mean the same kind, by what they mean."""
+        """The kinds of a list of words; several words may have the same kind."""
         return tuple(names[word] for word in self.words(*keys, among=names, length=length))
 
     def lists(self, *keys: str) -> int:
-        """How many elements a list of lists has; 0 where no key is there."""
+        """The length of a list of lists; 0 if no key is present."""
         values = self._list(keys, None)
         if not all(isinstance(value, list) for value in values):
             raise self.wrong(keys[0], "a list of lists")
         return len(values)
 
     def strings(self, *keys: str) -> tuple[str, ...]:
-        """A list of strings; () where no key is there."""
+        """A list of strings; () if no key is present."""
         values = self._list(keys, None)
         if not all(isinstance(value, str) for value in values):
             raise self.wrong(keys[0], "a list of strings")
         return tuple(value for value in values if isinstance(value, str))
 
     def labels(self) -> int:
-        """How many classes there are, by `id2label` or `num_labels`; two where there is neither, as
-        configuration classes have it."""
+        """The number of classes, by `id2label` or `num_labels`; 2 without either, the default of
+        configuration classes."""
         names = self._value(["id2label"])
         if isinstance(names, dict) and names:
             return len(names)
@@ -279,7 +276,7 @@ class Config:
         return value
 
     def section(self, *keys: str) -> Config | None:
-        """The configuration in a key; None where no key is there. The reader of it finishes it."""
+        """The configuration in a key, which its reader must finish; None if no key is present."""
         key, value = self._first(keys)
         if value is None:
             return None
@@ -289,27 +286,26 @@ class Config:
         return Config(self._text, value, f"{self._where}{key}.", at, self._ignored)
 
     def merge(self, *keys: str) -> None:
-        """Read the members of the objects in these keys as members of this one, unless it has one
-        of that name."""
+        """Add the members of the objects in these keys to this one, unless it has the same key."""
         for key in keys:
             inner = self.section(key)
             if inner is not None:
                 self._members = inner._members | self._members
 
     def drop(self, key: str) -> bool:
-        """Take a key as left out; whether it was there, with a value other than null."""
-        is_there = self.has(key)
+        """Treat a key as absent, and return whether it was present with a value other than null."""
+        was_present = self.has(key)
         self._members.pop(key, None)
-        return is_there
+        return was_present
 
     def inherit(self, other: Config, *keys: str) -> None:
-        """Take the members of another configuration, where it has some, for those of this one."""
+        """Replace members of this configuration by those of another one that has them."""
         for key in keys:
             if other.has(key):
                 self._members[key] = other._members[key]
 
     def only(self, key: str, *values: Json, why: str = "is not modeled") -> None:
-        """Refuse other values than these of a key that is present and not null."""
+        """Refuse values other than these of a key that is present and not null."""
         value = self._value([key])
         if value is None or any(_same(value, v) for v in values):
             return
@@ -321,31 +317,31 @@ class Config:
         )
 
     def fixed(self, **values: Json) -> None:
-        """Keys of each of which no other value than this one can be read, as in `only`."""
+        """Refuse other values of each of these keys, as `only` does."""
         for key, value in values.items():
             self.only(key, value)
 
     def restates(self, value: bool, *keys: str) -> None:
-        """Keys, each true or false, by which a configuration says what its family does anyway."""
+        """Accept these boolean keys only with the value that the family always has."""
         for key in self._members.keys() - self._asked:
             if key in keys:
                 self.only(key, value, why="its family does not do")
 
     def skip(self, *keys: str) -> None:
-        """Keys of this family that do not change the computation."""
+        """Ignore keys of this family that do not change the computation."""
         self._asked.update(keys)
 
     # -- errors ------------------------------------------------------------------------------------
 
     def place(self, key: str) -> FileLoc:
-        """Where a key stands; the beginning of the object if it is not there."""
+        """The place of a key; the beginning of the object if it is absent."""
         member = self._members.get(key)
         if member is None:
             return self._text.place(self._at)
         return self._text.place(member.key_at, len(key) + 2)
 
     def wrong(self, key: str, expected: str, remedy: str | None = None) -> DiagnosticError:
-        """The error of a key whose value is of another kind."""
+        """The error of a key whose value has another type."""
         member = self._members.get(key)
         value = _shown(member.value) if member else "nothing"
         return error(
@@ -356,12 +352,12 @@ class Config:
         )
 
     def refuse(self, key: str, message: str) -> DiagnosticError:
-        """The error of a key whose value does not go with the others."""
+        """The error of a key whose value conflicts with others."""
         return error(f"'{self._where}{key}' {message}", self.place(key), remedy=self._ignore(key))
 
     def divides(self, key: str, number: int, whole: int, what: str = "") -> None:
-        """Refuse the number of a key if it does not divide another one, of `what`. Raises
-        `DiagnosticError`."""
+        """Refuse the number of a key if it does not divide `whole`, which is described by `what`.
+        Raises `DiagnosticError`."""
         if whole % number:
             raise self.refuse(key, f"is {number}, which does not divide {whole} {what}".rstrip())
 
@@ -376,8 +372,8 @@ class Config:
         )
 
     def finish(self) -> None:
-        """Refuse the keys that nobody has asked for and that may change the computation, or remark
-        on them where they are taken as left out."""
+        """Refuse the keys that were not read and that may change the computation, or remark on them
+        if unknown keys are ignored."""
         problems = DiagnosticList()
         for key, member in self._members.items():
             known = key in self._asked or has_no_effect(key)
@@ -409,7 +405,7 @@ class Config:
 
 
 def _is_off(key: str, value: Json) -> bool:
-    """Whether a key says that the computation is the usual one."""
+    """Whether the value of a key means the usual computation."""
     return value is None or any(_same(value, off) for off in OFF.get(key, ()))
 
 
@@ -418,14 +414,14 @@ def _is_integer(value: Json, least: int, most: int) -> TypeGuard[int]:
 
 
 def _number(value: Json) -> Fraction | None:
-    """The number that a value is."""
+    """A value as a number; None for other values."""
     if isinstance(value, bool) or not isinstance(value, int | Fraction):
         return None
     return Fraction(value)
 
 
 def _same(left: object, right: object) -> bool:
-    """Equal as JSON: true is not 1."""
+    """Whether two values are equal in JSON, where true is not 1."""
     return isinstance(left, bool) == isinstance(right, bool) and left == right
 
 

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from stagec.importers.reading.json_text import Object
 
-#: Keys by what is dropped, as configurations of transformers call them: results of blocks, the
-#: input of the first one, shares of attention.
+#: The keys of transformers' configurations by the kind of dropout: of the results of blocks, the
+#: input of the first block, and attention weights.
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "hidden": (
         "resid_pdrop",
@@ -32,20 +32,20 @@ _BERT = ["bert", "roberta", "electra", "ernie", "mpnet"]
 _T5 = ["t5", "mt5", "umt5", "switch_transformers"]
 _GPT2 = ["gpt2", "gpt_bigcode"]
 _BART = ["bart", "mbart", "marian", "pegasus", "blenderbot"]
-#: Families of which transformers drops a tenth where a configuration states nothing
-#: (configuration_gpt2.py: resid_pdrop, and so on), by what is dropped.
+#: The families with a default rate of 0.1 in transformers (configuration_gpt2.py: resid_pdrop, and
+#: so on), by the kind of dropout.
 _A_TENTH: Mapping[str, tuple[str, ...]] = {
     "hidden": (*_BERT, *_T5, *_GPT2, *_BART, "opt", "seed_oss", "distilbert"),
     "embedding": (*_T5, *_GPT2),
     "attention": (*_BERT, *_T5, *_GPT2, "seed_oss", "distilbert"),
 }
-#: Families that drop elements of their embeddings with the rate of the blocks.
-_ALIKE = (*_BERT, *_BART, "gpt_neox")
+#: The families whose embeddings have the dropout rate of the blocks.
+_HIDDEN_RATE = (*_BERT, *_BART, "gpt_neox")
 
 
 def dropout_rates(members: Object, model_type: str) -> dict[str, Fraction]:
-    """The rates that a configuration states, or its family has, by what is dropped, without those
-    of nothing."""
+    """The nonzero rates of a configuration, or the defaults of its family, by the kind of
+    dropout."""
     rates: dict[str, Fraction] = {}
     for what, keys in _KEYS.items():
         values = (members[key].value for key in keys if key in members)
@@ -53,6 +53,6 @@ def dropout_rates(members: Object, model_type: str) -> dict[str, Fraction]:
         rate = next((v for v in values if isinstance(v, int | Fraction)), usual)
         if 0 < rate < 1:
             rates[what] = Fraction(rate)
-    if model_type in _ALIKE and "hidden" in rates:
+    if model_type in _HIDDEN_RATE and "hidden" in rates:
         rates.setdefault("embedding", rates["hidden"])
     return rates

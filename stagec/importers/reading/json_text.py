@@ -1,7 +1,7 @@
-"""JSON of which every member keeps its place, for diagnostics; numbers are exact.
+"""A JSON parser that records the place of every member, for diagnostics; numbers are exact.
 
-Decimals become fractions, NaN and infinities `NOT_FINITE`, which no reader takes for a number.
-Objects that name a key twice, values nested too deep, and numbers too long are errors.
+Decimals become fractions; NaN and infinities become `NOT_FINITE`, which no reader accepts as a
+number. Duplicate keys, values nested too deeply, and numbers that are too long are errors.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import TypeAlias
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.source import FileLoc, Source
 
-#: Deepest nesting; published configurations have five levels.
+#: The bound of nesting; published configurations have five levels.
 MAX_DEPTH = 32
-#: Most digits of a number, and the largest power of ten in a number: that of the least double.
+#: The bounds of the digits of a number and of its power of ten, which is that of the least double.
 _MAX_DIGITS, _MAX_POWER = 40, 324
 _SPACE = re.compile(r"[ \t\r\n]*")
 _REMEDY = "give a model's config.json, whole and unchanged"
 
 
 class NotFinite:
-    """NaN or an infinity, which Python writes and JSON does not have."""
+    """NaN or an infinity, which Python writes although JSON does not have them."""
 
     def __repr__(self) -> str:
         return "NaN or Infinity"
@@ -36,7 +36,7 @@ NOT_FINITE = NotFinite()
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of an object: its value, and where the key and the value begin in the text."""
+    """A member of an object: its value, and the offsets of the key and the value in the text."""
 
     value: Json
     key_at: int
@@ -66,8 +66,7 @@ class JsonText:
         )
 
     def read(self) -> Object:
-        """The members of the object. Raises `DiagnosticError` with the place of what is no JSON
-        object."""
+        """The members of the object. Raises `DiagnosticError` at the place of invalid JSON."""
         first = self._peek()
         if first != "{":
             raise self._error("expected a JSON object", self._next("the file is empty"))
@@ -151,7 +150,7 @@ class JsonText:
         return mark == ","
 
     def _peek(self) -> str:
-        """The next character that is no space; '' at the end."""
+        """The next character that is not a space; '' at the end."""
         match = _SPACE.match(self._text, self._at)
         self._at = match.end() if match else self._at
         return self._text[self._at : self._at + 1]
@@ -165,7 +164,7 @@ class JsonText:
 
 
 class _LongNumberError(Exception):
-    """A number that nobody means."""
+    """A number beyond the bounds."""
 
 
 def _integer(text: str) -> int:
@@ -175,10 +174,10 @@ def _integer(text: str) -> int:
 
 
 def _fraction(text: str) -> int | Fraction:
-    """The exact value of a decimal: an integer where it is one."""
+    """The exact value of a decimal, an integer if it is whole."""
     try:
         value = Decimal(text)
-    except InvalidOperation:  # its exponent is one that nobody means
+    except InvalidOperation:  # its exponent is out of range
         raise _LongNumberError from None
     if len(text) > _MAX_DIGITS or abs(value.adjusted()) > _MAX_POWER:
         raise _LongNumberError

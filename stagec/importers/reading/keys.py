@@ -1,4 +1,5 @@
-"""Keys of configurations that do not change what a training step computes, for all families."""
+"""Keys of configurations that do not change the computation of a training step, for all
+families."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _ABOUT = (
     "problem_type license_name tokenizer_class processor_class language unsloth_version "
     "unsloth_fixed model_name framework save_step base_model transformers.js_config"
 )
-#: Element types, devices, kernels: the strategy says how a step runs.
+#: Element types, devices, kernels: the strategy determines the execution.
 _EXECUTION = (
     "torch_dtype dtype use_bfloat16 quantization_config attn_implementation _attn_implementation "
     "use_flash_attn flash_attention _flash_attn_2_enabled use_cache gradient_checkpointing "
@@ -24,21 +25,21 @@ _EXECUTION = (
     "attention_softmax_in_fp32 apply_query_key_layer_scaling masked_softmax_fusion "
     "use_memory_efficient_attention fp32_lm_head compression_config tensor_parallel_degree"
 )
-#: Tokens: which number means what.
+#: The numbers of special tokens.
 _TOKENS = (
     "bad_words_ids suppress_tokens begin_suppress_tokens forced_decoder_ids pad_token "
     "add_bos_token add_eos_token prefix tokenizer_name padding_idx predict_special_tokens "
     "image_seq_length"
 )
-#: Regularisation: texts have rates of dropout alone (docs/models.md).
+#: Regularisation: texts only have rates of dropout (docs/models.md).
 _DROPOUT = "drop_path_rate token_dropout"
-#: Endings of keys of tokens and of dropout, whatever stands before them.
+#: Suffixes of keys of tokens and of dropout.
 ENDINGS = (
     *("_token_id", "_token_ids", "_token_index"),
     *("dropout", "dropout_prob", "dropout_rate", "layerdrop", "pdrop"),
 )
-#: How weights begin, small constants, losses beside the cross entropy, and layers that predict
-#: further tokens, which transformers leaves out too (docs/models.md).
+#: Initialization, small constants, auxiliary losses, and layers for multi-token prediction, which
+#: transformers leaves out too (docs/models.md).
 _TRAINING = (
     "initializer_range initializer_factor init_std embedding_initializer_range "
     "rescale_prenorm_residual rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps "
@@ -49,7 +50,7 @@ _TRAINING = (
     "moe_router_fp32 ntk_threshold num_nextn_predict_layers num_mtp_modules mtp_transformer_layers "
     "use_mtp mtp_num_layers"
 )
-#: How text is generated.
+#: Text generation.
 _GENERATION = (
     "temperature top_k top_p min_p do_sample max_length max_new_tokens min_new_tokens min_length "
     "repetition_penalty length_penalty "
@@ -61,7 +62,7 @@ _GENERATION = (
     "stop_strings penalty_alpha guidance_scale epsilon_cutoff eta_cutoff encoder_repetition_penalty"
 )
 
-#: Features that are off, or as all families have them that do not ask for the key.
+#: The values of keys that turn a feature off, or that all families have which do not read the key.
 OFF: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "alibi": (False,),
@@ -111,8 +112,8 @@ OFF: dict[str, tuple[object, ...]] = {
     "use_sliding_window": (False,),
 }
 
-#: Sizes that every class of models needs: none of transformers' classes for these families takes
-#: null for them.
+#: The sizes that every class of models requires: no class of transformers for these families
+#: accepts null for them.
 _SIZES = (
     "hidden_size n_embd d_model num_hidden_layers n_layer n_layers num_layers "
     "num_attention_heads n_head n_heads vocab_size"
@@ -125,5 +126,5 @@ NO_EFFECT = frozenset(
 
 
 def has_no_effect(key: str) -> bool:
-    """Whether a key changes nothing that a training step computes, whatever the family."""
+    """Whether a key has no effect on the computation of a training step in any family."""
     return key in NO_EFFECT or key.startswith("_") or key.endswith(ENDINGS)

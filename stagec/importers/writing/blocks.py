@@ -1,7 +1,7 @@
-"""Blocks of decoder-only models: a text of the library where one fits, else a function of its own.
+"""Blocks of decoder-only models: texts of the library where they fit, else separate functions.
 
-Each block maps the normed stream of width D to what is added to the stream; `write` adds it to a
-text and returns its name. Norms stand in the layers (`stack`).
+Each block maps the normalized stream of width D to the values that are added to the stream; `write`
+adds it to a text and returns its name. Norms belong to the layers (`stack`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Block(Protocol):
 @dataclass(frozen=True, slots=True)
 class Norm:
     """A norm over the last dimension: RMSNorm with a scale, or LayerNorm with a scale and a bias.
-    `affine` are the vectors that it has, if not those; with `zero_centered` the scale is 1 + w;
-    with `wide_scale` its code scales in fp32, with `given_input` it multiplies what it is given;
-    `code` says how model code computes a LayerNorm, if not by a kernel."""
+    `affine` states its vectors if they are others; with `zero_centered` the scale is 1 + w; with
+    `wide_scale` model code scales in fp32, and with `given_input` it multiplies the unconverted
+    input; `code` is the implementation of a LayerNorm, if it is not a kernel."""
 
     kind: Literal["rms", "layer"] = "rms"
     affine: Literal["full", "scale", "none"] = "full"
@@ -36,11 +36,12 @@ class Norm:
     code: Literal["kernel", "wide", "stepwise"] = "kernel"
 
     def write(self, body: Body, out: str, x: str, name: str, dims: str = "D") -> str:
-        """Append the norm of `x`, with parameters of this name; the result's name."""
+        """Append the norm of `x`, with parameters of this name, and return the name of the
+        result."""
         return body.let(out, self.step(body, name, dims).format(x))
 
     def step(self, body: Body, name: str, dims: str = "D") -> str:
-        """The operation, on `{}`; its parameters are declared."""
+        """The operation on `{}`; declares its parameters."""
         statics = self.statics(self.affine)
         brackets = f"[{statics}]" if statics else ""
         with_bias = self.kind == "layer" and self.affine == "full"
@@ -54,26 +55,26 @@ class Norm:
 
     @property
     def weights(self) -> str:
-        """The option of a block that says which vectors it has."""
+        """The option of a block for the vectors of its norm."""
         if self.affine == "full":
             return "both" if self.kind == "layer" else "scale"
         return self.affine
 
     def statics(self, affine: str) -> str:
-        """The static parameters of the operation that has these vectors."""
+        """The static parameters of the operation with these vectors."""
         parts = [n for n in ("zero_centered", "wide_scale", "given_input") if getattr(self, n)]
         parts += [f"code = {self.code}"] if self.code != "kernel" else []
         return ", ".join([*parts, *([f"affine = {affine}"] if affine != "full" else [])])
 
     def options(self) -> Iterator[str]:
-        """The options of a block whose option `norm` is a norm by default an RMSNorm."""
+        """The options of a block whose norm is by default an RMSNorm."""
         yield from [f"norm = {self.kind}"] if self.kind != "rms" else []
         yield from [f"norm_weights = {self.weights}"] if self.weights != "scale" else []
         statics = self.statics(self.affine)
         yield from [f"norm_statics = ({statics})"] if statics else []
 
     def options_of_heads(self, dims: Literal["head", "heads", "together"]) -> Iterator[str]:
-        """The options of the block `attention` by which queries and keys have the norm."""
+        """The options of the block `attention` for this norm of queries and keys."""
         yield f"qk_norm = {self.kind}"
         yield from [f"norm_of = {'row' if dims == 'together' else dims}"] if dims != "head" else []
         yield from [f"norm_weights = {self.weights}"] if self.weights != "scale" else []
@@ -91,12 +92,12 @@ COHERE_NORM = Norm("layer", "scale", code="stepwise")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: the symbol of their base, and how many first elements of a head are
-    rotated; pairs are the two halves of these, or neighbours. `scaling` are the
-    static parameters that stretch the frequencies. With `sections`, static parameters too, the
-    positions are data, an operand `%places` of the block. What is rotated may be `cached` in place
-    of what follows from it; `inverse` rotates the other way; `by_token` the code rotates before it
-    brings heads to the front."""
+    """Rotary positions: the symbol of their base, and the number of rotated elements of a head (by
+    default all); pairs are the two halves of these, or with `interleaved` neighbours. `scaling` are
+    the static parameters that scale the frequencies. With `sections`, also static parameters, the
+    positions are data, an operand `%places` of the block. Rotated values may be `cached` in place
+    of derived ones; `inverse` rotates backwards; with `by_token` model code rotates before it
+    transposes the heads."""
 
     base: str = "theta"
     part: str | None = None
@@ -108,7 +109,7 @@ class Rope:
     by_token: bool = False
 
     def step(self) -> str:
-        """The operation, on `{}`."""
+        """The operation on `{}`."""
         places = ", %places" if self.sections else ""
         return f"stg.rope[{self.statics()}]({{}}{places})"
 
@@ -124,15 +125,15 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of H query heads of K over G heads of keys and values; `groups` is "H" where there
-    are as many. `qk_norm` normalises queries and keys before their rotation, or `after_rope`: each
-    head, each head by a scale of its own (`heads`), or all heads as one row (`together`). `mask`
-    are the static parameters of `stg.attention`; with `sinks` each head has a logit of its own
-    besides. `temperature` are those of `stg.temperature` on queries, `key_scale` and `value_scale`
-    those of `stg.scale` on keys and values; heads of values have `value_dim` elements. What
-    attention gives is multiplied by a sigmoid of the input if it is `gated`, and normed as one row
-    by `out_norm`. With `crossed` keys and values are of what a call gives beside the stream. Code
-    makes queries, keys and values as parts of one product if they are `packed`."""
+    """Attention of H query heads of K over G heads of keys and values; `groups` is "H" if there are
+    equally many. `qk_norm` normalizes queries and keys before their rotation, or `after_rope`: each
+    head, each head with its own scale (`heads`), or all heads as one row (`together`). `mask` are
+    the static parameters of `stg.attention`; with `sinks` each head has an additional logit.
+    `temperature` are those of `stg.temperature` on queries, `key_scale` and `value_scale` those of
+    `stg.scale` on keys and values; heads of values have `value_dim` elements. The result is
+    multiplied by a sigmoid of the input if it is `gated`, and normalized as one row by `out_norm`.
+    With `crossed`, keys and values are those of another operand of the call. With `packed`, model
+    code computes queries, keys and values in one product."""
 
     groups: str = "G"
     qkv_bias: bool = False
@@ -160,7 +161,7 @@ class Attention:
     def _options(self) -> Iterator[str]:
         yield from [f"G = {self.groups}"] if self.groups != "G" else []
         flags = {"qkv_bias": self.qkv_bias, "out_bias": self.out_bias, "sinks": self.sinks}
-        yield from (name for name, there in flags.items() if there)
+        yield from (name for name, is_set in flags.items() if is_set)
         yield from self.qk_norm.options_of_heads(self.norm_dims) if self.qk_norm else []
         yield from ["norm_at = behind"] if self.qk_norm and self.after_rope else []
         if self.rope != Rope():
@@ -194,15 +195,15 @@ ACTIVATIONS = {
 
 
 def activated(activation: str) -> str:
-    """The operation of an activation, on `{}`."""
+    """The operation of an activation on `{}`."""
     op, form = ACTIVATIONS[activation]
     statics = f"[{form}]" if form else ""
     return f"stg.{'relu' if op == 'relu2' else op}{statics}({{}})"
 
 
 def activation_options(activation: str, *, gated: bool = False, default: str = "") -> Iterator[str]:
-    """The options of a block that has one activation, a GELU or the `default` if a call says
-    nothing, or that of a gate, a SiLU then."""
+    """The options of a block for its activation (GELU or the `default` without an option), or for
+    that of its gate (SiLU without an option)."""
     op, form = ACTIVATIONS[activation]
     default = default or ("silu" if gated else "gelu")
     yield from [f"{'gate' if gated else 'activation'} = {op}"] if op != default else []
@@ -211,7 +212,7 @@ def activation_options(activation: str, *, gated: bool = False, default: str = "
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A feed-forward block of the width F, with a gate or without one."""
+    """A feed-forward block of width F, with or without a gate."""
 
     activation: str = "silu"
     gated: bool = True
@@ -226,15 +227,14 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of E experts of width M, of which each token takes T.
+    """A mixture of E experts of width M, of which each token uses T.
 
-    `route` are the static parameters of `stg.route` besides k; `choice_bias` is the role of a bias
-    that counts for the choice only, if there is one, `router_bias` one of the logits. `statics` are
-    parameters of the gate's activation; `bias` says that both products of an expert have one. With
-    `scaled_inputs` an expert
-    takes the token times its weight, in place of its result; T is 1 then. `shared` is a block of
-    width F_shared that every token takes; with `shared_gate` it is multiplied by a sigmoid of its
-    own for each token.
+    `route` are the static parameters of `stg.route` except k; `choice_bias` is the role of a bias
+    that only affects the choice, if there is one; `router_bias` adds a bias to the logits.
+    `statics` are parameters of the activation; with `bias` both products of an expert have one.
+    With `scaled_inputs` the input of an expert is multiplied by its weight, in place of its result,
+    and T is 1. `shared` is a block of width F_shared for all tokens; with `shared_gate` it is
+    multiplied by its own sigmoid for each token.
     """
 
     route: tuple[str, ...] = ("normalize",)

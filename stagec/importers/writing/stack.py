@@ -1,4 +1,4 @@
-"""The whole of a decoder-only model: embedding, the stack of its layers, final norm, head, loss."""
+"""A complete decoder-only model: embedding, the stack of layers, final norm, head and loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stagec.importers.writing.blocks import LAYER, RMS, Block, Norm
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 ONE = Fraction(1)
-#: A part of a layer: what tells it from others, what its norms are called, the block.
+#: A part of a layer: its name among the kinds of parts, the prefix of its norms, and the block.
 Place = tuple[str, str, Block]
 
 
@@ -23,8 +23,8 @@ def root(of: int) -> Fraction:
 
 
 def times(by: Fraction) -> str:
-    """The static parameters of `stg.scale` by a number; of more than six decimals the nearest
-    fraction of a denominator up to a million."""
+    """The static parameters of `stg.scale` for a number, rounded to a fraction with a denominator
+    of at most a million."""
     return f"by = {by.limit_denominator(10**6)}"
 
 
@@ -35,8 +35,8 @@ def scaled(by: Fraction) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Sublayer:
-    """A block of a layer with the norms before and behind it; `name` begins their names. What it
-    makes is multiplied by `scale` and added to the stream, of the width `width`. `operands` follow
+    """A block of a layer with the norms before and after it; `name` is the prefix of their names.
+    Its result is multiplied by `scale` and added to the stream of width `width`. `operands` follow
     the stream in its call."""
 
     block: Callee
@@ -48,7 +48,7 @@ class Sublayer:
     operands: Sequence[str] = ()
 
     def write(self, body: Body, x: str, number: int) -> str:
-        """Append the part on `x`; the name of what is added to the stream."""
+        """Append the part on `x`, and return the name of the value that is added to the stream."""
         letter = self.name[0]
         if self.norm:
             x = self.norm.write(body, f"n{number}", x, f"{self.name}_norm", self.width)
@@ -63,14 +63,14 @@ class LayerKind(Protocol):
     """A kind of layers."""
 
     def write(self, body: Body, x: str) -> str:
-        """Append a layer on `x`; the result's name."""
+        """Append a layer on `x`, and return the name of the result."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A kind of layers: its parts in order, each of which adds to the residual stream; with
-    `parallel` all of them read what comes in, under a common `norm` if there is one."""
+    """A kind of layers: its parts in order, each of which adds to the residual stream. With
+    `parallel` all of them read the input of the layer, after a common `norm` if there is one."""
 
     parts: Sequence[Sublayer]
     parallel: bool = False
@@ -80,8 +80,8 @@ class Layer:
         """Append the layer on `x`; the result's name."""
         if self.parallel:
             n = self.norm.write(body, "n", x, "norm") if self.norm else x
-            made = [part.write(body, n, number) for number, part in enumerate(self.parts, 1)]
-            return body.let("r", f"stg.add({', '.join([x, *made])})")
+            added = [part.write(body, n, number) for number, part in enumerate(self.parts, 1)]
+            return body.let("r", f"stg.add({', '.join([x, *added])})")
         for number, part in enumerate(self.parts, 1):
             x = body.let(f"r{number}", f"stg.add({x}, {part.write(body, x, number)})")
         return x
@@ -89,8 +89,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class NormedSums(Layer):
-    """A layer of parts without norms of their own: each sum with the stream is normed by `norm`, a
-    LayerNorm if there is none."""
+    """A layer of parts without norms: each sum with the stream is normalized by `norm`, by default
+    a LayerNorm."""
 
     def write(self, body: Body, x: str) -> str:
         """Append the layer on `x`; the result's name."""
@@ -102,7 +102,7 @@ class NormedSums(Layer):
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """A layer behind which a value of this name is added to the stream."""
+    """A layer after which a value of this name is added to the stream."""
 
     layer: LayerKind
     value: str
@@ -114,13 +114,13 @@ class _Added:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Learned positions: the symbol of their number, and how many of the first are not used."""
+    """Learned positions: the symbol of their number, and the number of unused ones at the start."""
 
     count: str
     before: int = 0
 
     def step(self, body: Body) -> str:
-        """The operation that adds them, on `{}`."""
+        """The operation that adds them to `{}`."""
         start = f"start = {self.before}, " if self.before else ""
         table = body.param("positions", f"{self.count}, D")
         p = body.let("p", f"stg.slice[dim = 0, {start}size = S]({table})")
@@ -129,10 +129,10 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What stands around the layers. A `tied` head uses the embedding's table.
+    """A decoder without its layers: embedding and head. A `tied` head uses the embedding table.
 
     `embed_scale` and `logit_scale` multiply the embeddings and the logits. The table may have
-    another width, a symbol `narrow`, from and to which a product leads.
+    another width, the symbol `narrow`, with products from and to it.
     """
 
     norm: Norm | None = RMS
@@ -148,7 +148,7 @@ class Decoder:
     def write(
         self, text: ModelText, kinds: Mapping[str, LayerKind], order: Sequence[str]
     ) -> ModelText:
-        """Add the function that is compiled, with layers of these kinds in this order; the text."""
+        """Add the main function, with layers of these kinds in this order, and return the text."""
         body = Body()
         x, table = self.embed(body, "words" if text.among else "x")
         if text.among:
@@ -162,7 +162,7 @@ class Decoder:
         return text.train(arguments(text), body)
 
     def embed(self, body: Body, out: str) -> tuple[str, str]:
-        """Append the embedding of `%tokens`; its name, `out`, and that of the table."""
+        """Append the embedding of `%tokens`, and return its name, `out`, and that of the table."""
         table = body.param("embed", f"V, {self.narrow or 'D'}")
         steps = [f"stg.embedding({table}, {{}})"]
         if self.narrow:
@@ -206,9 +206,8 @@ class Decoder:
             yield f"uncap = ({times(self.logit_cap)})"
 
     def _classify(self, text: ModelText, body: Body, x: str) -> None:
-        """Append the scores of classes, at all tokens as the reference computes them, and the loss
-        of those of the last token, or of all; with a bias where all count (`modeling_layers.py` of
-        transformers)."""
+        """Append the scores of classes, at all tokens as in the reference, and the loss of the last
+        token or of all tokens; with a bias if all count (`modeling_layers.py` of transformers)."""
         n = self.norm.write(body, "n", x, "norm") if self.norm else x
         steps = [f'stg.einsum["bsd,dn->bsn"]({{}}, {body.param("score", "D, N_classes")})']
         if text.head == "classes":
@@ -221,7 +220,7 @@ class Decoder:
 
 
 def arguments(text: ModelText) -> str:
-    """The arguments of a decoder: tokens, what stands among them, and what is to come out."""
+    """The arguments of a decoder: inserted embeddings, tokens and labels."""
     labels = f"%labels: i32[{'B' if text.head == 'class' else 'B, S'}]"
     if text.among:
         return f"{text.among.args},\n    %tokens: i32[B, S], %merged: i32[B, S], {labels}"
@@ -236,7 +235,7 @@ def stacked(
     scale: Fraction = ONE,
     norm: Norm = RMS,
 ) -> ModelText:
-    """The text of layers with these parts, each behind a norm and multiplied by `scale`."""
+    """The text of layers with these parts, each after a norm and multiplied by `scale`."""
     kinds: dict[str, Layer] = {}
     order: list[str] = []
     for places in layers:
@@ -260,10 +259,10 @@ def write_stack(
     name: str = "layers",
     out: str = "y",
 ) -> str:
-    """Append one repeat for each kind of layers on `x`; the result's name, `out`.
+    """Append a repeat for each kind of layers on `x`, and return the name of the result, `out`.
 
-    Kinds that follow each other, each once, are a chain of repeats; any other order is stated by
-    `stg.order`, and the counts are numbers then.
+    If each kind has a single run, they are a chain of repeats; any other order is stated by
+    `stg.order`, and the counts are numbers.
     """
     runs = [kind for kind, _ in groupby(order)]
     distinct = list(dict.fromkeys(order))
@@ -282,15 +281,15 @@ def write_stack(
 
 
 def _count(text: ModelText, kind: str, count: int) -> str:
-    """The symbol of the number of layers of a kind: L of the kind `layers`, else L_kind."""
+    """The symbol of the number of layers of a kind: L for the kind `layers`, else L_kind."""
     if kind == "layers":
         return text.symbol("L", count, "num_hidden_layers")
     return text.symbol(f"L_{kind}", count, f"{kind} layers")
 
 
 def order_text(order: Sequence[str]) -> str:
-    """An order of kinds in short: `(5*local, global)*10, 2*local`. Of all periods the one that
-    leaves the shortest text is taken."""
+    """An order of kinds in short form: `(5*local, global)*10, 2*local`, with the period that has
+    the shortest text."""
     best = _runs_text(order)
     for period in range(2, len(order) // 2 + 1):
         repeats = 1

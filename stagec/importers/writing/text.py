@@ -1,8 +1,8 @@
-"""STG texts as a person writes them: symbols with the keys that they come from, one function for
-each block, aligned lines.
+"""STG texts in readable form: symbols with their configuration keys, one function for each block,
+aligned lines.
 
 A `ModelText` collects symbols and functions and prints the module; a `Body` collects the lines of
-a function. Symbols that no line uses are left out.
+a function. Unused symbols are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEFINITION = re.compile(r"( *)(%[\w, %]+?) += (.*)")
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A symbol: its value (None: left open), and the key or the formula that it comes from."""
+    """A symbol: its value (None if open), and its key or formula."""
 
     name: str
     value: int | None
@@ -30,22 +30,22 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """A function as it is called: `given` are sizes and options that the call states."""
+    """A function in a call: `given` are the sizes and options of the call."""
 
     name: str
     given: tuple[str, ...] = ()
 
     def with_(self, *given: str) -> Callee:
-        """The same function, given more."""
+        """The same function with more sizes and options."""
         return Callee(self.name, (*self.given, *given))
 
     def __str__(self) -> str:
-        """Its name, and what it is given in brackets."""
+        """The name, with sizes and options in brackets."""
         return f"{self.name}[{', '.join(self.given)}]" if self.given else self.name
 
 
 class Body:
-    """The lines of a function or of a repeat, each parameter where it is declared."""
+    """The lines of a function or of a repeat."""
 
     def __init__(self, *lines: str) -> None:
         self.lines = [*lines]
@@ -53,30 +53,30 @@ class Body:
     def param(
         self, name: str, dims: str, comment: str = "", dtype: str = "bf16", role: str = ""
     ) -> str:
-        """Declare a parameter with these dimensions; its name with the percent sign."""
+        """Declare a parameter with these dimensions, and return its name with the percent sign."""
         kind = f"{dtype}[{dims}{f' | {role}' if role else ''}]"
         return self.let(name, f"stg.param : {kind}", comment)
 
     def let(self, name: str, op: str, comment: str = "") -> str:
-        """Append `%name = op`; the name with the percent sign."""
+        """Append `%name = op`, and return the name with the percent sign."""
         self.lines.append(f"%{name} = {op}" + (f"  // {comment}" if comment else ""))
         return f"%{name}"
 
     def call(self, name: str, block: Callee, *operands: str) -> str:
-        """Append `%name = stg.call @block(operands)`; the name with the percent sign."""
+        """Append `%name = stg.call @block(operands)`, and return the name with the percent sign."""
         return self.let(name, f"stg.call @{block}({', '.join(operands)})")
 
     def steps(self, name: str, x: str, steps: Sequence[str]) -> str:
-        """Append operations one after the other, each on the result `{}` of the one before: the
-        last is `%name`, those before it are `%name0`, `%name1`, ...; the last one's name. Without
-        steps it is `x` itself."""
+        """Append a chain of operations, each on the result `{}` of the previous one, and return the
+        name of the last one: it is `%name`, and the others are `%name0`, `%name1`, ... Without
+        steps the result is `x`."""
         for number, step in enumerate(steps, 1):
             last = number == len(steps)
             x = self.let(name if last else f"{name}{number - 1}", step.format(x))
         return x
 
     def do(self, *lines: str) -> None:
-        """Append lines as they are."""
+        """Append lines."""
         self.lines += lines
 
     def ends(self, loss: str) -> None:
@@ -86,8 +86,9 @@ class Body:
     def repeat(
         self, results: str, name: str, count: str, carried: str, inner: Body, order: str = ""
     ) -> str:
-        """Append a repeat of another body, so many times, on what is carried: `%h = %x, %c = %d`.
-        Its layers stand in an order of the text if that has a name. The first result."""
+        """Append a repeat of another body, `count` times, with carried values `%h = %x, %c = %d`,
+        and return its first result. `order` names the `stg.order` of its layers, if there is
+        one."""
         where = f", order = @{order}" if order else ""
         given = f"count = {count}, carry = {results.count('%')}{where}"
         head = f"{results} = stg.repeat @{name}[{given}] ({carried}) {{"
@@ -103,9 +104,9 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """Embeddings that stand among those of a text: `write` appends its tokens [B, X, D] to a step
-    and returns their name; `args` are the arguments that it needs. Values `%deep0`, `%deep1`, ...
-    that it writes too, `deep` of them, are added to the stream behind the first layers."""
+    """Embeddings that are inserted among those of a text: `write` appends their computation
+    [B, X, D] and returns the name; `args` are its arguments. It also writes `deep` values `%deep0`,
+    `%deep1`, ..., which are added to the stream after the first layers."""
 
     args: str
     write: Callable[[ModelText, Body], str]
@@ -114,10 +115,10 @@ class Among:
 
 @dataclass
 class ModelText:
-    """A module in the making; `title` and `notes` are its first comment lines. `head` is what a
-    decoder computes: tokens, a class of each sequence, or classes of all tokens; `positions` are
-    those that the configuration states, `dropout` its rates by what is dropped, `sequences` the
-    dimensions of tokens where S is not the only one; `among` is what stands among tokens."""
+    """A module under construction; `title` and `notes` are its first comment lines. `head` is the
+    output of a decoder: tokens, a class of each sequence, or classes of all tokens. `positions` and
+    `dropout` are those of the configuration, `sequences` are the dimensions of tokens if S is not
+    the only one, and `among` are embeddings that are inserted among those of tokens."""
 
     name: str
     title: str
@@ -135,14 +136,14 @@ class ModelText:
     among: Among | None = None
 
     def symbol(self, name: str, value: int | None, comment: str = "") -> str:
-        """Declare a size; its name. A name may be declared twice with one value."""
+        """Declare a size and return its name. A name may be declared again with the same value."""
         given = self.symbols.setdefault(name, Symbol(name, value, comment))
         if given.value != value:
             raise ValueError(f"symbol {name} is {given.value}, and {value}")
         return name
 
     def value(self, name: str) -> int:
-        """The value of a symbol; 1 of an open one."""
+        """The value of a symbol; 1 if it is open."""
         return self.symbols[name].value or 1
 
     def replace(self, name: str, value: int, comment: str) -> None:
@@ -150,13 +151,13 @@ class ModelText:
         self.symbols[name] = Symbol(name, value, comment)
 
     def assume(self, relation: str) -> None:
-        """State a relation between symbols, once; it is left out if one of them is not used."""
+        """State a relation between symbols once; it is omitted if one of them is unused."""
         if relation not in self.relations:
             self.relations.append(relation)
 
     def use(self, block: str, symbols: str, *given: str, function: str = "") -> Callee:
-        """Import a text of the library, which uses these symbols; its function of this name, if not
-        that of the text, with these options."""
+        """Import a text of the library, which uses these symbols, and return its function with
+        these options; `function` is the name if it differs from that of the text."""
         path = f"blocks/{block}.stg"
         if path not in self.imports:
             self.imports.append(path)
@@ -164,7 +165,7 @@ class ModelText:
         return Callee(function or block, given)
 
     def function(self, name: str, args: str, body: Body, comment: str = "") -> Callee:
-        """Add a private function. A second one of that name must be the same."""
+        """Add a private function. A second one of that name must be equal."""
         lines = [f"// {line}" for line in comment.splitlines()]
         lines += [f"stg.func @{name}[private] ({args}) {{"]
         lines += ["  " + line for line in body.all(params_first=True)] + ["}"]
@@ -173,29 +174,29 @@ class ModelText:
         return Callee(name)
 
     def scope(self, body: Body, name: str, operands: str, inner: Body, *results: str) -> None:
-        """Append to a body the call of a private function of this name, the scope around all that
-        `inner` declares; `operands` and `results` are values of the same names on both sides."""
-        made = ", ".join(results)
-        inner.do(f"stg.return({made})")
-        body.do(f"{made} = stg.call @{self.function(name, operands, inner)}({operands})")
+        """Append a call of a private function with the body `inner`, whose name becomes the scope
+        of its declarations; `operands` and `results` have the same names on both sides."""
+        values = ", ".join(results)
+        inner.do(f"stg.return({values})")
+        body.do(f"{values} = stg.call @{self.function(name, operands, inner)}({operands})")
 
     def train(self, args: str, body: Body, result: str = "f32[]") -> ModelText:
-        """Add the function that is compiled; the text itself."""
+        """Add the main function, and return the text."""
         head = f"stg.func @train ({args}) -> {result} {{"
         self.functions["train"] = [head, *("  " + line for line in body.all()), "}"]
         return self
 
     def text(self) -> str:
-        """The whole text, ending in a line break."""
-        known = self.used_symbols
-        relations = [r for r in self.relations if set(_NAMES.findall(r)) <= known.keys()]
+        """The complete text, with a final line break."""
+        used = self.used_symbols
+        relations = [r for r in self.relations if set(_NAMES.findall(r)) <= used.keys()]
         lines = [f"// {line}" for line in (self.title, *self.notes)]
         positions = f", positions = {self.positions}" if self.positions is not None else ""
         rates = "".join(f", {name}_dropout = {rate}" for name, rate in self.dropout.items())
         several = f", sequences = ({', '.join(self.sequences)})" if self.sequences[1:] else ""
         several = several or (f", sequences = {self.sequences[0]}" if self.sequences else "")
         lines.append(f"stg.module @{self.name}[phase = parsed{positions}{rates}{several}] {{")
-        lines += _symbols(list(known.values()))
+        lines += _symbols(list(used.values()))
         lines += [f"  stg.assume[{', '.join(relations)}]"] if relations else []
         lines += [f'  stg.import["{path}"]' for path in self.imports]
         lines += ["  " + line for line in self.declarations]
@@ -205,7 +206,7 @@ class ModelText:
 
     @property
     def used_symbols(self) -> Mapping[str, Symbol]:
-        """The symbols that some line uses."""
+        """The symbols that lines use."""
         used = self.used | set(_NAMES.findall(" ".join(_code(self._inner()))))
         return {n: s for n, s in self.symbols.items() if n in used}
 
@@ -222,7 +223,7 @@ def _code(lines: Iterable[str]) -> Iterable[str]:
 
 
 def _symbols(symbols: Sequence[Symbol]) -> list[str]:
-    """`stg.symbols`, one on a line with its comment, where it has one."""
+    """The lines of `stg.symbols`, one for each symbol with its comment."""
     parts = [s.name if s.value is None else f"{s.name} = {s.value}" for s in symbols]
     lines = ["  stg.symbols["]
     width = max(map(len, parts)) + 3
@@ -234,7 +235,7 @@ def _symbols(symbols: Sequence[Symbol]) -> list[str]:
 
 
 def aligned(lines: Sequence[str]) -> list[str]:
-    """The lines with the equal signs of neighbours below each other, and their comments too."""
+    """The lines, with aligned equal signs and comments of neighbours."""
     return _aligned_comments(_aligned_definitions(lines))
 
 

@@ -1,7 +1,7 @@
 """Blocks of encoders, decoders with cross attention and vision towers, and their stacks.
 
-A model may have towers of several sizes. Blocks are written once, in the symbols D, H, K and F; a
-call binds those of its tower: `stg.call @attention[D = D_vision, H = H_vision](%n)`.
+A model may have towers of several sizes. Blocks are written once, with the symbols D, H, K and F; a
+call binds them to those of its tower: `stg.call @attention[D = D_vision, H = H_vision](%n)`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """The symbols of a tower: `D_vision` for D where its `suffix` is `_vision`. All of its
-    parameters have the clause `frozen` if it says so."""
+    """The symbols of a tower: with the `suffix` `_vision`, D is `D_vision`."""
 
     suffix: str = ""
 
@@ -24,7 +23,7 @@ class Tower:
         return f"{symbol}{self.suffix}"
 
     def call(self, block: Callee, symbols: str, *operands: str, name: str = "") -> str:
-        """A call of a block that has these symbols, with the sizes of this tower."""
+        """A call of a block with these symbols, bound to the sizes of this tower."""
         bound = [f"{s} = {self[s]}" for s in symbols.split()] if self.suffix else []
         bound += [f"as = {name}"] if name else []
         return f"stg.call @{block.with_(*bound)}({', '.join(operands)})"
@@ -32,12 +31,12 @@ class Tower:
 
 @dataclass(frozen=True, slots=True)
 class MultiHead:
-    """Attention of H heads of K. `biases` are those of q, k, v and o that it has. With `cross` keys
-    and values are of another sequence; `statics` are the static parameters of the kernel, `bias`
-    says that what is added to the scores is an operand of the block; `relative` are the static
-    parameters of one by distance that the block has itself; with `pairs` it has a table of biases
-    [N, H], and an operand says the row of each pair. Queries and keys may be rotated. Code computes
-    the softmax in the type of its operands if it is not `wide`."""
+    """Attention of H heads of K. `biases` has the letters of q, k, v and o with a bias. With
+    `cross` keys and values are those of another sequence; `statics` are the static parameters of
+    the kernel. With `bias` an operand of the block is added to the scores; `relative` are the
+    static parameters of a bias by distance within the block; with `pairs` the block has a table of
+    biases [N, H], and an operand with the row of each pair. Queries and keys may be rotated. Model
+    code computes the softmax in the type of its operands unless it is `wide`."""
 
     biases: str = "qkvo"
     statics: str = ""
@@ -55,7 +54,7 @@ class MultiHead:
         return "D H K"
 
     def write(self, text: ModelText, heads: str = "H") -> Callee:
-        """Add the block, for a tower with so many heads."""
+        """Add the block, for a tower with this number of heads."""
         symbols = ["D H K", "N" * bool(self.relative or self.pairs)]
         symbols += [self.rope.base] if self.rope else []
         return text.use("attention", " ".join(symbols), f"G = {heads}", *self._options())
@@ -77,14 +76,15 @@ class MultiHead:
 
 
 def pair_bias(body: Body, out: str, table: str) -> str:
-    """Append a bias [H, S, T] from a table [N, H], of which `%pairs` [S, T] are rows; its name."""
+    """Append a bias [H, S, T] from a table [N, H] with rows `%pairs` [S, T], and return its
+    name."""
     steps = [f"stg.embedding({table}, {{}})", 'stg.permute["sth->hst"]({})']
     return body.steps(out, "%pairs", steps)
 
 
 @dataclass(frozen=True, slots=True)
 class TowerPart:
-    """A part of a layer: what is called, on `{}`, and the beginning of its norm's name."""
+    """A part of a layer: its call on `{}`, and the prefix of the name of its norm."""
 
     name: str
     call: str
@@ -92,9 +92,8 @@ class TowerPart:
 
 @dataclass(frozen=True, slots=True)
 class TowerLayers:
-    """The layers of a tower, each of some parts that add to the stream. With `post` a norm follows
-    each sum, else it stands before the part. What parts make is multiplied by a vector if it is
-    `scaled`."""
+    """The layers of a tower, whose parts add to the stream. With `post` a norm follows each sum,
+    else it precedes the part. With `scaled` results of parts are multiplied by a vector."""
 
     tower: Tower
     name: str
@@ -105,7 +104,7 @@ class TowerLayers:
     scaled: bool = False
 
     def write(self, body: Body, x: str, out: str) -> str:
-        """Append the repeat on `x`; the result's name."""
+        """Append the repeat on `x`, and return the name of the result."""
         inner, h = Body(), "%h"
         for number, step in enumerate(self.steps, 1):
             h = self._part(inner, h, step, number)
@@ -140,7 +139,7 @@ def encoder(
     scaled: bool = False,
     operands: Sequence[str] = (),
 ) -> TowerLayers:
-    """Layers of self-attention, with more `operands` of the block, and a feed-forward block."""
+    """Layers of self-attention, with additional `operands`, and a feed-forward block."""
     t = tower or Tower()
     mixer = attention.write(text, t["H"])
     steps = [
@@ -173,31 +172,31 @@ def decoder(
 def linear(
     text: ModelText, body: Body, out: str, x: str, name: str, sizes: str, *, bias: bool = True
 ) -> str:
-    """Append the product of `x` [B, in] with a parameter [in, out] and a bias; the result's name.
-    `sizes` are the two sizes."""
+    """Append the product of `x` [B, in] with a parameter [in, out], and a bias, and return the name
+    of the result. `sizes` are the two sizes."""
     return body.call(out, _product(text, "linear", name, sizes, *["bias = no"] * (not bias)), x)
 
 
 def projected(text: ModelText, body: Body, out: str, x: str, name: str, sizes: str) -> str:
-    """As `linear`, of `x` [B, S, in]."""
+    """As `linear`, for `x` [B, S, in]."""
     return body.call(out, _product(text, "projected", name, sizes), x)
 
 
 def _product(text: ModelText, function: str, name: str, sizes: str, *given: str) -> Callee:
-    before, _, behind = sizes.partition(", ")
-    sized = (f"D_in = {before}", f"D_out = {behind}")
+    d_in, _, d_out = sizes.partition(", ")
+    sized = (f"D_in = {d_in}", f"D_out = {d_out}")
     return text.use("linear", "", *sized, *given, f"as = {name}", function=function)
 
 
 def patches(text: ModelText, *, bias: bool) -> Callee:
-    """The block that cuts images [B, C, X*P, X*P] in patches of P x P and projects each to D."""
+    """The block that divides images [B, C, X*P, X*P] into P x P patches and projects each to D."""
     return text.use("patches", "C P D", *["bias = no"] * (not bias))
 
 
 def with_class_token(
     body: Body, out: str, x: str, width: str, names: Sequence[str], batch: str = "B"
 ) -> str:
-    """Append learned tokens before the sequence `x`; the result's name."""
+    """Append learned tokens before the sequence `x`, and return the name of the result."""
     tokens = [
         body.let(f"{n}0", f'stg.broadcast["d->bsd", sizes = ({batch}, 1)]({body.param(n, width)})')
         for n in names
@@ -208,8 +207,8 @@ def with_class_token(
 def with_positions(
     body: Body, out: str, x: str, dims: str, *, start: int = 0, size: str = ""
 ) -> str:
-    """Append learned positions to `x`: of a table of these dimensions the rows from `start` on,
-    `size` of them (empty: all); the result's name."""
+    """Append the sum of `x` and learned positions, and return its name: `size` rows of a table with
+    these dimensions from `start` (empty: all rows)."""
     p = body.param("positions", dims)
     if size:
         begin = f"start = {start}, " if start else ""

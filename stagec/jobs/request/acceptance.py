@@ -1,4 +1,5 @@
-"""How many of the drafts of a step of decode are right: given, since no count says it."""
+"""The options for the share of accepted drafts in a step of decode, which is given, since it cannot
+be computed from the model."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ ACCEPTANCE = (
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The tokens of each sequence that a step of decode gives on average: between 1 and `most`;
-    whether somebody said so."""
+    """The mean number of tokens that a step of decode generates for a sequence, from 1 to `most`;
+    `given` says whether an option gave it."""
 
     tokens: float
     most: int
@@ -48,8 +49,8 @@ class Acceptance:
 
 
 def take_acceptance(options: JobOptions, given: Mapping[str, Any]) -> Acceptance:
-    """What a step gives. Raises `DiagnosticError` for more tokens than a step has, and where there
-    are no drafts."""
+    """The tokens that a step generates. Raises `DiagnosticError` for more tokens than a step has,
+    and for options without drafts."""
     tokens: float | None = given["accepted"]
     rate: float | None = given["acceptance"]
     drafts = options.speculative or 0
@@ -66,7 +67,7 @@ def take_acceptance(options: JobOptions, given: Mapping[str, Any]) -> Acceptance
             "--accepted and --acceptance cannot be used together", remedy="give one of them"
         )
     count = tokens or tokens_accepted(rate or 0.0, drafts)
-    if not isfinite(count):  # no range leaves out what is not a number
+    if not isfinite(count):  # NaN is within any range
         raise error(f"{name} expects a number, found {given[name[2:]]}", remedy=f"give {name} 0.7")
     if count > 1 + drafts:
         raise error(

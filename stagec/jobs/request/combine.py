@@ -1,7 +1,7 @@
-"""Which options go together: every rule is one function, all are asked before any work.
+"""The rules of combination of options. Every rule is one function; all are checked before any work.
 
 A rule yields an error that names the constraint and the nearest choices that satisfy it, or a
-warning for what has no effect. `complete` fills in the axis that `--ranks` leaves open.
+warning for a flag without effect. `complete` fills in the axis that `--ranks` leaves open.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, error
 
-#: Axes that flags give a size, slowest first; expert parallelism is a part of data parallelism.
+#: The axes whose sizes flags give, slowest first; expert parallelism is part of data parallelism.
 AXES = tuple(a for a in ALL_AXES if a != "ep")
-#: Flags about training of statements that serving has, too.
+#: Flags for training of statements that also apply to serving, and why serving refuses them.
 TRAINING = {
     "grad_dtype": "there are no gradients",
     "reduce_dtype": "there are no gradients",
@@ -35,9 +35,9 @@ TRAINING = {
     "tp_inputs": "there is no backward to keep inputs for",
     "cp_inputs": "there is no backward to keep inputs for",
 }
-
-
 Rule = Callable[[FlagValues], Iterator[Diagnostic]]
+#: The square of it exceeds any number of ranks.
+_LARGEST = 1 << 16
 
 
 def flag(name: str) -> str:
@@ -46,24 +46,20 @@ def flag(name: str) -> str:
 
 
 def given_axes(options: JobOptions) -> list[str]:
-    """The axes that flags other than --mesh give a size."""
+    """The axes to which flags other than --mesh give a size."""
     return [a for a in AXES if getattr(options, a) > 1]
 
 
-#: The square of it is more than there are ranks.
-_LARGEST = 1 << 16
-
-
-def nearest(wanted: int, valid: Iterable[int], count: int = 3) -> str:
-    """`among 2, 4, 8`: the valid numbers that are nearest to what was tried; `1` if it is one."""
-    best = sorted(sorted(valid), key=lambda n: abs(n - wanted))[:count]
-    listed = ", ".join(map(str, sorted(best))) or "none"
-    return f"among {listed}" if len(best) > 1 else listed
+def nearest(wanted: int, valid: Iterable[int]) -> str:
+    """`among 2, 4, 8`: the three valid numbers nearest to the wanted one; `1` for a single one."""
+    best = sorted(sorted(valid), key=lambda n: abs(n - wanted))[:3]
+    text = ", ".join(map(str, sorted(best))) or "none"
+    return f"among {text}" if len(best) > 1 else text
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a number that a job may have, in order; of a larger one the least of them,
-    and what they leave."""
+    """The divisors of a number, sorted. Those of a number beyond `_LARGEST` squared are the ones up
+    to `_LARGEST` and their quotients."""
     small = [n for n in range(1, min(isqrt(number), _LARGEST) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
@@ -80,8 +76,8 @@ def _warning(message: str) -> Diagnostic:
 
 
 def complete(options: JobOptions) -> JobOptions:
-    """The options with the axis filled in that --ranks leaves open: one of --mesh without a size,
-    else data parallelism. Raises `DiagnosticError` if no size of it fits."""
+    """The options with a size for the axis that --ranks leaves open: the one of --mesh without a
+    size, or else data parallelism. Raises `DiagnosticError` if no size fits."""
     from_text = options.strategy is not None or bool(options.preset)
     if options.ranks is None or (from_text and options.mesh is None):
         return options
@@ -101,7 +97,7 @@ def complete(options: JobOptions) -> JobOptions:
 
 
 def _left_open(given: Mapping[str, int]) -> str | None:
-    """The data-parallel axis that no flag gives: dp, or the other half of hybrid sharding."""
+    """The data-parallel axis that no flag gives: dp, or the other axis of hybrid sharding."""
     hybrid = [a for a in ("dp_replicate", "dp_shard") if a in given]
     if len(hybrid) == 2 or "dp" in given:
         return None
@@ -130,8 +126,8 @@ def _quotient(ranks: int, axis: str, others: Mapping[str, int]) -> int:
 
 
 def check_ranks(ranks: int | None, mesh: Mapping[str, int | None]) -> None:
-    """Compare the mesh of a job with --ranks. Raises `DiagnosticError` with sizes that would
-    fit."""
+    """Raise `DiagnosticError`, with sizes that would fit, if the mesh of a job does not have
+    --ranks ranks."""
     sizes = {a: n for a, n in mesh.items() if n is not None}
     product = prod(sizes.values())
     if ranks is None or (len(sizes) == len(mesh) and product == ranks):
@@ -157,7 +153,7 @@ def check_ranks(ranks: int | None, mesh: Mapping[str, int | None]) -> None:
 
 
 def check_sequence(options: JobOptions, sequences: Collection[str]) -> None:
-    """Refuse flags that split a sequence for a model without one. Raises `DiagnosticError`."""
+    """Raise `DiagnosticError` for flags that split a sequence if the model has none."""
     axes = options.mesh or {}
     given = [n for n in ("cp", "sp") if n in axes or getattr(options, n) > (n == "cp")]
     if given and not sequences:
@@ -187,7 +183,7 @@ def _one_mesh(request: FlagValues) -> Iterator[Diagnostic]:
 
 
 def _heads(request: FlagValues) -> Iterator[Diagnostic]:
-    """Tensor parallelism beyond the KV heads still needs a query head on every rank."""
+    """With more tensor-parallel ranks than KV heads, every rank still needs a query head."""
     heads, groups = request.sizes.get("H"), request.sizes.get("G")
     tp = request.ranks(*TENSOR_AXES)
     if heads and groups and tp > groups and tp % groups == 0 and heads % tp:
@@ -211,7 +207,7 @@ def _ulysses(request: FlagValues) -> Iterator[Diagnostic]:
 
 
 def _pipeline(request: FlagValues) -> Iterator[Diagnostic]:
-    """What a pipeline does for every microbatch, it does often."""
+    """ZeRO-3 in a pipeline gathers the parameters of a stage for every microbatch."""
     stages = request.ranks("pp")
     if stages == 1:
         return
@@ -226,7 +222,7 @@ def _pipeline(request: FlagValues) -> Iterator[Diagnostic]:
 
 
 def _recompute(request: FlagValues) -> Iterator[Diagnostic]:
-    """There are as many blocks as the model has layers."""
+    """Recomputation covers at most as many layers as the model has."""
     layers = request.sizes.get("L")
     for name in ("recompute_layers", "recompute_every"):
         if request["recompute"] != "none" and layers and request[name] > layers:
@@ -237,7 +233,7 @@ def _recompute(request: FlagValues) -> Iterator[Diagnostic]:
 
 
 def _refused_by(statement: Statement) -> Rule:
-    """What a single statement refuses."""
+    """The rule of the combinations that one statement refuses."""
 
     def rule(request: FlagValues) -> Iterator[Diagnostic]:
         yield from (_error(*problem) for problem in statement.problems(request))
@@ -246,13 +242,13 @@ def _refused_by(statement: Statement) -> Rule:
 
 
 def lacking(request: FlagValues, given: Flag) -> Need | None:
-    """What a flag is given without that it needs."""
+    """The need of a given flag that is not met; None if there is none."""
     needed = () if given.is_default(request[given.name]) else given.needs + given.beside
     return next((need for need in needed if not _is_met(request, need)), None)
 
 
 def _only_serving(request: FlagValues) -> Iterator[Diagnostic]:
-    """What a step of training has no use for."""
+    """Flags that a step of training refuses."""
     if request["dp_attention"]:
         yield _error("--dp-attention needs a step of serving", "add --serve decode, or use --sp")
     if request["afd"] and request.ranks("pp") > 1:
@@ -281,7 +277,7 @@ def _only_serving(request: FlagValues) -> Iterator[Diagnostic]:
 
 
 def _serving(request: FlagValues) -> Iterator[Diagnostic]:
-    """What is about training has no place in a step of serving, and the other way round."""
+    """Flags for training in a step of serving, and the other way round."""
     serve = request.flags.get("serve")
     if not serve:
         yield from _only_serving(request)
@@ -307,14 +303,14 @@ def _serving(request: FlagValues) -> Iterator[Diagnostic]:
 
 
 def idle(request: FlagValues) -> Iterator[tuple[Flag, Need]]:
-    """The flags that are given without what they need, and what that is."""
+    """The flags that are given without something that they need, and the need."""
     for given in FLAGS.values():
         if (need := lacking(request, given)) is not None:
             yield given, need
 
 
 def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
-    """Flags that change nothing here."""
+    """Warnings of flags without effect."""
     for given, need in idle(request):
         shown = f"--no-{given.option[2:]}" if request[given.name] is False else given.option
         yield _warning(f"{shown} has no effect without {flag(_names(need)[0])}")
@@ -342,14 +338,14 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
 
 
 def in_usual_order(axes: Iterable[str]) -> bool:
-    """Whether the axes of a mesh have the order that flags give them."""
+    """Whether the axes of a mesh are in the default order."""
     places = [ALL_AXES.index(a) for a in axes if a in ALL_AXES]
     return places == sorted(places)
 
 
 def replicated_state(module: Module) -> Diagnostic | None:
-    """What to say of a step of training whose ranks of context parallelism have the same optimizer
-    state; None if they share it out, or if their number is open."""
+    """A remark on a step of training whose context-parallel ranks all have the same optimizer
+    state; None if they shard it, or if their number is open."""
     strategy, mesh = read_strategy(module), module.mesh
     ranks = mesh.sizes.get("cp") if mesh is not None else None
     if (ranks or 1) == 1 or (strategy.zero and "cp" in strategy.zero_axes):
@@ -363,7 +359,7 @@ def replicated_state(module: Module) -> Diagnostic | None:
 
 
 def _is_met(request: FlagValues, need: Need) -> bool:
-    """Whether there is what a flag needs. Dimensions of the model are left to `check_experts`."""
+    """Whether a need of a flag is met. Dimensions of the model are left to `check_experts`."""
     return any(_is_there(request, name) for name in _names(need))
 
 
@@ -379,7 +375,7 @@ def _is_there(request: FlagValues, name: str) -> bool:
     return name not in FLAGS or not FLAGS[name].is_default(request[name])
 
 
-#: Every rule of combination; a new one is a function and a line here.
+#: All rules of combination; a new one is a function and a line here.
 RULES: tuple[Rule, ...] = (
     _one_mesh,
     _heads,
@@ -393,6 +389,6 @@ RULES: tuple[Rule, ...] = (
 
 
 def check(request: FlagValues) -> list[Diagnostic]:
-    """What all rules say of a job, errors first."""
+    """The diagnostics of all rules for a job, errors first."""
     diagnostics = [d for rule in RULES for d in rule(request)]
     return sorted(diagnostics, key=lambda d: d.severity != "error")

@@ -1,4 +1,4 @@
-"""Options as the words of the command line that gives them."""
+"""Writes options as words of a command line."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ def question_command(
     asked: Sequence[CommandOption] = (),
     given: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
-    """The command that asks a question about a job; `given` are the values of the options
-    `asked`."""
-    said = ["stagec", name, *job_words(options)]
-    said += _machine_words(machine) if machine is not None else ()
-    return shlex.join([*said, *asked_words(asked, given)])
+    """The command `name` for a job, with the values `given` of its options `asked`."""
+    command = ["stagec", name, *job_words(options)]
+    command += _machine_words(machine) if machine is not None else ()
+    return shlex.join([*command, *asked_words(asked, given)])
 
 
 def asked_words(options: Iterable[CommandOption], given: Mapping[str, Any]) -> Iterator[str]:
@@ -45,12 +44,11 @@ def asked_words(options: Iterable[CommandOption], given: Mapping[str, Any]) -> I
 def step_command(
     options: JobOptions, machine: Machine | None, *, overlap: bool = True, more: Sequence[str] = ()
 ) -> str:
-    """The command that answers for a step: `stagec time` on a machine, with `more` words of it, or
-    `stagec memory`."""
+    """The command of a step: `stagec time` on a machine, with `more` words, or `stagec memory`."""
     if machine is None:
         return shlex.join(["stagec", "memory", *job_words(options)])
-    said = ["stagec", "time", *job_words(options), *_machine_words(machine)]
-    return shlex.join([*said, *([] if overlap else ["--no-overlap"]), *more])
+    command = ["stagec", "time", *job_words(options), *_machine_words(machine)]
+    return shlex.join([*command, *([] if overlap else ["--no-overlap"]), *more])
 
 
 def _machine_words(machine: Machine) -> Iterator[str]:
@@ -60,14 +58,14 @@ def _machine_words(machine: Machine) -> Iterator[str]:
 
 
 def job_words(options: JobOptions) -> Iterator[str]:
-    """The model and the options of a job."""
+    """The words for the model and the options of a job."""
     options = settled(options)
     yield from filter(None, (options.model, options.strategy))
     default = JobOptions("")
     for name in ("preset", "stack", *_SERVING, "ranks", *AXES, *SHORTHANDS, "pipeline"):
         value = getattr(options, name)
-        said = name in options.explicit and value is not None
-        if said or value != getattr(default, name):
+        explicit = name in options.explicit and value is not None
+        if explicit or value != getattr(default, name):
             yield from words(name, value)
     for name, sizes in (("mesh", options.mesh), ("set", options.sizes)):
         if sizes:

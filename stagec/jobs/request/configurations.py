@@ -1,5 +1,5 @@
-"""What a MODEL is given by: a name of the library, a text, or a configuration, which is a
-config.json or a folder that holds one."""
+"""The forms of a MODEL: a name of the library, a text, or a configuration, which is a config.json
+or a folder with one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_file_name(name: str) -> bool:
 
 
 def check_model(name: str, loc: Loc = UNKNOWN) -> None:
-    """Raise `DiagnosticError` at the place of a name that neither the library nor a file has."""
+    """Raise `DiagnosticError` at `loc` for a name that is neither in the library nor a file."""
     if name not in (models := library()) and not is_file_name(name):
         raise error(
             f"no model '{name}' in the library, and no file of that name",
@@ -43,8 +43,8 @@ def is_configuration(model: str) -> bool:
 
 
 def configuration_name(model: str) -> str:
-    """The name of a model that is given by a configuration: that of the file, or of the folder
-    where the file is called config.json."""
+    """The name of a model that is given by a configuration: that of the file, or of its folder if
+    the file is config.json."""
     path = Path(model)
     if path.is_dir() or path.name == CONFIG:
         return (path if path.is_dir() else path.parent).resolve().name or "model"
@@ -60,18 +60,17 @@ def import_configuration(
     images: bool = False,
     unknown: bool = False,
 ) -> Source:
-    """The STG text that a configuration becomes, with a name for diagnostics; '-' is stdin. Keys
-    in `ignored` are taken as left out, and with `unknown` those that are not known, with a remark;
-    with `images` its step takes images too. Raises
-    `DiagnosticError`."""
-    from stagec.importers.importing import import_model  # forty files that other models do not need
+    """The STG text of an imported configuration, with a name for diagnostics; '-' is stdin. Keys in
+    `ignored` count as absent, and with `unknown` also those that are not known, with a remark. With
+    `images` the step also has images as inputs. Raises `DiagnosticError`."""
+    from stagec.importers.importing import import_model  # loads many modules
     from stagec.importers.registry import BUILT_IN, families_of, knows
 
     source = session.read(path if path == "-" else _file(path), MAX_CONFIGURATION)
     families = list(BUILT_IN)
     plugins = list(plugins)
     if plugins or not knows(source):
-        from stagec.pipeline.plugins import load_plugins  # takes longer than all the rest
+        from stagec.pipeline.plugins import load_plugins  # takes longer than the import itself
 
         families = families_of(load_plugins(plugins).registry.extras)
     remarks: list[Diagnostic] | None = [] if unknown else None
@@ -81,9 +80,9 @@ def import_configuration(
 
 
 def quantized_checkpoint(path: str, session: Session) -> Diagnostic | None:
-    """The warning that a configuration is that of a checkpoint with quantized weights, also in a
-    section such as `text_config`: a job has them only with --weight-dtype. None for others. The
-    configuration has been imported before."""
+    """A warning if a configuration, or a section such as `text_config`, is that of a checkpoint
+    with quantized weights, which a job has only with --weight-dtype; else None. The configuration
+    is known to be valid."""
     from stagec.importers.reading.json_text import JsonText
 
     text = JsonText(session.read(_file(path), MAX_CONFIGURATION))
@@ -103,8 +102,8 @@ def quantized_checkpoint(path: str, session: Session) -> Diagnostic | None:
 
 
 def _weight_dtype(quantization: Object) -> str | None:
-    """The `--weight-dtype` of a `quantization_config` as transformers writes it (docs:
-    quantization/overview), None if that is not known."""
+    """The `--weight-dtype` of a `quantization_config` of transformers (docs:
+    quantization/overview); None if there is none."""
     given = {key: str(member.value) for key, member in quantization.items()}
     method, bits = given.get("quant_method"), given.get("bits")
     if method == "bitsandbytes":
@@ -116,7 +115,7 @@ def _weight_dtype(quantization: Object) -> str | None:
 
 
 def _file(path: str) -> str:
-    """The configuration that a path means."""
+    """The file of a configuration that is given by a file or a folder."""
     file = Path(path)
     if file.is_dir():
         file = file / CONFIG

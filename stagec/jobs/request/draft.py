@@ -1,4 +1,4 @@
-"""`--draft`: the model that drafts tokens for a step of decode, its sizes, its ranks and its
+"""The option `--draft`: the model that drafts tokens for a step of decode, with its sizes and
 flags."""
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from stagec.jobs.request.option import CommandOption, Kind
 from stagec.jobs.request.sizes import SizesType
 
 _FORM = "as in 'llama3-8b: tp=2', or with sizes 'llama3-8b[L=4]: tp=2'"
-#: Which ranks a draft model has, among its flags.
+#: The flag `on` among the flags of a draft model, which says on which ranks it runs.
 _ON = re.compile(r"(?:^|[\s,])on=([^\s,]*)")
 _MODEL = "model"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftText:
-    """`MODEL[SIZES]: FLAGS`; with `on=model` among the flags, on the ranks of the model that it
-    drafts for."""
+    """`MODEL[SIZES]: FLAGS`; with `on=model` among the flags it runs on the ranks of the model that
+    it drafts for."""
 
     model: str
     sizes: Mapping[str, int | None] = field(default_factory=dict[str, "int | None"])

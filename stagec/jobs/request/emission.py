@@ -1,4 +1,4 @@
-"""The options that say how traces are written, shared by the commands that write them."""
+"""The options for writing traces, which several commands share, and the writing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Source = EmittedJob | PodsJob | Archive | RecordedJob
 
-#: The options that say who does the work.
+#: The options of workers.
 WORKERS = (
     CommandOption("jobs", Whole(least=1), "Worker processes (default: one for each processor)."),
     CommandOption(
@@ -35,7 +35,7 @@ WORKERS = (
         rare=True,
     ),
 )
-#: Those that say how traces are written.
+#: The options for writing traces.
 EMISSION = (
     switch("force", "Replace earlier output in that folder."),
     switch(
@@ -51,7 +51,8 @@ EMISSION = (
 
 @contextmanager
 def workers(given: Mapping[str, Any]) -> Generator[Run]:
-    """Who does the work, as asked for. Raises `DiagnosticError` if the cluster is not there."""
+    """The function that runs units of work in the workers of the options. Raises `DiagnosticError`
+    if the cluster cannot be reached."""
     if given["scheduler"] is not None:
         from stagec.traces.cluster import cluster
 
@@ -70,8 +71,8 @@ def emit(
     given: Mapping[str, Any],
     session: Session,
 ) -> Written:
-    """Write the traces of a job as asked for, by the workers of a cluster what they can be sent.
-    Raises `DiagnosticError`."""
+    """Write the traces of a job as the options say; workers of a cluster write all but recorded
+    jobs. Raises `DiagnosticError`."""
     from stagec.traces.writer import write_source
 
     with ExitStack() as stack:
@@ -88,7 +89,7 @@ def emit(
 
 @contextmanager
 def _emission(given: Mapping[str, Any], session: Session) -> Generator[Emission]:
-    """How to write; with progress, rate and time left where there is somebody who sees it."""
+    """The settings for writing, with progress unless --quiet."""
     from stagec.traces.writer import Emission, parse_ranges
 
     text = given["only_ranks"]

@@ -1,4 +1,4 @@
-"""Loads of experts on the command line: a JSON file, or the list itself."""
+"""The option `--expert-load`: a JSON file, or the list itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LoadFile(Kind[ExpertLoads]):
 
 
 def read_loads(path: Path) -> ExpertLoads:
-    """The loads in a file. Raises `DiagnosticError` for what are no loads, `OSError`."""
+    """The loads in a file. Raises `DiagnosticError` for invalid loads, `OSError`."""
     with path.open("rb") as file:
         text = file.read(_MOST_BYTES + 1)
     if len(text) > _MOST_BYTES:

@@ -1,5 +1,4 @@
-"""The axes of the mesh that flags give, and how the ranks of expert parallelism fold into the
-others."""
+"""The axes of the mesh that flags give; the ranks of expert parallelism fold into other axes."""
 
 from __future__ import annotations
 
@@ -23,11 +22,9 @@ from stagec.support.diagnostics import error
 
 
 def _folded_axes(options: JobOptions) -> dict[str, int]:
-    """The size of each axis: expert-parallel ranks are some of the data-parallel ones.
-
-    With whole experts (`--etp 1`) they are all of the tensor-parallel ranks first, and some of
-    these where experts are split over parts of them.
-    """
+    """The size of each axis. Expert-parallel ranks are taken from the data-parallel ones, but first
+    from the tensor-parallel ones: all of these with whole experts (`--etp 1`), or some of them if
+    experts are split over the rest."""
     sizes = {a: int(getattr(options, a)) for a in AXES}
     sizes["ep"] //= tensor_ranks(options)
     sizes[_data_axis(options)] //= sizes["ep"]
@@ -35,8 +32,8 @@ def _folded_axes(options: JobOptions) -> dict[str, int]:
 
 
 def mesh_axes(options: JobOptions) -> dict[str, int | None]:
-    """The axes that options give the mesh of a strategy of flags, as far as the model leaves them
-    whole."""
+    """The axes of the mesh that options give, before `JobBuilder` divides some of them for the
+    model."""
     if options.mesh is not None:
         return dict(options.mesh)
     axes = {a: n for a, n in _folded_axes(options).items() if n > 1}
@@ -44,8 +41,8 @@ def mesh_axes(options: JobOptions) -> dict[str, int | None]:
 
 
 def parts_of_data(options: JobOptions) -> dict[str, dict[str, int | None]]:
-    """The axes that data parallelism is split into where blocks stay split over some of its ranks.
-    Raises `DiagnosticError` where these do not divide it."""
+    """The axes into which data parallelism is divided if blocks stay split over some of its ranks
+    (`--reshard-ranks`). Raises `DiagnosticError` if these do not divide it."""
     ranks, axes = options.reshard_ranks, mesh_axes(options)
     name = next((a for a in PARTS if a in axes), None)
     whole = 1 if name is None or options.mesh is not None else axes[name] or 1
@@ -60,13 +57,13 @@ def parts_of_data(options: JobOptions) -> dict[str, dict[str, int | None]]:
 
 
 def tensor_ranks(options: JobOptions) -> int:
-    """The ranks of tensor parallelism that expert parallelism takes: all, some, or one."""
+    """The number of tensor-parallel ranks that expert parallelism takes: all, some, or one."""
     flag = partial(getattr, options)
     return options.tp if options.ep > 1 and whole_experts(flag) else expert_parts(flag)
 
 
 def check_experts(options: JobOptions, symbols: Mapping[str, int | None]) -> None:
-    """Raise `DiagnosticError` for expert-parallel flags that cannot be, with the nearest choice."""
+    """Raise `DiagnosticError`, with the nearest choice, for invalid expert-parallel flags."""
     about = [flag for flag in FLAGS.values() if EXPERTS in flag.needs]
     given = [flag for flag in about if not flag.is_default(getattr(options, flag.name))]
     if given and EXPERTS not in symbols:
@@ -100,8 +97,8 @@ def check_experts(options: JobOptions, symbols: Mapping[str, int | None]) -> Non
 
 
 def _check_tokens(options: JobOptions) -> None:
-    """Ranks that have the same tokens send each other none: tokens are split over tensor-parallel
-    ranks that have whole experts, or all ranks of experts have all tokens."""
+    """Raise `DiagnosticError` if an all-to-all would join ranks with the same tokens:
+    tensor-parallel ranks with whole experts must split the tokens, or gather all of them."""
     same = whole_experts(partial(getattr, options)) and not (options.sp or options.dp_attention)
     exchanged = options.moe_dispatch != GATHER
     if options.mesh is None:
@@ -119,8 +116,9 @@ def _check_tokens(options: JobOptions) -> None:
 
 
 def _check_sizes(options: JobOptions, experts: int | None) -> None:
-    """Experts fold into data-parallel ranks, and divide over those that they fold into, with the
-    copies of them that a server has."""
+    """Raise `DiagnosticError` unless the expert-parallel ranks divide the data-parallel ones (and
+    the tensor-parallel ones that they take), and the experts, redundant ones included, divide over
+    them."""
     axis = _data_axis(options)
     ranks, unit = getattr(options, axis), tensor_ranks(options)
     count = experts + options.redundant_experts if experts is not None else 0
@@ -154,5 +152,5 @@ def _check_sizes(options: JobOptions, experts: int | None) -> None:
 
 
 def _data_axis(options: JobOptions) -> str:
-    """The axis that expert parallelism takes its ranks from: the innermost of the data axes."""
+    """The axis from which expert parallelism takes ranks: the innermost data-parallel axis."""
     return "dp_shard" if options.dp == 1 and options.dp_shard > 1 else "dp"

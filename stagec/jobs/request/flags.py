@@ -1,5 +1,5 @@
-"""The flags of statements, and of the axes of the mesh: as options, as words of a command and as
-the strategy that they stand for."""
+"""The flags of statements and of the axes of the mesh: as options, as words of a command line, and
+as the text of a strategy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.request.expert_load import LoadFile
 from stagec.jobs.request.option import AnyText, CommandOption, Kind, OneOf, Switch, Whole
 
-#: Axes behind which flags stand that need the same: the axis, or experts.
+#: The need of the flags that follow an axis in the order of flags: the axis itself, or experts.
 _GROUPS = {"pp": "pp", "cp": "cp", "ep": EXPERTS}
 
 
 def _in_order() -> Iterator[Flag]:
-    """All flags in the order in which commands are written: an axis, then what is about it."""
+    """All flags in the order of a command line: an axis, then the flags that need it."""
     left = [flag for statement in STATEMENTS for flag in statement.flags]
     for axis in AXIS_FLAGS:
         yield axis
@@ -35,9 +35,9 @@ def _in_order() -> Iterator[Flag]:
 
 
 FLAGS: Mapping[str, Flag] = {flag.name: flag for flag in _in_order()}
-#: Those of a job on one mesh, which sweeps and searches try with several values.
+#: The flags of a job with one mesh, which sweeps and searches vary.
 OF_ONE_MESH = {name: flag for name, flag in FLAGS.items() if flag.kind != "parts"}
-#: The flags that write statements, or the order of the mesh.
+#: The flags of statements, and of the order of the mesh.
 SHORTHANDS = tuple(name for name in FLAGS if name not in AXES)
 
 
@@ -49,12 +49,12 @@ def option(flag: Flag) -> CommandOption:
 
 
 def type_of(flag: Flag) -> Kind[Any]:
-    """What values it has."""
+    """The kind of values of a flag."""
     return Switch() if flag.kind == "switch" else _TYPES[flag.kind](flag)
 
 
 def words(name: str, value: object) -> Iterator[str]:
-    """The words of a command line that give an option a value: `--zero 3`, `--sp`."""
+    """The words of a command line for a value of an option: `--zero 3`, `--sp`."""
     option = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         if value:
@@ -76,10 +76,10 @@ def words(name: str, value: object) -> Iterator[str]:
 
 
 def strategy_text(request: FlagValues) -> str:
-    """The strategy that flags stand for, as the text that could have been given instead."""
+    """The text of the strategy that flags stand for."""
     serves = bool(request.flags.get("serve"))
-    said = (statement for statement in STATEMENTS if not (serves and statement.training))
-    lines = (line for statement in said for line in statement.text(request))
+    statements = (statement for statement in STATEMENTS if not (serves and statement.training))
+    lines = (line for statement in statements for line in statement.text(request))
     body = "".join(f"  {line}\n" for line in lines)
     return f"stg.strategy @shorthand[mesh = @pod] {{\n{body}}}"
 
@@ -88,13 +88,13 @@ def strategy_text(request: FlagValues) -> str:
 
 
 class LayersType(Kind[tuple[int, ...]]):
-    """`7,8*14,7`: numbers of layers, each with how often it stands."""
+    """`7,8*14,7`: numbers of layers, each with its number of repetitions."""
 
     name = "LAYERS"
     annotated = "str | Sequence[int]"
 
     def read(self, text: str) -> tuple[int, ...]:
-        """One number for each part."""
+        """The number of layers of each part."""
         layers: list[int] = []
         for part in text.split(","):
             size, star, times = (p.strip() for p in part.partition("*"))
@@ -109,7 +109,7 @@ def _is_count(text: str) -> bool:
 
 
 class Names(Kind[str]):
-    """Some of several names, with commas between them; without choices, names of values."""
+    """Comma-separated names: some of the choices, or without choices names of values."""
 
     name = "NAMES"
     annotated = "str | Sequence[str]"
@@ -129,18 +129,18 @@ class Names(Kind[str]):
 
 
 class Patterns(Kind[str]):
-    """Names and patterns with commas between them."""
+    """Comma-separated names and patterns."""
 
     name = "PATTERNS"
     annotated = "str | Sequence[str]"
 
     def read(self, text: str) -> str:
-        """The text as it is."""
+        """The text, unchanged."""
         return text
 
 
 class AxisOrder(Names):
-    """Some of several names, each once."""
+    """Comma-separated names of axes, each once."""
 
     def read(self, text: str) -> str:
         """The names in order, without spaces."""

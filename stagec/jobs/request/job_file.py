@@ -1,4 +1,4 @@
-"""A job as a TOML file, which stands where a model does: `stagec time job.toml`.
+"""Jobs as TOML files, which can be given in place of a model: `stagec time job.toml`.
 
     model = "llama3-8b"
 
@@ -16,8 +16,8 @@
     [machine]
     name = "h100-sxm"
 
-Keys are options of the command line, with or without their dashes. `--print-job` writes such a
-file, and what is given beside it wins.
+Keys are options of the command line, with dashes or underscores. `--print-job` writes such a file.
+Options of the command line override those of the file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _EXAMPLE = "as --print-job writes it: model, [sizes], [strategy], [serving], [ma
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """What a file says: a job, and the machine that it runs on."""
+    """The contents of a file: a job, and the machine that it runs on."""
 
     options: JobOptions
     machine: str | None = None
@@ -65,31 +65,31 @@ class JobFile:
 
 
 def is_job_file(model: str) -> bool:
-    """Whether a job is given in place of a model."""
+    """Whether a MODEL is a job file."""
     return model.endswith(SUFFIX)
 
 
 def read_job_file(path: str, session: Session, preset: str | None = None) -> JobFile:
-    """The job of a file; files that it names are beside it. Without a model it needs a preset, in
-    the file or beside it. Raises `DiagnosticError` with the line that is wrong."""
+    """The job of a file, whose file names are relative to it. Without a model it needs a preset, in
+    the file or as `preset`. Raises `DiagnosticError` with the line of an error."""
     source = session.read(path)
     tables = toml_tables(source, _EXAMPLE)
     flags: dict[str, Any] = {}
     for name, value in tables.items():
         if is_object(value) and name in _SECTIONS:
             for key, each in value.items():
-                flags[_known(source, name, key)] = each
+                flags[_option_of(source, name, key)] = each
         elif name not in _TOP:
             place = key_place(source, "", name)
             raise error(f"unknown key '{name}' in a job", place, remedy=_where(name))
     flags |= {name: tables[name] for name in ("sizes", "mesh", "preset") if name in tables}
     plugins: object = flags.get("plugin", [])
     files = plugins if is_list(plugins) else [plugins]
-    flags["plugin"] = [_beside(path, str(each)) for each in files]
+    flags["plugin"] = [_relative(path, str(each)) for each in files]
     files = [tables.get("model", ""), tables.get("strategy_file", "")]
-    names = [_beside(path, str(each)) for each in files]
+    names = [_relative(path, str(each)) for each in files]
     if "stack" in tables:
-        flags["stack"] = _beside(path, str(tables["stack"]))
+        flags["stack"] = _relative(path, str(tables["stack"]))
     try:
         options = job_options(names[0], names[1] or None, flags)
     except DiagnosticError as problem:
@@ -105,7 +105,7 @@ def read_job_file(path: str, session: Session, preset: str | None = None) -> Job
 
 
 def _machine(source: Source, given: object) -> tuple[str | None, Mapping[str, int]]:
-    """The name of a machine and its used ranks. Raises `DiagnosticError`."""
+    """The name and used ranks in a table of a machine. Raises `DiagnosticError`."""
     table: dict[str, Any] = given if is_object(given) else {"": given}
     name, used = table.pop("name", None), table.pop("used_ranks", {})
     sizes: dict[str, Any] = used if is_object(used) else {"": -1}
@@ -116,15 +116,15 @@ def _machine(source: Source, given: object) -> tuple[str | None, Mapping[str, in
 
 
 def _where(name: str) -> str:
-    """The remedy for a key that no job has at its top."""
+    """The remedy for a key that is not one of the top level."""
     for section, keys in _SECTIONS.items():
         if name.replace("-", "_") in keys:
             return f"write it in [{section}]"
     return did_you_mean(name, (*_TOP, *_SECTIONS)) or _EXAMPLE
 
 
-def _known(source: Source, table: str, key: str) -> str:
-    """The option of a key of a table. Raises `DiagnosticError`."""
+def _option_of(source: Source, table: str, key: str) -> str:
+    """The option that a key of a table names. Raises `DiagnosticError`."""
     name = key.replace("-", "_")
     if name not in _SECTIONS[table] and not (table == "strategy" and name == "mesh"):
         remedy = did_you_mean(name, _SECTIONS[table]) or flag_here(name) or _EXAMPLE
@@ -134,17 +134,17 @@ def _known(source: Source, table: str, key: str) -> str:
     return name
 
 
-def _beside(path: str, name: str) -> str:
-    """A name of a file as seen from here; names of models stay."""
+def _relative(path: str, name: str) -> str:
+    """The path of a file that the job file at `path` names; names of models stay."""
     if "\0" in name:
         return name
-    beside = Path(path).parent / name
-    is_file = name.endswith((".stg", ".json", ".py")) or (beside.exists() and name not in library())
-    return str(beside) if name and is_file else name
+    file = Path(path).parent / name
+    is_file = name.endswith((".stg", ".json", ".py")) or (file.exists() and name not in library())
+    return str(file) if name and is_file else name
 
 
 def key_place(source: Source, table: str, key: str) -> FileLoc:
-    """Where a key of a table stands; tomllib does not say."""
+    """The place of a key of a table in the text, which tomllib does not give."""
     inside, word = not table, re.escape(key).replace("_", "[-_]")
     for number, line in enumerate(source.text.splitlines(), 1):
         if header := re.match(r"\s*\[\s*[\"']?(.*?)[\"']?\s*\]", line):
@@ -160,8 +160,8 @@ def _wrong(source: Source, table: str, key: str, message: str) -> DiagnosticErro
 
 
 def with_job_file(options: JobOptions, given: dict[str, Any], session: Session) -> JobOptions:
-    """The job of a file that stands where the model does, with what is given beside it; its machine
-    is given too, where one can be and none is. Raises `DiagnosticError`."""
+    """The options, completed by those of a job file that is given as the model. Its machine becomes
+    the machine of the command (`given`), unless that has one. Raises `DiagnosticError`."""
     if not is_job_file(options.model):
         return options
     job = read_job_file(options.model, session, options.preset)
@@ -177,13 +177,13 @@ def with_job_file(options: JobOptions, given: dict[str, Any], session: Session) 
 def asked_job(
     model: str, strategy: str | None, flags: Mapping[str, Any], session: Session
 ) -> JobOptions:
-    """The options of a model, or of the job of a file, with flags by their names. Raises
-    `DiagnosticError` for what the command line refuses."""
+    """The options of a model, or of a job file, with flags by their names. Raises `DiagnosticError`
+    as the command line does."""
     return with_job_file(job_options(model, strategy, flags), {}, session)
 
 
 def printed(options: JobOptions, given: Mapping[str, Any]) -> str:
-    """The text of a job as a command was asked about it."""
+    """The text of the job file of a command with these options."""
     return job_text(JobFile(options, given.get("machine"), given.get("used_ranks") or {}))
 
 
@@ -191,9 +191,9 @@ def printed(options: JobOptions, given: Mapping[str, Any]) -> str:
 
 
 def job_text(job: JobFile) -> str:
-    """The file of a job, which reads back as the same."""
+    """The text of a job file, which reads back as the same job."""
     options, default = job.options, JobOptions("")
-    if options.preset:  # which says its step
+    if options.preset:  # which gives the step
         default = default.changed(**find_preset(options).step)
     stack = "" if options.stack == default.stack else options.stack
     texts = (options.model, options.strategy, options.preset, stack)
@@ -202,11 +202,11 @@ def job_text(job: JobFile) -> str:
     tables: dict[str, dict[str, Any]] = {"sizes": dict(options.sizes)}
     for section, names in _SECTIONS.items():
         values = {name: getattr(options, name) for name in names}
-        said = options.explicit if section == "strategy" else ()
+        explicit = options.explicit if section == "strategy" else ()
         tables[section] = {
             name: value
             for name, value in values.items()
-            if value is not None and (name in said or value != getattr(default, name))
+            if value is not None and (name in explicit or value != getattr(default, name))
         }
     if options.mesh:
         sizes = options.mesh.items()
@@ -221,8 +221,8 @@ def job_text(job: JobFile) -> str:
 
 
 def _value(name: str, value: Any) -> str:
-    """A value as TOML: numbers, switches and texts as they are, others as the command line writes
-    them."""
+    """A value as TOML: numbers, switches and texts directly, others in the form of the command
+    line."""
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
         return "{" + ", ".join(f"{_toml(n)} = {_toml(v)}" for n, v in items) + "}"

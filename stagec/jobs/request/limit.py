@@ -1,4 +1,4 @@
-"""What a rank may hold: `--limit` as a size or as the name of a device."""
+"""The option `--limit`: the memory limit of a rank, as a size or as the name of a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stagec.support.suggest import did_you_mean
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-#: The limit that is the machine of the job.
+#: The limit that stands for the machine of the job.
 AT_HAND = "machine"
 _UNITS = {letter: 1024**power for power, letter in enumerate("KMGT", 1)}
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?(?:([KMGT])(iB|B)?|B?)")
@@ -23,7 +23,8 @@ _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?(?:([KMGT])(iB|B)?|B?)")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Bytes, or a device of which a job gets what others leave; `text` is how it was given."""
+    """A limit in bytes, or a device whose memory, less what is reserved, is the limit; `text` is
+    the given text."""
 
     text: str
     size: int
@@ -31,14 +32,15 @@ class Limit:
     remark: str = ""
 
     def room(self, mesh: Mapping[str, int], machine: Machine | None = None) -> int:
-        """Bytes that a rank of a job on this mesh may hold: of a device, less what the driver, the
-        context and the communicators hold, of which there is one for each axis. `machine` is the
-        one at hand, if that is the limit."""
+        """The bytes that a rank of a job on this mesh may hold: of a device, its memory less that
+        of the driver, the context and the communicators, one for each axis. `machine` is that of
+        the job, for the limit `machine`."""
         device = machine if self.text == AT_HAND else self.device
         return device.left(_communicators(mesh)) if device else self.size
 
     def remarks(self, mesh: Mapping[str, int] | None = None) -> list[Diagnostic]:
-        """What there is to know of how the limit was understood, for a job on this mesh."""
+        """Remarks on how the limit was read, and on the memory of a device that is reserved, for a
+        job on this mesh."""
         remarks = [self.remark] if self.remark else []
         if self.device is not None:
             remarks.append(_described(self.device, mesh))
@@ -72,8 +74,8 @@ def _described(device: Machine, mesh: Mapping[str, int] | None) -> str:
 
 
 class LimitType(Kind[Limit]):
-    """`80GiB`, `80GB`, a number of bytes, or a device such as `h100`; `machine` if one is
-    `at_hand`."""
+    """`80GiB`, `80GB`, a number of bytes, or a device such as `h100`; also `machine` if `at_hand`,
+    that is in a command with `--machine`."""
 
     name = "SIZE|DEVICE"
 
@@ -90,7 +92,7 @@ class LimitType(Kind[Limit]):
         match = _SIZE.fullmatch(text)
         if match is not None and Fraction(match[1]):
             size = int(Fraction(match[1]) * _UNITS.get(match[2], 1))
-            return Limit(text, size, remark="" if match[3] == "iB" else _taken(match, size))
+            return Limit(text, size, remark="" if match[3] == "iB" else _unit_remark(match, size))
         if text[:1].isalpha():
             return _device(text)
         raise ValueError(f"expects a size such as 80GiB, or a device, found '{text}'")
@@ -129,8 +131,8 @@ def _device(text: str) -> Limit:
     )
 
 
-def _taken(match: re.Match[str], size: int) -> str:
-    """A remark on the unit; empty for bytes that are called so, or are a mebibyte or more."""
+def _unit_remark(match: re.Match[str], size: int) -> str:
+    """A remark on an ambiguous unit; empty for bytes with a unit, or from a mebibyte on."""
     if match[2] is None:
         plain = size < 1 << 20 and not match[0].endswith("B")
         return f"'{match[0]}' is taken as bytes: write {match[0]}GiB" if plain else ""
@@ -142,5 +144,5 @@ def _taken(match: re.Match[str], size: int) -> str:
 
 
 def limit_option(text: str, *, at_hand: bool = False) -> CommandOption:
-    """`--limit`, with its help in this command; `machine` is one too where it has `--machine`."""
+    """`--limit` with the help of a command; with `at_hand` it also accepts `machine`."""
     return CommandOption("limit", LimitType(at_hand=at_hand), text)

@@ -1,4 +1,4 @@
-"""`--machine NAME|FILE`: the machine that a command asks about, and how its figures are printed."""
+"""The options of machines: `--machine NAME|FILE`, `--used-ranks` and `--graphs`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"[0-9]{1,13}")
 
 
 def machine_of(given: str, session: Session, used: Mapping[str, int] | None = None) -> Machine:
-    """The machine of a name, an alias or a file, with the `--used-ranks` of its levels. Raises
+    """The machine with a name or alias, or in a file, with the `--used-ranks` of its levels. Raises
     `DiagnosticError` for an unknown one."""
     from stagec.machines import file_text, is_file, load_machine, read_machine
 
@@ -32,7 +32,7 @@ def machine_of(given: str, session: Session, used: Mapping[str, int] | None = No
 
 
 def with_used(machine: Machine, used: Mapping[str, int] | None) -> Machine:
-    """The machine, of whose levels a job uses so many ranks. Raises `DiagnosticError`."""
+    """The machine with these numbers of used ranks by level. Raises `DiagnosticError`."""
     levels = [level.name for level in machine.network]
     for level in (level for level in used or {} if level not in levels):
         raise error(
@@ -43,7 +43,7 @@ def with_used(machine: Machine, used: Mapping[str, int] | None) -> Machine:
 
 
 def used_text(sizes: Mapping[str, int]) -> str:
-    """`nvlink=64`, as the option takes it."""
+    """`nvlink=64`: the form of the option."""
     return ",".join(f"{level}={number}" for level, number in sizes.items())
 
 
@@ -77,6 +77,6 @@ GRAPHS = switch(
 
 
 def machine_options(text: str) -> tuple[CommandOption, CommandOption]:
-    """`--machine`, with its help in this command, and what of it is used."""
+    """`--machine` with the help of a command, and `--used-ranks`."""
     kind = AnyText("machines")
     return CommandOption("machine", kind, text, metavar="NAME|FILE"), USED_RANKS

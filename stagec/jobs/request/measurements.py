@@ -1,4 +1,4 @@
-"""What was measured, and wins over the models of a time: `--measured`, `--kernels-from`."""
+"""The options of measured times, which replace those of models: `--measured`, `--kernels-from`."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ MEASURED = (
 def measurements(
     files: Sequence[Path], package: str | None, machine: Machine
 ) -> Measurements | None:
-    """What was measured: files of users, and the tables of a package for a machine. A process
-    reads the same only once. Raises `DiagnosticError`."""
+    """The measurements in files of users, and in the tables of a package for a machine; None
+    without both. A process reads each of them once. Raises `DiagnosticError`."""
     if not files and package is None:
         return None
-    return _read(tuple((file, _stamp(file)) for file in files), package, machine.name)
+    return _read(tuple((file, _version(file)) for file in files), package, machine.name)
 
 
 def remark_unused(
     costed_by: Mapping[str, int], measured: object, session: Session, steps: str = "this step"
 ) -> None:
-    """Remark on measured times of which steps, here in words, take none; of these `costed_by`
-    counts kernels and collectives as `TimeReport` does."""
+    """Report a remark if no kernel or collective of `steps` (a text) has a measured time.
+    `costed_by` counts them as in `TimeReport`."""
     if measured is None or costed_by["modelled"] < sum(costed_by.values()):
         return
     text = f"no kernel or collective of {steps} was measured: all times are modelled"
@@ -58,8 +58,9 @@ def remark_unused(
     session.report(Diagnostic(text, UNKNOWN, "remark", remedy))
 
 
-def _stamp(file: Path) -> tuple[int, int] | None:
-    """What differs once a file is written again; None if it cannot be read."""
+def _version(file: Path) -> tuple[int, int] | None:
+    """The time of change and the size of a file, which differ once it is written again; None if it
+    cannot be read."""
     try:
         status = file.stat()
     except OSError:

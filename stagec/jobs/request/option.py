@@ -1,6 +1,6 @@
-"""What an option is, on a command line, in a file and in Python alike: a name, the values that it
-takes, and what it says. Commands make click options of these records, the Python interface and job
-files read values by them."""
+"""Options of the command line, of job files and of Python calls: a name, the kind of its values,
+and a help text. Commands turn these records into click options; the Python interface and job files
+read values by them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n",
 
 
 class Kind(ABC, Generic[T_co]):
-    """What values an option takes. `name` stands for one in the help, `completes` is what a shell
-    may complete: `models`, `machines`, `presets`, `stacks`. `annotated` is the type of values in
-    Python."""
+    """The kind of values of an option. `name` stands for a value in the help; `completes` names the
+    values that a shell completes: `models`, `machines`, `presets`, `stacks`; `annotated` is the
+    type of values in Python."""
 
     name = "TEXT"
     completes = ""
@@ -37,11 +37,11 @@ class Kind(ABC, Generic[T_co]):
 
     @abstractmethod
     def read(self, text: str) -> T_co:
-        """The value of a text. Raises `ValueError` with what was expected."""
+        """The value of a text. Raises `ValueError` with the expected form."""
 
     def of(self, given: Any) -> T_co:
-        """The value that is given in Python: as the command line has it, or as Python's. Raises
-        `ValueError`."""
+        """The value of an argument in Python, which may also be a text as on the command line.
+        Raises `ValueError`."""
         return self.read(text_of(given))
 
     def text(self, value: Any) -> str:
@@ -90,7 +90,7 @@ class Switch(Kind[bool]):
 
 @dataclass(frozen=True)
 class Whole(Kind[int]):
-    """A whole number within bounds, which belong to it."""
+    """An integer within inclusive bounds."""
 
     least: int | None = None
     most: int | None = None
@@ -110,7 +110,7 @@ class Whole(Kind[int]):
 
 @dataclass(frozen=True)
 class Number(Kind[float]):
-    """A number within bounds, which belong to it; the least does not if `above`."""
+    """A number within inclusive bounds; with `above` the lower bound is exclusive."""
 
     least: float | None = None
     most: float | None = None
@@ -140,7 +140,7 @@ def _range(least: float | None, most: float | None, sign: str = "<=") -> str:
 
 @dataclass(frozen=True)
 class OneOf(Kind[str]):
-    """One of several words, which may have underscores for hyphens, as in texts of strategies."""
+    """One of several words; underscores may replace hyphens, as in texts of strategies."""
 
     choices: Sequence[str]
 
@@ -156,33 +156,33 @@ class OneOf(Kind[str]):
 
 @dataclass(frozen=True)
 class CommandOption:
-    """An option. Several of one that is `multiple` are a tuple, or what `merge` makes of it."""
+    """An option. The value of a `multiple` option is a tuple, or the result of `merge`."""
 
-    name: str  # as Python has it
+    name: str  # the name in Python
     kind: Kind[Any]
     help: str
     default: Any = None
     metavar: str | None = None
     multiple: bool = False
     merge: Callable[[Sequence[Any]], Any] | None = None
-    spelling: str = ""  # on the command line, where it is not --name
-    alone: str = ""  # what the option without a value is taken for
-    rare: bool = False  # --help-all tells of it, --help does not
+    spelling: str = ""  # on the command line, if it is not --name
+    alone: str = ""  # the value of the option without one
+    rare: bool = False  # shown by --help-all, not by --help
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How it is spelled on a command line."""
+        """The spellings on a command line."""
         return tuple((self.spelling or "--" + self.name.replace("_", "-")).split())
 
     @property
     def usual(self) -> Any:
-        """Its value where it is not given."""
+        """The value if the option is not given."""
         if not self.multiple:
             return self.default
         return self.merge(()) if self.merge is not None else ()
 
     def words_of(self, value: Any) -> Iterator[str]:
-        """The words of a command line that give it a value; none for the usual one."""
+        """The words of a command line for a value; empty for the usual one."""
         if value == self.usual:
             return
         name = self.words[0]
@@ -194,7 +194,7 @@ class CommandOption:
             yield from (name, self.kind.text(each))
 
     def value_of(self, given: Any) -> Any:
-        """The value that is given in Python or in a file. Raises `ValueError`."""
+        """The value of an argument in Python or of a file. Raises `ValueError`."""
         if not self.multiple:
             return self.kind.of(given)
         if self.merge is not None:
@@ -207,7 +207,8 @@ class CommandOption:
 def switch(
     name: str, help: str, spelling: str = "", *, default: bool | None = False, rare: bool = False
 ) -> CommandOption:
-    """An option that is on where it is given; one whose default is not False has a `--no-`."""
+    """An option that is on if it is given; one whose default is not False also has a `--no-`
+    form."""
     return CommandOption(name, Switch(), help, default, spelling=spelling, rare=rare)
 
 
@@ -218,10 +219,10 @@ def values_of(
     without: Collection[str] = (),
     where: str = "",
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """The values of options by their names, the usual ones of those that no flag gives, and the
-    names of those that one does. A flag that is None is not given. The options `without` are not
-    asked for here. Raises `DiagnosticError` for flags and values that there are not, with `where`
-    in front."""
+    """The values of options by name, with the usual ones for options that `flags` does not give,
+    and the names of those that it gives. A flag that is None is not given. The options `without`
+    are left out. Raises `DiagnosticError`, with `where` before the message, for unknown flags and
+    invalid values."""
     known = {option.name: option for option in options if option.name not in without}
     values = {name: option.usual for name, option in known.items()}
     explicit = set[str]()
@@ -240,7 +241,7 @@ def values_of(
 
 
 def text_of(value: Any) -> str:
-    """A value as the command line writes it. Raises `ValueError` for bytes."""
+    """A value in the form of the command line. Raises `ValueError` for bytes."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float) and value.is_integer():

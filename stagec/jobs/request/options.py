@@ -1,4 +1,4 @@
-"""The options that say which job to compile."""
+"""The options of a job."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from stagec.jobs.request.serving_flags import OPTIONS
 from stagec.jobs.request.sizes import SizesType
 from stagec.support.diagnostics import error
 
-#: The stack without defaults: programs run as a strategy says, and nothing else.
+#: The stack without defaults: a program runs as its strategy states.
 IDEAL = "ideal"
 
 
 def merged_sizes(given: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:
-    """The sizes of several --set; of two for one symbol the later one counts."""
+    """The sizes of several --set options; later ones override earlier ones."""
     return {name: value for sizes in given for name, value in sizes.items()}
 
 
 @dataclass(frozen=True)
 class _Job:
-    """The options of a job that write no strategy, as they are given."""
+    """The options of a job that are not flags of the strategy."""
 
     model: str
     strategy: str | None = None
@@ -46,10 +46,10 @@ class _Job:
     step: str | None = None
     prefill: str | None = None
     decode: str | None = None
-    keep: str = ""  # the part of the model that a pod has, where --part names others
-    rest: str = MAIN  # what the part is called that no --part names
+    keep: str = ""  # the part of the model that a pod has, with --part
+    rest: str = MAIN  # the name of the part that no --part names
     draft: DraftText | None = None
-    units: frozenset[str] | None = None  # types that the machine multiplies, if that is known
+    units: frozenset[str] | None = None  # types that the machine multiplies, if known
     page: int = 1
     kv_dtype: str | None = None
     sampling: str = "gather"
@@ -64,8 +64,8 @@ class _Job:
     explicit: frozenset[str] = frozenset()
 
     def changed(self, **given: Any) -> JobOptions:
-        """The options with these values. A search makes ten thousands, and a constructor of all
-        flags takes ten times as long as a copy of their values."""
+        """The options with these values changed. This copies the values, which takes a tenth of the
+        time of the constructor: a search makes ten thousands of options."""
         if unknown := given.keys() - vars(self).keys():
             raise TypeError(f"expected names of options, found {', '.join(sorted(unknown))}")
         options = object.__new__(type(self))
@@ -86,11 +86,11 @@ if TYPE_CHECKING:
 else:
     _FLAGS = [(flag.name, Any, field(default=flag.default)) for flag in FLAGS.values()]
     JobOptions = make_dataclass("JobOptions", _FLAGS, bases=(_Job,), frozen=True)
-    JobOptions.__module__ = __name__  # so that it can be sent to another process
+    JobOptions.__module__ = __name__  # for pickle
 
 
 def stated_stack(options: JobOptions) -> dict[str, str]:
-    """What answers say of the stack of a job: nothing if it has no defaults."""
+    """The entry `stack` of an answer; empty for the stack without defaults."""
     return {} if options.stack == IDEAL else {"stack": options.stack}
 
 
@@ -160,7 +160,7 @@ JOB = (
     switch("check_numerics", "Compare numbers before and after each pass, on tiny sizes."),
     CommandOption("plugin", File(), "Load a plug-in file.", metavar="FILE", multiple=True),
 )
-#: Those that show a job instead of being part of it.
+#: The options that show a job and are not part of it.
 SHOWN = ("print_strategy", "print_job", "print_after", "time_passes")
 
 
@@ -170,17 +170,17 @@ def request(
     sizes: Mapping[str, int | None],
     sequences: tuple[str, ...] = ("S",),
 ) -> FlagValues:
-    """What options ask for, on a mesh of these axes, of a model of these sizes whose tokens are
-    along these dimensions."""
+    """The values of flags, on a mesh with these axes, for a model with these sizes; `sequences` are
+    its dimensions of tokens."""
     return FlagValues(vars(options), axes, sizes, sequences)
 
 
 def job_options(
     model: str, strategy: str | None, flags: Mapping[str, Any], *, where: str = ""
 ) -> JobOptions:
-    """The options of a model, with a strategy of a file or of flags by their names, and those that
-    its preset gives. Raises `DiagnosticError` for what the command line refuses, with `where` in
-    front."""
+    """The options of a model, with a strategy from a file or from flags by their names, and with
+    the step of its preset. Raises `DiagnosticError` as the command line does, with `where` before
+    the message."""
     if "\0" in model or "\0" in (strategy or ""):
         raise error(
             f"{where}the name of a file contains a NUL character", remedy="give a name without it"

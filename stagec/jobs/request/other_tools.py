@@ -1,4 +1,4 @@
-"""Flags of Megatron-LM, vLLM, torchrun and others, and what says the same here."""
+"""Flags of Megatron-LM, vLLM, torchrun and others, and the options here that correspond to them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _HERE: Mapping[str, str] = {
     "--server-memory": "gpu-memory-utilization",
     "--recompute full": "recompute-granularity activation-checkpointing",
 }
-#: What says the same here, by the name of a flag elsewhere.
+#: The option here, by the name of a flag of another tool.
 FLAGS_HERE = {name: here for here, names in _HERE.items() for name in names.split()}
 
 
 def flag_here(name: str) -> str | None:
-    """`here it is --tp N` for an option of another tool, None for one that none has. Dashes in
-    front are left out, and underscores are dashes."""
+    """`here it is --tp N` for an option of another tool; None for other names. Leading dashes are
+    ignored, and underscores count as dashes."""
     here = FLAGS_HERE.get(name.lstrip("-").replace("_", "-"))
     return here and f"here it is {here}"

@@ -1,4 +1,4 @@
-"""`--preset NAME`: a published run, and the step of serving that it is."""
+"""The option `--preset NAME`: a published run, which may be a step of serving."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def find_preset(options: JobOptions) -> Preset:
 
 
 def with_step(options: JobOptions) -> JobOptions:
-    """The options with the step of serving of their preset, as if it had been given: what was given
-    wins, and later changes win over both. Raises `DiagnosticError`."""
+    """The options with the step of serving of their preset, as if it had been given. Given options
+    take precedence. Raises `DiagnosticError`."""
     if not options.preset:
         return options
     preset = find_preset(options)

@@ -9,12 +9,12 @@ from decimal import Decimal
 #: At most 18 digits before the point, so a range has at most 120 values.
 _NUMBER = r"(x?)([0-9]{1,18}(?:\.[0-9]{1,9})?)"
 _RANGE = re.compile(rf"{_NUMBER}\s*\.\.\s*{_NUMBER}")
-#: What holds of a range, for messages.
+#: The rule for ranges, for messages.
 RULE = "a range goes from A, above 0, up to B, and doubles: 1..8"
 
 
 def is_range(text: str) -> bool:
-    """Whether a text is two whole numbers, or two factors, with dots between them."""
+    """Whether a text is a range of two integers, or of two factors."""
     match = _RANGE.fullmatch(text)
     if match is None or match[1] != match[3]:
         return False
@@ -22,7 +22,7 @@ def is_range(text: str) -> bool:
 
 
 def doubled_texts(text: str) -> Sequence[str]:
-    """The values of a range, as they would be written one by one; none if it breaks `RULE`."""
+    """The values of a range as texts; empty if it breaks `RULE`."""
     match = _RANGE.fullmatch(text)
     assert match is not None, text
     sign, value, last = match[1], Decimal(match[2]), Decimal(match[4])

@@ -1,4 +1,4 @@
-"""The options that say how fast a device is: a machine of two figures."""
+"""The options of a machine with two figures: the peak and the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 _RATE = Number(0, above=True)
 _SLOWEST, _FASTEST = 1e-6, 1e9
-#: Dense BF16 TFLOP/s and GB/s of an H100 SXM (NVIDIA's data sheet): what pictures take by default.
+#: Dense BF16 TFLOP/s and GB/s of an H100 SXM (NVIDIA's data sheet), the default of pictures.
 H100 = 989, 3350
-#: The machine that has these.
+#: The machine with these figures.
 DEVICE = "h100-sxm"
 
 
 def rate_options(purpose: str) -> tuple[CommandOption, ...]:
-    """The two options; `purpose` says what the durations are for."""
+    """The two options; `purpose` is what durations are used for."""
     return (
         CommandOption("peak_tflops", _RATE, f"With --memory-gbps: {purpose}.", rare=True),
         CommandOption("memory_gbps", _RATE, "Memory bandwidth for durations, GB/s.", rare=True),
@@ -28,8 +28,8 @@ def rate_options(purpose: str) -> tuple[CommandOption, ...]:
 
 
 def rated_machine(given: Mapping[str, Any]) -> Machine | None:
-    """The machine of a roofline that the options give, if they do. Raises `DiagnosticError` for one
-    without the other, and for rates that no device has."""
+    """The roofline machine of the options; None without them. Raises `DiagnosticError` for one
+    option without the other, and for rates that no device has."""
     tflops, bandwidth = given["peak_tflops"], given["memory_gbps"]
     if (tflops is None) != (bandwidth is None):
         raise error("--peak-tflops and --memory-gbps need each other", remedy="give both")
@@ -45,7 +45,7 @@ def rated_machine(given: Mapping[str, Any]) -> Machine | None:
 
 
 def roofline_of(tflops: float, bandwidth: float) -> Machine:
-    """The machine of so many TFLOP/s and GB/s."""
+    """The roofline machine with these TFLOP/s and GB/s."""
     from stagec.machines.roofline import roofline_machine
 
     return roofline_machine(tflops * 1e12, bandwidth * 1e9)

@@ -1,4 +1,5 @@
-"""Files that a command writes at its end, looked at before it begins."""
+"""The options of a command's results: files, which are checked before the work begins, and the
+format of the answer."""
 
 from __future__ import annotations
 
@@ -11,21 +12,18 @@ from stagec.output.svg_text import pdf_writer
 from stagec.support.diagnostics import error
 from stagec.support.files import check_new_file
 
-#: How files of plots end.
+#: The endings of files of plots.
 PLOTS = (".svg", ".pdf")
 _FORMS = ("plain", "rich", "json", "csv", "markdown")
 
 
 class ResultFile(Kind[Path]):
-    """A file to write.
-
-    A command that works for minutes says at once that there is no such folder.
-    """
+    """A file to write. A missing folder is reported before the work begins."""
 
     name = "file"
 
     def read(self, text: str) -> Path:
-        """The path. Raises `ValueError` for `-`, `OSError` where no file can be written."""
+        """The path. Raises `ValueError` for `-`, `OSError` if no file can be written there."""
         if text == "-":
             raise ValueError("'-' is not the name of a file")
         check_new_file(Path(text))
@@ -36,19 +34,19 @@ class _FileOrStdout(ResultFile):
     """A file to write, or `-` for stdout."""
 
     def read(self, text: str) -> Path:
-        """The path. Raises `OSError` where no file can be written."""
+        """The path. Raises `OSError` if no file can be written there."""
         return Path(text) if text == "-" else super().read(text)
 
 
 class Page(ResultFile):
-    """A page to write, by its name; with `plots`, FILE.svg and FILE.pdf are its plot alone."""
+    """A page to write; with `plots`, FILE.svg and FILE.pdf write its plot alone."""
 
     def __init__(self, *, plots: bool) -> None:
         self._suffixes = (".html", ".htm", *(PLOTS if plots else ()))
 
     def read(self, text: str) -> Path:
-        """The path. Raises `DiagnosticError` for a name of another kind of file, and for a PDF
-        where none can be written."""
+        """The path. Raises `DiagnosticError` for another ending, and for a PDF without the package
+        that writes PDFs."""
         path = super().read(text)
         if path.suffix and path.suffix.lower() not in self._suffixes:
             raise error(
@@ -62,7 +60,7 @@ class Page(ResultFile):
 
 RESULT, FILE_OR_STDOUT = ResultFile(), _FileOrStdout()
 PAGE, PAGE_OR_PLOT = Page(plots=False), Page(plots=True)
-#: What commands that answer have in common.
+#: The options that all commands with answers share.
 JSON = switch("as_json", "Print one JSON object.", "--json")
 CSV = switch("as_csv", "Print comma-separated values.", "--csv")
 FORM = CommandOption(

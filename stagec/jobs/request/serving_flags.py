@@ -1,4 +1,4 @@
-"""`--serve`: the options that say what a step of serving holds, and the passes that make it."""
+"""The option `--serve` and the options of its step, and the pipeline of a step of serving."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stagec.support.diagnostics import Diagnostic, error
 if TYPE_CHECKING:
     from stagec.jobs.request.options import JobOptions
 
-#: Element types of caches, as servers call them.
+#: Element types of caches, by the names that servers use.
 KV_TYPES = {"bf16": "bf16", "fp8": "f8e4m3", "int8": "i8"}
 _COUNT = Whole(1)
-#: How tokens are chosen, that of engines first.
+#: The ways of sampling tokens, that of engines first.
 SAMPLING = ("gather", "local", "none")
-#: Options of a step, which `--serve` gives a meaning.
+#: The options of a step of serving.
 STEP = {
     "batch": CommandOption(
         "batch",
@@ -61,7 +61,7 @@ STEP = {
 #: Two pods, one of which prefills; see `stagec.jobs.pods`.
 DISAGGREGATED = "disaggregated"
 PODS = (PREFILL, DECODE)
-#: Options of what a step keeps.
+#: The options of caches and results.
 CACHES = {
     "page": CommandOption(
         "page",
@@ -102,6 +102,7 @@ OPTIONS = (
     ),
     *CACHES.values(),
 )
+#: The modes that an option applies to, if not to all.
 _OF = {
     "prompt": ("prefill", MIXED),
     "chunk": ("prefill", MIXED),
@@ -114,12 +115,14 @@ _OF = {
 
 @dataclass(frozen=True)
 class Serving:
-    """A step of serving: `new` tokens of each sequence behind `past` ones, which are open if None.
-    `speculation` are the passes of a step that drafts, in so many `steps` of a token each, or that
-    verifies what another pod drafts.
-    `sequence` is the dimension of tokens, `longest` its size in the text, 0 if it is open: the rows
-    that tables of positions have. `positions` are those that the model was trained for, 0 if they
-    are not known."""
+    """A step of serving, in which each sequence has `new` tokens after `past` cached ones (None:
+    open).
+
+    `speculation` are the passes of a step that drafts, in `steps` steps of a token each, or that
+    verifies the drafts of another pod. `sequence` is the dimension of tokens; `longest` is its size
+    in the text, which is the number of rows of tables of positions (0: open). `positions` is the
+    number of positions that the model was trained for (0: not known).
+    """
 
     mode: str
     sequence: str
@@ -137,27 +140,27 @@ class Serving:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The values of the symbols."""
+        """The values of the symbols of sequences and tokens."""
         given = {self.sequence: self.new, BATCH: self.batch}
         return {name: n for name, n in given.items() if n is not None}
 
     @property
     def values(self) -> Mapping[str, int]:
-        """The values of the symbols that the step is compiled with."""
+        """The values of the further symbols with which the step is compiled."""
         if self.step is not None:
             return self.step.values(self.sequence)
         return {PAST: self.past} if self.past else {}
 
     @property
     def structure(self) -> str:
-        """The passes, without the sizes of a mixed step."""
+        """A key that steps share if they differ in sizes alone."""
         if self.step is None:
             return self.passes
         return f"{self.passes.replace(str(self.step), '')} {self.step.structure}"
 
     def declare(self, module: Module) -> None:
-        """Declare the cached tokens, which a strategy may split, and give the step its sizes.
-        Raises `DiagnosticError` if the model has such a symbol of its own."""
+        """Declare the symbol of cached tokens in a module, and set the sizes of the step. Raises
+        `DiagnosticError` if the model has such a symbol of its own."""
         if PAST in module.symbols:
             raise error(
                 f"the model declares the symbol '{PAST}', which a step of serving uses for its "
@@ -174,8 +177,8 @@ class Serving:
 
     @property
     def cached_tokens(self) -> Expr | None:
-        """The tokens that are cached of each sequence: before a step of decode, after one of
-        prefill; None if they differ, in a mixed step."""
+        """The cached tokens of each sequence, before a step of decode or after one of prefill; None
+        for a mixed step, where they differ."""
         if self.step is not None:
             return None
         past = symbol(PAST) if self.past != 0 else ZERO
@@ -195,17 +198,18 @@ class Serving:
             few = max((c.new for c in self.step.classes if c.new == c.sampled), default=0)
         every = self.mode == "decode" and self.step is None
         absorb = "absorb-latent," if every else f"absorb-latent{{queries={few},selected=true}},"
-        made = f"inline,infer-shapes,pad-vocabulary,to-serving{{{options}}},{absorb}"
+        step = f"inline,infer-shapes,pad-vocabulary,to-serving{{{options}}},{absorb}"
         sample = "" if self.sampling == "none" else "sample-tokens,"
         local = "" if self.sampling == "gather" else ",-gather-logits"
-        return f"{made}{self.speculation}{sample}serve-step{local}"
+        return f"{step}{self.speculation}{sample}serve-step{local}"
 
 
 def read_serving(
     options: JobOptions, module: Module, positions: int | None = None, *, symbolic: bool = False
 ) -> Serving | None:
-    """What options ask for, of a parsed model that was trained for so many positions (default:
-    what its text says); None without --serve. Raises `DiagnosticError`."""
+    """The step of serving of the options for a parsed model that was trained for `positions`
+    positions (default: those that its text states); None without --serve. Raises
+    `DiagnosticError`."""
     if not options.serve:
         given = [flag for flag, value in _given(options).items() if value]
         if given:
@@ -231,14 +235,14 @@ def read_serving(
         new, past, batch = step.tokens, 0, None
     dtype = KV_TYPES.get(options.kv_dtype or "", "")
     known = _positions(module, sequence) or positions or 0
-    sizes, kept = (new, past, batch, longest, known), (options.page, dtype, options.sampling)
+    sizes, caches = (new, past, batch, longest, known), (options.page, dtype, options.sampling)
     steps = (options.speculative or 1) if options.keep == DRAFT else 1
-    return Serving(mode, sequence, *sizes, *kept, step, _speculation(options), steps)
+    return Serving(mode, sequence, *sizes, *caches, step, _speculation(options), steps)
 
 
 def _speculation(options: JobOptions) -> str:
-    """The passes that make drafts, in the pod of a draft model or in the model itself, or that
-    verify those of another pod."""
+    """The passes that compute drafts, in the pod of a draft model or in the model itself, or that
+    verify the drafts of another pod."""
     if options.draft is None:
         drafts = options.speculative if options.serve == DECODE else None
         return f"draft-ahead{{count={drafts}}}," if drafts else ""
@@ -247,14 +251,15 @@ def _speculation(options: JobOptions) -> str:
 
 
 def _given(options: JobOptions) -> Mapping[str, bool]:
-    """By the name of each option that only a step of serving has: whether it is given."""
+    """For each option that only steps of serving have, whether it is given."""
     given = {name: getattr(options, name) is not None for name in (*STEP, *PODS, "draft")}
     given |= {"page": options.page > 1, "kv-dtype": options.kv_dtype is not None}
     return given | {"sampling": options.sampling != SAMPLING[0]}
 
 
 def _positions(module: Module, sequence: str) -> int | None:
-    """The positions that a text says: in words, or by a parameter with a row for each of them."""
+    """The number of positions that a text states, as an attribute or by a parameter with a row for
+    each of them."""
     stated = [op.result.type for op in module.walk() if op.definition.declares == "parameter"]
     types = [*stated, *(a.type for f in module.functions for a in f.body.args)]
     tables = [t for t in types if isinstance(t, TensorType) and (t.role or t in stated)]
@@ -263,7 +268,7 @@ def _positions(module: Module, sequence: str) -> int | None:
 
 
 def _check(options: JobOptions, module: Module, sequence: str, *, symbolic: bool) -> None:
-    """Refuse options that make no step. Raises `DiagnosticError`."""
+    """Raise `DiagnosticError` for options that are not a valid step."""
     mode = options.serve
     for name in (n for n, given in _given(options).items() if given):
         if mode not in _OF.get(name, MODES):
@@ -314,7 +319,7 @@ def _check_context(options: JobOptions, *, symbolic: bool) -> None:
 
 
 def check_draft(options: JobOptions) -> None:
-    """Raise `DiagnosticError` for a draft model that has nothing to draft."""
+    """Raise `DiagnosticError` for a draft model without drafts, or without cached tokens."""
     if not options.speculative:
         raise error(
             "--draft needs --speculative: the drafts of each sequence that a step verifies",
@@ -328,15 +333,16 @@ def check_draft(options: JobOptions) -> None:
 
 
 def sequence_of(module: Module) -> str:
-    """The dimension of the tokens that a model chooses: that of its labels, the last integers of
-    the batch; empty if there are none. An encoder's tokens are another dimension."""
+    """The dimension of the tokens that a model predicts: that of its labels, which are the last
+    argument of integers of the batch; empty if there is none. The tokens of an encoder are another
+    dimension."""
     types = [a.type for a in module.main.body.args if isinstance(a.type, TensorType)]
     names = [t.shape[1].symbol_name or "" for t in types if t.dtype[0] in "iu" and t.rank == 2]
     return names[-1] if names else ""
 
 
 def mixed_step(options: JobOptions) -> Step:
-    """What a mixed step holds. Raises `DiagnosticError`."""
+    """The sequences of a mixed step. Raises `DiagnosticError`."""
     batch, context, chunk = options.batch, options.context, options.chunk or options.prompt
     if options.step is not None:
         others = [n for n in STEP if n != "step" and getattr(options, n) is not None]
@@ -359,7 +365,7 @@ def mixed_step(options: JobOptions) -> Step:
 
 
 def over_limit(serving: Serving) -> Diagnostic | None:
-    """A warning for positions that the model was not trained for."""
+    """A warning if a step reaches positions that the model was not trained for."""
     last = (serving.past or 0) + (serving.new or 0) * serving.steps
     if serving.step is not None:
         last = max(c.cached + c.new for c in serving.step.classes)
@@ -370,7 +376,7 @@ def over_limit(serving: Serving) -> Diagnostic | None:
 
 
 def refuse_training(module: Module) -> None:
-    """Raise `DiagnosticError` for a strategy that says what only training does."""
+    """Raise `DiagnosticError` for a strategy with statements for training only."""
     for strategy in module.ops("stg.strategy"):
         for op in strategy.body.ops:
             reason = op.definition.training if isinstance(op.definition, Statement) else ""

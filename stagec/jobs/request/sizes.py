@@ -1,4 +1,4 @@
-"""Sizes of symbols and axes as an option gives them."""
+"""The kind of options that give sizes of symbols or axes."""
 
 from __future__ import annotations
 

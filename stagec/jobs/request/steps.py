@@ -1,5 +1,4 @@
-"""The options of a job of several steps of serving: `--steps`, `--requests` and what goes with
-them."""
+"""The options of a job of several steps of serving: `--steps`, `--requests` and related ones."""
 
 from __future__ import annotations
 
@@ -15,19 +14,19 @@ from stagec.support.diagnostics import error
 if TYPE_CHECKING:
     from stagec.jobs.request.options import JobOptions
 
-#: The sequences that a server takes at once by default (vllm/engine/arg_utils.py).
+#: The default of the sequences that a server runs at once (vllm/engine/arg_utils.py).
 SEQUENCES = 256
 #: Tokens of a block of its cache (vLLM's default on GPUs).
 BLOCK = 16
-#: Nanoseconds of a step where nothing says how long it takes.
+#: The default time of a step in nanoseconds.
 TICK = 10**7
-#: Most steps of a job.
+#: The most steps of a job.
 MAX_STEPS = 1_000_000
 _COUNT = Whole(1)
 
 
 class Blocks(Kind[int]):
-    """A number of blocks, or `all`: 0, as many as are needed."""
+    """A number of blocks, or `all`, which is 0: as many as are needed."""
 
     name = "N|all"
     annotated = "int | str"
@@ -41,7 +40,7 @@ class Blocks(Kind[int]):
 
 
 class Milliseconds(Kind[int]):
-    """A time in milliseconds; nanoseconds."""
+    """A time in milliseconds, as integer nanoseconds."""
 
     name = "MS"
     annotated = "float"
@@ -112,7 +111,8 @@ STEPS = (
 
 
 def has_steps(options: JobOptions, given: Mapping[str, Any]) -> bool:
-    """Whether a job of several steps is asked for. Raises `DiagnosticError` for what needs one."""
+    """Whether options ask for a job of several steps. Raises `DiagnosticError` if these are not
+    steps of serving."""
     if given["steps"] is None and given["requests"] is None:
         return False
     what = "--steps" if given["requests"] is None else "--requests"

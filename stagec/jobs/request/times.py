@@ -1,4 +1,4 @@
-"""Times as options: 500ms, 0.5s, 10min, 12h."""
+"""The kind of options that are times: 500ms, 0.5s, 10min, 12h."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 class TimeType(Kind[float]):
-    """`500ms`, `0.5s`: seconds, with `zero` also `0s`."""
+    """`500ms`, `0.5s`, with `zero` also `0s`, as seconds."""
 
     name = "TIME"
 

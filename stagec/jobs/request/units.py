@@ -1,5 +1,5 @@
-"""What `--activation-dtype auto` stands for on a machine: whether its units multiply weights of few
-bits as they are."""
+"""Resolves `--activation-dtype auto` for a machine: whether its matrix units multiply weights of
+few bits directly."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from stagec.support.source import UNKNOWN
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-#: The type of activations that stay as they are.
+#: The type of activations that are not quantized.
 _AS_THEY_ARE = "bf16"
 
 
 def on_machine(options: JobOptions, machine: Machine | None) -> JobOptions:
-    """The options of a job on a machine."""
+    """The options of a job with the types that a machine multiplies."""
     if machine is None:
         return options
     return options.changed(units=frozenset(map(str, machine.compute.matrix)))
 
 
 def settled(options: JobOptions) -> JobOptions:
-    """The options with activations as they are, where the units of the machine do not multiply the
-    weights as they are. Of an unknown machine nothing changes."""
+    """The options with activations that are not quantized, if the units of the machine do not
+    multiply the weights directly. Without a machine nothing changes."""
     format_ = FORMATS.get(options.weight_dtype)
     if format_ is None or options.units is None or options.activation_dtype != AUTO:
         return options
@@ -37,7 +37,7 @@ def settled(options: JobOptions) -> JobOptions:
 
 
 def remark_of(options: JobOptions) -> Diagnostic | None:
-    """What to say of a job whose activations are settled."""
+    """A remark on a job whose activations `settled` changes; None for others."""
     if settled(options) is options:
         return None
     text = (

@@ -1,7 +1,7 @@
-"""What can be changed in a job to make it hold less: single changes, and what comes of several.
+"""Changes of a job that may reduce its memory: single changes, and the jobs of several.
 
 A change keeps the work (the model and the global batch) and the number of ranks: where an axis of
-the mesh grows, the data-parallel one shrinks.
+the mesh grows, the data-parallel axis shrinks.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from stagec.jobs.request.options import JobOptions
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
 
 MICROBATCHES = "microbatches"
-#: Flags in the order in which changes are told: axes, then the others.
+#: The order of flags in a list of changes: axes, then the others.
 _ORDER = (*AXES, *SHORTHANDS)
 _FEWER, _MORE = (2, 4), (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change: `knob` is the option, `value` what it becomes.
+    """One change: `knob` is the option, `value` its new value.
 
-    `level` counts how far that is from the job, below 0 in the other direction. `factor` is the new
-    size over the old one, None where the knob is no size.
+    `level` is the number of steps from the value of the job, negative for smaller sizes. `factor`
+    is the new size over the old one, None if the knob is not a size.
     """
 
     knob: str
@@ -49,8 +49,8 @@ class Change:
 
 
 class KnobSpace:
-    """What can be changed in a job of flags whose ranks and batch are written down; `sizes` are
-    those of the model."""
+    """The changes of a job of flags with a fixed number of ranks and batch; `sizes` are the sizes
+    of the model's symbols."""
 
     def __init__(self, options: JobOptions, sizes: Mapping[str, int]) -> None:
         self.options, self._sizes = options, sizes
@@ -88,8 +88,8 @@ class KnobSpace:
     # -- jobs --------------------------------------------------------------------------------------
 
     def job(self, chosen: Collection[Change]) -> JobOptions | None:
-        """The job after some changes; None if its ranks or its batch do not divide so, or if the
-        rules of combination do not allow it, or if a part of it is without effect that had one."""
+        """The job after some changes. None if its ranks or its batch do not divide, if a rule of
+        combination refuses it, or if a flag that had an effect has none in it."""
         sizes = {s.knob: s.value for s in chosen if s.knob in AXES}
         given: dict[str, Any] = {s.knob: s.value for s in chosen if s.knob not in AXES}
         if sizes and not self._resize(sizes):
@@ -122,13 +122,14 @@ class KnobSpace:
             return False
 
     def _check(self, job: JobOptions) -> set[Diagnostic]:
-        """What has no effect in a job. Raises `DiagnosticError` for what does not go together."""
+        """The flags without effect in a job. Raises `DiagnosticError` if a rule of combination
+        refuses it."""
         return set(without_effect(checked(job, self._sizes)))
 
 
 def _values(flag: Flag, now: Any) -> Sequence[Any]:
-    """The values to try instead of the present one, each likely to hold less than the one before
-    it."""
+    """The values to try in place of the present one, each likely to need less memory than the one
+    before."""
     if flag.kind in ("names", "patterns"):
         return _supersets(now, flag.choices)
     if now in flag.tries:
@@ -137,7 +138,7 @@ def _values(flag: Flag, now: Any) -> Sequence[Any]:
 
 
 def _supersets(now: str, choices: Sequence[str]) -> list[str]:
-    """What is chosen with one more, or with all."""
+    """The present choice with one more name, and with all names."""
     chosen = {n.strip() for n in now.split(",") if n.strip()}
     more = [{n} for n in choices if n not in chosen]
     more += [set(choices)] if len(more) > 1 else []
@@ -145,7 +146,7 @@ def _supersets(now: str, choices: Sequence[str]) -> list[str]:
 
 
 def _data_axis(options: JobOptions) -> str:
-    """The axis whose ranks others take."""
+    """The data-parallel axis, which gives ranks to the others."""
     if options.mesh is not None:
         return next((a for a in reversed(DATA_AXES) if a in options.mesh), "dp")
     return "dp_shard" if options.dp == 1 and options.dp_shard > 1 else "dp"
@@ -156,7 +157,8 @@ def _order(axis: str) -> int:
 
 
 def stretch(options: JobOptions) -> float:
-    """About how much longer a step takes for the bubble of its pipeline: that of 1F1B."""
+    """The factor by which the bubble of a pipeline makes a step longer, estimated as that of
+    1F1B."""
     return 1 + (size_of(options, "pp") - 1) / count_of(options)
 
 

@@ -1,8 +1,8 @@
-"""What combinations of changes are expected to cost, from what each of them costs alone.
+"""The expected cost of combinations of changes, from the cost of each change alone.
 
-Sizes are kept as logarithms: the effects of changes add up, and what a combination turns out to be
-corrects all that go further. Microbatches count as they are in the job, since a pipeline brings
-several. The effect of a size that was not compiled lies on the line through the two nearest ones.
+Sizes are logarithms: the effects of changes add up, and a combination that was compiled corrects
+all that extend it. Microbatches count as they are in the job, since a pipeline brings several. The
+effect of a size that was not compiled is interpolated linearly between the two nearest ones.
 
     alone                 --sp: x 0.42, --microbatches 16: x 0.11      966 GiB before
     expected together     966 * 0.42 * 0.11 = 45 GiB                   compiled: 73 GiB
@@ -22,21 +22,21 @@ from stagec.jobs.legal import count_of
 from stagec.jobs.request.options import JobOptions
 from stagec.searches.advice.knobs import MICROBATCHES, Change, in_order, stretch
 
-#: What a byte costs that is sent, or copied to the host or back, in FLOPs: while an H100 computes
-#: at 400 TFLOP/s, 100 GB/s go over its network, between the 50 of its NIC and the 450 of NVLink.
+#: The cost in FLOPs of a byte that is sent, or copied to or from the host: while an H100 computes
+#: 400 TFLOP/s, its network moves 100 GB/s, between the 50 of its NIC and the 450 of NVLink.
 FLOPS_PER_BYTE = 4_000
 
 Combination: TypeAlias = frozenset[Change]
 #: Logarithms of FLOPs, bytes sent, bytes copied, and of the bytes of each category of memory.
 _Sizes: TypeAlias = NDArray[np.float64]
-#: The first categories of memory among them.
+#: The place of the first category of memory in `_Sizes`.
 _MOVED = 3
-#: Errors of logarithms that are no news.
+#: Errors of logarithms below this one are not learned.
 _EXACT = 1e-9
 
 
 class _Part(NamedTuple):
-    """A change as far as effects go: what is changed, in which direction, and by which factor."""
+    """A change for the purpose of effects: the knob and the direction, and the factor."""
 
     kind: tuple[str, bool]
     factor: float
@@ -44,13 +44,15 @@ class _Part(NamedTuple):
 
 
 def cost(figures: Figures) -> float:
-    """A step in FLOPs: what is computed, sent and copied, stretched by the pipeline's bubble."""
+    """The cost of a step in FLOPs: computation and the bytes sent and copied, stretched by the
+    bubble of the pipeline."""
     moved = figures.sent + figures.copied
     return (figures.flops + FLOPS_PER_BYTE * moved) / float(1 - figures.idle)
 
 
 def further(one: Combination, other: Combination) -> bool:
-    """Whether a combination has each change of another one, or goes on in the same direction."""
+    """Whether a combination extends another one: has each change of it, as far or further in the
+    same direction."""
     levels = {change.knob: change.level for change in one}
     return all(
         0 < s.level <= levels.get(s.knob, 0) or levels.get(s.knob, 0) <= s.level < 0 for s in other
@@ -58,7 +60,7 @@ def further(one: Combination, other: Combination) -> bool:
 
 
 class Prediction:
-    """The expected sizes of all combinations, learned from those that are known."""
+    """The expected sizes of all combinations, learned from those that were compiled."""
 
     def __init__(
         self, jobs: Mapping[Combination, JobOptions], known: Mapping[Combination, Figures]
@@ -73,15 +75,14 @@ class Prediction:
             self.correct(combination, known[combination])
 
     def correct(self, combination: Combination, figures: Figures) -> None:
-        """Learn what a combination is."""
+        """Learn the figures of a combination, and correct all that extend it."""
         error = _sizes(figures) - self._sizes[self._rows[combination]]
         if np.abs(error).max() > _EXACT:
             rows = [row for c, row in self._rows.items() if further(c, combination)]
             self._sizes[rows] += error
 
     def all(self) -> Iterator[tuple[Combination, float, float]]:
-        """The bytes that each combination is expected to hold at its worst moment, and its cost in
-        FLOPs."""
+        """The expected peak of each combination in bytes, and its expected cost in FLOPs."""
         sizes = np.expm1(self._sizes)
         peaks = sizes[:, _MOVED:].sum(axis=1)
         costs = (sizes[:, 0] + FLOPS_PER_BYTE * sizes[:, 1:_MOVED].sum(axis=1)) * self._stretch
@@ -94,7 +95,7 @@ def _sizes(figures: Figures) -> _Sizes:
 
 
 def _parts(combination: Combination, times: float) -> list[_Part]:
-    """The changes, with the factor by which the job has more microbatches."""
+    """The changes of a combination, with the factor by which the number of microbatches grows."""
     parts = [
         _Part((s.knob, s.level > 0), s.factor or s.level, s.factor is not None)
         for s in in_order(combination)
@@ -104,7 +105,7 @@ def _parts(combination: Combination, times: float) -> list[_Part]:
 
 
 class _Effects:
-    """What each change adds to the logarithms."""
+    """The effect of each change on the logarithms of sizes."""
 
     def __init__(self, known: Mapping[tuple[_Part, ...], _Sizes]) -> None:
         self._none = np.zeros_like(known[()])
@@ -113,13 +114,13 @@ class _Effects:
             self._learn(parts, known[parts])
 
     def sum(self, parts: Iterable[_Part]) -> _Sizes:
-        """The effect of several changes together; nothing is expected of unknown ones."""
+        """The sum of the effects of several changes; unknown ones count as 0."""
         effects = (self._of(part) for part in parts)
         return sum((f for f in effects if f is not None), self._none)
 
     def _learn(self, parts: tuple[_Part, ...], total: _Sizes) -> None:
-        """What is not explained yet is the effect of what is new, to equal parts; of two sizes that
-        are only estimated, that of the axis."""
+        """Attribute what known effects do not explain to the new changes, in equal parts; without
+        new ones to the first change whose effect is only interpolated."""
         new = [p for p in parts if self._of(p) is None] or [
             p for p in parts if p.factor not in self._known[p.kind]
         ][:1]
@@ -136,7 +137,8 @@ class _Effects:
 
 
 def _on_line(at: float, one: tuple[float, _Sizes], two: tuple[float, _Sizes]) -> _Sizes:
-    """The logarithm of a size on the line through two: over 1/n where it falls, else over n."""
+    """The logarithm of a size, interpolated between two: linear in 1/n where it falls, else in
+    n."""
     (x, low), (y, high) = sorted((one, two), key=lambda p: p[0])
     first, second = np.exp(low), np.exp(high)
     falling = second + (first - second) * ((1 / at - 1 / y) / (1 / x - 1 / y))

@@ -1,10 +1,10 @@
-"""What would make a job hold less: a search over changes of it, one to three at a time.
+"""A search for changes of a job, one to three at a time, that reduce its memory.
 
 Every single change is compiled (of sizes the two nearest ones), then combinations that are expected
-to fit, cheapest first, until none is left that is expected to cost less than the best that were
-found, or the budget is spent. Whatever is reported was compiled: an expectation can only miss.
+to fit, cheapest first, until none is left that is expected to cost less than the best ones, or the
+budget is spent. Every suggestion was compiled: a wrong expectation can only miss some.
 
-The search alone is here: jobs in, suggestions out. Compiling is left to the caller.
+Jobs are compiled by the caller.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from stagec.searches.advice.knobs import Change, KnobSpace, in_order
 from stagec.searches.advice.prediction import Combination, Prediction, cost, further
 
 MOST_CHANGES = 3
-#: Jobs that are compiled in one search, and at a time.
+#: The most jobs that are compiled in a search, and at a time.
 BUDGET, AT_A_TIME = 64, 4
-#: A combination is tried if it is expected to hold at most so many times what it may.
+#: A combination is tried if its expected peak is at most this factor above the limit.
 _SLACK = 1.05
-#: How often the smallest are tried where nothing is expected to fit.
+#: How often the smallest combinations are tried if none is expected to fit.
 _LAST_TRIES = 1
 
-#: Whether the numbers of training change, the cost, how many changes: what is better is less.
+#: Whether the numerics of training change, the cost, and the number of changes; less is better.
 Preference: TypeAlias = tuple[bool, float, int]
-#: Compiles jobs: their figures, in order; None for what is no job.
+#: Compiles jobs: their figures, in order; None for options that are not a valid job.
 Evaluate: TypeAlias = Callable[[Sequence[JobOptions]], Sequence[Figures | None]]
-#: The bytes that a rank of a mesh may hold.
+#: The bytes that a rank of a job on a mesh may hold.
 Room: TypeAlias = Callable[[Mapping[str, int]], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """Changes, the job that comes of them, its figures, and its cost in FLOPs beyond that of the
-    job as it was."""
+    """Changes, the job with them, its figures, and its additional cost in FLOPs."""
 
     changes: tuple[Change, ...]
     options: JobOptions
@@ -52,16 +51,16 @@ class Suggestion:
 
     @property
     def order(self) -> Preference:
-        """Cheapest first; what changes the numbers of training comes after what does not."""
+        """Cheapest first; changes of the numerics of training come last."""
         return _numerics(frozenset(self.changes)), self.cost, len(self.changes)
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What fits, cheapest first, and what holds least of all that was tried.
+    """The combinations that fit, cheapest first, and the one with the smallest peak.
 
-    `tried` of `count` combinations were compiled. `left` of the others are expected to fit, and to
-    cost less than the last of `found` if that is full: they are untried for the budget alone.
+    `tried` of `count` combinations were compiled. `left` of the others may still be better than
+    the suggestions: they were not tried only because the budget was spent.
     """
 
     before: Figures
@@ -82,10 +81,11 @@ def advise(
     wanted: int = 6,
     budget: int = BUDGET,
 ) -> Advice:
-    """Search what makes a job of flags, whose batch is written down, hold no more than it may.
+    """Search for changes with which a job of flags, whose batch is given, fits its limit. It ends
+    when no better ones than the best `wanted` suggestions are expected.
 
-    `before` are the figures of the job, `sizes` those of the model. At most `budget` other jobs are
-    compiled. Ranks and batch stay.
+    `before` are the figures of the job, `sizes` the sizes of the model's symbols. At most `budget`
+    other jobs are compiled. Ranks and batch stay.
     """
     jobs = dict(_combinations(KnobSpace(options, sizes)))
     search = _Search(jobs, before, room, evaluate, wanted, budget)
@@ -97,7 +97,7 @@ def advise(
 
 
 def _combinations(space: KnobSpace) -> Iterator[tuple[Combination, JobOptions]]:
-    """All legal combinations, that of no change among them, with the jobs that they make."""
+    """All legal combinations, the empty one among them, with their jobs."""
     single = space.changes()
     for size in range(MOST_CHANGES + 1):
         for chosen in combinations(single, size):
@@ -106,15 +106,15 @@ def _combinations(space: KnobSpace) -> Iterator[tuple[Combination, JobOptions]]:
 
 
 def _first(combinations: Iterable[Combination]) -> list[Combination]:
-    """The smallest combination with each change; of sizes with the two nearest in each
+    """The smallest combination with each change; for sizes, with the two nearest in each
     direction."""
     smallest: dict[Change, Combination] = {}
     for combination in sorted(combinations, key=len):
         for change in combination:
             smallest.setdefault(change, combination)
     ordered = sorted(smallest, key=_direction)
-    alike = (sorted(g, key=lambda s: abs(s.level)) for _, g in groupby(ordered, key=_direction))
-    chosen = (s for g in alike for s in (g if g[0].factor is None else g[:2]))
+    by_level = (sorted(g, key=lambda s: abs(s.level)) for _, g in groupby(ordered, key=_direction))
+    chosen = (s for g in by_level for s in (g if g[0].factor is None else g[:2]))
     return list(dict.fromkeys(smallest[s] for s in chosen))
 
 
@@ -123,7 +123,7 @@ def _direction(change: Change) -> tuple[str, bool]:
 
 
 class _Search:
-    """What was compiled so far, and what is expected of the rest."""
+    """The combinations compiled so far, and the expectation of the others."""
 
     def __init__(
         self,
@@ -144,8 +144,8 @@ class _Search:
         self._most = (before.peak - before.missing(room)) * _SLACK
 
     def widen(self, numerics: bool) -> None:
-        """Take in the combinations that change the numbers of training, or those that do not, if
-        there are not enough yet."""
+        """Add the combinations that change the numerics of training, or those that do not, unless
+        there are enough suggestions."""
         if len(self._suggestions()) >= self._wanted:
             return
         more = [c for c in self._jobs if c and _numerics(c) == numerics]
@@ -155,7 +155,7 @@ class _Search:
         self._last_tries = _LAST_TRIES
 
     def compile(self, batch: Sequence[Combination]) -> None:
-        """Compile some combinations, as far as the budget goes, and learn from them."""
+        """Compile combinations within the budget, and learn from them."""
         batch = [c for c in batch if c not in self._tried][: self._budget - len(self._tried)]
         self._tried.update(batch)
         jobs = [self._jobs[c] for c in batch]
@@ -169,14 +169,14 @@ class _Search:
                 self._drop(combination)
 
     def _drop(self, combination: Combination) -> None:
-        """What is no job, or changes nothing, is not worth further changes: but those of which more
-        is known."""
+        """Remove the combinations that extend an invalid one, or one without effect, except those
+        that were compiled."""
         for other in [c for c in self._jobs if c > combination and c not in self._known]:
             del self._jobs[other]
             self._open.discard(other)
 
     def next(self) -> list[Combination]:
-        """What to compile next; nothing if nothing better is to be expected."""
+        """The combinations to compile next; empty if none is expected to be better."""
         if len(self._tried) == self._budget:
             return []
         if promising := self._promising():
@@ -188,13 +188,14 @@ class _Search:
         return _distinct(sorted(peaks, key=peaks.__getitem__))
 
     def _untried(self) -> Iterator[tuple[Combination, float, float]]:
-        """What may be compiled yet, with what it is expected to hold and to cost."""
+        """The combinations that were not compiled, with their expected peaks and costs."""
         for candidate in self._expected.all():
             if candidate[0] in self._open and candidate[0] not in self._tried:
                 yield candidate
 
     def _promising(self) -> dict[Combination, Preference]:
-        """What is expected to fit, and to be better than what was found; with its order."""
+        """The combinations that are expected to fit and to be better than the suggestions, with
+        their order."""
         suggestions, usual = self._suggestions(), cost(self._before)
         bar = suggestions[self._wanted - 1].order if len(suggestions) >= self._wanted else None
         promising: dict[Combination, Preference] = {}
@@ -207,8 +208,8 @@ class _Search:
         return promising
 
     def _suggestions(self) -> list[Suggestion]:
-        """What fits, best first, without what goes further than something better, or changes the
-        same."""
+        """The combinations that fit, best first, without those that extend a better one or change
+        the same knobs."""
         fitting = [c for c, f in self._known.items() if f.missing(self._room) <= 0]
         suggestions: list[Suggestion] = []
         for each in sorted(map(self._suggestion, fitting), key=lambda s: s.order):
@@ -222,7 +223,7 @@ class _Search:
         return Suggestion(in_order(combination), self._jobs[combination], figures, more)
 
     def advice(self) -> Advice:
-        """What was found."""
+        """The result of the search."""
         smallest = min(self._known, key=lambda c: self._known[c].peak)
         return Advice(
             self._before,
@@ -235,7 +236,7 @@ class _Search:
 
 
 def _covers(suggestion: Suggestion, combination: Combination) -> bool:
-    """Whether a combination goes further than a suggestion, or changes the same otherwise."""
+    """Whether a combination extends a suggestion, or changes the same knobs."""
     chosen = frozenset(suggestion.changes)
     return further(combination, chosen) or _knobs(combination) == _knobs(chosen)
 
@@ -245,7 +246,7 @@ def _knobs(combination: Combination) -> set[str]:
 
 
 def _distinct(ordered: Iterable[Combination]) -> list[Combination]:
-    """The first few of which none goes further than another one."""
+    """The first `AT_A_TIME` combinations of which none extends another one."""
     chosen: list[Combination] = []
     for combination in ordered:
         if not any(further(combination, c) for c in chosen):

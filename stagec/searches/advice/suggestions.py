@@ -1,5 +1,5 @@
-"""What would fit, printed on stderr: the search of `advice`, with compilers for it, and its
-answer."""
+"""Suggestions for a job that does not fit, printed on stderr: runs the search of `advice` with
+worker processes that compile, and prints its answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.support.processors import processors
 from stagec.traces.workers import run_units
 
-#: Nothing that looks inside is for the jobs of a search.
+#: Options that observe a compile are off for the jobs of the search.
 _SILENT: Mapping[str, Any] = {
     "print_after": (),
     "dump_dir": None,
@@ -35,9 +35,9 @@ _SILENT: Mapping[str, Any] = {
 
 
 def suggest(builder: JobBuilder, options: JobOptions, limit: Limit, session: Session) -> None:
-    """Say what would make a job fit in a limit, and the commands that show it; `builder` is that of
-    its first pod. Flags of the job change, which hold for all pods that do not say otherwise.
-    Raises `DiagnosticError` if its pipeline does not lower it."""
+    """Print changes with which a job fits a limit, and their commands; `builder` is that of its
+    first pod. The flags that change are those of the job, which hold for all pods without flags of
+    their own. Raises `DiagnosticError` if the job cannot be lowered."""
     if builder.from_texts:
         session.log("the strategy is a text, which flags do not change: edit the text")
         return
@@ -48,7 +48,7 @@ def suggest(builder: JobBuilder, options: JobOptions, limit: Limit, session: Ses
         sizes.pop(BATCH, None)
     elif options.serve:
         options = options.changed(batch=sizes.get(BATCH))
-    elif BATCH in sizes:  # written down, so that no change changes the work
+    elif BATCH in sizes:  # fixed, so that no change changes the work
         options = options.changed(sizes={**options.sizes, BATCH: sizes[BATCH]})
     before = job_costs(options).figures()
     with session.progress("looking for what fits", "jobs") as progress:
@@ -60,7 +60,7 @@ def suggest(builder: JobBuilder, options: JobOptions, limit: Limit, session: Ses
 def _compiler(
     progress: Callable[[int, int], None],
 ) -> Callable[[Sequence[JobOptions]], list[Figures | None]]:
-    """Compiles jobs by worker processes; `progress` gets how many."""
+    """A function that compiles jobs in worker processes and reports their number to `progress`."""
     done, processes = 0, processors()
 
     def evaluate(jobs: Sequence[JobOptions]) -> list[Figures | None]:
@@ -76,14 +76,14 @@ def _compiler(
 
 
 def _figures(options: JobOptions) -> Figures | None:
-    """The figures of a job, None for what is not a job; what is wrong with it is not reported."""
+    """The figures of a job; None if it is invalid, without a report."""
     try:
         return job_costs(options).figures()
     except (DiagnosticError, NotAnIntegerError):
         return None
 
 
-# -- saying so -------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def _log(advice: Advice, limit: Limit, session: Session) -> None:
@@ -109,17 +109,17 @@ def _left(advice: Advice) -> str:
 
 
 def _table(advice: Advice, session: Session) -> None:
-    """A row for each suggestion: what it is, what it holds, and what it costs more than before."""
+    """Print a row for each suggestion: changes, peak, and additional cost."""
     before = advice.before
     copies = any(s.figures.copied != before.copied for s in advice.suggestions)
     bubbles = any(s.figures.idle != before.idle for s in advice.suggestions)
     more = [*(["copied to host and back"] if copies else []), *(["bubble"] if bubbles else [])]
     title = "What fits, cheapest first: peak per rank, additional bytes sent and FLOPs per step"
-    made = table(title, "", "changes", "peak", "sent", "FLOPs", *more, text_columns=2)
+    rows = table(title, "", "changes", "peak", "sent", "FLOPs", *more, text_columns=2)
     for number, each in enumerate(advice.suggestions, 1):
-        made.add_row(f"[{number}]", each.text, *_costs(each, before, copies, bubbles))
+        rows.add_row(f"[{number}]", each.text, *_costs(each, before, copies, bubbles))
     if session.stream is not None:
-        console(session.stream).print(made)
+        console(session.stream).print(rows)
 
 
 def _costs(each: Suggestion, before: Figures, copies: bool, bubbles: bool) -> Iterator[str]:
@@ -139,5 +139,5 @@ def _more(difference: int, text: Callable[[int], str]) -> str:
 
 
 def command_of(options: JobOptions, limit: Limit) -> str:
-    """The command that plans the memory of a job, to be pasted."""
+    """The command that plans the memory of a job."""
     return shlex.join(["stagec", "memory", *job_words(options), "--limit", limit.text])

@@ -1,15 +1,15 @@
-"""Lower bounds of the time and of the memory of a step, for arrays of degrees at once.
+"""Lower bounds of the time and of the memory of a step, for many jobs at once, as arrays.
 
-What a microbatch takes and holds is known from *probes*: jobs of few layers on as few ranks as its
-work needs, which the compiler lowers and the clock replays like any other. A point of a space is
-such a probe in many stages and microbatches, so it takes at least
+The time and memory of a microbatch come from *probes*: jobs with few layers, on the ranks that a
+microbatch needs, which the compiler lowers and the clock replays like any other job. A point of a
+space is such a probe in more stages and microbatches, so it takes at least
 
     1F1B       m (u + head) + (p - 1) u       u: a stage's layers, p stages, m microbatches
     ZB-H1      m (u + head) + (p - 1) f       f: their forward
     one stage  m * turn                       turn: from one microbatch to the next
     any        m * whole / p                  whole: the model's layers and head
 
-Nothing about ops, machines or placements is said here a second time.
+No model of ops, machines or placements is repeated here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a microbatch takes, in seconds: `layer`, a further layer forward and backward; `rest`,
-    all that is outside of the layers that are many, of which `head` runs on the last stage. `cut`
-    and `back` are the longest waits between two computations of forward and of backward, which may
-    hide where a stage ends. `link` is what a further layer takes on the stream of communication
-    that it uses most. `pace` and `turn` are what the next microbatch comes later at least where a
-    rank runs the whole model, for a further layer and the rest. `forward` is the part of forward of
-    `layer`. These are 0 where they are not known. `again` is no less than what a layer computes
-    again, which a rank may do before its input is there."""
+    """The work of a microbatch, in seconds; 0 where a figure is not known.
+
+    `layer`: forward and backward of a further repeated layer; `forward`: its forward alone. `rest`:
+    all outside of the repeated layers, of which `head` runs on the last stage. `cut` and `back`:
+    the longest waits between two computations of forward and of backward, which may be hidden at
+    the end of a stage. `link`: a further layer on the stream of communication that it uses most.
+    `pace` and `turn`: the least time from one microbatch to the next where a rank runs the whole
+    model, for each further layer and for the rest. `again`: an upper bound of what a layer
+    recomputes, which a rank may do before its input has arrived.
+    """
 
     layer: Floats
     rest: Floats
@@ -51,10 +53,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
-    """Bytes on a rank: `static` for each layer, of parameters, gradients and optimizer; `stash`,
-    what a layer keeps of a microbatch; `rest`, what is there beside both where one stage runs
-    the whole model. `state` are parameters, gradients and optimizer of all stages together, where
-    they are not known for each layer."""
+    """Bytes on a rank: `static`, parameters, gradients and optimizer state of a layer; `stash`, the
+    activations of a layer for a microbatch; `rest`, all else where one stage runs the whole model.
+    `state` is the static memory of all stages together, where that of a layer is not known."""
 
     static: Floats
     stash: Floats
@@ -62,26 +63,25 @@ class MemoryParts:
     state: Floats | float = 0.0
 
 
-#: What sums of floats may be off by, and what replays of few layers say of many.
+#: Tolerance for rounding, and for the extrapolation from few layers to many.
 SLACK = 1 - 1e-4
 
 
 def columns(layouts: Sequence[StepLayout]) -> Floats:
-    """A row for each field of a layout."""
+    """Layouts as an array with a row for each field."""
     rows: Floats = np.array(layouts, dtype=np.float64).reshape(-1, len(StepLayout._fields)).T
     return rows
 
 
 def time_bound(work: Work, shape: StepLayout) -> Floats:
-    """Seconds that a step takes at least.
+    """A lower bound of the seconds of a step: the largest of several.
 
-    On one rank: its work, and the chunks that others run before its first and after its last. Of
-    split backwards it is not known which part is the gradient of inputs, for which others wait, so
-    of others only forward counts: however backward is split, a rank runs all of it, and its first
-    chunk takes what all chunks before it have made. On all ranks: the mean of the work. A wait at
-    the end of a stage may hide; each action of a pipeline has one. Communication of one stream
-    follows each other, so a microbatch that ends with a reduction over data-parallel ranks delays
-    the first gather of the next.
+    The work of a rank, and the chunks that others run before its first and after its last. Where
+    backward is split, it is not known which part of it is the gradient of inputs, for which other
+    ranks wait; of other ranks only forward counts then. The mean work of all ranks. Each action of
+    a pipeline may hide a wait at its end, which is subtracted. The communication of one stream,
+    which runs one after the other. The turns of microbatches: one that ends with a reduction over
+    data-parallel ranks delays the first gather of the next.
     """
     m: Floats = shape.microbatches
     p: Floats = shape.stages
@@ -103,8 +103,8 @@ def time_bound(work: Work, shape: StepLayout) -> Floats:
 
 
 def memory_bound(sizes: MemoryParts, shape: StepLayout) -> Floats:
-    """Bytes that a rank holds at least: the one that keeps most of its microbatches, or the one
-    that has most layers; of a state that is that of all stages, the mean."""
+    """A lower bound of the peak in bytes: that of the rank with most activations, or of the rank
+    with most layers. A state of all stages together counts with its mean."""
     mean = sizes.state / shape.stages
     kept = (
         shape.most_layers * sizes.static

@@ -1,4 +1,4 @@
-"""The best points of many, by lower bounds and exact values: branch and bound.
+"""Branch and bound: the best of many points by lower bounds and exact values.
 
     bounds   1.0  1.2  1.5  2.0  3.0
     exact    1.4  1.3   -    -    -       best: 1.3; no other can be better than 1.5
@@ -14,14 +14,14 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-#: Points that are refined for each that is evaluated at a time.
+#: The number of points that are refined at a time, for each that is evaluated at a time.
 _REFINED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked(Generic[T]):
-    """A point by its number, its value (less is better), what is known of it, and a second value
-    that ranks points of the same value."""
+    """An evaluated point: its number, its value (less is better), its evaluation, and a second
+    value that ranks points of equal value."""
 
     number: int
     value: float
@@ -30,15 +30,15 @@ class Ranked(Generic[T]):
 
     @property
     def order(self) -> tuple[float, float, int]:
-        """The better first; of equal ones the one that stands first in the space."""
+        """A key for sorting: the better first; of equal points the first one of the space."""
         return self.value, self.second, self.number
 
 
 class Search(Generic[T]):
-    """The best `wanted` points by bounds, and what is proven about the others.
+    """Finds the best `wanted` points by bounds.
 
-    No point that was not tried is better than `proven`; `left` may still be among the best. Of
-    points of the same value, all of which are tried, those with less by `second` are better.
+    No point that was not tried has a smaller value than `proven`; `left` points may still be among
+    the best. Points of equal value are all tried, and ranked by `second`, less being better.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class Search(Generic[T]):
 
     @property
     def worst(self) -> float:
-        """The value that a point has to reach to be among the best."""
+        """The value that a point must not exceed to be among the best."""
         return self.best[-1].value if len(self.best) == self._wanted else float("inf")
 
     @property
     def proven(self) -> float:
-        """No point that was not tried is better than this."""
+        """A lower bound of the values of all points that were not tried."""
         return self._open[0][0] if self._open else float("inf")
 
     @property
     def left(self) -> int:
-        """How many points may still be among the best."""
+        """The number of points that may still be among the best."""
         return sum(bound <= self.worst for bound, _ in self._open)
 
     def next(self, most: int) -> list[tuple[int, float]]:
@@ -77,12 +77,12 @@ class Search(Generic[T]):
         return chosen
 
     def put_back(self, bounds: Iterable[tuple[int, float]]) -> None:
-        """Points that were not tried after all, with better bounds."""
+        """Return points that were not tried, with tighter bounds."""
         for number, bound in bounds:
             heappush(self._open, (bound, number))
 
     def learn(self, number: int, value: float | None, what: T) -> None:
-        """Take in what a point is; None: it is not a job, or does not fit."""
+        """Add an evaluated point; a value of None means that it is invalid or does not fit."""
         self.tried += 1
         if value is None:
             self.refused += 1
@@ -96,10 +96,10 @@ class Search(Generic[T]):
         evaluate: Callable[[Sequence[int]], Iterable[tuple[int, float | None, T]]],
         at_a_time: int,
     ) -> Iterator[int]:
-        """Refine and evaluate until nothing that is left can be among the best; yields how many
-        points have been tried. `refine` gives better bounds of points that can have some, None for
-        points that are not jobs. Points are evaluated when the first of all can have no better
-        ones, and no more at a time than are wanted still."""
+        """Refine and evaluate until no point that is left can be among the best; yields the number
+        of points tried so far. `refine` returns tighter bounds for points that have them, and None
+        for points that are dropped. The first points are evaluated when none of them has tighter
+        bounds, and no more of them at a time than are still wanted."""
         while batch := self.next(_REFINED * at_a_time):
             better = refine([n for n, _ in batch])
             lacking = self._wanted - len(self.best)
@@ -113,7 +113,7 @@ class Search(Generic[T]):
 
 
 def beats(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether one is as good in all respects and better in one.
+    """Whether one is at least as good in all respects and better in one.
 
     | one    | other  | beats |
     |--------|--------|-------|
@@ -125,8 +125,8 @@ def beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 class Front(Generic[T]):
-    """All points that no other beats, by bounds in several respects: a point is not tried if one
-    that was tried beats its bounds."""
+    """Finds the Pareto front: all points that no other beats. A point is not tried if one that was
+    tried beats its bounds."""
 
     def __init__(self, bounds: Mapping[int, tuple[float, ...]]) -> None:
         self._bounds = bounds
@@ -137,7 +137,7 @@ class Front(Generic[T]):
 
     @property
     def best(self) -> list[Ranked[T]]:
-        """The front, by the first respect."""
+        """The front, sorted by the first respect."""
         values = self._values
         kept = [n for n, v in values.items() if not any(beats(w, v) for w in values.values())]
         kept.sort(key=lambda n: (values[n], n))
@@ -145,12 +145,12 @@ class Front(Generic[T]):
 
     @property
     def proven(self) -> float:
-        """No point that was not tried is better than this in the first respect."""
+        """A lower bound, in the first respect, of all points that were not tried."""
         return self._bounds[self._open[0]][0] if self._open else float("inf")
 
     @property
     def left(self) -> int:
-        """How many points may still be on the front."""
+        """The number of points that may still be on the front."""
         return sum(not self._is_beaten(n) for n in self._open)
 
     def _is_beaten(self, number: int) -> bool:
@@ -161,7 +161,8 @@ class Front(Generic[T]):
         evaluate: Callable[[Sequence[int]], Iterable[tuple[int, tuple[float, ...] | None, T]]],
         at_a_time: int,
     ) -> Iterator[int]:
-        """Evaluate until no point is left that may be on the front; yields how many have been."""
+        """Evaluate until no point is left that may be on the front; yields the number of points
+        tried so far."""
         while True:
             batch: list[int] = []
             while self._open and len(batch) < at_a_time:
@@ -180,7 +181,7 @@ class Front(Generic[T]):
 def exhaustive(
     values: Mapping[int, float | None], wanted: int, seconds: Mapping[int, float]
 ) -> list[Ranked[Any]]:
-    """The best points of all, none of them left out: what a search has to find."""
+    """The best points when all of them are evaluated: the reference for a search."""
     evaluated: list[Ranked[Any]] = [
         Ranked(n, v, None, seconds[n]) for n, v in values.items() if v is not None
     ]

@@ -1,4 +1,5 @@
-"""How a pipeline lays out a step: the layers that a rank runs and keeps, by its own schedule."""
+"""The layout of a step by the schedule of its pipeline: the layers that each rank runs, and those
+whose activations it keeps."""
 
 from __future__ import annotations
 
@@ -13,20 +14,21 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.sharding.stages import evenly
 from stagec.support.diagnostics import DiagnosticError
 
-#: Microbatches for each stage of which actions are looked at: of more, no more are in flight.
+#: Microbatches for each stage whose actions are counted: with more, no more are in flight.
 _WARM = 4
 
 
 class StepLayout(NamedTuple):
-    """A step: `layers` of the model that are many, stages, chunks of a rank, microbatches.
+    """A step: the repeated `layers` of the model, stages, chunks of a rank, microbatches. Each
+    field is a number, or an array of them.
 
-    In layers of one microbatch, forward and backward: `work` is the most that a rank runs, `busy`
-    the most of that and what others run before its first and after its last, `last` the same of the
-    rank with the head. `lead` and `last_lead` are layers of which others run forward before these
-    two ranks begin, where `busy` and `last` have nothing of others. Of the rank that keeps most of
-    its microbatches, `held` are its layers and `stashes` those that it keeps at once, one for each
-    microbatch. `most` are the layers of the rank that has most of them. `whole` is 1 if one stage
-    runs the whole model. Each is a number, or an array of them.
+    Work is in layers of one microbatch, forward and backward: `work` is the most that a rank runs,
+    `busy` the most including what others run before its first and after its last layer, `last` the
+    same for the rank with the head. Where `busy` and `last` leave out other ranks, `lead` and
+    `last_lead` are the layers whose forward others run before these two ranks begin. `most_layers`
+    are the layers of the rank that keeps most activations, `stashes` those whose activations it
+    keeps at once, counted for each microbatch. `most` are the layers of the rank that has most.
+    `whole` is 1 if one stage runs the whole model.
     """
 
     layers: Any
@@ -46,8 +48,8 @@ class StepLayout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The layers of a model: how many are before those that are many, how many these are, and how
-    many are after them. Of `mixed` ones the order is not known."""
+    """The layers of a model: the number before the repeated layers, of these (`many`), and after
+    them. Of `mixed` layers the order is not known."""
 
     before: int
     many: int
@@ -56,11 +58,11 @@ class Layers:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of all layers."""
         return self.before + self.many + self.after
 
     def of_parts(self, parts: Sequence[int]) -> list[int]:
-        """Of the many, how many each part has at least."""
+        """A lower bound of the repeated layers in each stage, given the layers of each."""
         counts: list[int] = []
         start = 0
         for size in parts:
@@ -73,9 +75,10 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class RankLayers:
-    """Of the layers that are many: `own` are those of a rank, `kept` the most that it keeps of
-    microbatches at once. `first` and `last` say whether it runs all that is before, or after. A
-    backward of `begins` layers begins while all that it keeps is there."""
+    """The repeated layers of a rank: `own` is their number, `kept` the most whose activations it
+    keeps at once, counted for each microbatch. `first` and `last` say whether it runs all layers
+    before, or after, the repeated ones. At the peak of activations a backward of `begins` layers
+    begins."""
 
     own: int
     kept: int
@@ -84,12 +87,18 @@ class RankLayers:
     begins: int
 
 
-@lru_cache(1024)
 def rank_layers(
     layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
 ) -> tuple[RankLayers, ...]:
-    """The layers of each rank of a pipeline; none if its schedule is not known, or the layers are
-    too few. Arguments are those of `layer_layout`."""
+    """The layers of each rank of a pipeline; empty if its schedule is not known, or there are too
+    few layers. Arguments are those of `layer_layout`."""
+    return _rank_layers(layers, name, stages, min(count, _WARM * stages), given, cut)
+
+
+@lru_cache(1024)
+def _rank_layers(
+    layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
+) -> tuple[RankLayers, ...]:
     schedule = SCHEDULES.get(name)
     if schedule is None:
         return ()
@@ -105,7 +114,7 @@ def rank_layers(
     for number, home in enumerate(placement.homes):
         own[home.rank] += parts[number % depth]
         ends.add((home.rank, number % depth))
-    kept = _kept(schedule, placement, stages, min(count, _WARM * stages), chunks, parts)
+    kept = _kept(schedule, placement, stages, count, chunks, parts)
     whole = shares[0] >= layers.before, shares[-1] >= layers.after
     in_order = count > 1 and is_in_order(schedule, stages, chunks)
     ranks: list[RankLayers] = []
@@ -117,7 +126,7 @@ def rank_layers(
 
 
 def is_in_order(schedule: Schedule, stages: int, chunks: int) -> bool:
-    """Whether chunks go round the ranks, and a backward is one action."""
+    """Whether chunks are placed round robin, and a backward is one action."""
     placed = schedule.placement(stages, chunks) == round_robin(stages, chunks)
     return placed and not schedule.splits_weight_gradient
 
@@ -125,9 +134,9 @@ def is_in_order(schedule: Schedule, stages: int, chunks: int) -> bool:
 def layer_layout(
     layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
 ) -> StepLayout:
-    """The layout of a schedule of so many stages, microbatches and chunks (0: its own number);
-    `cut` are the layers of each part, if they are given. Of a schedule of a plug-in nothing is
-    known but the mean."""
+    """The layout of the schedule `name` with `stages` stages, `count` microbatches and `given`
+    chunks (0: its own number); `cut` has the layers of each stage, if they are given. For the
+    schedule of a plug-in only means are known."""
     many = layers.many
     schedule: Schedule | None = SCHEDULES.get(name)
     if stages == 1:
@@ -146,7 +155,7 @@ def layer_layout(
     parts = layers.of_parts(cut or evenly(layers.total, placement.depth))
     homes = [home.rank for home in placement.homes]
     before = [sum(parts[: homes.index(rank)]) for rank in range(stages)]
-    if is_in_order(schedule, stages, chunks):  # what is before is after it as well
+    if is_in_order(schedule, stages, chunks):  # backward runs through the same layers afterwards
         busy = [(count * mine + fill, 0) for mine, fill in zip(own, before, strict=True)]
     else:
         busy = [(count * mine, fill) for mine, fill in zip(own, before, strict=True)]
@@ -164,13 +173,15 @@ def _kept(
     chunks: int,
     parts: Sequence[int],
 ) -> list[tuple[int, int]]:
-    """The most layers of microbatches that each rank keeps at once, and how many the largest
-    backward has that begins then."""
+    """For each rank, the most layers whose activations it keeps at once, counted for each
+    microbatch, and the layers of the largest backward that begins then."""
     peaks: list[tuple[int, int]] = []
     for rank in range(stages):
         now = most = begins = 0
+        homes = ((chunk, placement.stage(rank, chunk)) for chunk in placement.chunks(rank))
+        sizes = {chunk: parts[stage % placement.depth] for chunk, stage in homes}
         for action in schedule.rank_actions(rank, stages, count, chunks):
-            size = parts[placement.stage(rank, action.chunk) % placement.depth]
+            size = sizes[action.chunk]
             if action.kind == "F":
                 now += size
                 most, begins = (now, 0) if now > most else (most, begins)

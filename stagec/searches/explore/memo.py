@@ -1,4 +1,4 @@
-"""Functions of many named values, asked once for all that they read alike.
+"""Memoizes functions of many named values by the values that they read.
 
     rule(tp, sp, zero ...)     reads tp = 1: nothing else matters
                                reads tp = 2, then sp = False: another answer
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class NotedValues:
-    """Values by name, as attributes and as items, that notes which of them are read."""
+    """Values by name, as attributes and as items; records those that are read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values, self.read = values, dict[str, Any]()
@@ -32,7 +32,8 @@ class NotedValues:
 
 
 class Reads(Generic[T]):
-    """After some reads: what is read next, and what follows from each value; or the answer."""
+    """A node of the tree of reads: the name that is read next, and the node for each of its values;
+    or the answer."""
 
     __slots__ = ("answer", "branches", "name")
 
@@ -43,22 +44,22 @@ class Reads(Generic[T]):
 
 
 class MemoByReads(Generic[T]):
-    """A function that reads its values one after the other: which it reads next depends on those
-    that it has read. Values are hashable."""
+    """A memoized function whose next read depends only on the values that it has read. Values are
+    hashable."""
 
     def __init__(self, function: Callable[[NotedValues], T]) -> None:
-        self._function, self._first = function, Reads[T]()
+        self._function, self.first = function, Reads[T]()
 
-    def reads_of(self, values: Mapping[str, Any]) -> Reads[T]:
-        """How far these values lead, of those that many calls have in common."""
-        node = self._first
+    def reads_of(self, values: Mapping[str, Any], start: Reads[T] | None = None) -> Reads[T]:
+        """The node that these values, common to many calls, lead to from `start`."""
+        node = start or self.first
         while node.name in values and (branch := node.branches.get(values[node.name])) is not None:
             node = branch
         return node
 
     def __call__(self, values: Mapping[str, Any], start: Reads[T] | None = None) -> T:
-        """The answer for these values, some of which have led to `start`."""
-        node = start or self._first
+        """The answer for these values, of which some lead to `start`."""
+        node = start or self.first
         while node.name:
             branch = node.branches.get(values[node.name])
             if branch is None:
@@ -69,7 +70,7 @@ class MemoByReads(Generic[T]):
     def _ask(self, values: Mapping[str, Any]) -> T:
         reading = NotedValues(values)
         answer = self._function(reading)
-        node = self._first
+        node = self.first
         for name, value in reading.read.items():
             node.name = name
             node = node.branches.setdefault(value, Reads())

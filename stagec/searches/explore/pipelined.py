@@ -1,10 +1,10 @@
-"""A lower bound of the time of a pipeline: its own actions, one after the other on each rank.
+"""A lower bound of the time of a pipeline by its actions, one after the other on each rank.
 
-What a chunk takes for a microbatch is known from a probe of one stage. Of the waits at its ends
-only those are counted that no other action can fill:
+The time of a chunk for a microbatch comes from a probe of one stage. Of the waits at its ends only
+those count that no other action can fill:
 
-    rank 0   F0 F1    B0 F2 B1 ..        an action starts when the one before it is done, and what
-    rank 1      F0 B0 F1 B1 ..           it needs on a stream, and when its input is there
+    rank 0   F0 F1    B0 F2 B1 ..        an action starts when the one before it is done, its
+    rank 1      F0 B0 F1 B1 ..           streams are free, and its input has arrived
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stagec.searches.explore.layout import Layers
 from stagec.sharding.stages import evenly
 from stagec.support.diagnostics import DiagnosticError
 
-#: Actions of a pipeline that are looked at; of more, nothing is said.
+#: The most actions of a pipeline; for more there is no bound.
 _MOST_ACTIONS = 200_000
 
 
@@ -36,9 +36,9 @@ NONE = Pair()
 
 @dataclass(frozen=True, slots=True)
 class PhaseTimes:
-    """Seconds of forward or of backward of a chunk, from its first computation to its last one:
-    `layer` for each layer, less `border`, which comes after the last computation. `first` and
-    `last` are what the first and the last part of a model run beside layers."""
+    """Seconds of the forward or the backward of a chunk, from its first computation to its last
+    one: `layer` for each layer, less `border`, which follows the last computation. `first` and
+    `last` are the seconds of the first and the last stage in addition to repeated layers."""
 
     layer: float
     border: float = 0.0
@@ -48,10 +48,10 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class ActionTimes:
-    """Seconds of the actions of a pipeline: forward and backward, None if nothing is known of one.
+    """Seconds of the actions of a pipeline: of forward and of backward, None if not known.
 
-    `gaps` are the waits between the last computation of an action and the first one of the next, by
-    the phases of both. `tail` is what a layer takes once all backward is done.
+    `gaps[a][b]` is the wait between the last computation of an action of phase a and the first one
+    of the next, of phase b. `tail` is the time of a layer after the last backward.
     """
 
     phases: tuple[PhaseTimes | None, PhaseTimes | None]
@@ -59,8 +59,8 @@ class ActionTimes:
     tail: float = 0.0
 
     def exchanging(self, other: ActionTimes | None, tail: float) -> ActionTimes:
-        """The same with what data-parallel ranks exchange, as another probe has it. What comes
-        before and after layers is that of this one."""
+        """These times with the communication of data-parallel ranks, from the probe `other`; the
+        times outside of the repeated layers stay."""
         if other is None:
             return replace(self, tail=tail)
         (one, two), (first, second) = self.phases, other.phases
@@ -74,8 +74,8 @@ def _exchanging(mine: PhaseTimes | None, other: PhaseTimes | None) -> PhaseTimes
 
 
 class _Action(NamedTuple):
-    """An action: 0 forward, 1 backward; its rank, the kind of the one before it there, its part,
-    and the number of the action that gives its input, or -1."""
+    """An action: 0 for forward, 1 for backward; its rank, the kind of the action before it on the
+    rank, its stage, and the number of the action whose result it takes, or -1."""
 
     kind: int
     rank: int
@@ -85,8 +85,8 @@ class _Action(NamedTuple):
 
 
 class PipelineBound(NamedTuple):
-    """What is known of a pipeline beside times: its schedule, stages, microbatches and chunks of a
-    rank (0: the schedule's own), and the layers of each part, if they are given."""
+    """The shape of a pipeline: its schedule, stages, microbatches and chunks of a rank (0: the
+    schedule's own number), and the layers of each stage, if they are given."""
 
     schedule: str
     stages: int
@@ -98,10 +98,12 @@ class PipelineBound(NamedTuple):
 def pipelined(
     layers: Layers, shape: PipelineBound, times: ActionTimes, ready: Pair = NONE, again: float = 0.0
 ) -> float:
-    """Seconds that a step takes at least; `ready` is how long after its last computation the result
-    of an action is there, `again` what backward may compute before its input is there.
+    """A lower bound of the seconds of a step. `ready` is the time from the last computation of an
+    action to the arrival of its result, `again` the time that a backward may recompute before its
+    input has arrived.
 
-    0 where nothing is known: actions without a plain order, and models whose layers are mixed.
+    Returns 0 where there is no bound: for actions without a plain order, and for models with mixed
+    layers.
     """
     actions = _actions(*shape[:4])
     forward, backward = times.phases
@@ -121,8 +123,8 @@ def pipelined(
 
 
 def _takes(phase: PhaseTimes, parts: Sequence[int], whole: tuple[bool, bool]) -> list[float]:
-    """Seconds of an action of each part; the first and the last are `whole` if they have what is
-    beside layers."""
+    """Seconds of an action of each stage. `whole` says whether the first and the last stage have
+    all that is outside of the repeated layers."""
     seconds = [max(0.0, count * phase.layer - phase.border) for count in parts]
     seconds[0] += phase.first if whole[0] else 0.0
     seconds[-1] += phase.last if whole[1] else 0.0
@@ -136,8 +138,8 @@ def _ends(
     ready: Pair,
     stages: int,
 ) -> list[float]:
-    """When the last action of each rank ends. What has no source waits for the last of the inputs,
-    which is there at once."""
+    """The end of the last action of each rank. An action without a source has its input at once:
+    source -1 is the last element of `inputs`, which stays 0."""
     waits = *gaps, NONE
     free, inputs = [0.0] * stages, [0.0] * (len(actions) + 1)
     for number, (kind, rank, before, part, source) in enumerate(actions):
@@ -149,8 +151,8 @@ def _ends(
 
 @lru_cache(256)
 def _actions(name: str, stages: int, count: int, given: int) -> tuple[_Action, ...]:
-    """The actions of all ranks, each after those that it waits for; none where chunks do not go
-    round the ranks, or actions are split or overlapped."""
+    """The actions of all ranks in a topological order; empty if chunks are not placed round robin,
+    or if actions are split or overlapped."""
     schedule = SCHEDULES.get(name)
     if schedule is None or stages == 1 or schedule.splits_weight_gradient:
         return ()

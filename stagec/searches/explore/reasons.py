@@ -1,4 +1,4 @@
-"""Why one strategy loses to another: the difference of two steps, by what time was spent on."""
+"""Why one strategy is slower than another: the difference of two steps by category of time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 Seconds = Mapping[str, float]
 _EXPOSED = "exposed "
 _COMPUTE = ("matrix products", "attention", "element-wise", "launch gaps", "interference")
-#: Differences below this part of the step are not told.
+#: Differences below this share of the step are left out.
 _LEAST = 0.002
 _MOST = 3
 
 
 def grouped(breakdown: Seconds, levels: Mapping[str, str]) -> dict[str, float]:
-    """A breakdown with computations as one part, and communication by axis; `levels` names the
-    level of the network that an axis crosses."""
+    """A breakdown with all computations as one category, and communication by axis; `levels` names
+    the level of the network that each axis crosses."""
     parts: defaultdict[str, float] = defaultdict(float)
     for part, seconds in breakdown.items():
         if part in _COMPUTE:
@@ -30,7 +30,7 @@ def grouped(breakdown: Seconds, levels: Mapping[str, str]) -> dict[str, float]:
 
 
 def limits(breakdown: Seconds, levels: Mapping[str, str]) -> str:
-    """`computation 71%, bubble 14%`: where most of a step goes."""
+    """`computation 71%, bubble 14%`: the largest categories of a step."""
     parts = grouped(breakdown, levels)
     total = sum(parts.values()) or 1.0
     most = sorted(parts.items(), key=lambda p: (-p[1], p[0]))[:_MOST]
@@ -38,14 +38,10 @@ def limits(breakdown: Seconds, levels: Mapping[str, str]) -> str:
 
 
 def reason(
-    mine: Seconds,
-    best: Seconds,
-    levels: Mapping[str, str],
-    best_levels: Mapping[str, str],
-    what: str = "",
+    mine: Seconds, best: Seconds, levels: Mapping[str, str], best_levels: Mapping[str, str]
 ) -> str:
-    """`+1.20 s (+11.0%): exposed tp all_gather over infiniband +8.1%, bubble +3.0%`: what a step
-    spends more than the best one, largest differences first; percents are of the best step."""
+    """`+1.20 s (+11.0%): exposed tp all_gather over infiniband +8.1%, bubble +3.0%`: the time of a
+    step beyond the best one, largest differences first, in percent of the best step."""
     total = sum(best.values()) or 1.0
     more = sum(mine.values()) - total
     one, other = grouped(mine, levels), grouped(best, best_levels)
@@ -54,4 +50,4 @@ def reason(
     largest = [f"{n} {d / total:+.1%}" for n, d in order[:_MOST] if abs(d) / total >= _LEAST]
     ahead = f"{more:+.3g} s ({more / total:+.1%})"
     because = ", ".join(largest) or "no part differs by as much as 0.2%"
-    return f"{ahead}: {because}" + (f"; {what}" if what else "")
+    return f"{ahead}: {because}"

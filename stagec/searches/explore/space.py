@@ -1,8 +1,6 @@
-"""A space of strategies: what may vary, and the points that it has.
+"""A space of strategies: a product of knobs. Its points are counted without listing them:
 
-A space is a product of knobs. It is counted before anything is made of it:
-
-    tp 1,2,4,8   zero 0,1,3   recompute none,full      4 * 3 * 2 = 24 points
+tp 1,2,4,8   zero 0,1,3   recompute none,full      4 * 3 * 2 = 24 points
 """
 
 from __future__ import annotations
@@ -19,14 +17,13 @@ Point: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The values of each knob, in the order in which points go through them: the last is the
-    fastest."""
+    """The values of each knob; the last knob varies fastest."""
 
     knobs: Mapping[str, tuple[Any, ...]]
 
     @property
     def count(self) -> int:
-        """How many points there are, legal or not."""
+        """The number of points, legal or not."""
         return prod(len(values) for values in self.knobs.values())
 
     def part(self, names: frozenset[str]) -> Space:
@@ -40,7 +37,7 @@ class Space:
 
 
 def doubled(first: int, last: int) -> tuple[int, ...]:
-    """1, 2, 4, ...: from the first up to the last, at least 1."""
+    """The sizes `first`, 2 `first`, 4 `first`, ... up to `last`; (1,) if there are none."""
     sizes: list[int] = []
     while first <= last:
         sizes.append(first)

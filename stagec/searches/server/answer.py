@@ -42,7 +42,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class FoundServer:
-    """A server that a search found. `row` has all its figures."""
+    """One of the best servers. `row` has all its figures."""
 
     row: Mapping[str, Any]
 
@@ -53,7 +53,7 @@ class FoundServer:
 
     @property
     def prefill(self) -> Mapping[str, Any] | None:
-        """The workers that prefill; None where those that decode do it."""
+        """The workers that prefill; None for an aggregated server."""
         prefill: Mapping[str, Any] | None = self.row["prefill"]
         return prefill
 
@@ -65,12 +65,12 @@ class FoundServer:
 
     @property
     def per_rank(self) -> float:
-        """Tokens per second that come out, of each rank."""
+        """Output tokens per second per rank."""
         return float(self.row["per_rank"])
 
     @property
     def per_user(self) -> float:
-        """Tokens per second of one sequence."""
+        """Output tokens per second of one sequence."""
         return float(self.row["per_user"])
 
     @property
@@ -86,8 +86,7 @@ class FoundServer:
 
 @dataclass(frozen=True)
 class ServerSearchAnswer(Report):
-    """What a search for a server found: the object of `stagec search --serve server --json`, and
-    the `command` that asks for it."""
+    """The object of `stagec search --serve server --json`, and the command of the search."""
 
     data: Mapping[str, Any]
     command: str = ""
@@ -99,7 +98,7 @@ class ServerSearchAnswer(Report):
 
     @property
     def front(self) -> Sequence[Mapping[str, Any]]:
-        """Those that no other beats in tokens per rank and per user."""
+        """The Pareto front of tokens per second per rank and per user."""
         front: Sequence[Mapping[str, Any]] = self.data["front"]
         return front
 
@@ -125,8 +124,8 @@ class ServerSearchAnswer(Report):
         return server_page(self.title, self.data, self.command)
 
     def write_launch(self, folder: Path) -> list[Path]:
-        """Write the files that start the best server into a folder, which is made; their paths.
-        Raises `OSError`."""
+        """Write the files that start the best server into a folder, which is created. Returns their
+        paths. Raises `OSError`."""
         files = launch_files(self.data)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -148,8 +147,8 @@ class ServerSearchAnswer(Report):
 def search_servers(
     given: Mapping[str, Any], session: Session, progress: Callable[[str], None] = lambda text: None
 ) -> ServerSearchAnswer:
-    """The servers that options ask for. Raises `DiagnosticError`, `OSError`; `KeyboardInterrupt`
-    where it is interrupted, for there is no answer before all workers are timed."""
+    """The answer of a search for servers. Raises `DiagnosticError`, `OSError`, and
+    `KeyboardInterrupt`, since there is no answer before all workers are timed."""
     from stagec.searches.server.question import server_question
     from stagec.searches.server.run import find_servers
 
@@ -162,7 +161,7 @@ def search_servers(
     return ServerSearchAnswer(data)
 
 
-# -- as plain data ---------------------------------------------------------------------------------
+# -- JSON ------------------------------------------------------------------------------------------
 
 
 def _data(servers: FoundServers) -> dict[str, Any]:
@@ -261,8 +260,8 @@ def _pool(pool: WorkerPool, peak: int) -> dict[str, Any]:
 
 
 def _command(servers: FoundServers, server: ServerPlan) -> str | None:
-    """The command that times the workers of a server; None where they are on machines that are
-    unlike, or cannot meet."""
+    """The command that times the workers of a server; None if they are on different machines, or if
+    their caches cannot be transferred exactly."""
     from stagec.jobs.request.command_line import asked_words, job_words
     from stagec.searches.server.run import pods_of, strategy_words
 
@@ -301,7 +300,7 @@ def _command(servers: FoundServers, server: ServerPlan) -> str | None:
 
 
 def _launch(servers: FoundServers) -> dict[str, Any] | None:
-    """The files that start the best server with the engine that was asked for."""
+    """The files that start the best server with the engine of --emit-run; None without it."""
     from stagec.searches.server.launch import ENGINES
 
     run = servers.question.run

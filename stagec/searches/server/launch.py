@@ -37,7 +37,7 @@ _CHECKPOINT = "# MODEL has weights of {dtype}: the engine reads that from its co
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """An engine, and the folder for its files; None for those that are printed."""
+    """An engine, and the folder for its launch files; None to print them."""
 
     engine: str
     folder: Path | None = None
@@ -63,10 +63,10 @@ class EngineRunType(Kind[EngineRun]):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLayout:
-    """How the ranks of a worker share the model, as engines say it: attention is split over `tp`
-    ranks, `dp` of which groups have sequences of their own, experts over `ep` groups of `moe_tp`
-    ranks each; all of it on each of `pp` stages. `problem` says why engines have no words for
-    it."""
+    """How the ranks of a worker share the model, in the terms of engines: each of `pp` stages has
+    `dp` groups with sequences of their own, and each group splits attention over `tp` ranks;
+    experts are split over `ep` groups of `moe_tp` ranks. `problem` says why engines have no flags
+    for a layout."""
 
     tp: int
     dp: int
@@ -77,7 +77,7 @@ class WorkerLayout:
 
     @property
     def ranks(self) -> int:
-        """Ranks of a stage."""
+        """The number of ranks of a stage."""
         return self.tp * self.dp
 
 
@@ -101,11 +101,11 @@ def layout_of(options: JobOptions, *, experts: bool) -> WorkerLayout:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedWorker:
-    """A worker to be started: what it does (`server`, `prefill` or `decode`), how many there are,
-    its layout, the sequences in flight and the most tokens of a step of each group of ranks, and
-    the longest sequence. Weights and caches have the types of the job, `scheduler` says which share
-    of the memory is used, and whether prompts share steps with sequences that decode. A layer has
-    so many `experts`, 0 if it has none."""
+    """A kind of worker to start: its role (`server`, `prefill` or `decode`), the number of workers,
+    the layout, the sequences in flight and the most tokens of a step of each group of ranks, and
+    the tokens of the longest sequence. `options` has the types of weights and caches; `scheduler`
+    the share of the memory, and whether prompts share steps with sequences that decode. `experts`
+    is the number of experts of a layer, 0 for a dense model."""
 
     role: str
     workers: int
@@ -119,21 +119,21 @@ class LaunchedWorker:
 
     @property
     def memory(self) -> float | None:
-        """The share of the memory of a device that is used; None if nothing says so."""
+        """The share of the memory of a device that the engine uses; None if not stated."""
         share = self.scheduler.memory
         return None if share is None else float(fraction(share))
 
     @property
     def urls(self) -> list[str]:
-        """Where the workers are reached: names of hosts to be replaced."""
+        """The addresses of the workers, with placeholders for the names of hosts."""
         return [f"http://{self.role}-{n}:{_PORT}" for n in range(self.workers)]
 
 
 class LaunchEngine(ABC):
-    """An engine: which layouts it has, and its launch files."""
+    """An engine: the layouts that it supports, and its launch files."""
 
     def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
-        """What of a worker the engine has no flags for; empty if it has for all."""
+        """What the engine has no flags for in a worker; empty if it has all."""
         if options.kv_dtype == "int8":
             return "caches in int8"
         if options.afd:
@@ -146,13 +146,13 @@ class LaunchEngine(ABC):
 
     @abstractmethod
     def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
-        """The launch files by their names: of one kind of worker, or of those that prefill and
-        those that decode."""
+        """The launch files by name, for one kind of worker, or for those that prefill and those
+        that decode."""
 
 
 class ScriptedEngine(LaunchEngine):
-    """An engine whose workers are started by one command line each, and reached through a router
-    where there are several."""
+    """An engine whose workers are started by one command line each, with a router in front of
+    several workers."""
 
     def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
         files = {f"{w.role}.sh": self.server(about, w) for w in workers}
@@ -170,7 +170,7 @@ class ScriptedEngine(LaunchEngine):
 
 
 def _script(about: str, words: Sequence[str], more: str = "") -> str:
-    """A script with one flag a line."""
+    """A shell script with one flag on each line."""
     lines: list[str] = []
     for word in words:
         if word.startswith("-") or not lines:
@@ -181,7 +181,7 @@ def _script(about: str, words: Sequence[str], more: str = "") -> str:
 
 
 def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
-    """Flags of weights and caches, and what is to be known of the weights."""
+    """The flags for the types of weights and caches, and a comment on the weights."""
     words, more = ["--dtype", "bfloat16"], ""
     if options.weight_dtype == "fp8":
         words += ["--quantization", "fp8"]
@@ -192,9 +192,9 @@ def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
     return words, more
 
 
-#: Ranks of adapters that vLLM takes (vllm/config/lora.py: MaxLoRARanks).
+#: The ranks of adapters that vLLM supports (vllm/config/lora.py: MaxLoRARanks).
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-#: Modules with adapters as TensorRT-LLM calls them (lora_helper.py), by names of parameters.
+#: TensorRT-LLM's names of modules with adapters (lora_helper.py), by names of parameters.
 _LORA_MODULES: Mapping[str, Sequence[str]] = {
     "wq": ["attn_q"],
     "wk": ["attn_k"],
@@ -263,8 +263,8 @@ _WHOLE_SHARED = "export SGLANG_SHARED_EXPERT_TP1=1\n"
 
 
 class SGLang(ScriptedEngine):
-    """SGLang: sizes of data-parallel attention are those of all groups together. Shared experts
-    whose blocks do not divide are whole on each rank."""
+    """SGLang, whose sizes are those of all groups of data-parallel attention together, and whose
+    ranks have shared experts whole where their blocks do not divide."""
 
     def adapted(self, options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
         format_, width = FORMATS.get(options.weight_dtype or ""), sizes.get(SHARED_WIDTH, 0)
@@ -327,7 +327,8 @@ class SGLang(ScriptedEngine):
 
 
 class TensorRTLLM(LaunchEngine):
-    """TensorRT-LLM: a YAML for each kind of worker, and one for the server that joins them."""
+    """TensorRT-LLM, with a YAML file for each kind of worker, and one for the server that joins
+    them."""
 
     def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
         if layout.dp > 1 and layout.tp > 1:
@@ -414,7 +415,7 @@ ENGINES: Mapping[str, LaunchEngine] = {"vllm": VLLM(), "sglang": SGLang(), "trtl
 
 
 def engine_of(stack: str) -> LaunchEngine | None:
-    """The engine that a stack is about; None for others."""
+    """The engine that a stack describes; None if it describes no engine."""
     return ENGINES.get(stack.partition("@")[0])
 
 
@@ -428,5 +429,5 @@ def _lines(data: Mapping[str, Any], before: str) -> Iterator[str]:
             yield f"{before}{name}:"
             yield from _lines(cast("Mapping[str, Any]", value), before + "  ")
         else:
-            # JSON is YAML: texts with quotes, lists in brackets
+            # JSON is YAML, with quoted strings and lists in brackets
             yield f"{before}{name}: {value if isinstance(value, str) else json.dumps(value)}"

@@ -1,4 +1,4 @@
-"""What a search for a server is asked: options of the command as one question."""
+"""Turns the options of a search for servers into a question."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from stagec.searches.space import listed
 from stagec.searches.stack import with_stack
 from stagec.support.diagnostics import error
 
-#: Options of other searches, which a server has not.
+#: Options of other searches, which do not apply to servers, and why.
 _OTHERS = {
     "step": "the steps follow from --prompt, --output-tokens and --chunk",
     "draft": "give --speculative K, which uses the draft modules of the model",
@@ -51,22 +51,25 @@ _OTHERS = {
     "sensitivity": "it is for one step",
     "scheduler": "workers are timed on this machine; --jobs says by how many processes",
 }
-#: Servers that run over time where nothing says how many.
+#: The default number of servers that run over time.
 VERIFIED = 3
 OBJECTIVES = (GOODPUT, "cost")
-#: Data-parallel ranks that nothing joins are workers of their own.
+#: The reason to leave out data-parallel ranks that share nothing: they are separate workers.
 _COPIES = "copies of a smaller worker"
 _SAME = "the engine has the flags of another worker for it"
-#: What a layout says of a worker.
+#: The flags that determine the layout of a worker.
 _LAYOUT = {"tp", "pp", "dp", "ep", "etp", "dp_attention"}
 
 
 @dataclass(frozen=True)
 class ServerQuestion:
-    """Servers of a model on each of `ranks`: workers are `tasks`, of which the rules left out those
-    that are `refused`, by their message. `layers` are those of the model, each with so many
-    `experts`, 0 if it has none; `run` is the engine whose launch files are wanted. So many of the
-    best are `verified` over time. `measured` are the values of `MEASURED`."""
+    """The question of a search for servers of a model on each of `ranks`.
+
+    `tasks` are the workers to time; `refused` counts those that were left out, by message. `layers`
+    is the number of layers of the model, `experts` that of the experts of a layer (0: none). `run`
+    is the engine whose launch files are wanted, `verified` the number of the best servers that run
+    over time, `measured` the values of `MEASURED`.
+    """
 
     model: JobOptions
     load: ServerLoad
@@ -84,7 +87,7 @@ class ServerQuestion:
 
 
 def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestion:
-    """What is asked. Raises `DiagnosticError`, `OSError`."""
+    """The question that these options ask. Raises `DiagnosticError`, `OSError`."""
     given, of_job = with_job(given, session)
     _check(given)
     asked: Sequence[str | Machine] = given["machine"]
@@ -92,7 +95,7 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
     machines = [
         machine_of(m, session, used) if isinstance(m, str) else with_used(m, used) for m in asked
     ]
-    for machine in machines:  # refuses files that cannot be read before workers do
+    for machine in machines:  # reports files that cannot be read before workers are started
         measurements(given["measured"], given["kernels_from"], machine)
     caches = {n: given[n] for n in CACHES if given[n] is not None}
     plain = JobOptions(given["model"], sizes=dict(given["sizes"]), serve=MIXED, **caches)
@@ -126,7 +129,7 @@ def server_question(given: Mapping[str, Any], session: Session) -> ServerQuestio
 
 
 def _check(given: Mapping[str, Any]) -> None:
-    """Refuse what is missing, and options of other searches. Raises `DiagnosticError`."""
+    """Raise `DiagnosticError` for missing options, and for options of other searches."""
     for name, why in _OTHERS.items():
         if given[name]:
             raise error(
@@ -170,8 +173,8 @@ def _with_tasks(
     layers: Layers,
     session: Session,
 ) -> ServerQuestion:
-    """The question with the workers of its space: on so many ranks as double, up to all of them,
-    for each machine and stack."""
+    """The question with the workers of its space, for each machine and stack, on 1, 2, 4, ... ranks
+    up to all of them."""
     said = said_values(given, session)
     budgets = (given["chunk"],) if given["chunk"] else ()
     tasks: list[WorkerTask] = []
@@ -194,20 +197,20 @@ def _with_tasks(
                 lacks = [_lacks(question, job) for job in single]
                 refused.update(filter(None, lacks))
                 jobs = [job for job, why in zip(single, lacks, strict=True) if not why]
-                apart = _launched_once(question, space.knobs.keys() - _LAYOUT, jobs)
-                refused[_SAME] += len(jobs) - len(apart)
+                distinct = _launched_once(question, space.knobs.keys() - _LAYOUT, jobs)
+                refused[_SAME] += len(jobs) - len(distinct)
                 about = limit, question.load, budgets, given["batch"], price, question.measured
-                tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in apart)
+                tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in distinct)
     return replace(question, tasks=tasks, refused=+refused, points=points)
 
 
 def _stacks(text: str) -> Iterator[str]:
-    """The stacks of a list."""
+    """The stacks of a comma-separated list."""
     yield from dict.fromkeys(name.strip() for name in text.split(","))
 
 
 def _lacks(question: ServerQuestion, job: JobOptions) -> str:
-    """Why the engine that is to run a worker cannot: that of --emit-run, or else of its stack."""
+    """Why the engine of a worker cannot run it; empty if it can."""
     name = _engine(question, job)
     engine = engine_of(name)
     layout = layout_of(job, experts=question.experts > 0)
@@ -222,15 +225,16 @@ def _adapted(question: ServerQuestion, job: JobOptions, sizes: Mapping[str, int]
 
 
 def _engine(question: ServerQuestion, job: JobOptions) -> str:
-    """The engine that is to run a worker, or else its stack."""
+    """The engine of --emit-run, or else the stack of a worker."""
     return job.stack if question.run is None else question.run.engine
 
 
 def _launched_once(
     question: ServerQuestion, knobs: Iterable[str], jobs: Sequence[JobOptions]
 ) -> list[JobOptions]:
-    """The workers without those for which an engine has the flags of an earlier one: ep 8 with dp
-    8, or with tp 8 and attention data parallelism. `knobs` are what else they differ in."""
+    """The workers without those that an engine starts with the same flags as an earlier one, such
+    as ep 8 with dp 8 or with tp 8 and attention data parallelism. `knobs` are the other flags in
+    which workers may differ."""
     chosen: dict[tuple[object, ...], JobOptions] = {}
     for number, job in enumerate(jobs):
         layout: object = layout_of(job, experts=question.experts > 0)
@@ -241,5 +245,5 @@ def _launched_once(
 
 
 def _is_copied(options: JobOptions) -> bool:
-    """Whether the ranks of a job are several workers: ranks that only share out sequences."""
+    """Whether the ranks of a job are several workers, that is data-parallel ranks."""
     return (mesh_axes(options).get("dp") or 1) > 1

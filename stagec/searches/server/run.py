@@ -1,5 +1,5 @@
-"""A search for a server: workers are timed, servers are made of them, and the best are looked at
-again with the caches that cross between their pools."""
+"""A search for servers: times workers, combines them to servers, and evaluates the best again with
+the exact transfer of caches between their pools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stagec.analysis.serving_rates import steady_seconds
-from stagec.answers.serve_prompts import at_least, sending
+from stagec.answers.serve_prompts import sending, with_fewest
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group
@@ -53,16 +53,21 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
 
 Log = Callable[[str], None]
-#: Bytes of a message by which networks are compared.
+#: The bytes of a message by which two networks are compared.
 _MESSAGE = 1 << 20
 
 
 @dataclass(frozen=True)
 class FoundServers:
-    """The best servers, best first; the best of each mode, and of each number of ranks; those that
-    no other beats within the limit of the first token; what was left out, by reason; what some of
-    the best give over time, by their `id`: those that miss a limit there are behind the others of
-    these; and by where their times are from kernels and collectives of all steps."""
+    """The result of a search for servers.
+
+    `best` has the best servers, best first; `by_mode` and `by_ranks` the best of each mode and
+    number of ranks; `front` the Pareto front within the limit of the time to the first token.
+    `servers` and `timed` are the numbers of servers and of workers that fit, `cut` counts what was
+    left out by reason. `over_time` has the closed loops of some of the best, by the `id` of the
+    server: those that miss a limit there come after the others. `costed_by` is as in `StepTimer`,
+    summed over workers.
+    """
 
     question: ServerQuestion
     best: Sequence[ServerPlan]
@@ -79,7 +84,7 @@ class FoundServers:
 
 
 def find_servers(question: ServerQuestion, processes: int, log: Log) -> FoundServers:
-    """The servers of a question. Raises `KeyboardInterrupt`."""
+    """Search the servers of a question. Raises `KeyboardInterrupt`."""
     began = time.monotonic()
     cut = Counter[str](question.refused)
     kinds = list(_kinds(question, processes, log, cut))
@@ -122,7 +127,7 @@ _MODES = (AGGREGATED, DISAGGREGATED)
 def _kinds(
     question: ServerQuestion, processes: int, log: Log, cut: Counter[str]
 ) -> Iterator[WorkerKind]:
-    """The workers that can be, timed, in the order of the question, whichever was done first."""
+    """The timed workers that fit, in a fixed order, whichever was done first."""
     tasks = sorted(question.tasks, key=lambda t: repr(kind_of(t)))
     workers: dict[int, Worker] = {}
     with crew(timed_worker, processes, kind_of) as run:
@@ -147,23 +152,24 @@ def _servers(question: ServerQuestion, kinds: Sequence[WorkerKind]) -> Iterator[
 
 
 def _exact(question: ServerQuestion, servers: Iterable[ServerPlan]) -> dict[int, ServerPlan]:
-    """The best of each layout, so many of them, and the first of each mode and number of ranks,
-    with the exact transfer of caches: by the `id` of what they are without."""
+    """The best servers of different layouts, as many as are wanted, and the first of each mode and
+    number of ranks, with the exact transfer of caches; by the `id` of the server with the estimated
+    one."""
     order = sorted(servers, key=lambda s: _value(question, s))
-    each: dict[tuple[object, ...], ServerPlan] = {}
+    by_layout: dict[tuple[object, ...], ServerPlan] = {}
     for server in order:
-        each.setdefault(server.layout, server)
-    kept = list(each.values())
+        by_layout.setdefault(server.layout, server)
+    best = list(by_layout.values())
     first: dict[object, ServerPlan] = {}
-    for server in kept:
+    for server in best:
         first.setdefault((server.mode, server.ranks), server)
-    return {id(s): exactly(question, s) for s in [*kept[: question.wanted], *first.values()]}
+    return {id(s): exactly(question, s) for s in [*best[: question.wanted], *first.values()]}
 
 
 def _verified(
     question: ServerQuestion, servers: Sequence[ServerPlan], processes: int, log: Log
 ) -> dict[int, ServerOverTime]:
-    """Servers over time, by their `id`."""
+    """The closed loops of servers, by their `id`."""
     if not servers:
         return {}
     limit = question.tasks[0].limit  # one for all
@@ -180,29 +186,30 @@ def _verified(
 def _place(
     checked: Mapping[int, ServerOverTime], server: ServerPlan, load: ServerLoad
 ) -> tuple[bool, bool]:
-    """Where a server stands, of those that are sorted by their steady states."""
+    """A key that puts servers which miss a limit over time behind others, and those that did not
+    run over time last."""
     each = checked.get(id(server))
     return each is None, each is not None and bool(each.missed(load))
 
 
 def _job_of(question: ServerQuestion, server: ServerPlan) -> JobOptions:
-    """The job of a server of requests over time."""
+    """The job of a server for a simulation of requests."""
     if server.prefill is not None:
         return pods_of(question, server.prefill, server.decode)
     return server.decode.kind.options.changed(serve=None, step=None, batch=None)
 
 
 def _value(question: ServerQuestion, server: ServerPlan) -> tuple[float, ...]:
-    """What servers are compared by, less is better: of equal cost that with more tokens, and of
-    equal ones that with less time between them, and to the first one."""
+    """The key by which servers are compared, less being better: the objective, then the other one
+    of tokens per rank and cost, then the times between tokens and to the first one."""
     rate, cost = -float(f"{server.per_rank:.9g}"), float(f"{server.cost:.9g}")
     first, then = (cost, rate) if question.objective == "cost" else (rate, cost)
     return first, then, server.tpot, server.ttft
 
 
 def exactly(question: ServerQuestion, server: ServerPlan) -> ServerPlan:
-    """A server with the caches that cross between its pools as both strategies have them, message
-    by message, and the step that sends them. Where the pods cannot meet the estimate stays."""
+    """A server with the exact transfer of caches between its pools, message by message as both
+    strategies lay them out. If the layouts cannot be matched the estimate stays."""
     if server.prefill is None:
         return server
     prefill, decode = server.prefill, server.decode
@@ -223,7 +230,7 @@ def _sent(
     prompts = prefill.step.sequences // prefill.kind.worker.stages
     options = of_a_stage(pods_of(question, prefill, decode)).changed(batch=prompts)
     machine = _joined(prefill.kind.machine, decode.kind.machine)
-    target = at_least(
+    target = with_fewest(
         options_of_pod(DECODE, options.changed(batch=None)), partial(one_group, session=session)
     )
     timer = StepTimer.of(machine, question.measured)
@@ -236,7 +243,7 @@ def _sent(
 
 
 def pods_of(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -> JobOptions:
-    """The job of both pods."""
+    """The job of a disaggregated server with these pools."""
     return question.model.changed(
         stack=decode.kind.options.stack,
         serve=TWO_PODS,
@@ -249,21 +256,21 @@ def pods_of(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -
 
 
 def _joined(machine: Machine, other: Machine) -> Machine:
-    """A machine whose outermost level joins it with another one: the slower of theirs."""
-    mine, theirs = machine.network[-1], other.network[-1]
-    if message_seconds(machine, _MESSAGE, mine) >= message_seconds(other, _MESSAGE, theirs):
+    """A machine whose outermost level is the slower of its own and that of another machine."""
+    own, others = machine.network[-1], other.network[-1]
+    if message_seconds(machine, _MESSAGE, own) >= message_seconds(other, _MESSAGE, others):
         return machine
-    return machine.model_copy(update={"network": [*machine.network[:-1], theirs]})
+    return machine.model_copy(update={"network": [*machine.network[:-1], others]})
 
 
 def strategy_words(job: JobOptions) -> str:
-    """The flags of a worker, as `--prefill` and `--decode` take them."""
+    """The flags of a worker, in the form of `--prefill` and `--decode`."""
     plain = without_step(job.changed(model="", sizes={}, ranks=None))
     return shlex.join(job_words(as_written(plain).changed(stack=IDEAL)))
 
 
 def launched(question: ServerQuestion, server: ServerPlan) -> list[LaunchedWorker]:
-    """The workers of a server as an engine starts them."""
+    """The kinds of workers of a server for the launch files of an engine."""
     load, point = question.load, server.point
     roles = [SERVER] if server.prefill is None else [PREFILL, DECODE]
     workers: list[LaunchedWorker] = []

@@ -1,4 +1,4 @@
-"""The page of a search for servers, and its picture: tokens of a rank against those of a user."""
+"""The page of a search for servers, and its chart of tokens per rank over tokens per user."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _FIGURES = ("per_rank", "per_user", "ttft", "tpot")
 
 
 def front_plot(answer: Mapping[str, Any], said: str) -> Plot:
-    """The servers that no other beats, and which of them are within the limits of time; `said` is
-    the command of the search."""
+    """The chart of the Pareto front, which marks servers within the limits of time; `said` is the
+    command of the search."""
     several = len(answer["places"]) > 1
     points = [
         PlotPoint(
@@ -42,7 +42,8 @@ def front_plot(answer: Mapping[str, Any], said: str) -> Plot:
 
 
 def server_page(title: str, answer: Mapping[str, Any], said: str) -> str:
-    """The front as a picture, and a row for each of the best; `said` is the command."""
+    """The page with the chart of the front and a row for each of the best servers; `said` is the
+    command of the search."""
     several = len(answer["places"]) > 1
     rows = [
         TableRow(

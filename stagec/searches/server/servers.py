@@ -1,5 +1,5 @@
-"""Servers made of workers: aggregated ones, and disaggregated ones with whole workers of each kind,
-on a number of ranks; which of them no other beats, and why one is behind another."""
+"""Combines workers to aggregated and disaggregated servers on a number of ranks; the Pareto front
+of servers, and why one is behind another."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stagec.analysis.steady_server import matched, per_token
+from stagec.searches.explore.branch import beats
 from stagec.searches.server.worker import MixedPoint, ServerLoad, StepPoint, Worker
 from stagec.time.costs.network import message_seconds
 
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
 
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 _IDLE, _WAITS = "idle ranks", "pools that wait"
-#: Smaller parts of a token's rank-seconds are not reported, and of others at most so many.
+#: Differences below this share of a token's rank-seconds are left out, and at most this many are
+#: reported.
 _LEAST, _MOST = 0.005, 3
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """A kind of worker: its job, the machine that it is on, what a rank of that costs an hour if it
-    is known, and what was timed."""
+    """A kind of worker: its job and machine, its timed steps, and the price of a rank for an hour
+    if that is known."""
 
     options: JobOptions
     machine: Machine
@@ -34,7 +36,7 @@ class WorkerKind:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPool:
-    """Workers of a kind: how many, and the step that each of them runs."""
+    """Workers of one kind: their number, and the step that each of them runs."""
 
     kind: WorkerKind
     workers: int
@@ -42,14 +44,14 @@ class WorkerPool:
 
     @property
     def ranks(self) -> int:
-        """Ranks of all of them."""
+        """The number of ranks of all workers."""
         return self.workers * self.kind.worker.ranks
 
 
 @dataclass(frozen=True, slots=True)
 class CacheTransfer:
-    """The caches of a step of prefill on their way: seconds for which the links of a rank are busy,
-    and those that are left behind the step; `exact` where both pods were compiled."""
+    """The transfer of the caches of a prompt: the seconds for which it occupies the links of a
+    rank, and those that remain behind the step. It is `exact` if both pods were compiled."""
 
     busy: float
     exposed: float
@@ -58,9 +60,9 @@ class CacheTransfer:
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """A server on `ranks`: `decode` are the workers that decode, and prefill beside it unless there
-    are others for that, with the caches `sent` between them. `parts` are the rank-seconds of a
-    token that comes out."""
+    """A server on `ranks` ranks. The workers of `decode` also prefill (`point`), unless there are
+    workers of `prefill`, which send their caches (`sent`). `parts` breaks down the rank-seconds of
+    an output token; `ttft` and `tpot` are in seconds."""
 
     ranks: int
     decode: WorkerPool
@@ -74,44 +76,44 @@ class ServerPlan:
 
     @property
     def mode(self) -> str:
-        """Whether the same workers prefill and decode."""
+        """`aggregated` if the same workers prefill and decode, else `disaggregated`."""
         return AGGREGATED if self.prefill is None else DISAGGREGATED
 
     @property
     def pools(self) -> list[WorkerPool]:
-        """Its workers by what they do."""
+        """The pools of workers, that of prefill first."""
         return [self.decode] if self.prefill is None else [self.prefill, self.decode]
 
     @property
     def used(self) -> int:
-        """Ranks that have something to do."""
+        """The number of ranks that are not idle."""
         return sum(pool.ranks for pool in self.pools)
 
     @property
     def per_rank(self) -> float:
-        """Tokens per second, of all of the ranks."""
+        """Output tokens per second per rank, idle ranks included."""
         return self.tokens_per_second / self.ranks
 
     @property
     def per_user(self) -> float:
-        """Tokens per second of one sequence."""
+        """Output tokens per second of one sequence."""
         return 1 / self.tpot
 
     @property
     def cost(self) -> float:
-        """What 10^6 tokens cost: rank-hours of the ranks that are used, times their price if that
-        is known."""
+        """The cost of 10^6 output tokens: rank-hours of the ranks that are used, times their price
+        if that is known."""
         hourly = sum(pool.ranks * (pool.kind.price or 1.0) for pool in self.pools)
         return hourly / 3600 / self.tokens_per_second * 1e6
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """What distinguishes servers, whatever their batches, numbers of workers and what prefills
-        for those that decode."""
+        """A key that servers share if they differ only in batches, numbers of workers, and the
+        workers that prefill."""
         return self.ranks, self.mode, id(self.decode.kind)
 
     def is_within(self, load: ServerLoad) -> bool:
-        """Whether it keeps the limits."""
+        """Whether it is within the limits of time."""
         first = load.ttft is None or self.ttft <= load.ttft
         return first and (load.tpot is None or self.tpot <= load.tpot)
 
@@ -119,7 +121,7 @@ class ServerPlan:
 def aggregated_servers(
     kinds: Iterable[WorkerKind], ranks: int, load: ServerLoad
 ) -> Iterator[ServerPlan]:
-    """Servers of as many workers of a kind as there are ranks for."""
+    """Aggregated servers, with as many workers of a kind as the ranks allow."""
     for kind in kinds:
         worker = kind.worker
         copies = ranks // worker.ranks
@@ -151,7 +153,8 @@ def _named(what: str, parts: Mapping[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Prefills:
-    """A worker that prefills: its step, requests per second, and the caches that it sends."""
+    """A worker that prefills: its step, requests per second, seconds to the first token, and the
+    transfer of caches."""
 
     kind: WorkerKind
     step: StepPoint
@@ -163,18 +166,18 @@ class _Prefills:
 def disaggregated_servers(
     kinds: Sequence[WorkerKind], ranks: int, load: ServerLoad, layers: int, *, cheap: bool
 ) -> Iterator[ServerPlan]:
-    """Servers of whole workers that prefill, and whole ones that decode, of the same stack. Of
-    those that prefill on as many ranks of a machine, the ones that no other beats in requests and
-    in time to the first token go with each that decodes. They have workers on all ranks, or if they
-    are to be `cheap` as few as end as many requests."""
+    """Disaggregated servers: each kind of worker that decodes, with each kind that prefills with
+    the same stack. Of workers that prefill on equally many ranks of a machine, only the Pareto
+    front of requests per second and time to the first token is used. Servers have workers on all
+    ranks, or if `cheap` the fewest that serve as many requests."""
     every = [p for kind in kinds for p in _prefills(kind, load, layers)]
     first = [p for p in every if not any(_beats(q, p) for q in every)]
     for kind in kinds:
         worker = kind.worker
-        mine = [p for p in first if p.kind.options.stack == kind.options.stack]
+        same_stack = [p for p in first if p.kind.options.stack == kind.options.stack]
         for point in worker.decode:
             rate = decode_rate(point, load)
-            for prefill in mine:
+            for prefill in same_stack:
                 sizes = prefill.kind.worker.ranks, worker.ranks
                 pools = matched(ranks, *sizes, prefill.rate, rate)
                 if pools is not None:
@@ -185,11 +188,8 @@ def disaggregated_servers(
 
 
 def _beats(one: _Prefills, other: _Prefills) -> bool:
-    """Whether a worker beats another one that could stand in its place."""
-    if _place(one) != _place(other):
-        return False
-    mine, theirs = (-one.rate, one.ttft), (-other.rate, other.ttft)
-    return all(a <= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
+    """Whether a worker beats another one with the same stack, machine and number of ranks."""
+    return _place(one) == _place(other) and beats((-one.rate, one.ttft), (-other.rate, other.ttft))
 
 
 def _place(prefill: _Prefills) -> tuple[str, str, int]:
@@ -205,7 +205,7 @@ def joined(
     sent: CacheTransfer,
     requests: float,
 ) -> ServerPlan:
-    """The server of two pools that end so many requests per second together."""
+    """The server of two pools that serve `requests` requests per second."""
     first, worker = prefill.step, prefill.kind.worker
     tokens, turns = requests * load.output, load.output - 1
     of_prefill = worker.ranks / first.sequences / load.output
@@ -223,12 +223,12 @@ def joined(
 
 
 def prefill_rate(step: StepPoint, sent: CacheTransfer) -> float:
-    """Requests per second of a worker: as fast as it computes or sends, if that is slower."""
+    """Requests per second of a worker that prefills: the slower of computation and transfer."""
     return min(step.sequences / step.seconds, 1 / sent.busy if sent.busy else float("inf"))
 
 
 def decode_rate(step: StepPoint, load: ServerLoad) -> float:
-    """Requests that a worker ends a second that only decodes, O - 1 steps of each."""
+    """Requests per second of a worker that only decodes, in output - 1 steps each."""
     return step.sequences / ((load.output - 1) * step.seconds)
 
 
@@ -242,9 +242,9 @@ def _prefills(kind: WorkerKind, load: ServerLoad, layers: int) -> Iterator[_Pref
 
 
 def estimated(machine: Machine, worker: Worker, step: StepPoint, layers: int) -> CacheTransfer:
-    """The caches of a step on their way, before it is known where they go: the rank that has most
-    of them sends them over the outermost level of the network, a layer at a time, while the next
-    one is computed; the last one is left. `busy` is of one request."""
+    """An estimate of the transfer of caches that does not depend on the pool that decodes. The rank
+    with most of them sends them over the outermost level of the network, layer by layer while the
+    next one is computed, so that the last one remains. `busy` is that of one request."""
     prompts, layers = step.sequences // worker.stages, max(1, layers // worker.stages)
     each = message_seconds(machine, worker.cached / layers, machine.network[-1])
     whole = each * prompts * layers
@@ -252,7 +252,7 @@ def estimated(machine: Machine, worker: Worker, step: StepPoint, layers: int) ->
 
 
 def front(servers: Iterable[ServerPlan]) -> list[ServerPlan]:
-    """Those that no other beats in tokens per rank and per user, the fastest for users first."""
+    """The Pareto front of tokens per second per rank and per user, the fastest for users first."""
     plans: list[ServerPlan] = []
     for each in sorted(servers, key=lambda s: (-s.per_user, -s.per_rank, s.ttft)):
         if not plans or each.per_rank > plans[-1].per_rank * (1 + 1e-9):
@@ -261,8 +261,8 @@ def front(servers: Iterable[ServerPlan]) -> list[ServerPlan]:
 
 
 def behind(mine: ServerPlan, best: ServerPlan) -> str:
-    """`-10.9% tokens/s per rank: decode computation +8.1%, ...`: what a token takes more rank-time
-    for than with the best one, in parts of all that it takes there."""
+    """`-10.9% tokens/s per rank: decode computation +8.1%, ...`: the categories in which a token
+    takes more rank-seconds than with the best server, as shares of all that it takes there."""
     total = sum(best.parts.values())
     change = mine.per_rank / best.per_rank - 1
     names = {**mine.parts, **best.parts}

@@ -14,7 +14,7 @@ _MOST_CUT = 10
 
 
 def print_servers(answer: Mapping[str, Any], stream: TextIO) -> None:
-    """Print the best servers, the front, and what was left out."""
+    """Print the best servers, the front, and the counts of what was left out."""
     out = console(stream, 160)
     out.print(
         f"{answer['model']}, {', '.join(answer['places'])}: "
@@ -43,7 +43,7 @@ def print_servers(answer: Mapping[str, Any], stream: TextIO) -> None:
 
 
 def launch_files(answer: Mapping[str, Any]) -> Mapping[str, str]:
-    """The launch files by their names, if there are some."""
+    """The launch files by name; empty without --emit-run."""
     launch: Mapping[str, Any] | None = answer["launch"]
     files: Mapping[str, str] = {} if launch is None else launch["files"]
     return files
@@ -75,7 +75,7 @@ def _mode(
 
 def _best_table(answer: Mapping[str, Any]) -> Any:
     priced, several = answer["priced"], len(answer["places"]) > 1
-    made = table(
+    servers = table(
         "Best servers",
         *("", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
         *(["per 10^6 tokens"] if priced else []),
@@ -84,7 +84,7 @@ def _best_table(answer: Mapping[str, Any]) -> Any:
     )
     for number, row in enumerate(answer["best"], 1):
         peaks = [row[p]["memory_peak"] for p in ("prefill", "decode") if row[p] is not None]
-        made.add_row(
+        servers.add_row(
             f"[{number}]",
             server_text(row, several=several),
             *figures_of(row),
@@ -92,25 +92,25 @@ def _best_table(answer: Mapping[str, Any]) -> Any:
             bytes_text(max(peaks)),
             str(row["idle_ranks"] or ""),
         )
-    return made
+    return servers
 
 
 def _over_time_table(best: Sequence[Mapping[str, Any]]) -> Any:
     """The servers that ran in a closed loop."""
-    made = table("In a closed loop over time", "", *OVER_TIME_HEADS, text_columns=1)
+    servers = table("In a closed loop over time", "", *OVER_TIME_HEADS, text_columns=1)
     for number, row in enumerate(best, 1):
         if row["over_time"] is not None:
-            made.add_row(f"[{number}]", *over_time_figures(row["over_time"]))
-    return made
+            servers.add_row(f"[{number}]", *over_time_figures(row["over_time"]))
+    return servers
 
 
-#: What `over_time_figures` are.
+#: The heads of `over_time_figures`.
 OVER_TIME_HEADS = (*("requests", "tokens/s/rank", "TTFT p50", "p90", "TPOT p50", "p90"), "limits")
 
 
 def over_time_figures(over: Mapping[str, Any]) -> list[str]:
-    """Requests at any time, tokens per second of a rank, percentiles of both times, and whether the
-    limits are kept; or why it did not run."""
+    """Concurrent requests, tokens per second per rank, percentiles of both times, and whether the
+    limits are kept; or why the server did not run."""
     if over["refused"]:
         return [*[""] * 6, str(over["refused"])]
     times = [over[name] for name in ("ttft", "tpot")]
@@ -123,14 +123,15 @@ def over_time_figures(over: Mapping[str, Any]) -> list[str]:
 
 
 def figures_of(row: Mapping[str, Any]) -> list[str]:
-    """Tokens per second of a rank and of a user, and both times."""
+    """Tokens per second per rank and per user, and the times to the first and each further
+    token."""
     rates = (f"{row[name]:,.1f}" for name in ("per_rank", "per_user"))
     return [*rates, *(seconds_text(row[name]) for name in ("ttft", "tpot"))]
 
 
 def server_text(row: Mapping[str, Any], *, several: bool) -> str:
-    """`2 x --tp 2, prefill batch 1 + 1 x --tp 4, decode batch 128`; of `several` stacks and
-    machines which one each is on."""
+    """`2 x --tp 2, prefill batch 1 + 1 x --tp 4, decode batch 128`; with `several` stacks or
+    machines also those of each pool."""
     pools = [(name, row[name]) for name in ("prefill", "decode") if row[name] is not None]
     texts: list[str] = []
     for name, pool in pools:
@@ -145,23 +146,23 @@ def server_text(row: Mapping[str, Any], *, several: bool) -> str:
 
 def _ranks_table(answer: Mapping[str, Any]) -> Any:
     several = len(answer["places"]) > 1
-    made = table("By ranks", "ranks", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT")
+    rows = table("By ranks", "ranks", "server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT")
     for each in answer["searches"]:
         row = each["best"]
         if row is None:
-            made.add_row(str(each["ranks"]), "nothing fits", *[""] * 4)
+            rows.add_row(str(each["ranks"]), "nothing fits", *[""] * 4)
             continue
-        made.add_row(str(each["ranks"]), server_text(row, several=several), *figures_of(row))
-    return made
+        rows.add_row(str(each["ranks"]), server_text(row, several=several), *figures_of(row))
+    return rows
 
 
 def _front_table(answer: Mapping[str, Any]) -> Any:
     several = len(answer["places"]) > 1
-    made = table(
+    servers = table(
         "Tokens/s per rank against tokens/s per user",
         *("server", "tokens/s/rank", "tokens/s/user", "TTFT", "TPOT"),
         text_columns=1,
     )
     for row in answer["front"]:
-        made.add_row(server_text(row, several=several), *figures_of(row))
-    return made
+        servers.add_row(server_text(row, several=several), *figures_of(row))
+    return servers

@@ -1,5 +1,5 @@
-"""The best servers over time: a closed loop with as many requests as a server has sequences, beside
-its steady state, in which nothing waits."""
+"""Verifies the best servers over time: a closed loop with as many concurrent requests as the
+server's steady state has, in which, unlike there, requests may wait."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from stagec.answers.requests.answer import SecondsSpread
 from stagec.answers.requests.options import OVER_TIME
-from stagec.answers.requests.run import MadeServer, made_server
-from stagec.answers.serve_prompts import handover_between
+from stagec.answers.requests.run import Server, server_of
+from stagec.answers.serve_prompts import transfer_between
 from stagec.answers.time.table import seconds_text
 from stagec.jobs.request.acceptance import ACCEPTANCE
 from stagec.jobs.request.limit import Limit
@@ -24,21 +24,21 @@ from stagec.searches.server.worker import ServerLoad
 from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import DiagnosticError
 
-#: Prompts and outputs are drawn from so much less to so much more than what was asked for, so that
-#: requests do not end together.
+#: Prompts and outputs are drawn within this share of the given lengths, so that requests do not end
+#: together.
 _SPREAD = 0.2
-#: Rounds of the loop, of which the first one, that comes at once, and the last one, that others do
-#: not follow, are left out.
+#: The rounds of the loop. The first one, which arrives at once, and the last one, which no requests
+#: follow, are left out.
 _ROUNDS = 4
-#: By how much the median may be beyond a limit: of two steps that are interpolated, and of a mean
-#: that the largest batch has to be at.
+#: The share by which the median may exceed a limit: times of steps are interpolated, and the search
+#: takes the largest batch whose mean is within the limit.
 _TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    """A server that is to run over time, as `options` of a job, its load, the `limit` of what a
-    rank may hold, and what was `measured`."""
+    """A server to run over time: its job (`options`), its load, the memory limit of a rank, and the
+    values of `MEASURED`."""
 
     server: ServerPlan
     options: JobOptions
@@ -48,7 +48,7 @@ class VerifyTask:
 
     @property
     def concurrency(self) -> int:
-        """The requests that are there in its steady state, by Little's law."""
+        """The number of concurrent requests in its steady state, by Little's law."""
         server, load = self.server, self.load
         each = server.ttft + (load.output - 1) * server.tpot
         return max(1, round(server.tokens_per_second / load.output * each))
@@ -56,9 +56,9 @@ class VerifyTask:
 
 @dataclass(frozen=True, slots=True)
 class ServerOverTime:
-    """What a closed loop of so many requests gives, after its first and before its last round:
-    seconds of requests to the first token and between tokens, and tokens per second; `refused` says
-    why there is none."""
+    """The figures of a closed loop, without its first and its last round: concurrent requests,
+    requests counted, output tokens per second, and the distributions of the times to the first
+    token and between tokens. `refused` says why a server did not run."""
 
     concurrency: int = 0
     requests: int = 0
@@ -68,7 +68,7 @@ class ServerOverTime:
     refused: str = ""
 
     def missed(self, load: ServerLoad) -> list[str]:
-        """The limits that half of the requests miss, in words."""
+        """The limits that half of the requests miss, as texts."""
         missed: list[str] = []
         for name, spread in (("ttft", self.ttft), ("tpot", self.tpot)):
             limit = getattr(load, name)
@@ -80,7 +80,7 @@ class ServerOverTime:
         return missed
 
     def as_json(self, load: ServerLoad, ranks: int) -> dict[str, Any]:
-        """Its figures; `missed` are the limits that it does not keep."""
+        """The figures as JSON; `missed` lists the limits that are not kept."""
         return {
             "concurrency": self.concurrency,
             "requests": self.requests,
@@ -96,7 +96,7 @@ class ServerOverTime:
 
 
 def over_time(task: VerifyTask) -> ServerOverTime:
-    """A server in a closed loop, if its workers are on one machine."""
+    """Run a server in a closed loop, if its workers are on one machine."""
     machines = {pool.kind.machine.given: pool.kind.machine for pool in task.server.pools}
     if len(machines) > 1:
         return ServerOverTime(refused="its workers are on different machines")
@@ -104,9 +104,9 @@ def over_time(task: VerifyTask) -> ServerOverTime:
         return ServerOverTime(refused="a closed loop has no requests with a common prefix")
     (machine,) = machines.values()
     session, timer = Session(), StepTimer.of(machine, task.measured)
-    caches = partial(handover_between, timer, session)
+    caches = partial(transfer_between, timer, session)
     try:
-        server = made_server(task.options, timer, _given(task), session, caches)
+        server = server_of(task.options, timer, _given(task), session, caches)
     except DiagnosticError as problem:
         return ServerOverTime(refused=problem.diagnostics[0].message)
     server.run.run()
@@ -114,7 +114,7 @@ def over_time(task: VerifyTask) -> ServerOverTime:
 
 
 def _given(task: VerifyTask) -> Mapping[str, Any]:
-    """The options of requests over time."""
+    """The options of the simulation of requests."""
     load, server, count = task.load, task.server, task.concurrency
     prefill, decode, point = server.prefill, server.decode, server.point
     sequences = decode.step.sequences // decode.kind.worker.groups
@@ -146,17 +146,17 @@ def _drawn(mean: int) -> str:
     return f"{max(1, mean - by)}..{mean + by}"
 
 
-def _measured(server: MadeServer, count: int) -> ServerOverTime:
+def _measured(server: Server, count: int) -> ServerOverTime:
     jobs = sorted(server.run.done, key=lambda j: j.last)
-    kept = [j for j in jobs if count < j.number <= (_ROUNDS - 1) * count]
+    counted = [j for j in jobs if count < j.number <= (_ROUNDS - 1) * count]
     ends = jobs[count : (_ROUNDS - 1) * count]
     seconds = (ends[-1].last - jobs[count - 1].last) / SECOND
-    several = [j for j in kept if j.request.output > 1]
+    several = [j for j in counted if j.request.output > 1]
     return ServerOverTime(
         count,
-        len(kept),
+        len(counted),
         sum(j.request.output for j in ends) / seconds,
-        SecondsSpread(sorted((j.first - j.arrival) / SECOND + server.outside for j in kept)),
+        SecondsSpread(sorted((j.first - j.arrival) / SECOND + server.outside for j in counted)),
         SecondsSpread(
             sorted((j.last - j.first) / SECOND / (j.request.output - 1) for j in several)
         ),

@@ -1,13 +1,12 @@
-"""What one worker of a server does: its steps at each batch, compiled and timed.
+"""Times the steps of a worker of a server at each batch.
 
-A worker are the ranks that share weights and wait for each other: a server has several of them.
+The ranks of a worker share the weights and wait for each other; a server has several workers.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stagec.analysis.serving_rates import (
     PodStep,
     ServingRates,
-    beside,
+    chunked,
     chunks_pass,
     colocated,
     steady_parts,
@@ -42,10 +41,8 @@ from stagec.time.streams import PICOSECONDS
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-#: Objects that come and go between two looks for garbage, see `stagec.searches.jobs`.
-_RARELY = 500_000
-#: The most sequences of a group of ranks that are tried, and how often the largest batch that is
-#: possible is looked for between two that double.
+#: The most sequences of a group of ranks that are tried, and the number of bisections between two
+#: batches for the largest one that is possible.
 _MOST, _HALVINGS = 4096, 4
 _ONE = "decode=1x1"
 P = TypeVar("P")
@@ -53,10 +50,10 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """Requests: prompts of so many tokens, of which `output` come out; seconds that they may take
-    to the first token and for each further one. Before a prompt so many tokens are `cached`, by
-    requests that began alike. A step of decode verifies so many `drafts` of each sequence, and
-    gives it the tokens that are `accepted` on average."""
+    """The load of a server: the tokens of prompts and outputs, and the limits of the times to the
+    first token and for each further one, in seconds. `cached` tokens before a prompt are in the
+    cache, from requests with the same prefix. A step of decode verifies `drafts` tokens of each
+    sequence, and generates `accepted` tokens on average."""
 
     prompt: int
     output: int
@@ -68,21 +65,21 @@ class ServerLoad:
 
     @property
     def context(self) -> int:
-        """Tokens that are cached of a sequence that decodes, on average."""
+        """The mean number of cached tokens of a sequence that decodes."""
         return self.cached + self.prompt + self.output // 2
 
     @property
     def last(self) -> int:
-        """Tokens that are cached of a sequence in its last step."""
+        """The number of cached tokens of a sequence in its last step."""
         return self.cached + self.prompt + self.output - 1
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """A worker to be timed. `options` are its job, of any step; `budgets` the most tokens of a step
-    that are tried, by default those of its scheduler, `batches` the sequences in decode,
-    those that double if None; `price` what a rank of the machine costs an hour, if that is known.
-    `measured` are values of `MEASURED`, whose tables each process reads once."""
+    """A worker to time. `options` is its job, of any step; `budgets` are the limits of the tokens
+    of a step to try (empty: that of its scheduler), `batches` the sequences in decode (None: 1, 2,
+    4, ...); `price` is the price of a rank for an hour, if known. `measured` has the values of
+    `MEASURED`, whose tables each process reads once."""
 
     options: JobOptions
     machine: Machine
@@ -96,10 +93,10 @@ class WorkerTask:
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """A step of a worker that has so many `sequences` in flight, on all of its stages together: its
-    seconds, where they go, and by stage the bytes that a rank holds, but for caches and of caches.
-    Of decode with drafts they are those of each token that it gives a sequence. It `passes` the
-    stages in so many seconds where no other step waits there."""
+    """A step of a worker with `sequences` sequences in flight on all its stages together: seconds
+    between the ends of two steps, their breakdown (`parts`), and by stage the bytes of a rank
+    without caches and of caches. `passes` is the time in seconds to pass all stages if no other
+    step waits there. In decode with drafts, times are those of each generated token."""
 
     sequences: int
     seconds: float
@@ -109,14 +106,14 @@ class StepPoint:
 
     @property
     def peak(self) -> int:
-        """The bytes that a rank holds."""
+        """The peak of a rank in bytes."""
         return max(map(sum, self.stages))
 
 
 @dataclass(frozen=True, slots=True)
 class MixedPoint:
-    """Steps that decode, and a share with chunks of prompts beside them or by turns: those of
-    `work`, of at most `budget` tokens of each group of ranks."""
+    """Steps that decode, a share of which also has chunks of prompts (`work`), or which alternate
+    with steps of prompts; each has at most `budget` tokens of each group of ranks."""
 
     decode: StepPoint
     mixed: StepPoint
@@ -126,21 +123,22 @@ class MixedPoint:
 
     @property
     def mean_seconds(self) -> float:
-        """The seconds of a step, of those with prompts and without."""
+        """The mean seconds of a step, over those with prompts and those without."""
         return self.decode.seconds + self.work.share * (self.mixed.seconds - self.decode.seconds)
 
     @property
     def peak(self) -> int:
-        """The bytes that a rank holds."""
+        """The peak of a rank in bytes."""
         return max(self.decode.peak, self.mixed.peak)
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker that was timed. `groups` of its ranks have sequences of their own; `room` are the
-    bytes that a rank may hold, `request` the seconds of a request outside of its steps, `cached`
-    the bytes that the rank with most of them caches of a prompt that it has. Without points it does
-    not fit; `refused` says why the compiler refuses it. `costed_by` is what `StepTimer` counts."""
+    """A timed worker. Each of its `groups` of ranks has sequences of its own. `room` is the bytes
+    that a rank may hold, `request` the seconds of a request outside of its steps, `cached` the
+    bytes of a prompt's caches on the rank with most of them. A worker without points does not fit;
+    `refused` has the message with which the compiler refuses it. `costed_by` is as in
+    `StepTimer`."""
 
     ranks: int
     groups: int = 1
@@ -158,15 +156,14 @@ class Worker:
 
 
 def kind_of(task: WorkerTask) -> Hashable:
-    """What tasks have in common that are likely to share compiles: all but degrees."""
+    """A key that tasks share if they are likely to share compiles: all but degrees."""
     options = task.options
     axes = options.pp, options.tp > 1, options.ep > 1, options.dp_attention, options.etp
     return (options.stack, options.weight_dtype, *axes)
 
 
 def timed_worker(task: WorkerTask) -> Worker:
-    """All steps of a worker."""
-    gc.set_threshold(_RARELY, 20, 100)
+    """Time all steps of a worker."""
     try:
         return _Timing(task).worker()
     except DiagnosticError as problem:
@@ -192,7 +189,7 @@ class _Timing:
         mesh = module.axis_sizes
         self._options = options.changed(step=None)
         self._ranks = prod(mesh.values())
-        self._stages = 1 if options.afd else mesh.get("pp", 1)  # with sequences of their own
+        self._stages = 1 if options.afd else mesh.get("pp", 1)  # stages with their own sequences
         strategy = read_strategy(module)
         self._groups, self._halves = module.env[strategy.batch], strategy.one(MoeRule).halves
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
@@ -207,17 +204,17 @@ class _Timing:
         wanted = None if batches is None else [*map(self._each, batches)]
         decode = list(_climbed(self._decode, self._is_slow, wanted))
         mixed: list[MixedPoint] = []
-        # a step that prefills beside decode has no drafts
+        # steps with drafts only decode
         for budget in self._budgets if decode and not task.load.drafts else ():
             mixed += _climbed(partial(self._mixed, budget), self._is_late, wanted)
         prefill = [*self._prefills()] if decode else []
         about = self._ranks, self._groups, self._stages, self._room, self._request, self._cached
-        steps = decode, mixed, prefill
-        made = Worker(*about, *steps, tuple(self._cautions), scheduler=self._scheduler)
-        return replace(made, costed_by=dict(self._timer.costed_by))
+        steps = decode, mixed, prefill, tuple(self._cautions)
+        costed_by = dict(self._timer.costed_by)
+        return Worker(*about, *steps, scheduler=self._scheduler, costed_by=costed_by)
 
     def _each(self, batch: int) -> int:
-        """The sequences of each group and stage, of a batch of the worker."""
+        """The sequences of each group and stage, for a batch of the worker."""
         return max(1, batch // (self._groups * self._stages))
 
     def _is_slow(self, point: StepPoint) -> bool:
@@ -249,9 +246,9 @@ class _Timing:
         decode = self._decode(each) if work is not None and work.keeps_up else None
         if work is None or decode is None:
             return None
-        chunked = SequenceClass(work.size, load.cached + work.past, 1, work.prompts)
+        chunk = SequenceClass(work.size, load.cached + work.past, 1, work.prompts)
         step, end = (
-            str(step_of([SequenceClass(1, context, 1, each), chunked]))
+            str(step_of([SequenceClass(1, context, 1, each), chunk]))
             for context in (load.context, load.last)
         )
         asked = self._options.changed(step=step)
@@ -262,11 +259,11 @@ class _Timing:
         before = (work.steps - 1) * mixed.seconds
         passes = chunks_pass(before, mixed.seconds, self._stages)
         pods = self._pod(decode), self._pod(mixed, prompts, passes)
-        return MixedPoint(decode, mixed, budget, work, beside(*pods, work, load.output))
+        return MixedPoint(decode, mixed, budget, work, chunked(*pods, work, load.output))
 
     def _by_turns(self, budget: int, each: int) -> MixedPoint | None:
-        """Steps that decode, and steps with a prompt of each group alone, in chunks, for which
-        sequences that decode wait."""
+        """Steps that decode, alternating with steps that have a chunk of a prompt of each group
+        alone, for which sequences that decode wait."""
         load, decode = self.task.load, self._decode(each)
         step = {"serve": PREFILL, "batch": self._groups}
         prompts, passes = None, 0.0
@@ -292,12 +289,12 @@ class _Timing:
         return MixedPoint(decode, mixed, budget, work, steady)
 
     def _pod(self, point: StepPoint, sequences: int = 0, passes: float = 0.0) -> PodStep:
-        """A step, for what `stagec serve` computes of steps."""
+        """A step in the form that `analysis.serving_rates` takes."""
         about = sequences or point.sequences, point.seconds, self._ranks
         return PodStep(*about, request=self._request, passes=passes)
 
     def _prefills(self) -> Iterator[StepPoint]:
-        """Steps that prefill whole prompts: one of each group, and as many as a step takes."""
+        """Steps that prefill whole prompts: 1, 2, 4, ... of each group, as many as a step takes."""
         load = self.task.load
         most = max(1, max(self._budgets) // load.prompt)
         step = {"prompt": load.prompt, "context": load.cached or None}
@@ -312,7 +309,8 @@ class _Timing:
             each *= 2
 
     def _reserved(self, asked: JobOptions, **last: Any) -> JobOptions | None:
-        """The step in which sequences have all their tokens, for which an engine may keep room."""
+        """The step in which sequences have all their tokens, if the engine reserves memory for
+        it."""
         return asked.changed(**last) if self._scheduler.reserve else None
 
     def _step(
@@ -324,10 +322,10 @@ class _Timing:
         gives: float = 1.0,
         reserved: JobOptions | None = None,
     ) -> StepPoint | None:
-        """A step, for each of the tokens that it `gives` a sequence; None if it, or what is
-        `reserved` for, does not fit. Every stage holds the caches of the sequences of all stages,
-        of which the step has those of one.
-        Of a prompt that `sends` its caches, their bytes are noted."""
+        """Time a step, by each of the `gives` tokens that it generates for a sequence. None if it,
+        or the `reserved` step, does not fit. Every stage has caches for the sequences in flight on
+        all stages; those of the compiled step are the sequences of one. With `sends` prompts the
+        bytes of a prompt's caches are set."""
         job = CompiledJob.of(asked, Session())
         last = job if reserved is None else CompiledJob.of(reserved, Session())
         by_stage = last.figures().by_stage
@@ -350,8 +348,8 @@ class _Timing:
 
 
 def _together(first: StepPoint, then: StepPoint) -> StepPoint:
-    """Two steps, one behind the other, while the caches of both are there: of the first one's
-    sequences, which are those of the second one or more."""
+    """Two consecutive steps as one, with the caches of both in memory. Its sequences are those of
+    the first one, which include those of the second one."""
     names = dict.fromkeys((*first.parts, *then.parts))
     parts = {n: first.parts.get(n, 0.0) + then.parts.get(n, 0.0) for n in names}
     pairs = zip(first.stages, then.stages, strict=True)
@@ -363,9 +361,9 @@ def _together(first: StepPoint, then: StepPoint) -> StepPoint:
 def _climbed(
     at: Callable[[int], P | None], is_late: Callable[[P], bool], wanted: Sequence[int] | None
 ) -> Iterator[P]:
-    """Points at batches that double while there are some, or at those that are `wanted`; then, to
-    within a part of a doubling, at the largest batch that there is, and the largest that is not
-    late."""
+    """Points at batches 1, 2, 4, ... as long as they exist, or at the `wanted` batches. Without
+    `wanted` also, by bisection, close to the largest batch that exists, and to the largest that is
+    not late."""
     points: dict[int, P] = {}
     for each in wanted or [1 << power for power in range(_MOST.bit_length())]:
         point = at(each)
@@ -392,7 +390,7 @@ def _between(
     is_late: Callable[[P], bool],
     points: dict[int, P],
 ) -> None:
-    """Look between two batches, of which the first one is possible, for the largest one that is."""
+    """Bisect between two batches for the largest one that exists and is not late; `low` is one."""
     for _ in range(_HALVINGS):
         middle = (low + high) // 2
         if middle == low:

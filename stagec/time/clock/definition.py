@@ -1,13 +1,13 @@
-"""What `time` means: every node of every rank, one by one.
+"""The definition of the time of a step: every node of every rank, one by one.
 
-A node starts when all that it depends on is done and its streams are free; streams take nodes in
-the order of issue. A collective starts on all members together, when the last one is there. A
-message is sent when it is ready, and received when it has arrived and the receiver is ready; if it
-waits for its receiver, it is sent when the sender has heard that the receiver is ready. What
-comes from another pod is there for all ranks of a class when it is there for the last of them. A
-computation is slower while collectives that were issued before it run beside it.
+A node starts when all its dependencies are done and its streams are free; streams run nodes in the
+order of issue. A collective starts on all members together, when the last one has reached it. A
+message is sent when it is ready, and received when it has arrived and the receiver is ready; with
+a handshake it is sent when the sender has heard that the receiver is ready. A message from another
+pod arrives at all ranks of a class when it arrives at the last of them. A computation is slower
+while collectives that were issued before it run at the same time.
 
-This is written to be read, and to be compared with: `loop` gives the same times.
+This module is a specification for readers and tests: `loop` gives the same times faster.
 """
 
 from __future__ import annotations
@@ -45,15 +45,18 @@ def clock(
     overlap: bool = True,
     one_stream: bool = False,
 ) -> dict[Key, tuple[int, int]]:
-    """When each node starts and ends, in picoseconds. `groups` are those of each pod. `peers[rank,
-    over, by]` is the rank whose coordinate is `by` more, or in the pod `over` that which message
-    `by` of the rank goes to, or comes from; `slowdown` is how much of a computation's speed a
-    collective takes, in 1024ths."""
+    """The start and end of each node, in picoseconds.
+
+    `groups` has the communicator groups of each pod. `peers[rank, over, by]` is the rank whose
+    coordinate along the axis `over` is larger by `by`; where `over` is a pod, it is the rank there
+    that message `by` goes to or comes from. `slowdown` is how much of a computation's speed a
+    collective takes, in 1024ths.
+    """
     return _Clock(ranks, groups, peers, slowdown, overlap=overlap, one_stream=one_stream).times()
 
 
 class _Clock:
-    """Finds what each node waits for, and then the times in any order that this allows."""
+    """Collects what each node waits for, then computes times in a topological order."""
 
     def __init__(
         self,
@@ -74,7 +77,7 @@ class _Clock:
         self._beside: dict[Hashable, list[Hashable]] = {}
 
     def times(self) -> dict[Key, tuple[int, int]]:
-        """When each node starts and ends."""
+        """The start and end of each node."""
         for rank in range(len(self._ranks)):
             self._rank(rank)
         times: dict[Hashable, tuple[int, int]] = {}
@@ -89,15 +92,15 @@ class _Clock:
         }
 
     def _rank(self, rank: int) -> None:
-        """What the nodes of a rank wait for. A collective and a message are things of their own:
-        all members of a collective wait for the call, which waits for what they wait for."""
+        """Add what the nodes of a rank wait for. Calls and messages are events of their own: all
+        members of a collective wait for the call, which waits for all that they wait for."""
         last: dict[Stream, Key] = {}
         count: Counter[int] = Counter()
         mine: list[Hashable] = []
         for i, node in enumerate(self._ranks[rank].program.nodes):
             key = rank, i
             waits: set[Hashable] = {(rank, d.id - 1) for d in node.deps}
-            # traces order collectives of different communicators: here they are streams apart
+            # traces order collectives of different communicators: here they have separate streams
             ordered = (a for a in node.after if not (node.is_collective and a.is_collective))
             waits |= {(rank, a.id - 1) for a in ordered}
             own = not node.is_collective or self._one_class(rank, node)
@@ -128,7 +131,7 @@ class _Clock:
         ranks = self._alike(rank) if crosses else [rank]
         handshake = self._ranks[rank].costs[key[1]].handshake
         if node.kind == "recv":
-            # that a receiver is ready is a thing of its own: the sender waits for it
+            # that a receiver is ready is an event of its own, for which the sender waits
             ready = "ready", self._peers[rank, *way] if crosses else way, rank, node.tag
             self._waits[ready] = set(waits)
             self._heard[ready] = handshake or 0

@@ -1,13 +1,13 @@
-"""The nodes of a step and what each waits for, as arrays: those of one rank of each class, which
-stands for all of its ranks.
+"""The nodes of a step and what each waits for, as arrays. One rank of each class stands for all
+ranks of the class.
 
     stage0   0 forward   1 send                  1 waits for 0
     stage1   2 receive   3 forward   4 send      2 waits for 1, 3 for 2, 4 for 3
     stage0   5 receive   6 backward              5 waits for 4, 6 for 5 and for 0
 
-A node waits for what its own edges say, for the node before it on each of its streams, and for
-other classes: a receive for what is sent to it, a call for all of its members. `definition` says
-the same of every rank. What nodes cost is left open: a graph is that of a job in all sizes.
+A node waits for its own dependencies, for the node before it on each of its streams, and for other
+classes: a receive for the message, a call for all of its members. `definition` states the same for
+every rank. Costs are not part of the graph, which therefore serves a job in all sizes.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from stagec.time.streams import BUBBLE, COMPUTE, Part, Stream, part_of, streams_
 
 Indices = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
-#: The number of a class, and a channel of it.
+#: The number of a class, and one of its channels.
 Way = tuple[int, Channel]
-#: Where nodes meet others: a group, or a channel.
+#: Where nodes meet those of other ranks: in a group, or on a channel.
 Meeting = GroupAxes | Channel
-#: What a node is to other classes: nothing, a member of a call, a message that comes from others or
-#: from the class itself, or one that waits for its receivers.
+#: How a node joins other classes: not at all, as a member of a call, as a receive from others or
+#: from the class itself, or as a send that waits for its receivers.
 ALONE, CALL, RECEIVE, RECEIVE_OWN, SEND = range(5)
 _NO_NODES: Indices = np.zeros(0, dtype=np.int32)
 _NO_EDGES: Indices = np.zeros((2, 0), dtype=np.int32)
 
 
 class OnStreams(NamedTuple):
-    """A node on its streams, whether one of them is that of computations, what its time counts as,
-    and where it may meet others: in a group, or on a channel."""
+    """A node and its streams: whether the compute stream is one of them, what its time counts as,
+    and the group or channel on which it may meet other ranks."""
 
     node: Node
     streams: tuple[Stream, ...]
@@ -57,9 +57,9 @@ class OnStreams(NamedTuple):
 
 
 class ClassIssue(NamedTuple):
-    """What a rank of a class issues, and the numbers of the classes that it waits for: those that
-    the messages of a channel come from, each with the channel on which it sends them, and those
-    that a collective joins."""
+    """What a rank of a class issues, and the classes that it waits for: by channel the `senders`
+    of its messages, each with the channel on which it sends, and by group the `members` of its
+    collectives, as numbers of classes."""
 
     name: str
     program: Program
@@ -69,8 +69,9 @@ class ClassIssue(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ClassNodes:
-    """The nodes of a class: node `first + i` of the graph is `prototypes[prototype[i]]`, and that
-    `joins` classes as said above. The prototypes of all classes are numbered from `shift` on."""
+    """The nodes of a class: node `first + i` of the graph is `prototypes[prototype[i]]`, which
+    joins other classes as `joins[prototype[i]]` says. In the numbering over all classes its
+    prototypes begin at `shift`."""
 
     number: int
     name: str
@@ -82,35 +83,36 @@ class ClassNodes:
 
     @property
     def own(self) -> slice:
-        """Its nodes among all."""
+        """The places of its nodes in the graph."""
         return slice(self.first, self.first + len(self.prototype))
 
-    def that(self, are: Callable[[OnStreams], bool]) -> Flags:
-        """Which of its nodes are something."""
-        return np.array([*map(are, self.prototypes)], dtype=bool)[self.prototype]
+    def where(self, predicate: Callable[[OnStreams], bool]) -> Flags:
+        """For each node, whether the predicate is true of its prototype."""
+        return np.array([*map(predicate, self.prototypes)], dtype=bool)[self.prototype]
 
     @cached_property
     def computing(self) -> Indices:
-        """The places of its nodes on the stream of computations, in order."""
-        return np.flatnonzero(self.that(lambda p: p.computes)).astype(np.int32)
+        """The places of its nodes on the compute stream, in order."""
+        return np.flatnonzero(self.where(lambda p: p.computes)).astype(np.int32)
 
     @cached_property
     def computed(self) -> Ints:
-        """How often its stream of computations runs each prototype, but for what joins classes."""
+        """How often its compute stream runs each prototype; 0 for nodes that join classes."""
         runs = np.array([p.computes for p in self.prototypes], dtype=bool) & (self.joins == ALONE)
         return np.where(runs, np.bincount(self.prototype, minlength=len(runs)), 0)
 
     @cached_property
     def parts(self) -> tuple[list[Part], Ints]:
-        """What times count as, and which of these its prototypes are; the last one is a bubble."""
+        """The categories of time, and the number of the category of each prototype. Behind both
+        stands the bubble."""
         numbers: dict[Part, int] = {}
         of = [numbers.setdefault(p.part, len(numbers)) for p in self.prototypes]
         return [*numbers, BUBBLE], np.array([*of, len(numbers)])
 
     @cached_property
     def last(self) -> list[int]:
-        """The place of the last node on each stream, in the order in which they are first used;
-        that of computations comes last."""
+        """The place of the last node on each stream, in the order of first use; the compute stream
+        comes last."""
         kinds: list[int] = self.prototype.tolist()
         last = {kind: place for place, kind in enumerate(kinds)}
         ends: dict[Stream, int] = {}
@@ -121,9 +123,10 @@ class ClassNodes:
 
 
 class Beside(NamedTuple):
-    """The collectives that computations are slower beside: their `nodes`, class by class. Of each
-    node `past` says how many of them were issued before it (-1 if it is no computation), and
-    `owner` its class; `low` has how many are of earlier classes."""
+    """The collectives that slow down computations: their `nodes`, class by class. For each node of
+    the graph, `past` is how many of them were issued before it (-1 for a node that is not a
+    computation) and `owner` the number of its class; `low` is how many of them belong to earlier
+    classes, by class."""
 
     nodes: Indices
     past: Indices
@@ -134,26 +137,26 @@ class Beside(NamedTuple):
 class StepGraph:
     """The graph of a step: node i waits for `before[begins[i] : begins[i + 1]]`.
 
-    Behind the nodes stand those that say that the receiver of a message is ready, for the receives
-    `heard`. The members of a call are `calls[i : j]` for two numbers of `call_begins` that follow
-    each other: the first of them waits for what all wait for, the others for the first; each of
-    `calls` has it in `leaders`. The receives are `received`.
+    Behind the nodes of the programs stands one more for each receive in `heard`: that its receiver
+    is ready. The members of a call are `calls[i : j]` for consecutive numbers i, j of
+    `call_begins`. The first of them waits for all that the members wait for, the others wait for
+    the first; `leaders` has it for each of `calls`. `received` are the receives.
     """
 
     def __init__(self, issues: Sequence[ClassIssue], classes: Sequence[ClassNodes]) -> None:
         self.classes = classes
         self.prototype = np.concatenate([each.shift + each.prototype for each in classes])
         self.joins = np.concatenate([each.joins[each.prototype] for each in classes])
-        made = _Edges(issues, self)
-        self.calls, self.call_begins, self.heard = made.calls, made.call_begins, made.heard
-        self.leaders = made.lead[made.calls]
+        edges = _Edges(issues, self)
+        self.calls, self.call_begins, self.heard = edges.calls, edges.call_begins, edges.heard
+        self.leaders = edges.lead[edges.calls]
         received = (self.joins == RECEIVE) | (self.joins == RECEIVE_OWN)
         self.received = np.flatnonzero(received).astype(np.int32)
-        self.begins, self.before = made.by_node(self.count)
+        self.begins, self.before = edges.by_node(self.count)
 
     @property
     def count(self) -> int:
-        """How many nodes there are, with those behind them."""
+        """The number of nodes, those for ready receivers included."""
         return len(self.prototype) + len(self.heard)
 
     @cached_property
@@ -164,7 +167,8 @@ class StepGraph:
 
     @cached_property
     def order_beside(self) -> Indices:
-        """One in which computations come after the collectives that may run beside them, too."""
+        """An order in which, in addition, computations come after all collectives that may slow
+        them down."""
         nodes, past, owner, _ = self.beside
         computations = np.flatnonzero(past >= 0).astype(np.int32)
         place = np.searchsorted(computations, nodes)
@@ -174,7 +178,8 @@ class StepGraph:
         return self._order(np.stack([after[same], nodes[same]]))
 
     def _order(self, more: Indices) -> Indices:
-        """An order, with further edges."""
+        """A topological order of the graph with further edges, as rows of later and earlier
+        nodes."""
         later, earlier = (np.ascontiguousarray(row) for row in more)
         sizes = self.count, self.count + 2, len(self.before) + len(later)
         turned = [np.zeros(size, dtype=np.int32) for size in sizes]
@@ -193,16 +198,16 @@ class StepGraph:
 
     @cached_property
     def beside(self) -> Beside:
-        """The collectives that computations are slower beside: those within a class."""
+        """The collectives that slow down computations: those within a class."""
         nodes: list[Ints] = []
         past = np.full(self.count, -1, dtype=np.int32)
         owner = np.zeros(self.count, dtype=np.int32)
         low: list[int] = []
         number = 0
         for each in self.classes:
-            slowing = each.that(lambda p: p.node.is_collective and not p.computes)
+            slowing = each.where(lambda p: p.node.is_collective and not p.computes)
             slowing &= each.joins[each.prototype] == ALONE
-            slowed = each.that(lambda p: p.node.is_computation)
+            slowed = each.where(lambda p: p.node.is_computation)
             past[each.own] = np.where(slowed, number + np.cumsum(slowing), -1)
             owner[each.own] = each.number
             low.append(number)
@@ -220,11 +225,11 @@ def step_graph(
     one_stream: bool = False,
     waits: Callable[[Node], bool] = lambda node: False,
 ) -> StepGraph:
-    """The graph of these classes. Without overlap collectives within a class are blocking; with one
-    stream collectives, sends and copies share it; `waits` says which messages wait for their
-    receivers."""
+    """The graph of these classes. Without `overlap` collectives within a class are blocking; with
+    `one_stream` collectives, sends and copies share a stream; `waits` says which messages wait for
+    their receivers."""
 
-    # an operation runs many times, each on the same streams
+    # all nodes of an operation have the same streams
     meetings: dict[object, Meeting | None] = {}
     runs: dict[object, OnStreams] = {}
 
@@ -256,7 +261,7 @@ def step_graph(
 
 
 def _meets(node: Node) -> Meeting | None:
-    """Where a node meets others: a group, or a channel."""
+    """The group or channel on which a node meets other ranks."""
     if node.is_message and node.op is not None:
         return channel_of(node.op)
     return node.group if node.is_collective else None
@@ -265,7 +270,7 @@ def _meets(node: Node) -> Meeting | None:
 def _joins(
     node: Node, meets: Meeting | None, number: int, issue: ClassIssue, waits: Callable[[Node], bool]
 ) -> int:
-    """What a node is to other classes."""
+    """How a node joins other classes: `ALONE`, `CALL` and so on."""
     if meets is None:
         return ALONE
     if isinstance(meets, GroupAxes):
@@ -276,8 +281,8 @@ def _joins(
 
 
 class _Edges:
-    """Edges of a graph, as rows of sources and of what these wait for. Where several of the nodes
-    that one waits for end together, the first edge says what it waited for."""
+    """The edges of a graph, as rows of sources and of the nodes that these wait for. Where several
+    of them end together, the first edge names the cause of the wait."""
 
     def __init__(self, issues: Sequence[ClassIssue], graph: StepGraph) -> None:
         self._issues, self._classes = issues, graph.classes
@@ -292,24 +297,24 @@ class _Edges:
         self._sent = np.concatenate([_NO_EDGES, *self._messages()], axis=1)
         self._handshakes = self._sent[:, graph.joins[self._sent[1]] == SEND]
         self.heard: Indices = np.unique(self._handshakes[0])
-        #: Of receives that are heard of, what says that they are ready; else 0.
+        #: For receives in `heard`, the node that says that the receiver is ready; else 0.
         self._behind = np.zeros(size, dtype=np.int32)
         self._behind[self.heard] = size + np.arange(len(self.heard), dtype=np.int32)
 
     def by_node(self, count: int) -> tuple[Indices, Indices]:
-        """Where those of each node begin, of so many with those behind them, and what they wait
-        for: first what is sent; then its own edges, of what joins classes from the last one on, and
-        the order of streams; then what leads, or that receivers are ready."""
+        """Where the edges of each of `count` nodes begin, and the nodes that they lead to: messages
+        first; then the node's own edges (of nodes that join classes from the last one on) and the
+        order of streams; then the leaders of calls and ready receivers."""
         own: list[Indices] = []
         others: list[Indices] = [*self._led(), *self._ready()]
         for issue, each in zip(self._issues, self._classes, strict=True):
             waits = np.concatenate([_own_edges(issue, each), _stream_edges(each)], axis=1)
             lead = self.lead[waits[0]]
             here = lead == waits[0]
-            own.append(waits[:, here])
-            others.append(np.stack([lead[~here], waits[1, ~here]]))
+            own.append(_those(waits, here))
+            others.append(_those(np.stack([lead, waits[1]]), ~here))
             behind = self._behind[waits[0]]
-            others.append(np.stack([behind, waits[1]])[:, behind > 0])
+            others.append(_those(np.stack([behind, waits[1]]), behind > 0))
         first, last = (_sorted(np.concatenate(e, axis=1)) for e in ([self._sent], others))
         lengths: list[Ints] = []
         before: list[Indices] = []
@@ -323,18 +328,18 @@ class _Edges:
         return begins, np.concatenate(before)
 
     def _led(self) -> Iterator[Indices]:
-        """From members of calls to those that lead, and from what never happens to itself."""
+        """From members of calls to their leaders, and from nodes that never run to themselves."""
         members = self.calls[self.lead[self.calls] != self.calls]
         yield np.stack([members, self.lead[members]])
         never = np.concatenate([_NO_NODES, *self._never])
         yield np.stack([never, never])
 
     def _ready(self) -> Iterator[Indices]:
-        """From messages to their receivers."""
+        """From messages with a handshake to the nodes that say that their receivers are ready."""
         yield np.stack([self._handshakes[1], self._behind[self._handshakes[0]]])
 
     def _calls(self) -> Iterator[Indices]:
-        """The calls of each group of classes, a row for each."""
+        """The calls of each group of classes, as an array with a row for each call."""
         groups: dict[tuple[GroupAxes, tuple[int, ...]], dict[int, Indices]] = {}
         for issue, each in zip(self._issues, self._classes, strict=True):
             for group, nodes in _nodes_by(each, (CALL,), GroupAxes).items():
@@ -346,8 +351,8 @@ class _Edges:
             yield np.stack([column[:count] for column in columns], axis=1)
 
     def _messages(self) -> Iterator[Indices]:
-        """From each receive to the messages that it waits for. What another pod sends that is not
-        replayed is there from the start."""
+        """From each receive to the messages that it waits for. Messages of a pod that is not
+        replayed have arrived from the start."""
         sent: dict[Way, Indices] = {}
         for each in self._classes:
             for way, nodes in _nodes_by(each, (ALONE, SEND), tuple).items():
@@ -361,8 +366,8 @@ class _Edges:
 
 
 def _nodes_by(each: ClassNodes, joins: Sequence[int], kind: type) -> Mapping[Any, Indices]:
-    """The nodes of a class that join others in one of these ways, by where they meet, which is of
-    this kind, in order."""
+    """The nodes of a class that join others in one of these ways, in order, by the group or channel
+    (`kind`: the Python type) on which they meet."""
     numbers: dict[Meeting, int] = {}
     kinds = np.full(len(each.prototypes), -1)
     for i in np.flatnonzero(np.isin(each.joins, joins)).tolist():
@@ -375,9 +380,9 @@ def _nodes_by(each: ClassNodes, joins: Sequence[int], kind: type) -> Mapping[Any
 
 
 def _own_edges(issue: ClassIssue, each: ClassNodes) -> Indices:
-    """What nodes of a class take and are ordered after. Computations follow each other anyway, as
-    all of one stream do; traces order collectives of different communicators, which have streams of
-    their own here."""
+    """The dependencies of nodes of a class and the nodes that they are ordered after. Edges between
+    computations are left out, since their stream orders them, and so are edges that only order
+    collectives of different communicators, since these have streams of their own."""
     program = issue.program
     lengths = np.diff(program.starts)
     sources = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
@@ -385,33 +390,38 @@ def _own_edges(issue: ClassIssue, each: ClassNodes) -> Indices:
     ordered = np.arange(len(targets)) >= program.control[sources]
     computes = np.zeros(len(lengths), dtype=bool)
     computes[each.computing] = True
-    calls = each.that(lambda p: isinstance(p.meets, GroupAxes))
+    calls = each.where(lambda p: isinstance(p.meets, GroupAxes))
     implied = computes[sources] & computes[targets]
     implied |= ordered & calls[sources] & calls[targets]
-    edges = np.stack([sources, targets])[:, ~implied]
+    edges = _those(np.stack([sources, targets]), ~implied)
     joining = each.joins[each.prototype[edges[0]]] != ALONE
-    last_first = _sorted(edges[:, joining][:, ::-1])
-    return each.first + np.concatenate([last_first, edges[:, ~joining]], axis=1)
+    last_first = _sorted(_those(edges, joining)[:, ::-1])
+    return each.first + np.concatenate([last_first, _those(edges, ~joining)], axis=1)
 
 
 def _stream_edges(each: ClassNodes) -> Indices:
-    """From each node to the one before it on its streams, that of computations first."""
+    """From each node to the one before it on its streams, the compute stream first."""
     numbers: dict[Stream, int] = {}
     of = (placed.streams[-1] for placed in each.prototypes)
     others = [numbers.setdefault(s, len(numbers)) if s != COMPUTE else -1 for s in of]
-    stream = np.array(others, dtype=np.int32)[each.prototype]
+    stream = np.array(others, dtype=np.int16)[each.prototype]
     ordered = np.argsort(stream, kind="stable").astype(np.int32)
-    same = stream[ordered[1:]] == stream[ordered[:-1]]
-    same &= stream[ordered[1:]] >= 0
+    stream = stream[ordered]
+    same = (stream[1:] == stream[:-1]) & (stream[1:] >= 0)
     sources = np.append(each.computing[1:], ordered[1:][same])
     return each.first + np.stack([sources, np.append(each.computing[:-1], ordered[:-1][same])])
 
 
 def _sorted(edges: Indices) -> Indices:
-    """Edges by their sources."""
-    return edges[:, np.argsort(edges[0], kind="stable")]
+    """The edges in the order of their sources."""
+    return edges.take(np.argsort(edges[0], kind="stable"), axis=1)
+
+
+def _those(edges: Indices, chosen: Flags) -> Indices:
+    """The chosen edges."""
+    return edges.compress(chosen, axis=1)
 
 
 def _between(edges: Indices, first: int, last: int) -> Indices:
-    """Those of some sources, of edges that are sorted."""
+    """Of sorted edges, those with sources from `first` to before `last`."""
     return edges[:, slice(*np.searchsorted(edges[0], (first, last)))]

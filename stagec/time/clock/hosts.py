@@ -1,16 +1,16 @@
-"""What hosts spend on nodes. A host issues one node after the other and waits for others where its
-device does, so its clock is that of devices with other costs.
+"""The time that hosts spend on nodes. A host issues one node after the other and waits for other
+ranks where its device does, so the clock of devices serves for hosts, with other costs.
 
     device   norm 0..10    gather 10..310    product 310..610    send 610
     host     norm 0..100   gather 100..100   product 100..200    send 200
 
-A host that waits for its device at both ends of forward and backward never runs ahead into the next
-one. What it then takes longer than the device are gaps before kernels (`delay_kernels`).
+A host that waits for its device at both ends of forward and backward does not run ahead into the
+next phase. The time by which it exceeds its device becomes gaps before kernels (`delay_kernels`).
 
     device   forward: busy 500, host 800     backward: busy 1000, host 900
     step     800 + 1000, where a host that runs ahead would end at max(1500, 1700)
 
-Of a host that waits for each kernel, all that it spends are gaps: 1300 + 1900.
+If a host waits for each kernel, all its time becomes gaps: 1300 + 1900.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ from stagec.time.streams import Cost
 
 #: The kind of nodes that add gradients up.
 _SUM = AccumulateGrad.name.partition(".")[2]
-
-
 #: The phases of forward and of backward, at whose ends hosts may wait.
 _ACTIONS: Final = (("forward",), ("backward", "recompute", "gradient"))
 
 
 class HostTimes(NamedTuple):
-    """Picoseconds that a host spends on a computation, and on a collective of a group; on a
-    computation of `backward`, and on a `product` in `bits` or less, if these are other times. A
-    host that `waits` does so at both ends of forward and backward, or behind each kernel, and
-    spends `microbatch` before a forward, while its device has nothing to do."""
+    """Picoseconds that a host spends on nodes: `issue` on a computation, `checks` on a collective
+    of each group; `backward` on a computation of backward and `product` on a product in `bits` or
+    less, where these differ. `waits` says whether the host waits for its device, at both ends of
+    forward and backward or behind each kernel; before a forward it then spends `microbatch`, while
+    the device is idle."""
 
     issue: int
     checks: tuple[tuple[GroupAxes, int], ...] = ()
@@ -54,7 +53,7 @@ class HostTimes(NamedTuple):
     bits: int = 8
 
     def cost(self, node: Node) -> Cost:
-        """What a node costs its host."""
+        """The time that the host spends on a node."""
         if _is_issued(node):
             if self.product is not None and any(map(self._is_narrow, node.kernels)):
                 return Cost(0, self.product)
@@ -65,15 +64,18 @@ class HostTimes(NamedTuple):
         return Cost(next((time for axes, time in self.checks if axes == node.group), 0))
 
     def _is_narrow(self, kernel: Kernel) -> bool:
-        """Whether it is a product in so few bits, and not one of several experts or heads."""
+        """Whether a kernel is a single product, not a batch of them, in `bits` or less."""
         one = kernel.kind == "matmul" and kernel.extents[0] == 1
         return one and 8 * DTYPE_BYTES[kernel.dtype] <= self.bits
 
 
 def delay_kernels(graph: StepGraph, costs: NodeCosts, spent: Sequence[HostTimes]) -> NodeCosts:
-    """The costs of devices whose hosts wait, by class. What a host needs longer for all that it
-    issues of forward, or of backward, than its device is busy with that, is a gap before each of
-    these computations; all that it spends on one, where it waits for each kernel."""
+    """The costs of devices whose hosts wait; `spent` has the times of the host of each class.
+
+    Where a host waits at both ends of a phase, the time by which it exceeds its device there is
+    divided over gaps before the computations of the phase. Where it waits for each kernel, all that
+    it spends on a computation is a gap before it.
+    """
     launch = costs.launch.copy()
     for nodes, times in zip(graph.classes, spent, strict=True):
         if times.waits == NEVER:
@@ -101,7 +103,7 @@ def delay_kernels(graph: StepGraph, costs: NodeCosts, spent: Sequence[HostTimes]
 
 
 def _is_issued(node: Node) -> bool:
-    """Whether a node counts. Optimizers launch few kernels, each for many parameters; sums of
-    gradients are launched by the engine of backward itself, with no call of a module (PyTorch,
-    torch/csrc/autograd/functions/accumulate_grad.cpp)."""
+    """Whether a host spends `issue` on a node. Optimizers launch few kernels, each for many
+    parameters; sums of gradients are launched by the autograd engine itself, with no call of a
+    module (PyTorch, torch/csrc/autograd/functions/accumulate_grad.cpp)."""
     return node.is_computation and node.phase != "optimizer" and node.kind != _SUM

@@ -1,4 +1,5 @@
-"""When each node of a rank runs: the times of its class, with what distinguishes its nodes."""
+"""The start and end of each node of a rank: the times of its class, with the microbatch and the
+tag that distinguish nodes of one prototype."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ NONE = -1
 
 
 class NodeTimes(NamedTuple):
-    """The nodes of a rank in the order of issue, as columns: node i is `kinds[kind[i]]`, for
-    `microbatch[i]` (`NONE` if for none), a message with the tag `tag[i]`, and runs from `start[i]`
-    to `end[i]`, in picoseconds. The gap in which a computation is launched, `launch[i]`, is in
-    it."""
+    """The nodes of a rank in the order of issue, as columns: node i is `kinds[kind[i]]`, belongs
+    to `microbatch[i]` (`NONE` if to no microbatch), has the tag `tag[i]` if it is a message, and
+    runs from `start[i]` to `end[i]`, in picoseconds. This includes `launch[i]`, the gap in which a
+    computation is launched."""
 
     kinds: Sequence[OnStreams]
     kind: Ints
@@ -33,9 +34,9 @@ class NodeTimes(NamedTuple):
     launch: Ints
 
     def spread(self, span: int, step: int) -> NodeTimes:
-        """The nodes over a step that hosts hold up, where devices would take `span`: each ends as
-        late in proportion, and takes as long as it does. That keeps all orders, since the time
-        between two ends only grows, and all that end together still do."""
+        """The nodes spread over a step of `step` picoseconds, of which devices alone would take
+        `span`. The end of each node is scaled in proportion; its duration stays. That keeps the
+        order of ends, since the time between two of them only grows."""
         if span >= step:
             return self
         end = (self.end.astype(object) * step // span).astype(np.int64)  # more than 64 bits
@@ -60,8 +61,8 @@ class NodeRow(NamedTuple):
 
 
 def node_times(program: Program, each: ClassTimes) -> NodeTimes:
-    """When the nodes of one rank of a class run, whose program this is. Raises `DiagnosticError`
-    for more picoseconds than numpy counts."""
+    """The times of the nodes of a rank with this program, from those of its class. Raises
+    `DiagnosticError` if the step has more picoseconds than 64 bits hold."""
     if each.end > MOST:
         days = each.end / PICOSECONDS / 86400
         raise error(
@@ -79,8 +80,8 @@ def node_times(program: Program, each: ClassTimes) -> NodeTimes:
 
 
 def stream_name(stream: Stream, mesh: Mapping[str, int]) -> str:
-    """`compute`, `collectives over dp`, `copies to host`, `sends over pp +1`; a way round the ring
-    is named by the shorter distance."""
+    """The name of a stream: `compute`, `collectives over dp`, `copies to host`, `sends over pp
+    +1`. Of the two distances along a ring the shorter one is named."""
     match stream:
         case "group", GroupAxes() as group:
             return f"collectives over {','.join(group.words)}"

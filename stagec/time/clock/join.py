@@ -1,4 +1,5 @@
-"""Which classes of a job meet: those that send to a class, and those that its collectives join."""
+"""Which classes of a job meet: the classes that send to a class, and the members of its
+collectives."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Coords = Mapping[str, int]
 def issues_of(
     classes: Sequence[RankClass], programs: Sequence[Program], mesh: Mapping[str, int]
 ) -> list[ClassIssue]:
-    """What classes with these programs issue."""
+    """What classes with these programs issue, and the numbers of the classes that they wait for."""
     coords = [each.coords for each in classes]
     issues: list[ClassIssue] = []
     for each, program in zip(classes, programs, strict=True):
@@ -51,5 +52,5 @@ def members(
 
 
 def _alike(one: Coords, other: Coords, but: Sequence[str] = ()) -> bool:
-    """Whether ranks at these coordinates may be the same, along all axes but some."""
+    """Whether two sets of coordinates agree along all axes that both have, `but` left out."""
     return all(other.get(axis, i) == i for axis, i in one.items() if axis not in but)

@@ -1,9 +1,9 @@
 # cython: boundscheck=False, wraparound=False, annotation_typing=False
-"""The loop of the clock: when each node of a step starts and ends, in whole numbers.
+"""The loop of the clock: the start and end of each node of a step, as integers.
 
-Nodes are numbers, from 0 on. `before[begins[i] : begins[i + 1]]` are those that node i waits for; a
-node starts when the last of them ends, and takes its `span`. Two stages and two microbatches, of
-which forward takes 10 and backward 20, and a message 1:
+Nodes are numbered from 0. Node i waits for `before[begins[i] : begins[i + 1]]`; it starts when the
+last of them ends, and takes `span[i]`. An example with two stages and two microbatches, in which a
+forward takes 10, a backward 20 and a message 1:
 
     node                        waits for   span   start   end   cause
      0  stage 0  forward 0      -             10       0    10      -1
@@ -23,10 +23,11 @@ which forward takes 10 and backward 20, and a message 1:
     14           receive 1      11 12          0      72    72      11
     15           backward 1     13 14         20      72    92      14
 
-Stage 0 waits for the message of 12 from 20 on, and for that of 14 from 62 on. The step takes 92.
+Stage 0 waits from 20 on for the message that 12 receives, and from 62 on for that of 14. The step
+takes 92.
 
-What this Python says is what it means. `loop.pxd` has the types with which it is compiled: its
-arguments are arrays then, else lists.
+`loop.pxd` has the types with which this module is compiled; its arguments are then arrays. Without
+a compiler it runs as it stands, on lists, with the same results.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ def run(
     low: Room,
     rate: int,
 ) -> None:
-    """Fill in `start`, `end` and `cause`, the node that each waited for last: of several the first,
-    -1 for what starts with the step. In `order` nodes come after those that they wait for.
+    """Fill in `start`, `end` and `cause`: the node that each waited for last, of several the first
+    one, and -1 for a node that starts with the step. `order` is a topological order.
 
-    Computations run at `rate` 1024ths of their speed while collectives run that were issued before:
-    those in `beside` up to `past[i]`, which is negative for other nodes. The first `gap` of a span
-    is not slower. Up to `low[owner[i]]` all collectives of a class have ended, which this moves on.
-    Where nothing is slower the last six are empty, and 1024."""
+    Computations run at `rate` 1024ths of their speed while collectives run that were issued before
+    them: those in `beside` up to `past[i]`, which is negative for nodes that are not computations.
+    The first `gap[i]` of a span is not slowed down. The collectives of a class up to
+    `low[owner[i]]` have ended; this function advances `low`. Without slowdown `rate` is 1024, and
+    the five arrays before it are empty."""
     for i in order:
         ready, why = 0, -1
         for k in range(begins[i], begins[i + 1]):
@@ -87,10 +89,11 @@ def slowed_end(
     end: Numbers,
     rate: int,
 ) -> int:
-    """When work ends that begins now, while the nodes `beside[first:last]` run at their times."""
+    """The end of `work` that begins at `now` and runs at `rate` 1024ths of its speed while one of
+    the nodes `beside[first:last]` runs."""
     left = work * 1024
     while left > 0:
-        slow, free = now, -1  # until when it is slow, or else when that begins
+        slow, free = now, -1  # the end of slow work, or else the start of the next
         for k in range(first, last):
             j = beside[k]
             if start[j] <= now < end[j]:
@@ -118,14 +121,15 @@ def spend(
     since: Room,
     until: Room,
 ) -> int:
-    """What the stream of computations waits for, of a class: its nodes on it are `computing`, the
-    node that ends last is `last`. Fills in which `node` each part of a wait counts as, or -1 for
-    what other classes are late with, and the times of the part, as far as there is room; how many
-    parts there are.
+    """Fill in what the compute stream of a class waits for, and return the number of parts.
 
-    What it waits for counts while it runs, which `took` so long, and before that what this waited
-    for; outside of the class `cause` is -1. A `call` of several classes that it is blocked by
-    counts itself."""
+    `computing` are the nodes of the class on the stream, `last` is its node that ends last. A part
+    of a wait has the `node` that it is attributed to, or -1 where other classes are late, and the
+    times `since` and `until`. Parts are filled in as far as there is room.
+
+    A wait is attributed to the node waited for while that runs, which it `took` so long, and before
+    that to what this node waited for in turn. A `cause` outside of the class is -1. A blocking
+    `call` of several classes is attributed to itself."""
     count = now = 0
     for i in computing:
         if begun[i] > now:
@@ -148,7 +152,8 @@ def trace_back(
     until: Room,
     count: int,
 ) -> int:
-    """The parts of a wait for a node, from its end backwards, behind so many others."""
+    """Fill in the parts of a wait from `first` to `last` for the node `of`, from its end backwards,
+    after `count` earlier parts. Returns the number of parts so far."""
     while last > first:
         start = first
         if of >= 0 and last - took[of] > first:
@@ -174,9 +179,9 @@ def turn_round(
     after_begins: Room,
     after: Room,
 ) -> None:
-    """Fill in for how many nodes each is `waiting`, and those that wait for it, of node i from
-    `after_begins[i]` on. Node `later[k]` waits for `earlier[k]`, too. `after_begins` begins as
-    zeros, two more than there are nodes."""
+    """Turn the edges of a graph round: fill in for how many nodes each is `waiting`, and the nodes
+    `after` each, those of node i from `after_begins[i]` on. Node `later[k]` also waits for
+    `earlier[k]`. `after_begins` has two elements more than there are nodes, all 0 at first."""
     for k in range(len(before)):
         after_begins[before[k] + 2] += 1
     for k in range(len(earlier)):
@@ -197,8 +202,9 @@ def turn_round(
 
 
 def put_in_order(waiting: Room, after_begins: Numbers, after: Numbers, order: Room) -> int:
-    """Fill in an `order` in which each node comes after those that it waits for, which
-    `turn_round` gives; how many can be put in it. `waiting` is used up."""
+    """Fill in a topological `order` of the edges that `turn_round` fills in, and return how many
+    nodes it has: fewer than there are if some wait for each other. `waiting` is overwritten.
+    Source: Kahn, "Topological sorting of large networks", CACM 5(11), 1962."""
     done = at = 0
     for i in range(len(waiting)):
         if waiting[i] == 0:

@@ -1,9 +1,8 @@
-"""What a rank holds while its step goes on: the memory events of its nodes, at the times at which
-they run.
+"""The memory of a rank over time: the memory events of its nodes, at the times at which these run.
 
-Memory is taken and given back in the order of issue, as allocators do it, whatever streams run it:
-each computation counts with the nodes that were issued since the computation before. So the most
-that is held is what `Events.peak` says, on every machine.
+Memory is allocated and freed in the order of issue, as framework allocators do, whichever streams
+the nodes run on: a computation takes effect together with the nodes issued since the computation
+before it. The peak is therefore that of `Events.peak`, on every machine.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from stagec.time.clock.intervals import NodeTimes
 
 
 class ResidentBytes(NamedTuple):
-    """From `time[i]` picoseconds on, up to the next, a rank holds `bytes[i]`."""
+    """A step function: a rank has `bytes[i]` allocated from `time[i]` picoseconds up to the next
+    time."""
 
     time: Ints
     bytes: Ints
 
 
 def residency(events: Events, times: NodeTimes) -> ResidentBytes:
-    """The bytes that a rank holds, where they change. `events` and `times` are of the same
-    nodes."""
+    """The bytes that a rank has allocated, at each time at which they change. `events` and `times`
+    are those of the same nodes."""
     computes = np.array([placed.computes for placed in times.kinds], dtype=bool)[times.kind]
     on = np.flatnonzero(computes)
     if not len(times.start):

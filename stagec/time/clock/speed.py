@@ -1,5 +1,5 @@
-"""The loop of the clock, compiled where it was: for whole numbers of 64 bits, in arrays. Elsewhere,
-and for numbers that are larger, it is the same loop in Python."""
+"""Calls the loop of the clock: the compiled module for integers of 64 bits in arrays; the Python
+source where it was not compiled, and for larger integers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INTEGER = np.dtype(np.int64)
 
 
 def looped(name: str, *given: Any) -> Any:
-    """Call a function of the loop, which fills in arrays that it is given."""
+    """Call a function of `loop` by its name. It fills in some of the arrays among its arguments."""
     if COMPILED and not any(getattr(a, "dtype", _INTEGER).hasobject for a in given):
         return getattr(loop, name)(*given)
     lists = [a.tolist() if isinstance(a, np.ndarray) else a for a in given]
@@ -32,7 +32,7 @@ def looped(name: str, *given: Any) -> Any:
 
 @cache
 def in_python() -> ModuleType:
-    """The loop as it is written."""
+    """The loop as a Python module, not compiled."""
     if not COMPILED:
         return loop
     source = Path(str(loop.__file__)).with_name("loop.py")

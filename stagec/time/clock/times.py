@@ -1,9 +1,9 @@
-"""When the nodes of a step run, with these costs, and what the time of each class goes to."""
+"""The times of the nodes of a step for given costs, and what the time of each class goes to."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
@@ -16,7 +16,7 @@ from stagec.time.streams import BUBBLE, INTERFERENCE, LAUNCH, MOST, Cost, Part
 
 
 class NodeCosts(NamedTuple):
-    """Picoseconds of the prototypes of all classes of a graph, as `Cost` has them."""
+    """Picoseconds of the prototypes of all classes of a graph: the fields of `Cost` as columns."""
 
     time: Ints
     launch: Ints
@@ -24,23 +24,24 @@ class NodeCosts(NamedTuple):
 
     @classmethod
     def of(cls, costs: Sequence[Cost]) -> NodeCosts:
-        """The costs of one prototype after the other."""
+        """The costs of prototypes, in order; columns of Python integers if 64 bits are too few."""
         rows = [(c.time, c.launch, c.handshake or 0) for c in costs]
         kind: Any = np.int64 if all(max(row) <= MOST for row in rows) else object
         return cls(*np.array(rows, dtype=kind).reshape(-1, 3).T)
 
     @property
     def spans(self) -> Ints:
-        """With the gap before each."""
+        """The times with the gap before each."""
         return self.time + self.launch
 
     def take(self, numbers: Ints | Indices) -> NodeCosts:
-        """Those of prototypes with these numbers."""
+        """The costs of the prototypes with these numbers."""
         return NodeCosts(*(column[numbers] for column in self))
 
 
-class _Ran(NamedTuple):
-    """When the nodes of a graph start and end, and the node that each waited for last, or -1."""
+class _GraphTimes(NamedTuple):
+    """The start and end of each node of a graph, in picoseconds, and the node that it waited for
+    last, or -1."""
 
     start: Ints
     end: Ints
@@ -48,9 +49,9 @@ class _Ran(NamedTuple):
 
 
 class ClockedStep(Sequence["ClassTimes"]):
-    """The times of a graph with these costs, where collectives take `slowdown` 1024ths of the speed
-    of the computations beside them. Raises `DiagnosticError` if classes wait for each other in a
-    ring."""
+    """The times of a graph with these costs, by class. Collectives take `slowdown` 1024ths of the
+    speed of computations that run at the same time. Raises `DiagnosticError` if classes wait for
+    each other in a ring."""
 
     def __init__(self, graph: StepGraph, costs: NodeCosts, slowdown: int = 0) -> None:
         self.graph, self.costs, self._slowdown = graph, costs, slowdown
@@ -62,13 +63,13 @@ class ClockedStep(Sequence["ClassTimes"]):
         return max(self.ends, default=0)
 
     def forget(self) -> None:
-        """Keep when classes end; the rest is found again if it is asked for."""
+        """Keep the ends of classes alone; all else is computed again when it is needed."""
         for name in ("ran", "_classes"):
             vars(self).pop(name, None)
 
     @cached_property
-    def ran(self) -> _Ran:
-        """When nodes run."""
+    def ran(self) -> _GraphTimes:
+        """The times of all nodes."""
         graph, span = self.graph, self._spans()
         start, end = np.zeros_like(span), np.zeros_like(span)
         cause = np.empty(graph.count, dtype=np.int32)
@@ -85,11 +86,11 @@ class ClockedStep(Sequence["ClassTimes"]):
         start[graph.calls], cause[graph.calls] = start[graph.leaders], cause[graph.leaders]
         ready = cause >= len(graph.prototype)
         cause[ready] = cause[cause[ready]]  # what the receiver waited for
-        return _Ran(start, end, cause)
+        return _GraphTimes(start, end, cause)
 
     def _spans(self) -> Ints:
-        """How long nodes take that are not slowed down. A call takes as long as for the slowest of
-        its members; a receive ends with the message."""
+        """How long nodes take if nothing slows them down. A call takes as long as the slowest of
+        its members; a receive ends when its message arrives."""
         graph, costs = self.graph, self.costs
         span: Ints = costs.spans[graph.prototype]
         if len(graph.heard):
@@ -100,13 +101,13 @@ class ClockedStep(Sequence["ClassTimes"]):
             span[graph.calls] = 0
             first = graph.calls[graph.call_begins]
             span[first] = np.maximum.reduceat(of_members, graph.call_begins)
-        unit = 1024 if self._slowdown else 1  # of which work beside collectives is counted
+        unit = 1024 if self._slowdown else 1  # the loop counts slowed work in 1024ths
         fits = span.dtype != object and float(span.sum(dtype=float)) * unit <= MOST
         return span if fits else span.astype(object)
 
     def computing(self, number: int) -> int:
-        """Picoseconds of all that the stream of computations of a class runs, but for what joins
-        classes."""
+        """Picoseconds of all nodes on the compute stream of a class, those that join classes left
+        out."""
         each = self[number]
         return int((each.costs.spans.astype(self.ran.end.dtype) * each.nodes.computed).sum())
 
@@ -127,27 +128,19 @@ class ClockedStep(Sequence["ClassTimes"]):
 
 
 class Wait(NamedTuple):
-    """Picoseconds in which the stream of computations of a rank has nothing to do, and what they
-    count as."""
+    """An interval in which the compute stream of a rank is idle, in picoseconds, and the category
+    that it counts as."""
 
     start: int
     end: int
     part: Part
 
 
-class RanNode(NamedTuple):
-    """A node, and when it runs."""
-
-    placed: OnStreams
-    start: int
-    end: int
-
-
 class ClassTimes:
-    """When the nodes of a class run: one rank of it, which stands for all. Nodes are known by their
-    numbers in the graph."""
+    """The times of the nodes of a class, of which one rank stands for all. A node is a number of
+    the graph."""
 
-    def __init__(self, ran: _Ran, costs: NodeCosts, nodes: ClassNodes, end: int) -> None:
+    def __init__(self, ran: _GraphTimes, costs: NodeCosts, nodes: ClassNodes, end: int) -> None:
         self._ran, self._all, self.nodes, self.end = ran, costs, nodes, end
         self.number, self.name = nodes.number, nodes.name
 
@@ -156,29 +149,29 @@ class ClassTimes:
 
     @property
     def start(self) -> Ints:
-        """When its nodes start, in picoseconds."""
+        """The starts of its nodes, in picoseconds."""
         return self._ran.start[self.nodes.own]
 
     @property
     def ends(self) -> Ints:
-        """When they end."""
+        """The ends of its nodes, in picoseconds."""
         return self._ran.end[self.nodes.own]
 
     @cached_property
     def costs(self) -> NodeCosts:
-        """What its prototypes cost."""
+        """The costs of its prototypes."""
         shift = self.nodes.shift
         prototypes = slice(shift, shift + len(self.nodes.prototypes))
         return NodeCosts(*(column[prototypes] for column in self._all))
 
     @property
     def launch(self) -> Ints:
-        """The gaps before its nodes."""
+        """The launch gaps of its nodes, in picoseconds."""
         return self.costs.launch[self.nodes.prototype]
 
     @property
     def spans(self) -> Ints:
-        """What its nodes would take, if nothing slowed them down."""
+        """How long its nodes would take if nothing slowed them down, in picoseconds."""
         return self.costs.spans[self.nodes.prototype]
 
     @property
@@ -186,30 +179,23 @@ class ClassTimes:
         """The node of the graph that each waited for last, or -1."""
         return self._ran.cause[self.nodes.own]
 
-    def rows(self) -> Iterator[RanNode]:
-        """Its nodes, each from when it would have started that takes what it costs to its end."""
-        ends = self.ends
-        starts, kinds = (ends - self.spans).tolist(), self.nodes.prototype.tolist()
-        for kind, start, end in zip(kinds, starts, ends.tolist(), strict=True):
-            yield RanNode(self.nodes.prototypes[kind], start, end)
-
     def placed(self, node: int) -> OnStreams:
-        """A node of it."""
+        """The prototype of a node."""
         return self.nodes.prototypes[int(self.nodes.prototype[node - self.nodes.first])]
 
     @property
     def last(self) -> int:
-        """The node that ends last: of several, one on the stream that is used first, but for that
-        of computations."""
+        """The node that ends last. Of several it is the one on the stream that is used first, where
+        the compute stream counts as the last one."""
         ends = self.ends
         return self.nodes.first + max(self.nodes.last, key=ends.__getitem__)
 
     def busy_time(self, step: int) -> int:
-        """Picoseconds of a step that it does not spend on waiting for other classes."""
+        """Picoseconds of a step in which it does not wait for other classes."""
         return step - self.parts(step).get(BUBBLE, 0)
 
     def parts(self, step: int) -> dict[Part, int]:
-        """What the stream of computations spends a step on that ends then; adds up to the step."""
+        """What the compute stream spends a step of `step` picoseconds on; adds up to the step."""
         nodes, of = self.nodes, self.nodes.prototype
         start, end = self.start[nodes.computing], self.ends[nodes.computing]
         times, launches = (c.astype(end.dtype) * nodes.computed for c in self.costs[:2])
@@ -225,16 +211,16 @@ class ClassTimes:
         return {part: time for part, time in totals.items() if time}
 
     def _add(self, parts: Counter[Part], prototypes: Ints | Indices, times: Ints) -> None:
-        """Count times of some prototypes, of which -1 is a bubble."""
+        """Add times to the categories of their prototypes; prototype -1 is a bubble."""
         names, numbers = self.nodes.parts
         for number, name in enumerate(names):
             parts[name] += int(times[numbers[prototypes] == number].sum())
 
     @property
     def waits(self) -> list[Wait]:
-        """The times in which the stream of computations waits until the class ends. What it waits
-        for counts while it runs, and before that what this waits for; what other classes are late
-        with is a bubble."""
+        """The waits of the compute stream until the class ends. A wait counts as the node waited
+        for while that runs, and before that as what this node waits for in turn; time in which
+        other classes are late is a bubble."""
         at, since, until = self._waits
         names, numbers = self.nodes.parts
         kinds: list[int] = numbers[np.where(at >= 0, self.nodes.prototype[at], -1)].tolist()
@@ -243,8 +229,8 @@ class ClassTimes:
 
     @cached_property
     def _waits(self) -> tuple[Indices, Ints, Ints]:
-        """The node that each part of a wait counts as, or -1, and the times of the part. Of what
-        joins classes no more than it takes is communication."""
+        """The node that each part of a wait counts as, or -1, and the start and end of the part. A
+        node that joins classes counts as communication for no longer than its own cost."""
         nodes, start, end = self.nodes, self.start, self.ends
         joins = nodes.joins[nodes.prototype]
         took = np.where(joins == RECEIVE, self.costs.time[nodes.prototype], end - start)

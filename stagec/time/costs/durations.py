@@ -1,4 +1,4 @@
-"""Seconds of computations on a machine, as traces hold them."""
+"""Seconds of computations on a machine, as traces state them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from stagec.time.measured.tables import NOT_FOUND
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds of a computation, with the gap before each launch: what it keeps a device for in
-    `stagec time`. One that was merged of several takes as long as its parts one after the other.
-    What is `measured` wins over the models of the machine, as the `software` runs on it.
+    """The seconds for which a computation occupies a device, the gap before each launch included,
+    as in `stagec time`. A computation that was merged of several takes the sum of their times.
+    Measured times (`measured`) take precedence over the models of the machine with this `software`.
 
     Raises `DiagnosticError` for a product whose type the machine does not compute.
     """

@@ -1,17 +1,17 @@
-"""Kernels that PyTorch launches without a compiler for an op that is one kernel elsewhere.
+"""Kernels that eager PyTorch launches for an op that a compiler makes one kernel.
 
-An op is marked `eager_WHAT_TYPE` (`passes/lower/eager_kernels.py`), where a stack says so
-(`stg.kernels[elementwise = torch]`). Its time follows from the bytes that it touches:
+`passes/lower/eager_kernels.py` marks such ops `eager_WHAT_TYPE` where the strategy states
+`stg.kernels[elementwise = torch]`. The time of an op follows from the bytes that it touches:
 
     n = bytes / (touched x bytes of the type)          elements of its tensors
     seconds = launches start + moved n width / (B bandwidth)
               + max(places n / (P clock rate), placed n width / (B bandwidth))
 
-Kernels of TensorIterator whose operands are contiguous and of one type read 16 bytes at a time, and
-wait for memory alone. Where an operand is broadcast, strided, or of another type, a thread computes
-the place of each element (ATen/native/cuda/CUDALoops.cuh: `launch_legacy_kernel`,
-`launch_unrolled_kernel`), which costs as much whatever the type: `rate` elements per clock of a
-processor, `efficiency.memory.places`.
+Kernels of TensorIterator whose operands are contiguous and of one type read 16 bytes at a time and
+are bound by memory alone. Where an operand is broadcast, strided, or of another type, a thread
+computes the offset of each element (ATen/native/cuda/CUDALoops.cuh: `launch_legacy_kernel`,
+`launch_unrolled_kernel`), at a cost that does not depend on the type: `rate` elements per clock of
+a processor (`efficiency.memory.places`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ EAGER = "eager_"
 
 @dataclass(frozen=True)
 class EagerKernels:
-    """What PyTorch launches for an op: tensors of its size that the op `touched` as one kernel,
-    those that vectorized kernels `moved`, elements of which kernels computed `places`, and the
-    tensors that these `placed`, each per element."""
+    """The kernels that PyTorch launches for an op, in tensors of the op's size: `touched` are those
+    that a single kernel would read and write, `moved` those that vectorized kernels read and write.
+    Further kernels compute the offsets of `places` elements for each element of a tensor, and read
+    and write `placed` tensors."""
 
     touched: float
     launches: int
@@ -38,7 +39,7 @@ class EagerKernels:
     placed: float = 0
 
 
-#: By the mark. Backward follows torch/csrc/autograd/FunctionsManual.cpp.
+#: The kernels by mark. Backward follows torch/csrc/autograd/FunctionsManual.cpp.
 KERNELS: Mapping[str, EagerKernels] = {
     # aten::_to_copy to a wider type; touched is in tensors of the narrow one
     "cast": EagerKernels(3, 1, places=1, placed=3),
@@ -92,7 +93,8 @@ KERNELS: Mapping[str, EagerKernels] = {
 
 @cache
 def eager_kernels(form: str) -> tuple[EagerKernels, float] | None:
-    """What a mark stands for, and the bytes of an element; None of other marks."""
+    """The kernels of a mark `eager_WHAT_TYPE`, and the bytes of an element; None for other
+    marks."""
     if not form.startswith(EAGER):
         return None
     what, _, dtype = form.removeprefix(EAGER).rpartition("_")
@@ -100,6 +102,6 @@ def eager_kernels(form: str) -> tuple[EagerKernels, float] | None:
 
 
 def launches_of(form: str) -> int:
-    """How many kernels a computation with this mark launches."""
+    """The number of kernels that a computation with this mark launches."""
     kernels = eager_kernels(form)
     return 1 if kernels is None else kernels[0].launches

@@ -1,8 +1,8 @@
-"""Seconds of kernels on a device, without the gap that a launch adds before each.
+"""Seconds of kernels on a device, without the launch gap before each.
 
-Three formulas - products, fused attention, and what is bound by memory - take numbers or numpy
-arrays alike. docs/accuracy.md shows them beside measured tables; what their constants mean stands
-in `stagec.machines.kernel_efficiency`.
+There are three formulas, for products, fused attention, and kernels bound by memory. They take
+numbers or numpy arrays. docs/accuracy.md compares them with measured tables;
+`stagec.machines.kernel_efficiency` defines their constants.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _LOAD_BYTES, _LOADED_ALONE = 16, 4
 _PART = 256
 #: Results of the tile whose filling and writing `tile` states; smaller ones take their share of it.
 _TILE = 256 * 128
-#: Seconds that are none, but that can be divided by.
+#: Seconds that stand for 0 where something is divided by them.
 _NONE = 1e-30
 #: Keys of a tile of attention (arXiv 2307.08691, section 3.3; arXiv 2407.08608).
 _KEYS = 128
-#: Rows of a matrix instruction, of which a block with few queries has as many as it needs.
+#: Rows of a matrix instruction; a block with few queries takes as many instructions as it needs.
 _ROWS = 16
 
 
@@ -67,9 +67,9 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
 
 
 def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
-    """The same on a device that has been at work for long, with `efficiency.sustained`: of products
-    and attention. Those that mostly wait for memory, as in decode, heat it less: they keep their
-    speed."""
+    """Seconds of each kernel on a device under sustained load, whose clocks drop: products and
+    attention keep the share `efficiency.sustained` of their speed. Kernels that mostly wait for
+    memory, as in decode, heat the device less and keep all of it."""
     seconds = kernel_seconds(machine, kernels)
     efficiency = machine.efficiency
     if efficiency.kernels == "roofline":
@@ -81,15 +81,15 @@ def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
 
 
 def _is_grouped(kernel: Kernel) -> bool:
-    """Whether a product is one of several experts of a rank. That of a single expert is a plain
+    """Whether a kernel is a grouped product of several experts. That of a single expert is a plain
     product, and Megatron-Core sorts no rows for it (token_dispatcher.py, `num_local_experts > 1`).
     """
     return kernel.form == EXPERTS and kernel.extents[0] > 1
 
 
 def _is_bound_by_units(machine: Machine, kernel: Kernel) -> bool:
-    """Whether a product or attention multiplies for more than a quarter of the time that it moves
-    bytes, both at their peaks."""
+    """Whether a product or attention computes for at least a quarter of the time in which it moves
+    its bytes, both at peak rates."""
     if kernel.kind == "memory":
         return False
     moving = kernel.bytes / machine.memory.bandwidth.value
@@ -111,7 +111,7 @@ def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel])
         return matmul_seconds(machine, dtype, batch, m, n, k, size, form=kernels[0].form)
     batch, heads, kv_heads, queries, keys, qk, v = extents
     causal = np.array([kernel.causal for kernel in kernels])
-    # queries that are split over ranks, in an order that balances the mask: half of all keys each
+    # queries that are split over ranks so as to balance the mask meet half of all keys on average
     split = causal & (queries < keys)
     return attention_seconds(
         *(machine, dtype, batch, heads, kv_heads, queries, np.where(split, keys / 2, keys)),
@@ -183,7 +183,8 @@ def matmul_seconds(
 
 
 def _pieces(dtype: str, n: Floats, k: Floats) -> Floats:
-    """How many loads bring 16 bytes of rows of n and of k elements; a row of one has no more."""
+    """The number of loads for 16 bytes of rows of n and of k elements, given their alignment; rows
+    of one element do not count."""
     size = DTYPE_BYTES[dtype]
     most = int(_LOAD_BYTES / size) if size < _LOADED_ALONE else 1
     rows = [np.where(row > 1, row, most).astype(np.int64) for row in (n, k)]
@@ -217,9 +218,9 @@ def _tiled(
     loads: Floats,
     more: Floats,
 ) -> Floats:
-    """Seconds after the start of tiles over k elements each, by tile along the last axis, where
-    a step takes `loads` times as long as with loads of 16 bytes, with `more` of computing something
-    else."""
+    """Seconds of tiles over k elements each, without the start; the last axis is the kind of tile.
+    A step takes `loads` times as long as with loads of 16 bytes, and `more` seconds are added to
+    the computation."""
     processors = machine.compute.processors.value
     results = _TILES.prod(axis=1)
     depth = min(_STEP_BYTES / float(DTYPE_BYTES[dtype]), _STEP_MOST)
@@ -269,7 +270,8 @@ def attention_seconds(
     mask, and with one, whose blocks differ in length, the mean of a processor and `uneven` of the
     longest block. A block with fewer queries has as many rows as instructions take, a multiple of
     16. Where there is one block of queries only, as in decode, keys are split over idle processors,
-    and a second kernel merges what these find. Moving hides as in products, with their bandwidth.
+    and a second kernel merges their results. Movement and computation overlap as in products, at
+    the bandwidth of products.
 
     Backward has five products in place of two, so `compute` is `(3 qk + 2 v) / (qk + v)` times as
     long, at `backward` times the rate.
@@ -316,12 +318,12 @@ def _moving(machine: Machine, size: Floats) -> Floats:
 
 
 def memory_seconds(machine: Machine, size: Numbers) -> Floats:
-    """Seconds of a kernel that moves `size` bytes and whose computation hides behind that.
+    """Seconds of a kernel bound by memory that moves `size` bytes.
 
         seconds = start + size / (B bandwidth)
 
-    so that small kernels last `start` and the bandwidth that is seen grows with the size: half of
-    it is reached at `start B bandwidth` bytes. Source: the form of R. W. Hockney, "The Science of
+    Small kernels last `start`, and the effective bandwidth grows with the size: half of it is
+    reached at `start B bandwidth` bytes. Source: the form of R. W. Hockney, "The Science of
     Computer Benchmarking", 1996, section 1.3 (r_inf and n_1/2).
     """
     c = machine.efficiency.memory
@@ -330,20 +332,21 @@ def memory_seconds(machine: Machine, size: Numbers) -> Floats:
     return seconds
 
 
-def _eager_seconds(machine: Machine, size: Floats, made: EagerKernels, width: float) -> Floats:
-    """Seconds of what PyTorch launches for an op that touches `size` bytes (`time.costs.eager`)."""
+def _eager_seconds(machine: Machine, size: Floats, eager: EagerKernels, width: float) -> Floats:
+    """Seconds of the kernels that PyTorch launches for an op that touches `size` bytes, of `width`
+    bytes an element (`time.costs.eager`)."""
     c, device = machine.efficiency.memory, machine.compute
-    tensor = size / made.touched
+    tensor = size / eager.touched
     bandwidth = machine.memory.bandwidth.value * c.bandwidth
     rate = c.places * device.processors.value * device.clock.value
-    placing = np.maximum(made.places * tensor / width / rate, made.placed * tensor / bandwidth)
-    seconds: Floats = made.launches * c.start + made.moved * tensor / bandwidth + placing
+    placing = np.maximum(eager.places * tensor / width / rate, eager.placed * tensor / bandwidth)
+    seconds: Floats = eager.launches * c.start + eager.moved * tensor / bandwidth + placing
     return seconds
 
 
 def peak(machine: Machine, dtype: str) -> float:
-    """FLOP/s of dense products by the type of their operands. Raises `DiagnosticError` for a type
-    that the machine does not compute."""
+    """The peak of dense products of operands of a type, in FLOP/s. Raises `DiagnosticError` for a
+    type that the machine does not compute."""
     rates = {**machine.compute.vector, **machine.compute.matrix}
     peaks = {str(name): figure.value for name, figure in rates.items()}
     if dtype not in peaks:
@@ -355,8 +358,8 @@ def peak(machine: Machine, dtype: str) -> float:
 
 
 def _roofline(machine: Machine, kind: str, dtype: str, flops: Floats, size: Floats) -> Floats:
-    """The larger of FLOPs over the peak and bytes over the bandwidth (Williams, Waterman and
-    Patterson, "Roofline", CACM 52(4), 2009)."""
+    """Seconds by the roofline: the larger of FLOPs over the peak and bytes over the bandwidth
+    (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009)."""
     vector = "f32" if "f32" in machine.compute.vector else dtype
     rate = peak(machine, vector if kind == "memory" else dtype)
     seconds: Floats = np.maximum(flops / rate, size / machine.memory.bandwidth.value)
@@ -364,6 +367,7 @@ def _roofline(machine: Machine, kind: str, dtype: str, flops: Floats, size: Floa
 
 
 def _hidden(a: Floats, b: Floats, overlap: float) -> Floats:
-    """The time of two that hide each other: the longer one, and what is not hidden of the other."""
+    """The time of two activities that overlap: the longer one, and the share of the shorter one
+    that is not hidden."""
     seconds: Floats = np.maximum(a, b) + (1 - overlap) * np.minimum(a, b)
     return seconds

@@ -39,14 +39,13 @@ TREE_SHARE = 0.92
 class Span:
     """One level of the network that a group crosses.
 
-    `units`: how many units inside this level hold members, in one unit of it. `inner`: the members
-    in each of these (the fewest, where they differ). `parts`: such units in the whole group.
-    `size`: the members in one unit of the level.
-    `share`: the part of the links of a rank that the group gets when all groups like it run.
+    `units`: in one unit of this level, the number of inner units with members. `inner`: the members
+    in each of these (the fewest, where they differ). `parts`: such inner units in the whole group.
+    `size`: the members in one unit of the level. `share`: the part of the links of a rank that the
+    group gets when all groups like it communicate at once.
 
-    The spans of a group hold for all machines whose levels join and use the same ranks, and are of
-    the same kinds: costs
-    take the figures of the machine that they are asked for.
+    The spans of a group hold for all machines whose levels have the same kinds and join and use the
+    same ranks: cost functions take the figures of the machine that they are given.
     """
 
     level: Level
@@ -71,7 +70,7 @@ def level_between(machine: Machine, a: int, b: int) -> Level:
 
 
 def level_between_pods(machine: Machine, meshes: Iterable[Mapping[str, int]]) -> Level:
-    """The level of the network that joins pods on these meshes, each of which begins on a node of
+    """The level of the network that joins pods with these meshes, each of which begins on a node of
     its own. Raises `DiagnosticError` if there is none."""
     node, start, end = machine.network[0].ranks or 1, 0, 0
     for mesh in meshes:
@@ -85,11 +84,11 @@ def level_between_pods(machine: Machine, meshes: Iterable[Mapping[str, int]]) ->
 
 
 def spans(machine: Machine, ranks: NDArray[np.int64]) -> tuple[Span, ...]:
-    """The levels that a group crosses, from the inside out; none for a group of one rank.
+    """The levels that a group crosses, from the innermost out; empty for a group of one rank.
 
-    Ranks number the mesh row-major, and consecutive ranks sit together: unit u of a level of which
-    N ranks are used holds the ranks uN to (u+1)N - 1. Raises `DiagnosticError` if the network does
-    not join them.
+    Ranks number the mesh row-major, and consecutive ranks are placed together: unit u of a level of
+    which N ranks are used has the ranks uN to (u+1)N - 1. Raises `DiagnosticError` if the network
+    does not join them.
     """
     inside = ranks if bool(np.all(np.diff(ranks) > 0)) else np.unique(ranks)
     members = np.ones(len(inside), dtype=np.int64)
@@ -126,29 +125,32 @@ def _too_many(machine: Machine, rank: int) -> Exception:
 
 
 def _share(level: Level, units: NDArray[np.int64], length: int) -> float:
-    """What a group over these units gets of the bandwidth of a rank.
+    """The share of the bandwidth of a rank that a group over these units gets.
 
-    On a ring each of the two links carries half. Where the members stand `stride` places apart, as
-    many groups use each link; a group that does not close the ring has the links of one direction
-    at its ends only, so it uses half (jax-ml/scaling-book, sharding.md). In a mesh a rank uses its
-    links to members only.
+    On a ring each of the two links carries half. Where the members are `stride` places apart on
+    their arc, the shorter way around, that many groups share each link; at the ends of a group that
+    does not close the ring only the link of one direction is used, which halves its rate
+    (jax-ml/scaling-book, sharding.md). In a mesh a rank uses its links to members only.
     """
     if level.kind == "ring":
-        stride = max(1, int(units[-1] - units[0]) // max(1, len(units) - 1))
+        arc = int(units[-1] - units[0])
+        if level.ranks is not None:  # all but the widest gap
+            arc = length - int(np.diff(units, append=units[0] + length).max())
+        stride = max(1, arc // max(1, len(units) - 1))
         closed = len(units) * stride == length and len(units) > 1 and length > 2
         return (1.0 if closed else 0.5) / stride
     return (len(units) - 1) / (length - 1) if level.kind == "mesh" else 1.0
 
 
 def _lanes(machine: Machine, over: Sequence[Span]) -> Iterable[tuple[Protocol, ...]]:
-    """For each protocol that all levels have, its constants on each of them."""
+    """For each protocol that all these levels have, its constants on each of them."""
     levels = [machine.efficiency.network[span.level.name].protocols for span in over]
     names = [n for n in levels[0] if all(n in level for level in levels)]
     return (tuple(level[name] for level in levels) for name in names)
 
 
 def _rate(over: Sequence[Span], lanes: Sequence[Protocol]) -> float:
-    """Bytes/s of the slowest level."""
+    """Bytes/s of the slowest of these levels."""
     return min(span.rate * lane.share for span, lane in zip(over, lanes, strict=True))
 
 
@@ -161,14 +163,14 @@ def _hop(span: Span, lane: Protocol) -> float:
 
 
 def ring(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
-    """Seconds of a ring through all n ranks, node by node, the fastest protocol.
+    """Seconds of a ring through all n ranks, node by node, with the fastest protocol.
 
     start + rounds * sum over levels(steps * hop) + (rounds * (n - 1) + copy)/n * bytes / rate
           + rounds * (n - 1) * gap + (n - 1)/n * bytes * adds / memory bandwidth, where it reduces
 
-    Of the n - 1 steps of a round those that cross a level cost its hop; the rate is that of the
-    slowest level, where all members of a unit send. `copy`: each rank also writes the part that is
-    its own, once: to the result of a gather, or of a sum between its two rounds
+    Each of the n - 1 steps of a round costs the hop of the level that it crosses; the rate is that
+    of the slowest level, where all members of a unit send. `copy`: each rank also writes its own
+    part once, to the result of a gather, or of a sum between its two rounds
     (NVIDIA/nccl, src/device/all_reduce.h, directRecvReduceCopyDirectSend). `gap`: n - 1 messages of
     a round pass each link, one after the other; the link that needs the most for each counts.
     Source: NVIDIA/nccl, src/graph/tuning.cc (ncclTopoTuneModel: nsteps, nInterSteps, latencies,
@@ -190,7 +192,8 @@ def ring(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Flo
 
 
 def _steps(over: Sequence[Span]) -> list[int]:
-    """Of the n - 1 steps of a round through all ranks, those that cross each level and no outer."""
+    """How many of the n - 1 steps of a round through all ranks cross each level as the outermost
+    one."""
     return [a - b for a, b in pairwise([*(span.parts - 1 for span in over), 0])]
 
 
@@ -219,7 +222,7 @@ def _depth(span: Span) -> int:
 
 
 def multicast(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -> Floats:
-    """Seconds of an all_reduce whose additions and copies are made by the switches inside.
+    """Seconds of an all_reduce in which the switches of the innermost level add and copy.
 
     start + max((1 + 1/units) * bytes / rate, sum of the tree outside)
 
@@ -275,8 +278,8 @@ def all_to_all(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) 
     start + latency + sum over levels(peers * hops * latency)
           + max over levels(bytes that cross / rate)
 
-    What crosses a level goes to the n - inner ranks outside the unit of a rank. `kind` is not
-    asked for. Source: NVIDIA/nccl, src/enqueue.cc (a kernel with all sends and receives of a rank).
+    The bytes that cross a level go to the n - inner ranks outside the unit of a rank. `kind` is not
+    used. Source: NVIDIA/nccl, src/enqueue.cc (a kernel with all sends and receives of a rank).
     """
     constants = [machine.efficiency.network[span.level.name].pairs for span in over]
     names = [name for name in constants[-1] if all(name in level for level in constants)]
@@ -295,8 +298,9 @@ def _messages(size: Floats, over: Sequence[Span], lanes: Sequence[Protocol]) -> 
 def once_a_node(
     machine: Machine, size: Bytes, over: Sequence[Span], copies: int, groups: int
 ) -> Floats:
-    """Seconds of an all_to_all of `size` bytes of tokens with `copies` experts each, in at most so
-    many `groups` of experts (0: in any), that go to each node and to each rank once.
+    """Seconds of an all_to_all of `size` bytes of tokens with `copies` experts each, in which a
+    token goes to each node and to each rank once. The experts of a token lie in at most `groups`
+    groups of experts (0: in any).
 
     Experts are spread over N nodes of m ranks, groups of them over as many. With `n = min(N,
     groups)` nodes that may have experts of a token,
@@ -304,11 +308,11 @@ def once_a_node(
         reached(x) = x (1 - (1 - 1/x)^copies)
 
     is how many of `x = n` nodes and of `x = n m` ranks have some on average, so `reached(n) /
-    copies` of the bytes of an all_to_all cross between nodes. Inside a node tokens go on from where
-    they arrive, `reached(n m) / copies` of those bytes, (m - 1)/m of them to others of its m ranks.
-    Both run at once, and the slower one is what it takes. A group within a node has an all_to_all
-    of `reached(m) / copies` of the bytes. Tokens with one of `copies` go to each of their experts,
-    as kernels of low latency send them. Sources: arXiv 2412.19437, section 3.2.2;
+    copies` of the bytes of an all_to_all cross between nodes. Inside a node tokens are forwarded
+    from where they arrive: `reached(n m) / copies` of those bytes, (m - 1)/m of them to others of
+    its m ranks. Both run at once, and the slower one determines the time. A group within a node has
+    an all_to_all of `reached(m) / copies` of the bytes. With `copies` of 1 a token goes to each of
+    its experts, as kernels of low latency send them. Sources: arXiv 2412.19437, section 3.2.2;
     deepseek-ai/DeepEP, "normal kernels" (`num_tokens_per_rank`, `is_token_in_rank`), and its branch
     hybrid-ep.
     """
@@ -328,8 +332,8 @@ def once_a_node(
 
 
 def _direct_messages(machine: Machine, size: Floats, over: Sequence[Span]) -> Floats:
-    """Seconds of an all_to_all by a kernel that writes to the memory of ranks in other nodes, with
-    the communication library where the outermost level has no constants of such kernels."""
+    """Seconds of an all_to_all by a kernel that writes to the memory of ranks in other nodes, or by
+    the communication library if the outermost level has no constants of such kernels."""
     levels = [machine.efficiency.network[span.level.name] for span in over]
     if "messages" not in levels[-1].direct:
         return all_to_all(machine, "", size, over)
@@ -339,7 +343,7 @@ def _direct_messages(machine: Machine, size: Floats, over: Sequence[Span]) -> Fl
 
 
 def _reached(parts: int, copies: int) -> float:
-    """How many of so many parts have some of the experts of a token on average."""
+    """The mean number of `parts` equal parts that have some of the `copies` experts of a token."""
     return parts * (1 - (1 - 1 / parts) ** copies)
 
 
@@ -366,16 +370,15 @@ def broadcast(machine: Machine, kind: str, size: Floats, over: Sequence[Span]) -
 
 def direct_seconds(machine: Machine, size: float, over: Sequence[Span], *, two_shot: bool) -> float:
     """Seconds of an all_reduce of `size` bytes by a kernel that reads the memory of other ranks;
-    infinity where they are not joined each to each within one level, or the level has no constants
-    of such kernels.
+    infinity unless one level joins each of them with each other and has constants of such kernels.
 
     one_shot: start + (n - 1) * hop + (n - 1) * bytes / rate
     two_shot: start + (n - 1) * hop + 2 * (n - 1)/n * bytes / rate
 
     In one shot each rank reads the operands of all others, in two each adds one part of n and then
-    reads the sums of the others. With `two_shot` it is the faster one. Source: vllm-project/vllm,
-    csrc/custom_all_reduce.cuh (cross_device_reduce_1stage, 2stage); constants by fit
-    (tools/fit_direct.py).
+    reads the sums of the others. With `two_shot` the faster one is taken. Source:
+    vllm-project/vllm, csrc/custom_all_reduce.cuh (cross_device_reduce_1stage, 2stage); constants by
+    fit (tools/fit_direct.py).
     """
     level = over[0].level if len(over) == 1 else None
     if level is None or level.kind not in ("switch", "mesh"):
@@ -399,7 +402,7 @@ ALGORITHMS: dict[str, Cost] = {
     "multicast": multicast,
     "hierarchical": hierarchical,
 }
-#: The kinds that have one way.
+#: The kinds with a single algorithm.
 SINGLE: dict[str, Cost] = {
     "all_to_all": all_to_all,
     "collective_permute": permute,
@@ -428,8 +431,8 @@ def collective_seconds(
 def collective_seconds(
     machine: Machine, kind: str, size: Bytes, over: Sequence[Span], sharing: float = 1
 ) -> float | Floats:
-    """Seconds of a collective of `size` bytes, the larger side on one rank, in a group with these
-    spans: the least of the algorithms that the machine has. Nothing for a group of one.
+    """Seconds of a collective in a group with these spans: the least over the algorithms of the
+    machine; 0 for a group of one. `size` is the larger of the bytes before and after on a rank.
 
     `sharing` groups use the links of each rank at once. Raises KeyError for a kind that is not in
     `ROUNDS` or `SINGLE`.
@@ -465,7 +468,7 @@ def message_seconds(machine: Machine, size: Bytes, level: Level) -> float | Floa
 
 
 def _own(machine: Machine, level: Level) -> Level:
-    """The level of this machine that has the name of a level of another one."""
+    """The level of this machine with the name of a level of another machine."""
     return next(own for own in machine.network if own.name == level.name)
 
 
@@ -482,6 +485,6 @@ def _message(machine: Machine, size: Floats, level: Level) -> Floats:
 
 
 def _below(machine: Machine, level: Level) -> int:
-    """The ranks of one unit inside the level."""
+    """The number of ranks of one unit inside the level."""
     inside = [1, *(other.ranks or 1 for other in machine.network)]
     return inside[machine.network.index(level)]

@@ -1,8 +1,8 @@
-"""What each node costs on a machine: kernels by their extents, collectives and messages by the
-levels of the network that lie between the ranks that they join.
+"""The cost of each node on a machine: of kernels by their extents, of collectives and messages by
+the levels of the network between the ranks that they join.
 
-All ranks of a class are one rank for the clock, so a collective costs what it costs the group of
-the class that it costs most, and a message what it costs the two ranks that are furthest apart.
+The clock has one rank for each class, so a collective costs as much as in the slowest group of the
+class, and a message as much as between the two ranks that are furthest apart.
 """
 
 from __future__ import annotations
@@ -40,24 +40,22 @@ from stagec.time.costs.software import Software
 from stagec.time.measured.tables import NOT_FOUND, Measured, Table
 from stagec.time.streams import PICOSECONDS, Cost
 
-#: Costs of nodes, and a number that tells classes apart whose nodes do not cost the same.
+#: The costs of nodes of a class, and a number that is equal for classes with equal costs.
 ClassCosts = tuple[int, Callable[[Node], Cost]]
-
-
-#: The levels that each of some groups crosses.
+#: The levels that each of several groups crosses.
 _Examples = tuple[tuple[Span, ...], ...]
 #: `send` or `recv`, the axis, and the coordinate of the receiver less that of the sender.
 Way = tuple[str, str, int]
 
 
 class Measurements:
-    """Measured times that win over models: `own` those of the users' files, then `others`.
+    """Measured times, which take precedence over models: `own` of users' files, then `others`.
 
-    A collective of the users' files is taken for every group of as many ranks; one of the others,
-    which were measured within a node, for groups within the innermost level.
+    A collective of the users' files serves every group with as many ranks; one of `others`, which
+    were measured within a node, serves groups within the innermost level.
 
-    `device` is what was measured, where that is known: on a machine with other figures the times
-    are those of the tables by the ratio of the models on both.
+    `device` is the measured machine, where that is known: on a machine with other figures the times
+    of the tables are scaled by the ratio of the models on both.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class Measurements:
         self._collectives = Measured(own), Measured(rest)
 
     def of(self, device: Machine) -> Measurements:
-        """The same, of a device."""
+        """The same measurements, taken on this device."""
         copied = copy(self)
         copied.device = device
         return copied
@@ -78,8 +76,8 @@ class Measurements:
     def collective(
         self, kind: str, size: int, over: Sequence[Span], machine: Machine
     ) -> tuple[float, int] | None:
-        """Seconds of a collective of so many bytes in a group with these spans, and how they were
-        found; None if they were not."""
+        """Seconds of a collective of `size` bytes in a group with these spans, and how they were
+        looked up (`MATCHED` or `INTERPOLATED`); None if no table has them."""
         if not over:
             return None
         inside = over[-1].level.name == machine.network[0].name
@@ -93,18 +91,18 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class _Distances:
-    """How far the members of the groups of a class, and its neighbours, are apart: the number of
-    examples of groups that differ in the levels that they cross, and the outermost level of
-    messages."""
+    """The distances between the members of each group of a class, and between its ranks and their
+    neighbours: for each group the number of the example groups that stand for it, for each
+    direction of messages the outermost level."""
 
     groups: Mapping[GroupAxes, int]
     messages: Mapping[Way, Level]
 
 
 class CostTable:
-    """The costs of the nodes of a job on a machine, each found once. `pods` has the levels
-    of the network to other pods; what goes to one without a level takes no time. `software` says
-    what it makes of the machine."""
+    """The costs of the nodes of a job on a machine, each computed once. `pods` has the levels of
+    the network to other pods; messages to a pod without a level take no time. `software` says with
+    which constants the machine runs."""
 
     def __init__(
         self,
@@ -135,7 +133,7 @@ class CostTable:
         self._peers: dict[tuple[str, int], Ints] = {}
 
     def prepare(self, nodes: Sequence[Node]) -> dict[int, Cost]:
-        """Find the costs of all computations at once; by their numbers."""
+        """The costs of all computations among these nodes, by their places."""
         kernels = list({n.kernel for n in nodes if n.kernel is not None} - self._known.keys())
         seconds, ways = self._measured.kernels.seconds(kernels)
         modelled = ways == NOT_FOUND
@@ -155,8 +153,8 @@ class CostTable:
     def of_class(
         self, ranks: Ints, groups: Groups, used: Iterable[GroupAxes], ways: Iterable[Way]
     ) -> ClassCosts:
-        """The costs of the nodes of a class with these ranks, whose collectives go over the axes
-        `used` and messages the `ways`."""
+        """The costs of the nodes of a class with these ranks; `used` are the axes of its
+        collectives, `ways` the directions of its messages."""
         spans = _Distances(
             {axes: self._numbered(self._groups(ranks, groups, axes)) for axes in used},
             {way: self._furthest(ranks, *way) for way in ways},
@@ -226,7 +224,7 @@ class CostTable:
         return min(library, self._direct_seconds(kind, size, over))
 
     def _direct_seconds(self, kind: str, size: int, over: Sequence[Span]) -> float:
-        """Seconds by a kernel of an engine, infinity where it has none."""
+        """Seconds by a communication kernel of the engine; infinity if it has none for this."""
         rule = self._direct
         if kind != "all_reduce" or rule.all_reduce == LIBRARY or size > rule.below:
             return inf
@@ -241,7 +239,7 @@ class CostTable:
         return self._number_of[examples]
 
     def _groups(self, ranks: Ints, groups: Groups, axes: GroupAxes) -> _Examples:
-        """The levels that the groups of these ranks cross."""
+        """The levels that the groups of these ranks cross, once for all that cross the same."""
         if axes not in self._crossed:
             self._crossed[axes] = self._cross(groups.members[axes])
         examples, like = self._crossed[axes]
@@ -250,8 +248,8 @@ class CostTable:
         return tuple(dict.fromkeys(examples[i] for i in used.tolist()))
 
     def _cross(self, members: Ints) -> tuple[Sequence[tuple[Span, ...]], Ints]:
-        """The levels that groups cross, once for all that cross alike; and which of them each group
-        is like."""
+        """The levels that groups cross, once for all that cross the same, and for each group its
+        place among them."""
         rows = np.sort(members, axis=1)
         alike = [rows[:, 1:] - rows[:, :-1]]
         for level in self._machine.network:
@@ -283,13 +281,13 @@ class CostTable:
 
 
 def _ratio(after: Floats, before: Floats) -> Floats:
-    """By how much times change; not, where they were nothing."""
+    """The factors by which times change; 1 where they were 0."""
     return np.divide(after, before, out=np.ones_like(before), where=before > 0)
 
 
 def picoseconds(seconds: float) -> int:
-    """Seconds as whole picoseconds, of which clocks count. Raises `DiagnosticError` for a cost that
-    no float holds."""
+    """Seconds as whole picoseconds, the unit of the clock. Raises `DiagnosticError` for a time that
+    is not finite."""
     number = seconds * PICOSECONDS
     if not isfinite(number):
         raise error(

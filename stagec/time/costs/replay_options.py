@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
     """How a step is replayed. Without `overlap` all collectives are blocking. Without `graphs`
-    hosts launch steps of serving op by op, as they do steps of training. What is `measured` wins
-    over models."""
+    hosts launch steps of serving op by op, as they do steps of training. Times in `measured` take
+    precedence over models."""
 
     overlap: bool = True
     graphs: bool = True
     measured: Measurements | None = None
 
 
-#: As most answers take it.
+#: The options of most answers.
 USUAL = ReplayOptions()

@@ -1,6 +1,6 @@
-"""What the software of a job says of its seconds, on whatever machine: which share of their speed
-products keep in a step (`stg.sustained`), how fast hosts issue, gaps between kernels and the time
-of schedulers (`stg.hosts`), and which kernels compute (`stg.kernels`, `stg.collectives`)."""
+"""How the software of a job affects its times, on any machine: the share of their speed that
+products sustain in a step (`stg.sustained`), how fast hosts issue, gaps between kernels and the
+time of schedulers (`stg.hosts`), and which kernels run (`stg.kernels`, `stg.collectives`)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SENDING: Final = 20
 
 @dataclass(frozen=True)
 class Software:
-    """What statements of a strategy say of seconds, and nodes of a trace do not. `serving` is the
-    kind of a step of serving."""
+    """The statements of a strategy that affect times but do not show in the nodes of a trace.
+    `serving` is the kind of a serving step; empty for training."""
 
     kernels: KernelsRule = field(default_factory=KernelsRule)
     hosts: HostsRule = field(default_factory=HostsRule)
@@ -38,7 +38,7 @@ class Software:
 
     @classmethod
     def of(cls, module: Module) -> Software:
-        """That of a module's strategy."""
+        """The software that the strategy of a module states."""
         strategy = read_strategy(module)
         one = strategy.one
         return cls(
@@ -48,8 +48,8 @@ class Software:
         )
 
     def on(self, machine: Machine) -> Machine:
-        """The machine as this software runs on it: with what it sustains there, its hosts, and its
-        gaps between kernels of a graph, which engines capture of steps that decode."""
+        """The machine with the constants that this software has there: sustained shares, times of
+        hosts, and gaps between the kernels of a CUDA graph, which engines capture of decode."""
         experts = self.sustained.experts
         decodes = self.serving == DECODE and machine.compute.launch.value  # else there are no gaps
         values = {
@@ -62,7 +62,7 @@ class Software:
         return machine.changed(changed) if changed else machine
 
     def _products(self, machine: Machine) -> float | None:
-        """The share that products and attention sustain, None for that of the machine."""
+        """The share of their speed that products and attention sustain; None for the machine's."""
         share = self.sustained.on(machine.family)
         if share is not None and self.sustained.products is None:
             share = min(share * machine.efficiency.sustained.power, 1)
@@ -85,7 +85,7 @@ class Software:
         return "" if name == DEVICE else chosen.replace("_", "-")
 
     def waiting_seconds(self, step: float) -> float:
-        """What devices wait for the scheduler behind a step that takes them so many seconds."""
+        """Seconds that devices wait for the scheduler behind a step of `step` seconds."""
         if not self.serving:
             return 0.0
         least = step if self.hosts.scheduler == BESIDE else 0.0
@@ -93,5 +93,5 @@ class Software:
 
     @property
     def request_seconds(self) -> float:
-        """What a request takes outside of its steps."""
+        """Seconds that a request takes outside of its steps."""
         return self.hosts.request_seconds if self.serving else 0.0

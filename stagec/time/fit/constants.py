@@ -1,4 +1,4 @@
-"""Constants of a machine from your own measurements: `stagec fit`.
+"""Fits the constants of a machine to a user's measurements (`stagec fit`).
 
     h100.csv        200 products, 40 kernels of attention, 8 of memory, 6 of an all_reduce
     split           of each kind, in order of size, every second row is left out
@@ -7,7 +7,7 @@
     all_reduce      9 constants need 36 rows: those of the base stay
     errors          of the base and of the fit, on the rows that were fitted and on the others
 
-Rows that are left out decide nothing but how many rows there are.
+Rows that are left out affect nothing but the number of rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from stagec.time.measured.tables import Table, consensus
 
 #: Rows that each constant needs: two to fit it, two to judge it.
 EACH = 4
-#: How many searches are done, of all.
+#: Called with the number of searches done, and of all searches.
 Progress: TypeAlias = Callable[[int, int], None]
 _COLLECTIVES = (*ROUNDS, "all_to_all")
 _KINDS = {"protocols": tuple(ROUNDS), "multicast": ("all_reduce",), "pairs": ("all_to_all",)}
@@ -55,7 +55,8 @@ _MESSAGE = "a table does not say over which level its messages go"
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Relative errors of some rows: of the logarithm, as a share of what was measured."""
+    """The median and the 90th percentile of the relative errors of some rows: errors of the
+    logarithm, as a share of the measured time."""
 
     median: float
     p90: float
@@ -65,9 +66,10 @@ class Errors:
 class FitPart:
     """The rows of one kind and type (of collectives: one kind and level).
 
-    `constants` are those that were fitted on them, `rows` how many rows were fitted and left out,
-    `before` and `after` the errors on either with the constants of the base and with the fitted
-    ones; None where there are no such rows, or no model. `note` says what was not fitted, and why.
+    `constants` are those that were fitted on them, `rows` the numbers of rows that were fitted and
+    left out. `before` and `after` are the errors of both with the constants of the base and with
+    the fitted ones; None without such rows, or without a model. `note` says what was not fitted,
+    and why.
     """
 
     kind: str
@@ -82,8 +84,7 @@ class FitPart:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A machine with fitted constants, what they are worth, and the tables of its text by title;
-    none if nothing was fitted."""
+    """A machine with fitted constants, their errors, and the fitted tables of its text by title."""
 
     machine: Machine
     parts: tuple[FitPart, ...]
@@ -116,7 +117,7 @@ class _State:
     levels: list[str] = field(default_factory=list[str])
 
     def take(self, kind: str, constants: Mapping[str, float], dtype: str = "bf16") -> None:
-        """Constants of a kind, as its text has them."""
+        """Set constants of a kind, rounded as in the text of the machine."""
         new = rounded({n: v for n, v in constants.items() if n != "rate"})
         self.values.setdefault(kind, {}).update(new)
         if "rate" in constants:
@@ -127,11 +128,13 @@ class _State:
 def fit_tables(
     tables: Sequence[Table], base: Machine, origin: str, progress: Progress | None = None
 ) -> Fit:
-    """The base with the constants that measured tables determine; `origin` names them in the text.
+    """The base with the constants that measured tables determine; `origin` names the tables in the
+    text of the machine.
 
-    Constants of a kind with fewer than `EACH` rows for each stay; of products and attention the
-    rate alone is fitted then, if there are rows for that. The type with most rows has all constants
-    fitted, others their rates. A collective of n ranks counts as one of n that follow each other.
+    Constants of a kind with fewer than `EACH` rows for each constant stay as they are; of products
+    and attention the rate alone is fitted then, if there are rows for that. All constants are
+    fitted on the type with most rows, and the rates on the other types. A collective of n ranks
+    counts as one of n consecutive ranks.
     """
     state = _State(base)
     steps = list(_steps(consensus(tables)))
@@ -144,7 +147,7 @@ def fit_tables(
 
 
 def _steps(tables: Sequence[Table]) -> Iterator[Callable[[_State], None]]:
-    """Products first, whose bandwidth attention has too."""
+    """The searches in order: products before attention, which has their bandwidth."""
     by_kind: dict[str, list[Table]] = {}
     for table in tables:
         by_kind.setdefault(table.kind, []).append(table)
@@ -179,7 +182,7 @@ def _count(tables: Sequence[Table]) -> int:
 
 
 def _fit_rates(state: _State, tables: Sequence[Table], first: bool) -> None:
-    """Products or attention of one type: of the first type all constants, else the rate."""
+    """Fit products or attention of one type: for the first type all constants, else the rate."""
     kind, dtype = tables[0].kind, tables[0].dtype
     rows = product_rows(tables) if kind == "matmul" else attention_rows(tables)
     group = _kernels(state, tables, rows)
@@ -211,7 +214,7 @@ def _fit_backward(state: _State, tables: Sequence[Table], first: bool) -> None:
 
 
 def _fit_memory(state: _State, tables: Sequence[Table]) -> None:
-    """Bandwidth and start by turns; where too few rows are long, the start alone."""
+    """Fit bandwidth and start in turns; the start alone where too few rows are long."""
     rows = memory_rows(tables)
     group = _kernels(state, tables, rows)
     if group.note or _too_few(group, BOUNDS["memory"]):
@@ -230,7 +233,7 @@ def _fit_memory(state: _State, tables: Sequence[Table]) -> None:
 
 
 def _kernels(state: _State, tables: Sequence[Table], rows: Rows) -> _Group:
-    """The group of these rows; with a note if the base has no model of them."""
+    """Add the group of these rows, with a note if the base has no model of them."""
     kind, dtype, fitted = tables[0].kind, tables[0].dtype, _every_second(rows, tables)
     group = _Group(kind, dtype, "", len(fitted), fitted, lambda m: rows.errors(m, {}))
     group.title = "attention" if kind.startswith("attention") else kind
@@ -264,7 +267,7 @@ def _alternating(order: Any) -> Mask:
 
 
 def _too_few(group: _Group, bounds: Bounds) -> bool:
-    """Whether there are not enough rows, which is noted; else the constants are."""
+    """Whether a group has too few rows for these constants; notes that, or else the constants."""
     needed = EACH * len(bounds)
     if group.count < needed:
         group.note = f"as in the base: {group.count} rows, {', '.join(bounds)} need {needed}"
@@ -346,7 +349,7 @@ def _errors_of(cases: Sequence[CollectiveRows]) -> Callable[[Machine], Floats]:
     return errors
 
 
-# -- what it is worth ------------------------------------------------------------------------------
+# -- errors and records ----------------------------------------------------------------------------
 
 
 def _part(group: _Group, base: Machine, machine: Machine) -> FitPart:
@@ -373,7 +376,7 @@ def _errors(errors: Floats) -> Errors | None:
 def _sections(
     state: _State, parts: Sequence[FitPart], base: str, origin: str
 ) -> Iterator[tuple[str, str]]:
-    """The tables of the text, each with its record."""
+    """The fitted tables of the text by title, each with a record of its fit."""
     for kind, values in state.values.items():
         record = _record(kind, state, parts, base, origin)
         rates = state.rates.get(kind, {})

@@ -1,7 +1,7 @@
-"""Constants of kernels (`stagec.machines.kernel_efficiency`) that fit measured kernels best.
+"""Fits the constants of kernels (`stagec.machines.kernel_efficiency`) to measured kernels.
 
-The loss is the mean error of the logarithm, at most 1 a row, so that ill rows count but do not
-rule.
+The loss is the mean absolute error of the logarithm, at most 1 for each row, so that outliers count
+but do not dominate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 Values: TypeAlias = Mapping[str, float]
 Bounds: TypeAlias = Mapping[str, tuple[float, float]]
 Model: TypeAlias = Callable[[Machine, Values, Extents], Floats]
-#: Where a constant is sought; `rate` is that of one type.
+#: The bounds of each constant; `rate` is that of one type.
 BOUNDS: Mapping[str, Bounds] = {
     "matmul": {
         "rate": (0.3, 1.0),
@@ -45,25 +45,26 @@ BOUNDS: Mapping[str, Bounds] = {
     },
     "attention_backward": {"backward": (0.2, 1.0)},
     "memory": {"bandwidth": (0.4, 1.0), "start": (0.5e-6, 6e-6)},
-    # Types of fewer bits: their kernels reach less of a higher peak.
+    # types of fewer bits, whose kernels reach a smaller share of a higher peak
     "narrow": {"rate": (0.2, 1.0)},
 }
-#: Kernels of memory that last so many seconds say what the bandwidth is, others what the start.
+#: Kernels bound by memory that last this many seconds determine the bandwidth, shorter ones the
+#: start.
 LONG = 20e-6
 #: Bytes of an element, as operands of products; results have 2 at least. 16 elements of 4 bits have
 #: a scale of 8 bits (NVFP4).
 ELEMENT = {"f64": 8.0, "f32": 4.0, "f8e4m3": 1.0, "f8e5m2": 1.0, "i8": 1.0, "f4e2m1": 0.5625}
 _WIDE = 2.0
 _SAMPLE = 3000
-#: What it costs that a constant is as far from its first value as its bounds are apart: next to
-#: nothing where rows tell the constant; where none does, it stays.
+#: The loss of a constant whose distance from its first value is that between its bounds. It is
+#: negligible where rows determine the constant; where none does, the constant stays.
 _PULL = 0.003
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured kernels, a row of `extents` and seconds for each, and the seconds that a machine
-    with given constants takes by the model."""
+    """Measured kernels, a row of `extents` and seconds for each, and the model of their seconds on
+    a machine with given constants."""
 
     extents: Extents
     measured: Floats
@@ -80,7 +81,7 @@ class Rows:
 
 
 def product_rows(tables: Sequence[Table]) -> Rows:
-    """Products of tables of one type."""
+    """The rows of tables of products of one type."""
     dtype = tables[0].dtype
     element = ELEMENT.get(dtype, _WIDE)
     result = max(element, _WIDE)
@@ -95,7 +96,8 @@ def product_rows(tables: Sequence[Table]) -> Rows:
 
 
 def attention_rows(tables: Sequence[Table]) -> Rows:
-    """Attention of tables of one kind and type; the last extent says whether a mask is causal.
+    """The rows of tables of attention of one kind and type; the last extent says whether the mask
+    is causal.
 
     Backward reads what forward does, its result and the gradient of that, and writes three
     gradients: twice the bytes of forward.
@@ -116,14 +118,14 @@ def attention_rows(tables: Sequence[Table]) -> Rows:
 
 
 def moved(extents: Extents) -> Floats:
-    """Elements of queries, keys, values and results."""
+    """The number of elements of queries, keys, values and results."""
     b, h, g, q, t, qk, v = extents.T[:7].astype(float)
     numbers: Floats = b * (q * h + t * g) * (qk + v)
     return numbers
 
 
 def memory_rows(tables: Sequence[Table]) -> Rows:
-    """Kernels bound by memory, whatever their op."""
+    """The rows of tables of kernels bound by memory, of all ops."""
 
     def model(machine: Machine, values: Values, extents: Extents) -> Floats:
         return memory_seconds(with_constants(machine, "memory", values), extents[:, 0])
@@ -137,8 +139,8 @@ def _rows(tables: Sequence[Table], model: Model) -> Rows:
 
 
 def with_constants(machine: Machine, kind: str, values: Values, dtype: str = "bf16") -> Machine:
-    """The machine with other constants of a kind; `rate` is that of a type, and what is no constant
-    of the kind is left out."""
+    """The machine with other constants of a kind; `rate` is that of a type. Names that are not
+    constants of the kind are ignored."""
     old = getattr(machine.efficiency, kind)
     new: dict[str, Any] = {n: v for n, v in values.items() if n != "rate" and n in vars(old)}
     if "rate" in values:
@@ -154,11 +156,11 @@ def fit(
     fixed: Values | None = None,
     first: Values | None = None,
 ) -> dict[str, float]:
-    """The constants of least loss within bounds, to four figures, with the fixed ones.
+    """The constants of least loss within bounds, to four significant digits, with the fixed ones.
 
-    A simplex search from the middle, started again twice where it ended. With `first` constants
-    also one from these, and what no row determines stays as it is there. Of more than 3,000 rows
-    the search sees as many, always the same.
+    A simplex search starts in the middle of the bounds and is restarted twice where it ended. With
+    `first` constants a second search starts there, and constants that no row determines stay. Of
+    more than 3,000 rows the searches use 3,000, always the same.
     """
     sample = rows.of(np.random.default_rng(0).permutation(len(rows.measured))[:_SAMPLE])
     low, high = np.array(list(bounds.values())).T
@@ -188,8 +190,8 @@ def fit(
 
 
 def fit_memory(machine: Machine, rows: Rows, start: float = 2e-6) -> dict[str, float]:
-    """Constants of kernels bound by memory: the bandwidth of long ones with a given start, then the
-    start of all. Kernels between short and long ones find part of their data in a cache."""
+    """Constants of kernels bound by memory: the bandwidth of long kernels with a given start, then
+    the start of all. Kernels of medium length find part of their data in a cache."""
     bandwidth, begin = ({n: BOUNDS["memory"][n]} for n in ("bandwidth", "start"))
     fitted = fit(machine, rows.of(rows.measured > LONG), bandwidth, {"start": start})
     return fit(machine, rows, begin, fitted)

@@ -1,8 +1,8 @@
-"""Constants of the collectives of a level (`stagec.machines.efficiency`) that fit measured ones
-best: robust least squares of relative errors.
+"""Fits the constants of the collectives of a level (`stagec.machines.efficiency`) to measured
+collectives: robust least squares of relative errors.
 
-What is fitted goes through `costs.network`, so it is what runs. Searched are the logarithms
-of constants, of shares the logits.
+The fitted model is `costs.network` itself. The coordinates of the search are the logarithms of
+constants, and the logits of shares.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from stagec.time.fit.search import least_squares
 Floats: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 
-#: Training moves large buffers: errors from this size on count so often.
+#: Training moves large buffers: errors of buffers of at least `LARGE` bytes have this weight.
 LARGE, WEIGHT = 1 << 24, 3.0
 _TRIALS = 8
-#: The error that counts for a constant of e times its first value: next to nothing where rows tell
-#: the constant; where none does, it stays.
+#: The error that counts for a constant of e times its first value. It is negligible where rows
+#: determine the constant; where none does, the constant stays.
 _PULL = 0.01
-#: The smallest constant that has a logarithm, and the share nearest to 1.
+#: Bounds before transformation: the smallest constant, and the largest share.
 _LEAST, _MOST = 1e-3, 0.9975
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRows:
-    """The rows of one kind on so many ranks: bytes, the seconds measured, and which are fitted."""
+    """The rows of a kind of collective in groups with the same spans: bytes, measured seconds, and
+    which of them are fitted."""
 
     kind: str
     over: tuple[Span, ...]
@@ -52,7 +53,7 @@ class Constants:
 
     @property
     def names(self) -> list[str]:
-        """`protocols.ll.start` and so on, of each coordinate."""
+        """The names of the coordinates: `protocols.ll.start` and so on."""
         three = ("start", "hops", "share")
         return [
             *(f"protocols.{p}.{n}" for p in self.like.protocols for n in three),
@@ -62,7 +63,7 @@ class Constants:
         ]
 
     def point(self) -> Floats:
-        """The coordinates of the constants themselves; all protocols copy alike."""
+        """The coordinates of the constants `like`; all protocols have one `copy`."""
 
         def three(group: dict[str, Protocol]) -> list[float]:
             numbers = [v for p in group.values() for v in (p.start * 1e6, p.hops, p.share)]
@@ -78,7 +79,7 @@ class Constants:
         return point
 
     def at(self, point: Floats, chosen: Mask | None = None) -> NetworkEfficiency:
-        """The constants of a point; of what is not chosen those that were there."""
+        """The constants of a point; coordinates that are not chosen keep their constants."""
         v = np.exp(point)
         v[self._shares()] /= 1 + v[self._shares()]
         known = dict(zip(self.names, v.tolist(), strict=True))
@@ -113,7 +114,7 @@ def with_level(machine: Machine, level: str, efficiency: NetworkEfficiency) -> M
 
 
 def errors_of(machine: Machine, case: CollectiveRows, chosen: Mask | None = None) -> Floats:
-    """Logarithms of modelled over measured seconds, of all rows of a case or of some."""
+    """Logarithms of modelled over measured seconds, for all rows of a case or the chosen ones."""
     rows = slice(None) if chosen is None else chosen
     time = collective_seconds(machine, case.kind, case.size[rows], case.over)
     errors: Floats = np.log(time / case.seconds[rows])
@@ -127,7 +128,8 @@ def errors(machine: Machine, cases: Sequence[CollectiveRows], *, fitted: bool) -
 
 def decided(machine: Machine, level: str, cases: Sequence[CollectiveRows]) -> dict[str, Mask]:
     """By group of constants (`protocols`, `multicast`, `pairs`), which of `Constants.names` these
-    cases determine: all kinds that use them, and hops where the number of them differs."""
+    cases determine: those that some kind uses, and hops only where their number differs between
+    cases."""
     names = Constants(machine.efficiency.network[level]).names
     rings = {(c.kind, c.over[-1].size) for c in cases if c.kind in ROUNDS}
     pairs = {c.over[-1].size for c in cases if c.kind == "all_to_all"}
@@ -161,9 +163,9 @@ def fit(
     first: NetworkEfficiency,
     chosen: Mask | None = None,
 ) -> NetworkEfficiency:
-    """The constants of a level with the least errors on the rows to fit, of several searches that
-    start around the first ones. If some are chosen the others stay, and so does what no row
-    determines."""
+    """The constants of a level with the least errors on the rows to fit: the best of several
+    searches that start around the `first` constants. With `chosen`, only these coordinates change,
+    and those that no row determines stay."""
     constants = Constants(first)
     start = constants.point()
     free = np.ones(len(start), bool) if chosen is None else chosen

@@ -1,8 +1,8 @@
-"""Searches for constants: the same in every run.
+"""Two deterministic minimizers.
 
-Two, since the models differ. Times of kernels go in steps (tiles, waves), so that small changes of
-a constant say nothing: a simplex search needs none. Times of collectives are smooth and have a
-score of constants, too many for a simplex: least squares follow the slopes.
+Times of kernels are step functions of their constants (tiles, waves), so they have no useful
+gradients: `simplex` needs none. Times of collectives are smooth and have some twenty constants,
+too many for a simplex: `least_squares` follows their slopes.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
-#: Errors of `least_squares` beyond this one count by their size, not by their square.
+#: Errors of `least_squares` beyond this one count linearly, not by their square.
 OUTLIER = 0.1
+#: A simplex has converged when the coordinates of its corners differ by no more than this.
+_NEAR = 1e-4
+#: The most steps of `least_squares`.
+_STEPS = 60
 
 
 def simplex(
-    loss: Callable[[Floats], float],
-    corners: Floats,
-    most: int,
-    near: float = 1e-4,
-    flat: float = 1e-6,
+    loss: Callable[[Floats], float], corners: Floats, most: int, flat: float = 1e-6
 ) -> Floats:
-    """The point of least loss that is found from n + 1 corners (a row each) of n coordinates.
+    """A point of least loss, searched from n + 1 corners (a row each) of n coordinates.
 
-    It ends after `most` steps, or when all corners are within `near` of the best one and their
-    losses within `flat`. Source: Nelder and Mead, "A simplex method for function minimization",
-    The Computer Journal 7, 1965.
+    The search ends after `most` steps, or when all corners are within `_NEAR` of the best one and
+    their losses within `flat`. Source: Nelder and Mead, "A simplex method for function
+    minimization", The Computer Journal 7, 1965.
     """
     points = corners.copy()
     losses = np.array([loss(p) for p in points])
@@ -43,7 +43,7 @@ def simplex(
 
     order()
     for _ in range(most):
-        if np.abs(points[1:] - points[0]).max() <= near and losses[-1] - losses[0] <= flat:
+        if np.abs(points[1:] - points[0]).max() <= _NEAR and losses[-1] - losses[0] <= flat:
             break
         middle: Floats = points[:-1].sum(axis=0) / (len(points) - 1)
         worst: Floats = points[-1].copy()
@@ -69,14 +69,12 @@ def simplex(
     return best
 
 
-def least_squares(
-    errors: Callable[[Floats], Floats], first: Floats, steps: int = 60
-) -> tuple[float, Floats]:
-    """The least cost and its point, from a first point: coordinates stay between -7 and 6.
+def least_squares(errors: Callable[[Floats], Floats], first: Floats) -> tuple[float, Floats]:
+    """The least cost and its point, searched from a first point. Coordinates stay between -7 and 6.
 
-    The cost is the sum of squares of the errors, of those beyond `OUTLIER` that of Huber. Source:
-    Levenberg and Marquardt (Nocedal and Wright, "Numerical Optimization", 2006, section 10.3) with
-    weights for outliers; slopes by differences.
+    The cost is the sum of the squared errors, with Huber's loss beyond `OUTLIER`. Source: Levenberg
+    and Marquardt (Nocedal and Wright, "Numerical Optimization", 2006, section 10.3) with weights
+    for outliers; derivatives are finite differences.
     """
 
     def cost(r: Floats) -> float:
@@ -85,7 +83,7 @@ def least_squares(
 
     x, r, damping = first, errors(first), 1e-2
     best = cost(r)
-    for _ in range(steps):
+    for _ in range(_STEPS):
         w: Floats = np.minimum(1, OUTLIER / np.maximum(np.abs(r), 1e-12))
         jac = np.stack([(errors(x + h) - r) / 0.02 for h in 0.02 * np.eye(len(x))], axis=1)
         normal: Floats = jac.T @ (jac * w[:, None])

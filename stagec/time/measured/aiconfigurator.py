@@ -1,10 +1,10 @@
-"""Measured tables of the PyPI package aiconfigurator-core: the one place that knows its files.
+"""Measured tables of the PyPI package aiconfigurator-core; only this module knows its files.
 
-Of each framework the newest tables are read; where several measured one kernel, `Measured` has
-their median. All times are of kernels that follow each other in a CUDA graph (its
-collector/helper.py, `benchmark_with_power`), so the gap of a launch is not in them. Some hold more
-than the kernel: products of f8e4m3 and f4e2m1 quantize their left operand first, attention writes
-its keys and values to a cache. The package is Apache-2.0; nothing of it is copied here.
+For each framework the newest tables are read; where several frameworks measured a kernel,
+`Measured` takes the median. All times are those of consecutive kernels in a CUDA graph (its
+collector/helper.py, `benchmark_with_power`), without launch gaps. Some include more than the
+kernel: products of f8e4m3 and f4e2m1 quantize their left operand first, attention writes its keys
+and values to a cache. The package is licensed under Apache-2.0; nothing of it is copied here.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ FOLDERS: Mapping[str, str] = MappingProxyType(
 )
 _TYPES = MappingProxyType({"bfloat16": "bf16", "fp8": "f8e4m3", "nvfp4": "f4e2m1", "half": "f16"})
 Columns: TypeAlias = Mapping[str, NDArray[Any]]
-#: Of the columns of a file: kind, type, mask, the rows, and their extents; an op may be the last.
+#: From the columns of a file: kind, type, whether causal, the chosen rows, and their extents; the
+#: last element may be an op.
 Reader: TypeAlias = Callable[[Columns], Iterator[tuple[Any, ...]]]
 
 
 def read_tables(machine: str, folder: Path | None = None) -> list[Table]:
     """All tables of a machine: products, attention, latent attention, quantization (bound by
-    memory) and NCCL; `folder` is the package where it is not installed.
+    memory) and NCCL. `folder` is that of the package if it is not installed.
 
-    Raises `DiagnosticError` where there are none, or the package cannot be read.
+    Raises `DiagnosticError` if there are none, or the package cannot be read.
     """
     if machine not in FOLDERS:
         raise error(
@@ -115,8 +116,8 @@ def _products(c: Columns) -> Iterator[tuple[Any, ...]]:
 
 
 def _plain(c: Columns, dtype: str) -> NDArray[np.bool_]:
-    """Without a window, with a cache of the type of the operands, of a library's kernels: those in
-    Triton stand in where libraries have none, for a head of 192 or 512 elements."""
+    """Which rows have no window, a cache of the type of the operands, and a kernel of a library.
+    Kernels in Triton replace them where libraries have none, for heads of 192 or 512 elements."""
     windows = c.get("window_size", np.zeros_like(c["isl"]))
     library = np.char.find(c["kernel_source"].astype(str), "triton") < 0
     plain: NDArray[np.bool_] = (windows == 0) & (c["kv_cache_dtype"] == c[dtype]) & library
@@ -155,8 +156,9 @@ def _encoder(c: Columns) -> Iterator[tuple[Any, ...]]:
 
 
 def _experts(c: Columns) -> Iterator[tuple[Any, ...]]:
-    """Gated experts with balanced loads, all on one rank, by experts, tokens of each, width and
-    inner width: both products and what is between them, so no kernel of its own."""
+    """Gated experts with balanced loads, all on one rank. The extents are experts, tokens of each,
+    width and inner width. The time is that of both products and of all between them, so it is not
+    that of one kernel."""
     rows = c["num_tokens"] * c["topk"] // c["num_experts"]
     shape = c["num_experts"], rows, c["hidden_size"], c["inter_size"] // c["moe_tp_size"]
     plain = (c["distribution"] == "balanced") & (c["moe_ep_size"] == 1)
@@ -165,8 +167,8 @@ def _experts(c: Columns) -> Iterator[tuple[Any, ...]]:
 
 
 def _latent(c: Columns) -> Iterator[tuple[Any, ...]]:
-    """Multi-head latent attention of DeepSeek-V3: expanded to heads of 128 + 64 and 128 elements,
-    but where FlashAttention computes it absorbed, on one latent head of 512 + 64 and 512."""
+    """Multi-head latent attention of DeepSeek-V3: with heads expanded to 128 + 64 and 128 elements,
+    except that FlashAttention absorbs the expansion and has one latent head of 512 + 64 and 512."""
     heads, queries = c["num_heads"], c["isl"]
     absorbed = c["kernel_source"] == "flash_attention"
     shared = np.where(absorbed, 1, heads)
@@ -180,7 +182,8 @@ def _latent(c: Columns) -> Iterator[tuple[Any, ...]]:
 
 
 def _quantization(op: str) -> Reader:
-    """From bf16 to f8e4m3, three bytes an element: by a scale that is there, or to find it."""
+    """Quantization from bf16 to f8e4m3, which moves three bytes an element: by a given scale, or
+    with the computation of the scale."""
 
     def read(c: Columns) -> Iterator[tuple[Any, ...]]:
         yield "memory", "", False, c["quant_dtype"] == "fp8", 3 * c["m"] * c["k"], op
@@ -189,7 +192,7 @@ def _quantization(op: str) -> Reader:
 
 
 def _nccl(c: Columns) -> Iterator[tuple[Any, ...]]:
-    """Ranks and bytes of the whole buffer, as nccl-tests count them."""
+    """Collectives by ranks and bytes of the whole buffer, as nccl-tests count them."""
     size = c["message_size"] * np.where(c["nccl_dtype"] == "half", 2, 1)
     for name in np.unique(c["op_name"].astype(str)):
         kind = "all_to_all" if name == "alltoall" else str(name)

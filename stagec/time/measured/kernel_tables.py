@@ -1,4 +1,4 @@
-"""Tables of measured kernels, CSV or JSON: read with the place of every mistake, and written.
+"""Tables of measured kernels, in CSV or JSON: reading, with the place of every error, and writing.
 
     # what was measured, and how
     kind,dtype,extents,causal,op,microseconds,count
@@ -7,9 +7,9 @@
     memory,,67108864,,rmsnorm,24.1,40
     all_reduce,,8x536870912,,,2112,20
 
-`causal`, `op` and `count` may be left out; `count`, how many were measured, is for people. CSV may
-begin with lines of remarks. JSON is a list of objects with the same names, extents a list of whole
-numbers. Times are medians; a kernel that stands there twice has the median of both.
+`causal`, `op` and `count` may be left out; `count`, the number of measurements, is informative. CSV
+may begin with comment lines. JSON is a list of objects with the same names, and extents are a list
+of integers. Times are medians; a kernel with several rows has their median.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _CAUSAL: Mapping[Any, bool] = {"": False, "false": False, "true": True, False: F
 
 
 class Key(NamedTuple):
-    """What a row of a table is of; the extents are those of `ROWS[kind]`."""
+    """The kernel or collective of a row of a table; the extents are those of `ROWS[kind]`."""
 
     kind: str
     dtype: str
@@ -67,8 +67,8 @@ class Key(NamedTuple):
 
 
 def table_text(rows: Iterable[tuple[Key, float, int]], *, as_json: bool = False) -> str:
-    """A table as a text, in the order of kinds, types and extents: of each row what it is of, its
-    seconds and how many were measured."""
+    """The text of a table, in the order of kinds, types and extents. Each of `rows` is a kernel,
+    its seconds, and the number of measurements."""
     kinds = list(ROWS)
     rows = sorted(rows, key=lambda row: (kinds.index(row[0].kind), row[0]))
     lines = [
@@ -88,8 +88,8 @@ def table_text(rows: Iterable[tuple[Key, float, int]], *, as_json: bool = False)
 
 
 def read_measured(path: Path) -> list[Table]:
-    """The tables of a CSV or JSON file. Raises `DiagnosticError` with the line (in JSON: the
-    number of the entry) of what is no measurement."""
+    """The tables of a CSV or JSON file. Raises `DiagnosticError` with the line (in JSON: the number
+    of the entry) of each row that is not a measurement."""
     text = file_text(path, _MAX_BYTES, "give a table of kernels")
     problems = DiagnosticList()
     together: dict[tuple[str, str, bool, str], list[tuple[list[int], float]]] = defaultdict(list)
@@ -195,7 +195,8 @@ def _row(entry: Mapping[str, Any]) -> tuple[tuple[str, str, bool, str], list[int
 
 
 def _check_of_kind(kind: str, dtype: str, op: str, causal: bool) -> None:
-    """Only what a kernel of this kind has: else no kernel would ever be found in the row."""
+    """Check that a row has only what kernels of its kind have, since no look-up would match it
+    otherwise. Raises `ValueError`."""
     if not EXTENTS.get(kind):
         if dtype:
             raise ValueError(f"dtype: expects nothing in a row of {kind}, found {dtype!r:.40}")

@@ -1,9 +1,9 @@
 """Traces of the PyTorch profiler (Kineto): which op launched each piece of work on a GPU.
 
-Work on the GPU names by its correlation the call that launched it; the ops that were under way on
-the thread of this call launched it. Of these the outermost one that `torch_ops` knows
-is measured: its time is that of all that it launched. Only columns of numbers and each distinct op
-are kept of a trace, so memory grows slowly with its length.
+The correlation id of work on the GPU names the call that launched it; the ops active on the thread
+of this call at its time launched it. The outermost of these that `torch_ops` knows is measured: its
+time is that of all work that it launched. A trace is kept as columns of numbers and its distinct
+ops, so memory grows slowly with its length.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _GPU = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _LAUNCHES = frozenset(("cuda_runtime", "cuda_driver"))
 _COLLECTIVE = "Collective name"
 _EVERY = 1 << 14
-#: Told after so many events: bytes of the file that are read.
+#: Called after every `_EVERY` events with the bytes of the file read so far.
 Progress = Callable[[int], None]
 
 
 class Missed(NamedTuple):
-    """Work on the GPU that is no row: what it is, and why."""
+    """Work on the GPU that is not in a row: its name, and why."""
 
     name: str
     why: str
@@ -54,8 +54,8 @@ class Group(NamedTuple):
 
 @dataclass(slots=True)
 class Reading:
-    """What a trace says: seconds of each measured op and, by group, of each collective in the order
-    in which they ran; counts of events, and microseconds of work on the GPU."""
+    """The contents of a trace: seconds of each measured op and, by group, of each collective in the
+    order in which they ran; counts of events, and seconds of work on the GPU."""
 
     path: Path
     rank: int | None = None
@@ -74,8 +74,8 @@ class Reading:
 def read_trace(path: Path, progress: Progress | None = None) -> Reading:
     """Read a trace, plain or gzip.
 
-    Raises `DiagnosticError` with the place of what is no trace, and for a trace in which nothing
-    ran on a GPU; `OSError` for a file that cannot be read.
+    Raises `DiagnosticError` with the place of an error for a file that is not a trace, and for a
+    trace in which nothing ran on a GPU; `OSError` for a file that cannot be read.
     """
     columns = _Columns()
     result = Reading(path)
@@ -123,8 +123,8 @@ def _note(result: Reading, name: str, value: Any) -> None:
 
 
 class _Op(NamedTuple):
-    """A distinct op: its name, its row or why it has none (None: not known), and what it says of a
-    collective."""
+    """A distinct op: its name, its row or why it has none (None if the op is not known), and the
+    group of a collective."""
 
     name: str
     row: Key | str | None
@@ -132,7 +132,7 @@ class _Op(NamedTuple):
 
 
 class _Columns:
-    """The events that count, as columns of numbers: ops, launches and work on the GPU."""
+    """The relevant events as columns of numbers: ops, launches and work on the GPU."""
 
     def __init__(self) -> None:
         self.ops: list[_Op] = []
@@ -144,10 +144,10 @@ class _Columns:
         self.launch, self.launch_thread, self.launch_time = array("q"), array("q"), array("d")
         self.work, self.correlation, self.external = array("q"), array("q"), array("q")
         self.duration, self.work_start = array("d"), array("d")
-        self.steps: list[float] = []  # where they end
+        self.steps: list[float] = []  # the ends of profiler steps
 
     def add(self, event: Any) -> None:
-        """Note an event. Raises `ValueError` for what is not an event."""
+        """Add an event. Raises `ValueError` for a value that is not an event."""
         if not is_object(event):
             raise ValueError("expects an event, an object")
         if event.get("ph") != "X":
@@ -231,7 +231,7 @@ class _Columns:
 
 
 def _work(name: str, category: str, size: Any) -> _Op:
-    """Work on the GPU that no known op launched: copies and fills say their bytes."""
+    """Work on the GPU that no known op launched. Copies and fills state their bytes."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     short = plain.partition("<")[0].partition("(")[0].strip() or name
     if category == "kernel" or type(size) is not int or size <= 0:
@@ -268,7 +268,7 @@ def _number(event: dict[str, Any], name: str) -> float:
 
 
 def _whole(args: dict[str, Any], name: str) -> int:
-    """A number of an event; -1 if it has none."""
+    """An integer argument of an event; -1 if it has none. Raises `ValueError`."""
     value = args.get(name, -1)
     if type(value) is not int or not abs(value) < 1 << 62:
         raise ValueError(f"'{name}': expects a whole number, found {value!r:.40}")
@@ -279,7 +279,7 @@ def _whole(args: dict[str, Any], name: str) -> int:
 
 
 def _join(result: Reading, c: _Columns) -> None:
-    """Sort work on the GPU into kernels, collectives and what was missed."""
+    """Assign work on the GPU to kernels and collectives, and to `missed` where neither fits."""
     launch = _launches(c)
     measured, inner = _under_way(c, launch)
     launched = [c.launch_time[call] if call >= 0 else np.inf for call in launch]
@@ -329,7 +329,7 @@ def _unknown(c: _Columns, op: int, launch: int, work: _Op) -> Missed:
 
 
 def _launches(c: _Columns) -> list[int]:
-    """For each piece of work the call that launched it; -1 if it is not in the trace."""
+    """For each piece of work the call that launched it; -1 if the trace does not have it."""
     known, wanted = np.array(c.launch, dtype=np.int64), np.array(c.correlation, dtype=np.int64)
     if not len(known):
         return [-1] * len(wanted)
@@ -341,8 +341,8 @@ def _launches(c: _Columns) -> list[int]:
 
 
 def _under_way(c: _Columns, launch: list[int]) -> tuple[list[int], list[int]]:
-    """For each piece of work the outermost known op and the innermost op that were under way when
-    it was launched; -1 where there is none. Where no op was, the external id names one."""
+    """For each piece of work the outermost known op and the innermost op that were active when it
+    was launched; -1 where there is none. Where no op was active, the external id may name one."""
     outer, inner = [-1] * len(launch), [-1] * len(launch)
     threads = np.array(c.op_thread, dtype=np.int64)
     starts, ends = np.array(c.op_start), np.array(c.op_end)
@@ -368,8 +368,8 @@ def _under_way(c: _Columns, launch: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _stacks(ops: list[int], c: _Columns, moments: list[float]) -> Iterator[list[int]]:
-    """The ops of a thread that are under way at each moment, the outermost first. Ops come in the
-    order of their starts, the longer first; moments in order."""
+    """The ops of a thread that are active at each moment, the outermost first. `ops` are in the
+    order of their starts, the longer first; `moments` are sorted."""
     stack: list[int] = []
     at = 0
     for moment in moments:

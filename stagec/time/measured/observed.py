@@ -1,7 +1,8 @@
-"""Traces of one or many ranks, joined to a table: medians, of collectives over their least waits.
+"""Joins traces of one or many ranks to a table of medians.
 
-A collective ends on all ranks at one time and begins on each when it comes, so what a rank waits
-for the others is in its time. Of each call the least time over the ranks counts.
+A collective ends on all ranks at one time and begins on each rank when that reaches it, so its time
+on a rank includes the wait for the others. The time of a call is therefore the least over the
+ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Row = tuple[Key, float, int]
 
 
 def rows(readings: Sequence[Reading]) -> list[Row]:
-    """The rows of a table: what each is of, the median of its seconds and how many there were."""
+    """The rows of a table: kernel or collective, the median of its seconds, and their number."""
     together: dict[Key, list[float]] = defaultdict(list)
     for reading in readings:
         for key, times in reading.kernels.items():
@@ -34,7 +35,7 @@ def _collectives(readings: Sequence[Reading]) -> Iterator[tuple[Key, float]]:
     calls: dict[tuple[int, Group], list[list[tuple[Key, float]]]] = defaultdict(list)
     seen: dict[int | None, int] = defaultdict(int)
     for number, reading in enumerate(readings):
-        # several traces of one rank are of several times
+        # several traces of one rank were recorded one after the other
         rank = reading.rank if reading.rank is not None else -1 - number
         for group, some in reading.collectives.items():
             calls[seen[rank], group].append(some)

@@ -1,7 +1,7 @@
-"""Tables of measured kernels, and looking kernels up in them.
+"""Tables of measured kernels, and the look-up of kernels in them.
 
-A table is looked up by kind, type and mask; within it a kernel is matched exactly, or interpolated
-between measured neighbours, or not found.
+The table is chosen by kind, type and mask; in it a kernel is matched exactly, interpolated between
+measured neighbours, or not found.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from stagec.program.kernels import Kernel
 
 #: Places along an axis.
 Places: TypeAlias = NDArray[np.intp]
-#: How a kernel was found.
+#: The result of a look-up.
 MATCHED, INTERPOLATED, NOT_FOUND = 0, 1, 2
-#: Neighbours are at most two octaves apart in each extent; further ones say little of what is
-#: between them.
+#: Neighbours for interpolation are at most this factor apart in each extent.
 _FURTHEST = 4.0
 _FARTHEST = 2**63 - 1
 
@@ -34,7 +33,7 @@ class Table:
 
     Extents are those of the kind (`stagec.program.kernels.EXTENTS`), the bytes for `memory`, ranks
     and bytes of the whole buffer for collectives. `op` distinguishes kernels of `memory`; a table
-    without it is of any.
+    without an op serves all of them.
     """
 
     kind: str
@@ -47,7 +46,7 @@ class Table:
 
 
 def consensus(tables: Iterable[Table]) -> list[Table]:
-    """One table for each kind, type, mask and op: for each kernel the median of all its times."""
+    """One table for each kind, type, mask and op, with the median of all times of each kernel."""
     together: dict[tuple[str, str, bool, str], list[Table]] = defaultdict(list)
     for table in tables:
         together[table.kind, table.dtype, table.causal, table.op].append(table)
@@ -68,7 +67,7 @@ def _median(tables: Sequence[Table]) -> Table:
 
 
 class Measured:
-    """Measured kernels of a device, looked up by what a kernel is."""
+    """Measured kernels of a device, looked up by kind, type, mask, op and extents."""
 
     def __init__(self, tables: Iterable[Table]) -> None:
         self._grids: dict[tuple[str, str, bool, str, int], _Grid] = {}
@@ -77,15 +76,15 @@ class Measured:
             self._grids[key] = _Grid(table)
 
     def seconds(self, kernels: Sequence[Kernel]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-        """Seconds of each kernel, and how each was found: 0 matched, 1 interpolated, 2 not found,
-        whose seconds are NaN.
+        """Seconds of each kernel, and how each was looked up: `MATCHED`, `INTERPOLATED`, or
+        `NOT_FOUND`, with NaN for the seconds.
 
-        A product is the transposed product of the same operands too: where it was not measured, but
-        that very one was, its time counts. Frameworks compute the gradients of weights that way.
+        A product that was not measured takes the time of the transposed product, if that was.
+        Frameworks compute the gradients of weights that way.
         """
         seconds, ways = self._seconds(kernels)
         missed = [i for i, k in enumerate(kernels) if k.kind == "matmul" and ways[i] != MATCHED]
-        if missed:
+        if missed and self._grids:
             turned, how = self._seconds([_transposed(kernels[i]) for i in missed])
             better = how == MATCHED
             chosen = np.array(missed)[better]
@@ -96,7 +95,7 @@ class Measured:
         seconds = np.full(len(kernels), np.nan)
         ways = np.full(len(kernels), NOT_FOUND, dtype=np.int8)
         together: dict[tuple[str, str, bool, str, int], list[int]] = defaultdict(list)
-        for i, k in enumerate(kernels):
+        for i, k in enumerate(kernels if self._grids else ()):
             for op in dict.fromkeys((k.op, "")):
                 key = (k.kind, k.dtype, k.causal, op, len(_extents(k)))
                 if key in self._grids:
@@ -114,15 +113,16 @@ def _transposed(kernel: Kernel) -> Kernel:
 
 
 def _extents(kernel: Kernel) -> tuple[int, ...]:
-    """The extents of a kernel; what no table can have is as far out as a number can be."""
+    """The extents of a kernel, with the largest 64-bit integer in place of larger ones."""
     extents = (kernel.bytes,) if kernel.kind == "memory" else kernel.extents
     return tuple(min(extent, _FARTHEST) for extent in extents)
 
 
 class _Grid:
-    """A table as points of a grid, not all of which need be there.
+    """A table as points of a grid, not all of which need have a time.
 
-    Extents that are equal in all rows, such as queries and keys of a prefill, are one axis.
+    Two extents that are equal to each other in all rows, such as queries and keys of a prefill, are
+    one axis.
     """
 
     def __init__(self, table: Table) -> None:
@@ -139,7 +139,7 @@ class _Grid:
         self._logs = np.log(table.seconds[order])
 
     def seconds(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-        """Seconds of kernels by their extents, and how each was found."""
+        """Seconds of kernels by their extents, and how each was looked up."""
         possible = (rows > 0).all(axis=1) & (rows == rows[:, self._twin]).all(axis=1)
         below: list[Places] = []
         above: list[Places] = []

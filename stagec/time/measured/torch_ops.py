@@ -1,8 +1,8 @@
-"""Ops of PyTorch, as the profiler records them, as rows of a table of measured kernels.
+"""Turns ops of PyTorch that the profiler recorded into rows of a table of measured kernels.
 
-An op is known by its name; its recorded dimensions, types and arguments say which kernel it is.
-The order of arguments is that of `native_functions.yaml` of pytorch/pytorch, that of the package
-flash-attn (Dao-AILab/flash-attention) of its `flash_attn_interface.py`.
+The name of an op, its recorded dimensions, types and arguments determine the kernel. The order of
+arguments is that of `native_functions.yaml` of pytorch/pytorch, and of `flash_attn_interface.py`
+for the package flash-attn (Dao-AILab/flash-attention).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TYPES: Mapping[str, tuple[str, int]] = MappingProxyType(
         "long": ("i64", 8),
     }
 )
-#: Element types of collectives: bytes. (c10/core/ScalarType.h)
+#: Bytes of the element types of collectives (c10/core/ScalarType.h).
 SIZES: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
@@ -52,7 +52,7 @@ NO_SHAPES = "its shapes are not recorded"
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """An op as the profiler recorded it: for each argument its dimensions, its strides, its type
-    and, of what is no tensor, its value as a text."""
+    and, if it is not a tensor, its value as text."""
 
     name: str
     dims: Any
@@ -61,12 +61,12 @@ class Recorded:
     values: Any
 
     def value(self, i: int) -> str:
-        """The text of an argument that is no tensor; '' if it is not recorded."""
+        """The text of an argument that is not a tensor; '' if it is not recorded."""
         item = _item(self.values, i)
         return item if isinstance(item, str) else ""
 
     def tensor(self, i: int) -> Tensor:
-        """An argument. Raises `ValueError` if it is no tensor whose shape is recorded."""
+        """An argument. Raises `ValueError` if it is not a tensor with a recorded shape."""
         shape, width = _item(self.dims, i), TYPES.get(str(_item(self.types, i)))
         if is_list(shape) and any(map(is_list, shape)):
             raise ValueError("the types of lists of tensors are not recorded")
@@ -95,18 +95,18 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """The bytes that are in memory: what is broadcast stands there once."""
+        """The bytes in memory; broadcast elements count once."""
         strides = self.strides if len(self.strides) == len(self.shape) else [1] * len(self.shape)
         return math.prod(n for n, s in zip(self.shape, strides, strict=True) if s) * self.width
 
 
 def _item(values: Any, i: int) -> Any:
-    """An element of a list; None if there is none."""
+    """Element i of a list; None if there is none."""
     return values[i] if is_list(values) and i < len(values) else None
 
 
 def row_of(op: Recorded) -> Key | str | None:
-    """The row of an op; why it has none; None if the op is not known."""
+    """The row of an op, or the reason why it has none; None if the op is not known."""
     find = _OPS.get(op.name)
     if find is None:
         return _triton(op)
@@ -118,8 +118,8 @@ def row_of(op: Recorded) -> Key | str | None:
 
 
 def row_of_collective(name: str, nelems: tuple[Any, Any], dtype: Any, ranks: Any) -> Key | str:
-    """The row of a collective: its name, elements that go in and come out, type and group size; or
-    why it has none. The bytes are those of the larger side."""
+    """The row of a collective, given its name, the numbers of its input and output elements, type
+    and group size; or the reason why it has none. Its bytes are those of the larger side."""
     plain = name.lower().replace("_", "")
     kind = next((k for start, k in _COLLECTIVES.items() if plain.startswith(start)), None)
     if kind is None or "sparse" in plain:
@@ -156,9 +156,9 @@ def _product(op: Recorded, first: int) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """Where the arguments of fused attention stand: query, key and value, the mask, a bias and the
-    left window; with `heads` the dimensions are batch, heads, rows, width, else batch, rows, heads,
-    width."""
+    """The places of the arguments of fused attention: the query (key and value follow it), whether
+    the mask is causal, the bias and the left window. With `heads` the dimensions are batch, heads,
+    rows, width, else batch, rows, heads, width."""
 
     kind: str
     query: int
@@ -188,8 +188,8 @@ def _memory(size: int, op: str = "") -> Key:
 
 
 def _normalized(op: Recorded, name: str, *parameters: int, backward: bool = False) -> Key:
-    """Reads x and its parameters, the scale first, and writes y; backward reads dy, x and the scale
-    and writes dx and the gradients of the parameters."""
+    """A normalization, which reads x and its parameters, the scale first, and writes y; or its
+    backward, which reads dy, x and the scale and writes dx and the gradients of the parameters."""
     x = op.tensor(int(backward))
     sizes = [op.tensor(i).size for i in parameters if op.has(i)]
     if backward:
@@ -204,7 +204,7 @@ def _softmax(op: Recorded) -> Key:
 
 
 def _embedding(op: Recorded) -> Key:
-    """Reads an index and a row for each token, writes the row."""
+    """An embedding, which reads an index and a row for each token and writes the row."""
     table, tokens = op.tensor(0), op.tensor(1)
     if len(table.shape) != 2:
         raise ValueError("its table is not a matrix")
@@ -213,8 +213,8 @@ def _embedding(op: Recorded) -> Key:
 
 
 def _elementwise(op: Recorded, operands: int) -> Key:
-    """Reads its operands and writes their common shape in the widest of their types; in place the
-    first one. Arguments after the operands are where `out=` writes."""
+    """An element-wise op, which reads its operands and writes their common shape in the widest of
+    their types, or in place the first operand. Arguments after the operands are those of `out=`."""
     tensors = [op.tensor(i) for i in range(operands) if i == 0 or op.has(i)]
     if op.name.endswith("_"):
         return _memory(sum(t.size for t in tensors) + tensors[0].size)
@@ -226,18 +226,18 @@ def _elementwise(op: Recorded, operands: int) -> Key:
 
 
 def _dropout(op: Recorded) -> Key:
-    """Writes beside the result a mask of one byte an element."""
+    """Dropout, which also writes a mask of one byte an element."""
     x = op.tensor(0)
     return _memory(2 * x.size + x.size // x.width, "dropout")
 
 
 def _copy(op: Recorded) -> Key:
-    """To the first argument from the second."""
+    """A copy of the second argument to the first."""
     return _memory(math.prod(op.tensor(0).shape) * op.tensor(0).width + op.tensor(1).size)
 
 
 def _triton(op: Recorded) -> Key | str | None:
-    """A fused kernel of torch.compile: each of its arguments is read or written once."""
+    """A fused kernel of torch.compile, which reads or writes each of its arguments once."""
     if not op.name.startswith(("triton_poi_", "triton_red_", "triton_per_")):
         return None
     tensors = [op.tensor(i) for i in range(len(op.dims or [])) if op.has(i)]
