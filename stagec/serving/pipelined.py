@@ -102,6 +102,10 @@ class PipelinedReplica(Replica):
         begun = sum(job.batch == self._batch.number for job in self._partial)
         return super()._has_place() and self._batch.decoding + begun < self._share
 
+    def _needs(self, job: ServedRequest, pages: int) -> int:
+        """All pages of a job that was preempted, or batches would preempt each other forever."""
+        return max(pages, self._at_end(job)) if job.preempted else pages
+
     def _rest(self) -> list[tuple[ServedRequest, int]]:
         """The next chunks; of prompts of other batches only those for which there are pages."""
         rest, pages, left = list[tuple[ServedRequest, int]](), self._batch.begun, self._left

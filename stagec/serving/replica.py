@@ -264,7 +264,7 @@ class Replica:
             needed = limits.blocks_for(cached + tokens)
             if self.prefixes is not None and matched:
                 needed -= (len(matched) - self.prefixes.idle(matched)) * self.prefixes.pages
-            if needed > self._left - self._batch.begun:
+            if self._needs(job, needed) > self._left - self._batch.begun:
                 break
             waiting.popleft()
             took += self.swap * job.cached if job.swapped else 0
@@ -278,6 +278,10 @@ class Replica:
                 budget -= self._take(job, tokens, chunks)
         waiting.extendleft(reversed(passed))
         return took
+
+    def _needs(self, job: ServedRequest, pages: int) -> int:
+        """The free pages with which a job is admitted whose next chunk takes so many."""
+        return pages
 
     def _below(self, job: ServedRequest, matched: int) -> Sequence[CacheTier]:
         """The tiers that have the blocks behind the matched ones, for a job that begins."""

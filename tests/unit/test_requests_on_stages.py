@@ -229,6 +229,14 @@ def test_requests_and_tokens_are_conserved(
     assert (running + waiting) * run.end == pytest.approx(run.area, rel=1e-9)
 
 
+def test_batches_do_not_preempt_each_other_forever() -> None:
+    """Sequences of 8 pages each, in a cache of 12."""
+    requests = [Request(number, 4, 29) for number in range(3)]
+    run = on_stages(requests, ServerLimits(8, 8, 12, 4), 4, scheduler=SchedulerRule(prompts=ALONE))
+    assert len(run.done) == 3
+    assert run.replicas[0].tally.preempted < 10
+
+
 @examples(50)
 @given(loads(12), st.integers(0, 60_000), st.integers(1, 50_000), st.integers(0, 1))
 def test_failures_and_pods_lose_no_requests(
