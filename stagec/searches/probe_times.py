@@ -50,14 +50,14 @@ class IssuedNodes:
         }
 
     @memo_method
-    def of_layers(self, phase: int) -> Sequence[bool]:
-        """Which are of a layer in a phase."""
-        return [bool(inside) for inside in (self.phase == phase) & (self.layer >= 0)]
+    def of_layers(self, phase: int) -> bytes:
+        """1 for those of a layer in a phase, 0 for others."""
+        return bytes((self.phase == phase) & (self.layer >= 0))
 
     @cached_property
-    def of_microbatches(self) -> Sequence[bool]:
-        """Which are not of the optimizer."""
-        return [bool(inside) for inside in self.phase >= 0]
+    def of_microbatches(self) -> bytes:
+        """0 for those of the optimizer, 1 for others."""
+        return bytes(self.phase >= 0)
 
     @cached_property
     def communication(self) -> Mapping[Stream, Indices]:
@@ -112,7 +112,7 @@ class Ran:
         self.end: list[int] = self.ends.tolist()
         self._causes: list[int] = (each.causes - each.nodes.first).tolist()
 
-    def chain(self, last: int, inside: Sequence[bool]) -> Iterator[int]:
+    def chain(self, last: int, inside: bytes) -> Iterator[int]:
         """A node, what it waited for, and so on, as far as that is `inside`."""
         causes, count, at = self._causes, len(inside), last
         while 0 <= at < count and inside[at]:
