@@ -1,1 +1,1 @@
-"""What the STG language is: grammar, reference, phases and ops."""
+"""The definition of the STG language: grammar, reference, phases and ops."""

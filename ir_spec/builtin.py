@@ -1,4 +1,4 @@
-"""All that a text may hold: ops, the statements of a strategy and what holds them."""
+"""All built-in operations of a text: ops, the statements of a strategy and their containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The phases of a module: one row a phase, saying which ops and which states of types are legal."""
+"""The phases of a module: a row per phase that says which ops and types are legal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """What holds in a phase. `typed`: every value has a type; `arguments`: those of functions have
-    a placement; `placed`: every value has one; `explicit`: no op needs another placement of an
-    operand than it has; `lowered`: the program is one et.graph."""
+    """The properties of a phase. `typed`: every value has a type; `arguments`: the arguments of
+    functions have a placement; `placed`: every value has one; `explicit`: every operand has the
+    placement that its op needs; `lowered`: the program is one et.graph."""
 
     order: int
     typed: bool = False
@@ -47,5 +47,5 @@ class Phase(Enum):
 
 
 def phase_named(label: str) -> Phase | None:
-    """The phase of that name."""
+    """The phase with a label, None if there is none."""
     return next((p for p in Phase if p.label == label), None)

@@ -1,4 +1,4 @@
-"""The built-in passes, ops and pipelines; they come in by the same door as those of others."""
+"""The built-in passes, ops and pipelines, registered as a plug-in like those of third parties."""
 
 from __future__ import annotations
 

@@ -32,7 +32,15 @@ from stagec.jobs.request.job_file import JobFile, asked_job, job_text
 from stagec.jobs.request.limit import Limit, LimitType
 from stagec.jobs.request.machine import UsedRanks, machine_of
 from stagec.jobs.request.measurements import MEASURED, measurements
-from stagec.jobs.request.option import AS_THERE, Kind, Whole, values_of
+from stagec.jobs.request.option import (
+    AS_THERE,
+    AnyText,
+    CommandOption,
+    Kind,
+    Switch,
+    Whole,
+    values_of,
+)
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import Dumps
@@ -53,6 +61,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 T = TypeVar("T")
+F = TypeVar("F")
+_IGNORE = CommandOption("ignore", AnyText(), "keys that are treated as absent", multiple=True)
 
 
 class Job:
@@ -105,9 +115,8 @@ class Job:
         `DiagnosticError`."""
         with asked() as session, seldom_collected():
             on = None if machine is None else _machine(machine, session)
-            return analyze(
-                self._options, session, symbolic=symbolic, machine=on, limit=_limit(limit)
-            )
+            symbols, most = _on("symbolic", symbolic), _limit(limit)
+            return analyze(self._options, session, symbolic=symbols, machine=on, limit=most)
 
     def memory(self, *, limit: Any = None, fit: str | None = None) -> MemoryPlan | PodsMemory:
         """What a rank of each class holds at its peak, in bytes; whether it fits a size or a device
@@ -143,11 +152,11 @@ class Job:
                 self._options,
                 on,
                 session,
-                ReplayOptions(overlap, graphs, known),
-                levers=levers,
+                ReplayOptions(_on("overlap", overlap), _on("graphs", graphs), known),
+                levers=_on("levers", levers),
                 accepted=self._accepted(accepted, acceptance),
                 again=True,
-                progress=progress or _silent,
+                progress=_followed(progress) or _silent,
             )
 
     def serve(
@@ -210,7 +219,7 @@ class Job:
 
     def _ask(self, question: str, machine: str | Machine | None, how: Mapping[str, Any]) -> Report:
         with asked(depth=5) as session, seldom_collected():
-            if question not in QUESTIONS:
+            if str(question) not in QUESTIONS:
                 names = ", ".join(QUESTIONS)
                 raise error(f"unknown question '{question}'", remedy=f"ask for one of: {names}")
             asks = question_of(question)
@@ -334,11 +343,11 @@ def search(
 
     with asked() as session:
         given, _ = values_of(SEARCH, {**flags, "serve": serve})
-        given["model"] = str(model)
+        given["model"], follow = str(model), _followed(progress) or _silent
         if given["serve"] == SERVER:
-            servers = search_servers(given, session, progress or _silent)
+            servers = search_servers(given, session, follow)
             return replace(servers, command=search_command(given))
-        strategies = verb.search(questions(given, session), given, progress or _silent)
+        strategies = verb.search(questions(given, session), given, follow)
         return replace(strategies, command=search_command(given))
 
 
@@ -385,29 +394,35 @@ def _sweep(
             )
         axes = [axis_of(name, values) for name, values in over.items()]
         on = None if machine is None else _machine(machine, session)
-        case = Case(options, on, overlap, graphs=graphs)
+        case = Case(options, on, _on("overlap", overlap), graphs=_on("graphs", graphs))
         timed = on is not None or "machine" in over
         most = _limit(limit, at_hand=timed)
         columns = with_limit(TIME if timed else ANALYSIS, most)
         processes = None if jobs is None else _read("jobs", Whole(1), jobs)
-        selection = selection_of(axes, columns, sort=sort, pareto=pareto, plot=plot)
+        named = {"sort": sort, "pareto": pareto, "plot": plot}
+        texts = {n: None if v is None else _read(n, AnyText(), v) for n, v in named.items()}
+        selection = selection_of(axes, columns, **texts)
+        follow = _followed(progress) or (lambda done, total: None)
         with workers({"jobs": processes, "scheduler": None}) as run:
-            rows = rows_of(case, axes, run, most, progress or (lambda done, total: None))
+            rows = rows_of(case, axes, run, most, follow)
         return answer_of(rows, case, axes, columns, selection, most)
 
 
 def import_config(
     config: str | Path,
     *,
-    ignore: Sequence[str] = (),
+    ignore: str | Sequence[str] = (),
     ignore_unknown: bool = False,
     images: bool = False,
 ) -> str:
     """The STG text of a model from its config.json, or the folder of one. Keys in `ignore` are
     treated as absent, with `ignore_unknown` all unknown keys. Raises `DiagnosticError`."""
     with asked() as session:
+        keys, _ = values_of([_IGNORE], {"ignore": ignore})
+        unknown, seen = _on("ignore_unknown", ignore_unknown), _on("images", images)
+        ignored = keys["ignore"]
         return import_configuration(
-            str(config), session, ignore, images=images, unknown=ignore_unknown
+            str(config), session, ignored, images=seen, unknown=unknown
         ).text
 
 
@@ -423,7 +438,7 @@ def check_traces(path: str | Path, *, strict: bool = False) -> CheckAnswer:
     """Whether the traces of a folder, an archive or one rank are well-formed and free of deadlock;
     with `strict`, warnings fail too. Raises `DiagnosticError` if there is nothing of that name."""
     with asked():
-        return check(Path(path), strict=strict)
+        return check(Path(str(path)), strict=_on("strict", strict))
 
 
 def _machine(given: object, session: Session) -> Machine:
@@ -448,6 +463,19 @@ def _read(name: str, kind: Kind[T], given: Any) -> T:
         return kind.of(given)
     except ValueError as problem:
         raise error(f"{name}: {problem}", remedy=AS_THERE) from None
+
+
+def _on(name: str, given: Any) -> bool:
+    """Whether a switch is on, as the command line takes it. Raises `DiagnosticError`."""
+    return _read(name, Switch(), given)
+
+
+def _followed(progress: F | None) -> F | None:
+    """What follows progress, if it can be called. Raises `DiagnosticError`."""
+    if progress is not None and not callable(progress):
+        about = f"progress: expects a function, found {progress!r:.60}"
+        raise error(about, remedy="give a function such as print")
+    return progress
 
 
 def _silent(_: str) -> None:

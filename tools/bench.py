@@ -294,7 +294,7 @@ def _many(count: int) -> dict[str, Any]:
 
 def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
     """Compile and write llama3-70b for 8 x dp ranks, and write the same bytes plainly."""
-    from stagec.formats.registry import asked_formats
+    from stagec.formats.registry import parse_formats
     from stagec.jobs.builder import JobBuilder
     from stagec.jobs.request.options import JobOptions
     from stagec.machines import load_machine
@@ -303,7 +303,7 @@ def _job(dp: int, format_: str = "chakra") -> dict[str, Any]:
     from stagec.traces.writer import write_source
 
     folder = Path(tempfile.mkdtemp(prefix="stagec-bench-"))
-    (format_to,) = asked_formats(format_)
+    (format_to,) = parse_formats(format_)
     try:
         began = time.perf_counter()
         builder = JobBuilder(JobOptions("llama3-70b", tp=8, dp=dp, **STRATEGY))

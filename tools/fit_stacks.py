@@ -28,6 +28,7 @@ from tools.fitting import StepErrors
 FITS: Final[Mapping[str, bool]] = {
     "llm-foundry.ampere": False,
     "llm-foundry.hopper": False,
+    "megatron-core@0.9.0.hopper": False,
     "nanotron.hopper": False,
     "nemo.hopper": False,
     "nemo.blackwell": True,
@@ -90,7 +91,7 @@ def _routes(step: MeasuredStep) -> bool:
 
 def rows_of(name: str) -> list[MeasuredStep]:
     """The judged steps of a stack on a family of devices; of long sources a sample."""
-    stack, family = name.split(".")
+    stack, _, family = name.rpartition(".")
     every = ([s for s in steps if s.judged] for steps in measured_steps().values())
     own = [[s for s in steps if s.flags.get("stack") == stack] for steps in every]
     mine = [[s for s in steps if s.on_machine().family == family] for steps in own]

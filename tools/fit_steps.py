@@ -1,4 +1,4 @@
-"""Fit the remaining constants of a device to measured steps: `python -m tools.fit_steps h100-sxm`.
+"""Fit the remaining constants of a device to measured steps: `python -m tools.fit_steps b200`.
 
 Kernels and collectives are fitted to their own tables (`fit_machines.py`, `fit_network.py`); whole
 steps determine the others: the sustained speed of products in a step, and the speed of the backward
@@ -35,7 +35,6 @@ ATTENTION = "efficiency.attention.rate.bf16"
 #: The constants of a device with their bounds; they are fitted to the sources of its steps.
 DEVICES: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
     "a100-80g": {PRODUCTS: (0.5, 1.0)},
-    "h100-sxm": {PRODUCTS: (0.5, 1.0)},
     "h100-p5": {PRODUCTS: (0.5, 1.0)},
     "h100-500w": {PRODUCTS: (0.3, 1.0), ATTENTION: (0.2, 0.9)},
     "b200": {PRODUCTS: (0.4, 1.0)},
@@ -43,7 +42,6 @@ DEVICES: Final[Mapping[str, Mapping[str, tuple[float, float]]]] = {
 #: Device -> devices without measured steps that have the same processors.
 ALIKE: Final[Mapping[str, Sequence[str]]] = {
     "a100-80g": ("a100-40g",),
-    "h100-sxm": ("h200", "h800"),
     "b200": ("b300", "gb200-nvl72", "gb300-nvl72"),
 }
 #: The largest number of rows that counts for the weight of a source.

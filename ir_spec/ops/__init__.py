@@ -1,4 +1,4 @@
-"""The built-in ops: a class with a name is one. `OPS` lists them."""
+"""The built-in ops: each class with a `name` defines one. `OPS` lists them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MODULES = """
 
 
 def ops_of(room: ModuleType) -> Iterator[OpDef]:
-    """One op of each class with a name that a module defines, in the order of its text, and behind
-    it those that follow from it."""
+    """An op for each class with a name that a module defines, in the order of the text, each
+    followed by the ops that are derived from it."""
     for item in vars(room).values():
         own = isinstance(item, type) and item.__module__ == room.__name__ and "name" in vars(item)
         if own and issubclass(item, OpDef):

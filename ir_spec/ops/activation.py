@@ -44,8 +44,8 @@ from stagec.ir_spec.ops.curves import (
 
 
 class Activation(Elementwise):
-    """Base of activations `y = f(x)`. The gradient that follows from one takes dy, and x or y,
-    which is all that is stashed."""
+    """Base class of activations `y = f(x)`. The derived gradient takes dy, and x or y, the only
+    stashed value."""
 
     curve: ClassVar[PointFunction]
     gradient: ClassVar[str]  # what the documentation of the gradient adds
@@ -78,7 +78,7 @@ class Activation(Elementwise):
 
 
 class ActivationGrad(Elementwise):
-    """Base of gradients of activations."""
+    """Base class of gradients of activations."""
 
     of: ClassVar[Activation]
 
@@ -93,9 +93,9 @@ class ActivationGrad(Elementwise):
 class Gelu(Activation):
     """GeLU (arXiv 1606.08415): x times the normal distribution function at x.
 
-    `form` says how that is computed. FLOPs per element: tanh, the default, 8; erf, which is exact,
-    5; quick, x times the sigmoid of 1.702 x, 4. PyTorch has kernels for tanh and erf; with
-    `stepwise` a model does without.
+    `form` is the approximation. FLOPs per element: tanh, the default, 8; erf, which is exact, 5;
+    quick, x times the sigmoid of 1.702 x, 4. PyTorch has kernels for tanh and erf; with `stepwise`,
+    a model does not use them.
     """
 
     name = "stg.gelu"
@@ -118,8 +118,8 @@ class Gelu(Activation):
 
 def gelu_steps(b: Builder, x: Value, form: str, hint: str) -> Value:
     """GeLU of x operation by operation, as in activations.py of transformers: `NewGELUActivation`
-    for tanh, `QuickGELUActivation` for quick, and `GELUActivation._gelu_python` for erf, whose
-    kernel stands for its parts."""
+    for tanh, `QuickGELUActivation` for quick, and `GELUActivation._gelu_python` for erf, which is
+    computed by its kernel."""
     name = x.name
     if form == "erf":
         return b.value("stg.gelu", [x], {"form": form}, hint=hint)
@@ -182,8 +182,8 @@ class Tanh(Activation):
 
 
 class ClampGrad(ActivationGrad):
-    """Base of the gradient of `stg.clamp`. Unless a compiler makes one kernel of it, PyTorch
-    compares x with each limit, joins two results of a byte each, and takes dy where both hold
+    """Base class of the gradient of `stg.clamp`. Unless a compiler fuses it, PyTorch compares x
+    with each limit, combines two results of a byte each, and selects dy where both are true
     (pytorch/pytorch, torch/csrc/autograd/FunctionsManual.cpp, `clamp_backward`)."""
 
     def bytes_touched(self, op: Operation) -> Expr:
@@ -228,7 +228,7 @@ class Clamp(Activation):
 
 
 class Exp(Elementwise):
-    """e to the power of x, one FLOP per element."""
+    """e to the power x, one FLOP per element."""
 
     name = "stg.exp"
     traits = (Fusible(), Wide())
@@ -242,8 +242,8 @@ class Exp(Elementwise):
 
 
 class Power(Elementwise):
-    """x to a power that is a fraction, such as 1/2 for the root and -1 for the inverse; one FLOP
-    per element. Of negative x only whole powers are defined."""
+    """x to a constant power, such as 1/2 for the root and -1 for the inverse; one FLOP per element.
+    For negative x, only whole powers are defined."""
 
     name = "stg.power"
     traits = (Fusible(), Wide())

@@ -1,5 +1,5 @@
-"""Adafactor (arXiv 1804.04235) by the kernels of transformers.Adafactor: second moments of a matrix
-as means of its rows and columns."""
+"""Adafactor (arXiv 1804.04235) with the kernels of transformers.Adafactor: the second moments of a
+matrix are means of its rows and columns."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stagec.ir_spec.ops.structure import ratio
 
 
 class AdafactorSquare(OpDef):
-    """The square of a gradient and `eps`, in fp32: 2 FLOPs per element. A second operand is a
-    factor of the gradient, a scalar."""
+    """The square of a gradient plus `eps`, in fp32: 2 FLOPs per element. An optional second operand
+    is a scalar factor of the gradient."""
 
     name = "stg.adafactor_square"
     operands = ("grad", "clip?")
@@ -60,9 +60,9 @@ class DecayedMean(Elementwise):
 
 
 class AdafactorUpdate(OpDef):
-    """A gradient over the root of its second moment, in fp32: g / sqrt(v), 2 FLOPs per element; or
-    of a matrix g / sqrt(row * column / mean of rows), 4 FLOPs per element, with the sum of `count`
-    rows. With the flag `clip` the last operand is a factor of the gradient, a scalar."""
+    """A gradient divided by the root of its second moment, in fp32: g / sqrt(v), 2 FLOPs per
+    element; for a matrix g / sqrt(row * column / mean of rows), 4 FLOPs per element, with the sum
+    of `count` rows. With the flag `clip`, the last operand is a scalar factor of the gradient."""
 
     name = "stg.adafactor_update"
     operands = ("grad", "moments*")
@@ -97,7 +97,8 @@ class AdafactorUpdate(OpDef):
 
 
 def _along(array: Array, have: Sequence[str], wanted: Sequence[str]) -> Array:
-    """With a dimension of one for each factor that it does not have."""
+    """An array with the dimensions of the factors `wanted`, of size one for those that it does not
+    have."""
     sizes = dict(zip(have, array.shape, strict=True))
     return np.reshape(array, [sizes.get(f, 1) for f in wanted])
 

@@ -1,4 +1,4 @@
-"""AdamW with moments of 8 bits in blocks, as bitsandbytes has it (arXiv 2110.02861)."""
+"""AdamW with block-wise 8-bit moments, as in bitsandbytes (arXiv 2110.02861)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import InPlace
 from stagec.ir_spec.ops.optimizer import Update, adam_step, moments
 
-#: Elements of a block, and of the smallest tensor that has blocks: bitsandbytes/optim/optimizer.py,
+#: The elements of a block, and of the smallest tensor with blocks: bitsandbytes/optim/optimizer.py,
 #: Optimizer2State.update_step and `min_8bit_size`.
 BLOCK, SMALLEST = 256, 4096
 _CODES = const(256)
@@ -23,12 +23,12 @@ _STATES = ("m", "v", "m_scale", "v_scale")
 
 
 class Adam8bit(Update):
-    """One AdamW step in place, in one kernel, with moments of 8 bits: an element is the number of a
-    value in a table (`create_dynamic_map`), times the largest of its block, an f32. 20 FLOPs per
-    element.
+    """One AdamW step in place, in one kernel, with 8-bit moments: an element is the index of a
+    value in a table (`create_dynamic_map`), times the largest value of its block, an f32. 20 FLOPs
+    per element.
 
-    Blocks lie along dimension `dim`, of which `block` elements have one scale; inside of a block
-    nothing is split. Operands behind the moments: their scales, then those of `stg.adamw`.
+    Blocks are along dimension `dim`: `block` elements share a scale and are not split. The operands
+    after the moments are their scales, then those of `stg.adamw`.
     """
 
     name = "stg.adam8bit"
@@ -83,7 +83,7 @@ class Adam8bit(Update):
 
 
 def quantized(x: Array, dim: int, block: int, table: Array) -> tuple[Array, Array]:
-    """The nearest codes of a table, and the largest of each block."""
+    """The nearest codes in a table, and the largest absolute value of each block."""
     shape = (*x.shape[:dim], x.shape[dim] // block, block, *x.shape[dim + 1 :])
     scale = np.abs(x.reshape(shape)).max(dim + 1)
     unit = x / np.maximum(np.repeat(scale, block, dim), 1e-38)
@@ -93,7 +93,7 @@ def quantized(x: Array, dim: int, block: int, table: Array) -> tuple[Array, Arra
 
 @lru_cache(maxsize=2)
 def dynamic_map(*, signed: bool) -> Array:
-    """The 256 values of 8 bits with an exponent of unary digits, ascending:
+    """The 256 values of 8 bits with a unary exponent, ascending:
     bitsandbytes.functional.create_dynamic_map with its defaults."""
     values = [0.0, 1.0]
     for i in range(7):

@@ -47,10 +47,10 @@ _PARAMS = (
 
 
 class _Flash(AttentionOp):
-    """Base of attention and its gradient."""
+    """Base class of attention and its gradient."""
 
     def keys(self, op: Operation) -> str:
-        """In a ring keys and values are split as the queries are."""
+        """In a ring, keys and values are split like the queries."""
         return "s" if "ring" in op.attrs else "t"
 
     def rule(self, op: Operation) -> Rule:
@@ -64,9 +64,9 @@ class _Flash(AttentionOp):
         return local_pairs(op, self.queries, n)
 
     def computed(self, op: Operation, n: Sizes) -> Expr:
-        """Where queries are split over n ranks, and keys are not, a causal mask hides from rank i
-        all parts of the keys but the first i + 1, and kernels leave them out: (n+1)/2 of n parts,
-        on average over the ranks."""
+        """If queries are split over n ranks, and keys are not, a causal mask leaves rank i only the
+        first i + 1 parts of the keys, and kernels skip the others: on average over the ranks, they
+        compute (n+1)/2 of n parts."""
         rows, columns = key_rows(op, self.queries)
         n_ranks = axis_size(a for a in rows.axes if a not in columns.axes)
         if "past" in op.attrs:
@@ -75,35 +75,36 @@ class _Flash(AttentionOp):
         return all_pairs(n) * (n_ranks + 1) / (n_ranks * 2) if hides else all_pairs(n)
 
     def met(self, op: Operation, n: Sizes) -> tuple[Expr, bool]:
-        """All keys: where queries are split, and keys are not, a causal mask leaves half of them in
-        the mean over the ranks."""
+        """All keys: if queries are split, and keys are not, a causal mask leaves half of them on
+        average over the ranks."""
         return n.get("t", n["s"]), op.flag("causal")
 
 
-#: Parameters of attention for which some code calls no kernel.
+#: Parameters of attention for which some frameworks have no kernel.
 NO_KERNEL = ("alibi", "sinks", "softcap")
 
 
 def _expanded(b: Builder, op: Operation, on_rank: LocalSize) -> None:
-    """The pass `expand-attention` writes this form, of all of the op at once."""
+    """The pass `expand-attention` writes this form instead."""
 
 
 class FlashAttention(_Flash):
-    """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), grouped queries
-    included.
+    """softmax(q k^T / sqrt(K)) v as a FlashAttention kernel (arXiv 2205.14135), including grouped
+    queries.
 
-    Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v; the heads of v may have a size
-    of their own, as in multi-head latent attention (arXiv 2405.04434). With `values` there are q
-    and k alone: the first so many columns of the keys are the values too, and are read once, as in
-    the absorbed form of latent attention (arXiv 2405.04434, section 2.1.2). Operands that flags
-    name follow: `sinks`, `bias`, `selected`. Without a mask keys may be of another sequence than
-    the queries: cross attention. With `documents` a sequence is packed of several, and a token sees
-    its own. The second result, the row log-sum-exp in fp32, is there if backward needs it.
+    Operands are q and a packed kv ([B, 2, S, G, K]), or q, k and v; the heads of v may have a
+    different size, as in multi-head latent attention (arXiv 2405.04434). With `values`, the
+    operands are only q and k: the first `values` columns of the keys are the values too, and are
+    read once, as in the absorbed form of latent attention (arXiv 2405.04434, section 2.1.2). The
+    operands that flags name follow: `sinks`, `bias`, `selected`. Without a mask, keys may belong to
+    another sequence than the queries: cross attention. With `documents`, several sequences are
+    packed into one, and a token sees only its own. The second result, the row log-sum-exp in fp32,
+    exists if backward needs it.
 
-    FLOPs are those of the two products over the pairs that the mask leaves, exactly: S(S+1)/2 when
-    causal, m(m+1)/2 + (S-m)W with m = min(S, W) in a window of W. The softmax inside the kernel is
-    not counted, as in the FlashAttention papers. With `ring` all are split alike along the
-    sequence, and a split becomes ring attention.
+    FLOPs are those of the two products over exactly the pairs that the mask leaves: S(S+1)/2 for a
+    causal mask, m(m+1)/2 + (S-m)W with m = min(S, W) in a window of W. The softmax inside the
+    kernel is not counted, as in the FlashAttention papers. With `ring`, all operands are split
+    equally along the sequence, and a split becomes ring attention.
     """
 
     name = "stg.attention"
@@ -131,9 +132,10 @@ class FlashAttention(_Flash):
         }
 
     def _by_head(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
-        """Where a head of queries is joined of parts (`torch.cat`), its tokens lie behind each
-        other. The kernel's result lies as they do (`empty_like` in `mha_fwd`, flash_api.cpp), and
-        is copied for the product behind it (`transpose(1, 2).contiguous()` of transformers)."""
+        """If a head of queries is concatenated of parts (`torch.cat`), its tokens are consecutive
+        in memory. The kernel's result has the same layout (`empty_like` in `mha_fwd`,
+        flash_api.cpp), and is copied for the following product (`transpose(1, 2).contiguous()` of
+        transformers)."""
         made = op.operands[0].producer
         while made is not None and made.has(Recasts):
             made = made.operands[0].producer
@@ -149,9 +151,9 @@ class FlashAttention(_Flash):
     def _repeated_heads(
         self, b: Builder, op: Operation, on_rank: LocalSize
     ) -> Sequence[Value] | None:
-        """Keys and values that several heads share are copied for each of these, as `repeat_kv` of
-        torchtitan does; the kernel then sees a head of keys for each head of queries. On a rank
-        with one head of keys that is a view: `expand` and `reshape` copy nothing."""
+        """Keys and values that several heads share are copied for each head, as with `repeat_kv` of
+        torchtitan; the kernel then has a head of keys for each head of queries. On a rank with a
+        single head of keys, this is a view: `expand` and `reshape` copy nothing."""
         if "values" in op.attrs or "past" in op.attrs or len(op.operands) < 3:
             return None
         q, *shared = op.operands[:3]
@@ -164,9 +166,9 @@ class FlashAttention(_Flash):
         return b.op(self.name, operands, {**op.attrs}, types=types, names=names).results
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """Keys and values of the tokens before are cached, of a window or of blocks as many as the
-        queries may see. Those of another sequence, such as an encoder's, are cached once; of those
-        that follow from a latent it is the latent."""
+        """Keys and values of earlier tokens are cached; with a window or blocks, only as many as
+        the queries can see. Those of another sequence, such as an encoder's, are cached once; if
+        they are computed from a latent, the latent is cached."""
         q, keys = key_rows(op, 0)
         count = len(op.operands) - 1 - len(further(op))
         if step.is_tokens(q.size) and not step.is_tokens(keys.size):
@@ -200,8 +202,8 @@ class FlashAttention(_Flash):
 
 
 class AttentionGrad(_Flash):
-    """Gradient of `stg.attention`: five products over the same pairs, as the kernel recomputes the
-    scores. The results are the gradients of q, of keys and values, of sinks and of the bias."""
+    """Gradient of `stg.attention`: five products over the same pairs, since the kernel recomputes
+    the scores. The results are the gradients of q, of keys and values, of sinks and of the bias."""
 
     name = "stg.attention_grad"
     backward = True
@@ -214,7 +216,7 @@ class AttentionGrad(_Flash):
     )
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        """Those of the operands that they are gradients of."""
+        """The element types of the operands that the results are gradients of."""
         count = len(self.rule_results(op))
         return [v.tensor.dtype for v in op.operands[3 : 3 + count]]
 

@@ -1,5 +1,5 @@
-"""Bases of fused attention in all its forms, and of their gradients: what follows from the pairs of
-queries and keys that a mask leaves, and that a kernel computes."""
+"""Base classes of all forms of fused attention and their gradients: their work follows from the
+pairs of queries and keys that a mask leaves, and that a kernel computes."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from stagec.ir_spec.ops.masks import is_plain
 
 
 class AttentionWork(OpDef):
-    """Base: FLOPs and kernels.
+    """Base class for FLOPs and kernels.
 
     Forward has two products over the pairs, 2 FLOPs per multiply-add; `backward` has five, three
-    with the head size of queries and keys and two with that of values, as its kernel computes the
-    scores again.
+    with the head size of queries and keys and two with that of values, since its kernel recomputes
+    the scores.
     """
 
     backward: ClassVar[bool] = False
-    queries: ClassVar[int] = 0  # the operand with the queries, which keys follow
+    queries: ClassVar[int] = 0  # the index of the queries, which keys follow
 
     def __init_subclass__(cls) -> None:
-        cls.queries = 3 if cls.backward else 0  # behind dy, y and lse
+        cls.queries = 3 if cls.backward else 0  # after dy, y and lse
         super().__init_subclass__()
 
     def left(self, op: Operation, n: Sizes) -> Expr:
-        """The pairs that the mask leaves on a rank."""
+        """The number of pairs that the mask leaves on a rank."""
         raise NotImplementedError
 
     def computed(self, op: Operation, n: Sizes) -> Expr:
-        """The pairs that kernels compute, masks inside of them ignored."""
+        """The number of pairs that kernels compute, including masked ones."""
         raise NotImplementedError
 
     def met(self, op: Operation, n: Sizes) -> tuple[Expr, bool]:
-        """The keys that a kernel works on, and whether a causal mask leaves half of the pairs."""
+        """The number of keys that a kernel processes, and whether a causal mask leaves half of the
+        pairs."""
         return n["t"], False
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
@@ -62,10 +63,10 @@ class AttentionWork(OpDef):
         return expand(product(n[f] for f in "bgr") * pairs * sizes * 2)
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        """Its FLOPs are `2 * batch * heads * queries * keys` times `qk + v`, backward times `3*qk +
-        2*v`; half of that if a causal mask leaves half of the pairs. Of other masks a query meets
-        the mean number of keys, rounded up. Queries that select rows of a latent share none: each
-        is a sequence of its own."""
+        """Its FLOPs are `2 * batch * heads * queries * keys` times `qk + v`, in backward times
+        `3*qk + 2*v`; half of that if a causal mask leaves half of the pairs. With other masks,
+        `keys` is the mean number per query, rounded up. Queries that select rows of a latent share
+        none: each counts as a separate sequence."""
         keys, masked = self.met(op, n)
         if not is_plain(op) or "past" in op.attrs:
             keys, masked = call("ceildiv", [self.left(op, n), n["s"]]), False
@@ -78,13 +79,13 @@ class AttentionWork(OpDef):
 
 
 class AttentionOp(AttentionWork):
-    """Base: operands, results and numbers too. A gradient takes dy, the result and its log-sum-exp
-    before the queries."""
+    """Base class for operands, results and the numeric reference too. A gradient takes dy, the
+    result and its log-sum-exp before the queries."""
 
     integral = "r"  # query heads of a key head
 
     def keys(self, op: Operation) -> str:
-        """The factor along which keys and values lie."""
+        """The factor of the sequence of keys and values."""
         return "s"
 
     def rule(self, op: Operation) -> Rule:
@@ -97,7 +98,7 @@ class AttentionOp(AttentionWork):
         yield from core_misfits(op, self.queries + 1)
 
     def source(self, op: Operation, ctx: NumericContext) -> NumericContext:
-        """The rank that keys and values are of."""
+        """The rank that keys and values come from."""
         return ctx
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:

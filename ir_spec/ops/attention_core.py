@@ -1,7 +1,7 @@
-"""What all forms of fused attention share: operands, parameters, FLOPs and the numeric reference.
+"""Operands, parameters, FLOPs and the numeric reference of all forms of fused attention.
 
-The operands are queries, keys and values - the latter two packed in one value, or apart - and then
-those that flags name, in this order:
+The operands are queries, keys and values (the latter two packed in one value, or separate),
+followed by those that flags name, in this order:
 
 | flag       | operand                                                                            |
 |------------|------------------------------------------------------------------------------------|
@@ -41,7 +41,7 @@ from stagec.ir_spec.ops.masks import (
 
 #: The shapes of operands that flags name.
 _FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "selected": "bsn"}
-#: What a step of a ring has in common with attention.
+#: The parameters that a step of a ring shares with attention.
 SCORES = (
     CAUSAL,
     *SPANS,
@@ -50,7 +50,7 @@ SCORES = (
     ALIBI,
     Param("sinks", "flag", "an operand [H], a logit for each head in the denominator"),
 )
-#: Of attention that is not differentiated.
+#: For attention without a gradient.
 VALUES = Param("values", "size", "so many first columns of the keys are the values")
 WHOLE = (
     DOCUMENTS,
@@ -61,7 +61,7 @@ WHOLE = (
     Param("given_type", "flag", "model code has its softmax in the type of the scores"),
 )
 
-#: How the positions of a split sequence lie on the ranks of a ring.
+#: The orders of the positions of a split sequence on the ranks of a ring.
 ORDERS = ("zigzag", "plain")
 
 
@@ -71,7 +71,7 @@ def further(op: Operation) -> list[str]:
 
 
 def core_misfits(op: Operation, before: int) -> Iterator[str]:
-    """What is wrong with the operands and parameters, with `before` operands before the keys."""
+    """The problems of operands and parameters; there are `before` operands before the keys."""
     more = further(op)
     count = len(op.operands) - before - len(more)
     packed = count == 1 and "values" not in op.attrs
@@ -95,10 +95,10 @@ def core_misfits(op: Operation, before: int) -> Iterator[str]:
 def core_rule(
     op: Operation, text: str, before: int, factor: str, sizes: Sizes | None = None
 ) -> Rule:
-    """The rule with keys and values in `{kv}`, split along the sequence as `factor`, the head size
-    of the values in `{v}`, and further operands in `{more}`, their gradients in `{grads}`. Keys and
-    values are one packed operand after `before` others, or two, of which the values may have a head
-    size of their own, or the values are columns of the keys."""
+    """Fill in a rule: keys and values in `{kv}`, with `factor` for the sequence, the head size of
+    the values in `{v}`, further operands in `{more}`, and their gradients in `{grads}`. After
+    `before` other operands, keys and values are one packed operand, or two, of which the values may
+    have a different head size, or the values are columns of the keys."""
     more, within = further(op), "values" in op.attrs
     packed = len(op.operands) == before + 1 + len(more) and not within
     kv = f"bz{factor}gk" if packed else f"b{factor}gk" if within else f"b{factor}gk,b{factor}gv"
@@ -115,13 +115,13 @@ def core_rule(
 
 
 def all_pairs(n: Sizes) -> Expr:
-    """The pairs of all queries and keys, masks ignored."""
+    """The number of pairs of all queries and keys, including masked ones."""
     return n["s"] * n.get("t", n["s"])
 
 
 def seen_keys(op: Operation, q: int) -> Expr:
-    """The keys of a sequence that kernels meet: what a cache has more rows than that is empty, and
-    of those that are selected only so many are read."""
+    """The number of keys of a sequence that kernels process: further rows of a cache are empty, and
+    if keys are selected, only these are read."""
     rows, columns = key_rows(op, q)
     most = [op.operands[-1].tensor.shape[-1]] if op.flag("selected") else []
     if "past" not in op.attrs:
@@ -132,8 +132,8 @@ def seen_keys(op: Operation, q: int) -> Expr:
 
 
 def unread_bytes(op: Operation) -> Expr:
-    """Bytes of cached keys and values on a rank that are not read: of those that queries select no
-    more than these are, on average over the ranks that have a part of the keys each."""
+    """The bytes of cached keys and values on a rank that are not read: if queries select keys, only
+    these are read, on average over the ranks that have parts of the keys."""
     if "past" not in op.attrs or not op.flag("selected"):
         return ZERO
     rows, keys = key_rows(op, 0)
@@ -145,7 +145,7 @@ def unread_bytes(op: Operation) -> Expr:
 
 
 def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
-    """The pairs that the mask leaves on a rank; `q` is the operand with the queries. Where these
+    """The number of pairs that the mask leaves on a rank; `q` is the index of the queries. If these
     are split over ranks, and keys are not, it is the mean over the ranks, rounded up."""
     rows, columns = key_rows(op, q)
     if is_plain(op) and not op.flag("causal"):
@@ -166,7 +166,7 @@ def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
 
 
 def key_rows(op: Operation, q: int) -> tuple[Dim, Dim]:
-    """The dimensions along which queries and keys lie; `q` is the operand with the queries, which
+    """The dimensions of the sequences of queries and keys; `q` is the index of the queries, which
     keys follow."""
     k = op.operands[q + 1].tensor.dims
     return op.operands[q].tensor.dims[1], k[2 if len(k) == 5 else 1]
@@ -177,7 +177,8 @@ def key_rows(op: Operation, q: int) -> tuple[Dim, Dim]:
 
 @dataclass
 class Given:
-    """The operands of a reference from the queries on; heads in groups that share a key."""
+    """The operands from the queries on, for the numeric reference. Heads form groups that share
+    keys."""
 
     q: Array
     k: Array
@@ -187,7 +188,7 @@ class Given:
 
     @property
     def heads(self) -> tuple[int, int]:
-        """Groups, and heads of one group."""
+        """The number of groups, and of heads per group."""
         return self.k.shape[2], self.q.shape[2] // self.k.shape[2]
 
     def by_group(self, x: Array) -> Array:
@@ -196,7 +197,7 @@ class Given:
 
 
 def given(op: Operation, args: Sequence[Array], ctx: NumericContext) -> Given:
-    """q, keys and values of any form, and further operands."""
+    """The operands of any form of attention."""
     names = further(op)
     count = len(args) - len(names)
     more = dict(zip(names, args[count:], strict=True))
@@ -209,8 +210,8 @@ def given(op: Operation, args: Sequence[Array], ctx: NumericContext) -> Given:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores [b, g, r, s, t], -inf where the mask hides a key, and what they are divided by; their
-    derivative by what a cap limits is `slope`."""
+    """Scores [b, g, r, s, t], -inf for masked keys, and their divisor; `slope` is their derivative
+    with respect to the scores before the soft cap."""
 
     values: Array
     divisor: float
@@ -218,7 +219,7 @@ class Scores:
 
 
 def scores_of(op: Operation, ctx: NumericContext, keys: NumericContext, q: int, x: Given) -> Scores:
-    """The scores; `keys` is the rank that keys are of, `q` the operand with the queries."""
+    """The scores; `keys` is the rank that keys come from, `q` the index of the queries."""
     rows, columns = key_rows(op, q)
     at, of = ctx.positions(rows), keys.positions(columns)
     if "past" in op.attrs:
@@ -259,14 +260,14 @@ def fraction_of(op: Operation, name: str, ctx: NumericContext) -> float:
 
 
 def log_sum_exp(scores: Array) -> Array:
-    """Of each row, -inf where nothing is seen."""
+    """The log-sum-exp of each row, -inf if all keys are masked."""
     with np.errstate(divide="ignore"):
         top = np.maximum(scores.max(-1, keepdims=True), np.finfo(float).min)
         return (np.log(np.exp(scores - top).sum(-1, keepdims=True)) + top)[..., 0]
 
 
 def forward(x: Given, scores: Scores) -> list[Array]:
-    """The output and its log-sum-exp [b, h, s]; rows that see nothing give 0 and -inf."""
+    """The output and its log-sum-exp [b, h, s]; 0 and -inf for rows without visible keys."""
     lse = log_sum_exp(scores.values)
     if "sinks" in x.more:
         lse = np.logaddexp(lse, x.more["sinks"].reshape(*x.heads, 1))
@@ -276,8 +277,9 @@ def forward(x: Given, scores: Scores) -> list[Array]:
 
 
 def backward(x: Given, scores: Scores, dy: Array, y: Array, lse: Array) -> list[Array]:
-    """The gradients (arXiv 2205.14135, algorithm 4) of q, keys and values, and of sinks and bias.
-    The share of a sink in the softmax takes from the result what the others give to it."""
+    """The gradients (arXiv 2205.14135, algorithm 4) of q, keys and values, and of sinks and bias. A
+    sink has a share of the softmax but adds nothing to the result, so its gradient is minus this
+    share times the sum of dy * y."""
     b, s = x.q.shape[:2]
     lse = np.maximum(lse.reshape(b, *x.heads, s), np.finfo(float).min)
     p = np.exp(scores.values - lse[..., None])

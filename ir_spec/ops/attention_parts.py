@@ -1,7 +1,7 @@
-"""Attention to keys that ranks hold a part each of, as caches that are split along their tokens.
+"""Attention to keys that are split over ranks, such as caches that are split along their tokens.
 
-Every rank has all queries and attends to the keys that it has. The results are merged by their
-log-sum-exp: with `%q` on n ranks of cp, and the keys split over them,
+Every rank has all queries and attends to its own keys. The results are merged by their log-sum-exp:
+with `%q` on n ranks of cp, and the keys split over them,
 
     %p, %l = stg.attention_parts[over = cp](%q, %k, %v)    of each rank one part, and its lse
     %g = stg.all_gather[dim = 3, over = cp](%l)            [B, H, S, n], a number for each row
@@ -40,9 +40,9 @@ from stagec.ir_spec.ops.attention_core import (
 
 class AttentionParts(AttentionOp):
     """Attention to the keys of each rank of `over`: results in fp32 [n, B, S, H, V], and the row
-    log-sum-exps [B, H, S, n]; the part of a rank that has no key which a row sees is 0 and -inf.
+    log-sum-exps [B, H, S, n]; 0 and -inf for rows without visible keys on a rank.
 
-    A logit of `sinks` counts in the first part only. FLOPs are those of the pairs that the mask
+    A logit of `sinks` counts only in the first part. FLOPs are those of the pairs that the mask
     leaves, on average over the ranks, rounded up.
     """
 
@@ -88,8 +88,8 @@ class AttentionParts(AttentionOp):
 
 
 class SumParts(OpDef):
-    """The sum of parts [n, ...] with their shares [B, H, S, n], 2 FLOPs per element of a part;
-    where each rank has a part the result is a partial sum."""
+    """The sum of parts [n, ...] weighted by their shares [B, H, S, n], 2 FLOPs per element of a
+    part; if each rank has a part, the result is a partial sum."""
 
     name = "stg.sum_parts"
     operands = ("parts", "shares")
@@ -103,7 +103,7 @@ class SumParts(OpDef):
 
 
 def merge_parts(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
-    """`stg.attention` to keys that these axes split."""
+    """Rewrite `stg.attention` to keys that are split over these axes."""
     name, axes = op.results[0].name, tuple(over)
     attrs = {k: v for k, v in op.attrs.items() if k != "phase"} | {"over": axes}
     names = [f"{name}_parts", f"{name}_lse"]

@@ -1,5 +1,4 @@
-"""What several op definitions share: pointwise rules, gradients by one op, ops that follow from
-other ones."""
+"""Helpers of op definitions: pointwise rules, gradients by a single op, derived ops."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ STATE = Param(
 
 
 def no_gradient(op: Operation) -> None:
-    """Refuse the gradient of an op that goes on from what is kept of the tokens before."""
+    """Raises `DiagnosticError` for the gradient of an op that continues from a state."""
     if op.flag("state"):
         raise error(
             f"'{op.name}' with a state has no gradient",
@@ -56,18 +55,18 @@ def dimension(op: Operation, x: Value, default: int, most: int) -> int:
 
 
 def work(n: Sizes, per_element: int, rule: Rule) -> Expr:
-    """`per_element` FLOPs for each point of the rule's index space."""
+    """The FLOPs of an op with `per_element` FLOPs for each point of the rule's index space."""
     return product(n[f] for f in rule.factors) * per_element
 
 
 def stated(op: Operation, params: Iterable[Param]) -> dict[str, Attr]:
-    """The parameters of these that the op states, for an op that has them too."""
+    """The attributes of an op for those of these parameters that it states."""
     names = {p.name for p in params}
     return {name: value for name, value in op.attrs.items() if name in names}
 
 
 def present(grad: Value | None) -> Value:
-    """A gradient that is there, as that of the only result of an op that is asked for its own."""
+    """A gradient that cannot be None: `grad` is called only if a result has one."""
     if grad is None:
         raise ValueError("an op is asked for gradients of its operands if a result has one")
     return grad
@@ -81,8 +80,8 @@ def gradients(
     *,
     by: str = "",
 ) -> Grads:
-    """The gradients of the first operands, made by one op, `<name>_grad` if `by` does not name it;
-    none flows to the other operands.
+    """The gradients of the first operands from a single op, `by` or `<name>_grad`; the other
+    operands get none.
 
     The op gets these operands, the parameters that both ops have, and `attrs`, without those that
     are False.
@@ -96,13 +95,14 @@ def gradients(
 
 
 def backwards(op: Operation) -> Quoted:
-    """The rule that the op states, from the result to the operand."""
+    """The inverse of the op's rule, from the result to the operand."""
     (left,), (right,) = parse_rule(op.text("spec"))
     return Quoted(f"{shape_text(right)}->{shape_text(left)}")
 
 
 class Elementwise(OpDef):
-    """Base: operands and result of one shape, one FLOP per element if it states no others."""
+    """Base class of ops whose operands and result have one shape; one FLOP per element by
+    default."""
 
     flops_per_point: ClassVar[int] = 1
     linear: ClassVar[bool] = False
@@ -114,7 +114,8 @@ class Elementwise(OpDef):
 
 
 def need_result(op: Operation, index: int, name: str) -> Value:
-    """Result `index` of an op whose trailing results are optional, added if it is not there yet."""
+    """Result `index` of an op whose trailing results are optional; it is added if it does not exist
+    yet."""
     while len(op.results) <= index:
         types = op.definition.infer(op)
         op.add_result(f"{op.results[0].name}_{name}", types[len(op.results)])
@@ -127,9 +128,8 @@ _Op = TypeVar("_Op", bound=OpDef)
 def derive(
     base: type[_Op], of: OpDef, suffix: str, doc: str, example: str, /, **attributes: object
 ) -> _Op:
-    """An op `<name>_<suffix>` that follows from another one: a class of its own that has a base,
-    its documentation, which is filled as if it stood in the class, an example and some more
-    attributes."""
+    """An op `<name>_<suffix>` that is derived from another one: a new class with a base,
+    documentation, which is wrapped like a docstring, an example and further attributes."""
     given: dict[str, object] = {
         "__module__": type(of).__module__,
         "__doc__": fill(doc, 96, initial_indent='"""')[3:],

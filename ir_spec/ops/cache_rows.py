@@ -1,4 +1,4 @@
-"""Rows of caches: what steps of serving keep of the tokens of a sequence."""
+"""Rows of caches, which serving steps keep for the tokens of a sequence."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import AppendsRows, InPlace
 
-#: Of ops that depend on positions: those of a step begin behind what is cached.
+#: For ops that depend on positions: those of a step begin after the cached tokens.
 PAST = Param("past", "size", "tokens of each sequence that are cached before (default 0)")
-#: Of ops that look at rows of caches.
+#: For ops that read rows of caches.
 AHEAD = Param("ahead", "size", "rows that a cache keeps for tokens of further steps (default 0)")
 
 
 def past_of(op: Operation) -> Expr:
-    """The tokens that are cached before the step."""
+    """The number of tokens that are cached before the step."""
     return op.expr("past") if "past" in op.attrs else ZERO
 
 
 def first_key(op: Operation, queries: Expr, keys: Expr) -> Expr:
-    """The position of the first row of a cache: its rows are the last ones of `past` tokens, the
-    new ones and those `ahead`. Where it has more rows than these the last rows are empty."""
+    """The position of the first row of a cache. Its rows are the last ones of `past` tokens, the
+    new ones and those `ahead`; further rows at the end are empty."""
     tokens = past_of(op) + queries + ahead_of(op)
     return ZERO if same(tokens, keys) else call("max", [tokens - keys, ZERO])
 
 
 def ahead_of(op: Operation) -> Expr:
-    """The rows behind those of the step."""
+    """The number of rows after those of the step."""
     return op.expr("ahead") if "ahead" in op.attrs else ZERO
 
 
 class Append(OpDef):
-    """Writes the rows of new tokens behind those that are cached, in place.
+    """Writes the rows of new tokens after the cached ones, in place.
 
-    Along dimension `dim` the cache has the last of the `past` tokens, the new ones and rows for
-    those `ahead`, in the order of positions; what it has more than those is empty. It may be split
-    along it: each rank writes the rows that it has. Only the new rows are read and written; no
-    FLOPs.
+    Along dimension `dim`, the cache has the last of the `past` tokens, the new ones and rows for
+    those `ahead`, in the order of positions; further rows are empty. The dimension may be split:
+    each rank writes its own rows. Only the new rows are read and written; no FLOPs.
     """
 
     name = "stg.append"
@@ -96,23 +95,25 @@ class Append(OpDef):
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """The dimension of tokens of a cache, and the keys that a query sees, None for all."""
+    """The dimension of tokens of a cache, the number of keys that a query sees (None for all), and
+    the tokens per page."""
 
     dim: int
     span: Expr | None
     page: int
 
     def cached(self, tokens: Expr) -> Expr:
-        """The rows that stay when a sequence has so many tokens."""
+        """The number of rows that a sequence of `tokens` tokens keeps."""
         return tokens if self.span is None else call("min", [tokens, self.span])
 
     def paged(self, rows: Expr) -> Expr:
-        """So many rows in whole pages."""
+        """A number of rows, rounded up to whole pages."""
         return rows if self.page == 1 else call("ceildiv", [rows, const(self.page)]) * self.page
 
 
 def rows_of(cache: Value) -> CachedRows | None:
-    """How an argument holds rows of tokens, by the op that appends them; None if none does."""
+    """The rows of an argument that is a cache, from the op that appends them; None if no op
+    does."""
     for user, index in cache.uses:
         if isinstance(user.definition, Append) and index == 0:
             span = user.expr("span") if "span" in user.attrs else None

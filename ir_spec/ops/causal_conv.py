@@ -1,7 +1,7 @@
 """Depth-wise causal convolution along the sequence, and its gradient.
 
-Over a split sequence each rank needs the last K-1 inputs of the rank before it, a *halo*; backward
-it needs the first K-1 gradients of the rank behind it. Both are one message to a neighbour.
+Over a split sequence, each rank needs the last K-1 inputs of the previous rank, a *halo*; in
+backward, it needs the first K-1 gradients of the next rank. Both are one message to a neighbour.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SILU = Param("silu", "flag", "apply SiLU to the result, in the same kernel")
 
 
 class _Conv(OpDef):
-    """What the convolution and its gradient share. `w` has the channels and then the K taps; parts
-    of a split sequence have a dimension more, and halos."""
+    """Base class of the convolution and its gradient. `w` has the channels and then the K taps;
+    parts of a split sequence have another dimension, and halos."""
 
     params: ClassVar[tuple[Param, ...]] = (_SILU,)
 
@@ -53,13 +53,13 @@ class _Conv(OpDef):
         return make_rule(text, whole="k", special="s", summed="s")
 
     def bias(self, op: Operation, x: int, halos: int) -> Value | None:
-        """The operand with one number for each channel."""
+        """The operand with one number per channel, or None."""
         b, _ = self.letters(op, x)
         rest = op.operands[x + 2 : len(op.operands) - (halos if b == "bz" else 0)]
         return rest[0] if rest else None
 
     def padded(self, op: Operation, n: Sizes) -> Expr:
-        """2 K C (S + K - 1); from a state 2 K C S."""
+        """FLOPs: 2 K C (S + K - 1); from a state 2 K C S."""
         rows = n["s"] if op.flag("state") else n["s"] + n["k"] - 1
         return product(v for f, v in n.items() if f not in "sh") * rows * 2
 
@@ -68,14 +68,15 @@ class CausalConv(_Conv):
     """Depth-wise causal convolution: `y_t = sum over i of w[K-1-i] x_(t-i)`, for each channel, plus
     a bias if there is one.
 
-    `x` is [B, S, channels...], `w` [channels..., K]. FLOPs are 2 K C (S + K - 1) for C channels,
-    as PyTorch counts a padded convolution; no matrix products. Its inputs are stashed. Over a split
-    sequence, each rank sends its last K-1 inputs to the next one (over several axes all gather
-    them); a part has at least so many tokens.
+    `x` is [B, S, channels...], `w` [channels..., K]. FLOPs are 2 K C (S + K - 1) for C channels, as
+    PyTorch counts a padded convolution; no matrix products. Its inputs are stashed. Over a split
+    sequence, each rank sends its last K-1 inputs to the next one (over several axes, all ranks
+    gather them); a part must have at least this many tokens.
 
-    With `state` the last operand holds the K inputs before ([B, K, channels...], as transformers
-    holds them), the second result the last K of these and of `x`, in its place. Nothing is padded
-    then: FLOPs are 2 K C S. A part of a split sequence has at least K tokens then.
+    With `state`, the last operand has the K previous inputs ([B, K, channels...], as in
+    transformers); the second result has the last K of these and of `x`, in the same buffer. Then
+    there is no padding: FLOPs are 2 K C S, and a part of a split sequence must have at least K
+    tokens.
     """
 
     name = "stg.causal_conv"
@@ -104,7 +105,7 @@ class CausalConv(_Conv):
             yield f"expects x as [batch, sequence, channels of w], found {op.operands[0].type}"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """The last K inputs are kept, in the element type of the inputs."""
+        """Keep the last K inputs as state, in the element type of the inputs."""
         x = op.operands[0].tensor
         if not step.is_tokens(x.shape[1]):
             return None
@@ -135,7 +136,7 @@ class CausalConv(_Conv):
         return [from_parts(b, result, f"bs{c}", y)]
 
     def taps(self, op: Operation) -> Expr:
-        """K."""
+        """The number of taps, K."""
         return factor_sizes(op, self.rule(op))["k"]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -155,7 +156,7 @@ class CausalConv(_Conv):
 
 class CausalConvGrad(_Conv):
     """Gradient of `stg.causal_conv`: twice its FLOPs, for inputs and for taps; three times with
-    `silu`, whose operand is computed again."""
+    `silu`, whose operand is recomputed."""
 
     name = "stg.causal_conv_grad"
     operands = ("dy", "x", "w", "bias*")
@@ -213,8 +214,8 @@ class CausalConvGrad(_Conv):
 
 
 class ConvHalo(OpDef):
-    """The last `rows` tokens of each part of a sequence, or with `first` the first ones: what a
-    convolution on the next part needs."""
+    """The last `rows` tokens of each part of a sequence, or with `first` the first ones, which a
+    convolution on the neighbouring part needs."""
 
     name = "stg.conv_halo"
     operands = ("x",)
@@ -234,7 +235,8 @@ class ConvHalo(OpDef):
 
 
 class RollParts(OpDef):
-    """Each part of a sequence gets what the part `by` places before it has, round the ring."""
+    """Rotates the parts of a sequence by `by` places: each receives the values of an earlier
+    part."""
 
     name = "stg.roll_parts"
     operands = ("x",)
@@ -251,7 +253,7 @@ def _how(op: Operation) -> dict[str, RawAttr]:
 
 
 def halo(b: Builder, x: Value, taps: Expr, over: Sequence[str], by: int) -> Value:
-    """The tokens that each part needs of the one before it (`by` 1) or behind it (-1)."""
+    """The tokens that each part needs from the one before it (`by` = 1) or after it (-1)."""
     rows: dict[str, RawAttr] = {"rows": taps - 1}
     if by < 0:
         rows["first"] = True
@@ -269,8 +271,8 @@ def halo(b: Builder, x: Value, taps: Expr, over: Sequence[str], by: int) -> Valu
 def parts_from_state(
     b: Builder, op: Operation, rows: Expr, over: Sequence[str]
 ) -> tuple[Value, Value, Value]:
-    """The parts of operand 0 of an op with a state of so many tokens, the state before each part,
-    which are the last tokens of the part before it, and the state behind the last part."""
+    """For an op with a state of `rows` tokens: the parts of operand 0, the state before each part,
+    which is the last tokens of the previous part, and the state after the last part."""
     x, state, end = op.operands[0], op.operands[-1], op.results[1].name
     c = "cdefg"[: x.tensor.rank - 2]
     parts = to_parts(b, x, f"bs{c}", over)
@@ -288,7 +290,7 @@ def parts_from_state(
 
 
 def inner_halo(op: Operation, ctx: NumericContext, x: int, halo: Array, *, first: bool) -> Array:
-    """A halo, but nothing before the first part and behind the last one."""
+    """A halo, with zeros before the first part and after the last one."""
     parts = op.operands[x].tensor.dims[1]
     last = ctx.size(parts.size) - 1
     outer = [p == (0 if first else last) for p in ctx.positions(parts)]
@@ -296,7 +298,7 @@ def inner_halo(op: Operation, ctx: NumericContext, x: int, halo: Array, *, first
 
 
 def _rows(x: Array, count: int, channels: int) -> Array:
-    """So many rows of zeros."""
+    """`count` rows of zeros, for the other dimensions of x."""
     place = x.ndim - channels - 1
     return np.zeros((*x.shape[:place], count, *x.shape[place + 1 :]))
 

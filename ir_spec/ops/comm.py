@@ -1,9 +1,9 @@
-"""Collectives in global view: they change placement, never shape. Each states its result and its
-exchange.
+"""Collectives in global view: they change the placement of values, never the shape. Each defines
+its result and its exchange.
 
-Every collective takes any number of operands (a coalesced call over one buffer); `dim` is one
-dimension for each of them. The numeric exchange acts on the local arrays of one group, in the order
-of the group.
+Every collective takes any number of operands (a coalesced call over one buffer); `dim` has a
+dimension for each. The numeric exchange works on the local arrays of one group, in the order of the
+group.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from stagec.ir.traits import KeepsPart, StaysUntilNext, View
 from stagec.ir.types import FLOATS, AxisUse, Dim, Partial, TensorType, Type
 from stagec.support.diagnostics import error
 
-#: The local results of one group from its local operands.
+#: Computes the local results of one group from its local operands.
 Exchange: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
 _OVER = Param("over", "axes", "the mesh axes of the group, major first", required=True)
-#: Parameters in which a movement and its inverse agree.
+#: The parameters that are equal for a movement and its inverse.
 _ALONG: Mapping[str, str] = {"dim": "dim", "over": "over"}
 _DIM = Param("dim", "ints", "the dimension, one for each operand", required=True)
 
 
 def ring_rounds(collective: str) -> int:
-    """How often (n-1)/n of the full buffer crosses a ring of n per rank: an `all_reduce` is a
-    `reduce_scatter` and an `all_gather`, any other collective goes round once."""
+    """How many times a rank in a ring of n sends (n-1)/n of the full buffer: twice for an
+    `all_reduce`, which is a `reduce_scatter` and an `all_gather`, once for any other collective."""
     return 2 if collective == "all_reduce" else 1
 
 
 class Movement(OpDef):
-    """Base of ops that change the placement of each operand on its own."""
+    """Base class of ops that change the placement of each operand independently."""
 
     operands = ("x*",)
     results = ("result*",)
 
     def move(self, op: Operation, index: int, type_: TensorType) -> TensorType:
-        """The type of result `index` from that of its operand; ValueError if that cannot be."""
+        """The type of result `index` from that of its operand. Raises ValueError for an invalid
+        placement."""
         raise NotImplementedError
 
     def infer(self, op: Operation) -> list[Type]:
@@ -74,7 +75,7 @@ class Movement(OpDef):
 
 
 class Collective(Movement):
-    """Base of what ranks do together."""
+    """Base class of collectives."""
 
     def exchange(self, op: Operation, index: int, parts: Sequence[Array]) -> Sequence[Array]:
         """The local results of one group from its local operands."""
@@ -83,12 +84,12 @@ class Collective(Movement):
     def stages(
         self, op: Operation, index: int, env: Mapping[str, int]
     ) -> Sequence[tuple[tuple[str, ...], Exchange]]:
-        """The exchange of operand `index` as exchanges in groups over these axes, in order, for
-        these values of symbols."""
+        """The exchange of operand `index` as successive exchanges, each with the axes of its
+        groups, for these values of symbols."""
         return [(op.names("over"), lambda parts: self.exchange(op, index, parts))]
 
     def buffer(self, op: Operation) -> Expr:
-        """Bytes of the larger side on one rank, all operands together."""
+        """The bytes of the full buffer of one rank, all operands together."""
         return total(v.tensor.local_bytes for v in op.operands)
 
     def bytes_touched(self, op: Operation) -> Expr:
@@ -98,8 +99,8 @@ class Collective(Movement):
 def _undone(
     op: Operation, inverse: type[Movement], names: Mapping[str, str] = _ALONG
 ) -> Value | None:
-    """What was there before the op's inverse, if that made the only operand: one parameter of the
-    inverse is the other of the op, as `names` says."""
+    """The operand of the op's inverse, if that is the producer of the op's only operand. `names`
+    maps parameters of the op to those of the inverse that must be equal."""
     inner = op.operands[0].producer if len(op.operands) == 1 else None
     if inner is None or not isinstance(inner.definition, inverse) or len(inner.operands) != 1:
         return None
@@ -159,11 +160,11 @@ def _reduced(type_: TensorType, over: tuple[str, ...], kind: str) -> TensorType:
 
 
 class CopyIn(OpDef):
-    """Copies of gradients, side by side in the buffer that one call reduces; with `to` in that
-    element type, with `sizes` filled up with zeros along `dim`. The buffer stays until the next one
-    is made, or until backward ends.
+    """Copies gradients into the buffer that one call reduces; with `to`, casts them to that element
+    type; with `sizes`, pads them with zeros along `dim`. The buffer is kept until the next one
+    exists, or until backward ends.
 
-    So FSDP2 reduces the gradients of a unit (`foreach_reduce`): it keeps the input of a
+    FSDP2 reduces the gradients of a unit in this way (`foreach_reduce`): it keeps the input of a
     reduce-scatter until that of the next unit begins (`FSDPCommContext.reduce_scatter_states`).
     """
 
@@ -224,10 +225,10 @@ class Reorder(OpDef):
     """A copy between the order of ranks, in which libraries gather and reduce, and the order of a
     dimension; no FLOPs, only bytes.
 
-    So functional collectives of PyTorch work along another dimension than the first one
-    (`all_gather_tensor` concatenates what it has gathered, `reduce_scatter_tensor` what it will
-    reduce). What eager attention over the parts of a sequence has merged is in the order of heads,
-    and copied for the product behind it. DTensor copies the part of a gradient that a rank keeps.
+    PyTorch's functional collectives need it along dimensions other than the first
+    (`all_gather_tensor` concatenates the gathered parts, `reduce_scatter_tensor` its input). The
+    merged result of eager attention over the parts of a sequence is in the order of heads, and
+    copied for the following product. DTensor copies the part of a gradient that a rank keeps.
     """
 
     name = "stg.reorder"
@@ -249,13 +250,13 @@ class Reorder(OpDef):
 
 
 class AllReduce(Collective):
-    """Sum (or maximum) of a partial value over a group; everyone gets the whole. With `bucket` it
-    is several calls, see `stg.bucket`."""
+    """The sum (or maximum) of a partial value over a group, on all ranks. With `bucket` it is
+    several calls, see `stg.bucket`."""
 
     name = "stg.all_reduce"
 
     def reuses(self, op: Operation, result: int) -> int | None:
-        return result  # in place, as communication libraries do it
+        return result  # in place, as in communication libraries
 
     params = (
         _OVER,
@@ -279,10 +280,10 @@ class AllReduce(Collective):
 
 
 class ReduceScatter(Collective):
-    """Sum of a partial value over a group, of which everyone gets a part of dimension `dim`.
+    """The sum of a partial value over a group; each rank receives a part along dimension `dim`.
 
-    With `whole` the buffer of the operand stays as it is and the result is a part of it, as in the
-    gradient buffers of ZeRO-1.
+    With `whole`, the result is a part of the operand's buffer, which is kept, as in the gradient
+    buffers of ZeRO-1.
     """
 
     name = "stg.reduce_scatter"
@@ -307,16 +308,16 @@ class ReduceScatter(Collective):
 
 
 class AllGather(Collective):
-    """Everyone gets the parts of all along dimension `dim`.
+    """Concatenates the parts of all ranks of a group along dimension `dim`, on all ranks.
 
-    In a repeat, what the last iterations gather may stay (`keep`) for the first ones of the repeat
-    that runs back over them (`kept`), which then do not gather it again. A repeat issues its
-    gathers of parameters `ahead` iterations early (FSDP prefetch). `once` asks a pipeline stage to
-    gather before its microbatches. With `copied_out` the results are copies of what the call
-    receives, which stays until the next such call, or until forward ends, and nothing is gathered
-    early. With `beside_loss` forward ends with the loss, and backward gathers what its first
-    iteration needs before. With `to` each rank casts its part to that element type before it sends
-    it: the results have it.
+    In a repeat, the results of the last `keep` iterations are kept for the first `kept` iterations
+    of the backward repeat, which then do not gather them again. A repeat issues its gathers of
+    parameters `ahead` iterations early (FSDP prefetch). With `once`, a pipeline stage gathers
+    before its microbatches, and with `stays` it keeps the result until its action ends. With
+    `copied_out`, the results are copies of the receive buffer, which is kept until the next such
+    call, or until forward ends, and nothing is gathered early. With `beside_loss`, forward ends
+    with the loss, and backward first gathers the parameters of its first iteration. With `to`, each
+    rank casts its part to that element type before it sends it; the results have this type.
     """
 
     name = "stg.all_gather"
@@ -327,6 +328,7 @@ class AllGather(Collective):
         Param("kept", "int", "this many first iterations find it there: nothing is sent"),
         Param("ahead", "int", "iterations that a repeat gathers parameters early (default 1)"),
         Param("once", "flag", "a pipeline stage gathers it once, before its microbatches"),
+        Param("stays", "flag", "a pipeline stage has it until its action ends"),
         Param("unit", "int", "distinguishes calls that are not merged into one"),
         Param("copied_out", "flag", "the results are copies of what is received"),
         Param(
@@ -354,8 +356,8 @@ class AllGather(Collective):
 class AllToAll(Collective):
     """Moves a split from dimension `from` to dimension `dim`.
 
-    With one of each for every axis, the axes of one operand move between different dimensions in
-    one call; several operands may have one of each.
+    If `from` and `dim` have an entry for each axis, the axes of one operand move between different
+    dimensions in one call; with several operands, they may have an entry for each operand.
     """
 
     name = "stg.all_to_all"
@@ -367,12 +369,12 @@ class AllToAll(Collective):
     example = "%y = stg.all_to_all[from = 1, dim = 2, over = cp](%x) : bf16[B, S, H@cp, K]"
 
     def fold(self, op: Operation) -> Value | None:
-        """An exchange that undoes the one before it."""
+        """The value before the previous exchange, if this one is its inverse."""
         return _undone(op, AllToAll, {"dim": "from", "from": "dim", "over": "over"})
 
     def buffer(self, op: Operation) -> Expr:
-        """What one rank sends; the same on all of them, so where their loads differ it is what the
-        fullest one sends or gets."""
+        """The bytes that each rank sends. If loads differ, they are those that the rank with the
+        highest load sends or receives."""
         sides = ([v.tensor for v in op.operands], [v.tensor for v in op.results])
         loaded = (types for types in sides if any(t.loads for t in types))
         return total(t.fullest_bytes for t in next(loaded, sides[0]))
@@ -403,10 +405,10 @@ def _exchanged(parts: Sequence[Array], source: int, dim: int) -> Sequence[Array]
 
 
 def _moves(op: Operation, index: int) -> list[tuple[tuple[str, ...], int, int]]:
-    """What an all_to_all moves: axes, from which dimension, to which; each can be done after those
-    before it.
+    """The moves of an all_to_all, in a possible order: axes, the dimension that they leave, and the
+    dimension that they move to.
 
-    Axes that leave one dimension go in the opposite order of their coming, last one first.
+    Axes that leave the same dimension do so in reverse order, last one first.
     """
     over, sources, dims = op.names("over"), _ints(op, "from"), _ints(op, "dim")
     if len(sources) == len(dims) == len(op.operands) > 1:
@@ -432,10 +434,10 @@ def _ints(op: Operation, name: str) -> list[int]:
 
 
 class CollectivePermute(Collective):
-    """Every rank sends its part to the rank `by` places further along the axes, round the ring.
+    """Every rank sends its part to the rank `by` places further along the axes, in a ring.
 
-    The placement stays. In global view the parts of the split dimension are rotated. It is one send
-    and one receive on each rank, not a call of a group.
+    The placement does not change. In global view, the parts of the split dimension are rotated. It
+    is one send and one receive on each rank, not a collective call.
     """
 
     name = "stg.collective_permute"

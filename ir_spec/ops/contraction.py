@@ -37,15 +37,15 @@ HADAMARD = "f4e2m1s"
 
 
 class Einsum(OpDef):
-    """A contraction, `einsum` of two operands; the text is its index rule.
+    """A contraction of two operands, like `einsum` of NumPy; the text is its index rule.
 
-    8-bit operands may be of different types; `to` is the type of the result. With `grad` the
-    gradient that comes in is cast to that type before it is multiplied, and a parameter that was
-    cast is cast again: 8-bit copies of parameters are not kept for backward.
+    8-bit operands may have different types; `to` is the type of the result. With `grad`, the
+    incoming gradient is cast to that type before it is multiplied, and a parameter that was cast is
+    cast again: 8-bit copies of parameters are not kept for backward.
 
-    FLOPs: two per point of the index space if something is contracted, else one. They are those of
-    a matrix product if a dimension of the result is of one operand alone; `sd,sd->s`, a sum of
-    products of equal elements, is not a matrix product.
+    FLOPs: two per point of the index space if a dimension is contracted, otherwise one. They are
+    those of a matrix product if the result has a dimension that only one operand has; `sd,sd->s`, a
+    sum of element-wise products, is not a matrix product.
     """
 
     name = "stg.einsum"
@@ -81,8 +81,8 @@ class Einsum(OpDef):
         return [op.text("to", op.operands[0].tensor.dtype)]
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """Keys are cached, and values: of scores [.., s, t] the operand that has t, of a sum over t
-        the operand that has no s."""
+        """Keys and values are cached: for scores [.., s, t] the operand with t, for a sum over t
+        the operand without s."""
         rule = self.rule(op)
         sizes = [v.tensor.shape for v in op.operands]
         tokens = [
@@ -97,7 +97,7 @@ class Einsum(OpDef):
         ((_, dim),) = tokens[caches[0]].items()
         new = op.operands[caches[0]]
         rows = step.append(new, dim=dim)
-        if rows.tensor.dtype != new.tensor.dtype:  # a product is of one type
+        if rows.tensor.dtype != new.tensor.dtype:  # both operands of a product have one type
             rows = step.b.value("stg.cast", [rows], {"to": new.tensor.dtype}, hint=rows.name)
         op.set_operand(caches[0], rows)
         return op.results
@@ -131,7 +131,7 @@ class Einsum(OpDef):
 
 
 def _cast_again(b: Builder, value: Value) -> Value:
-    """A parameter that forward has cast is cast again, and its copy not kept."""
+    """Cast a parameter again that forward has cast, so that its copy is not kept."""
     op = value.producer
     if op is None or not op.has(Recasts) or not is_parameter(uncast(op.operands[0])):
         return value
@@ -159,10 +159,10 @@ def _operand_grad(
 
 
 class Add(OpDef):
-    """Sum of any number of values; a rule such as "bsf,f->bsf" states a broadcast (a bias).
+    """The sum of any number of values; a rule such as "bsf,f->bsf" states a broadcast (a bias).
 
-    Partial sums pass if all operands are partial over the same axes. With `into` the sum is built
-    up in the buffer of the first operand, in its element type.
+    The result is a partial sum if all operands are partial over the same axes. With `into`, the sum
+    is accumulated in the buffer of the first operand, in its element type.
     """
 
     name = "stg.add"
@@ -391,20 +391,20 @@ def cast_to(b: Builder, value: Value, dtype: str) -> Value:
 
 
 class Quantize(Cast):
-    """Casts to 8 bits with one scale, that of the largest element, or to 8 or 4 bits with scales of
-    blocks; no FLOPs, only bytes.
+    """Casts to 8 bits with one scale, from the largest element, or to 8 or 4 bits with a scale per
+    block; no FLOPs, only bytes.
 
-    It is a kernel by itself, as it waits for the largest element, which what makes the operand
-    finds. It reads the operand and writes the result, twice if products sum over different
-    dimensions of it: tensor cores take operands of 8 bits along the dimension of the sum
-    (NVIDIA/TransformerEngine, `cast_transpose`), and blocks lie along it. What backward keeps is
-    for another product; one of the two is kept. Partial sums do not pass.
+    It is a separate kernel, since it needs the largest element, which the producer of the operand
+    computes. It reads the operand and writes the result, twice if products contract different
+    dimensions of it: tensor cores take 8-bit operands along the contracted dimension
+    (NVIDIA/TransformerEngine, `cast_transpose`), and blocks are along it. Backward keeps one of the
+    two copies, for its own product. Partial sums must be reduced before.
 
-    With 4 bits the tensor has a scale beside those of its blocks, so the operand is read for its
-    largest element before, by a kernel of its own. With `hadamard` the second result is that of the
-    operand times a random Hadamard matrix, made by another kernel, which reads the operand again
-    (NVIDIA/TransformerEngine, transformer_engine/common/hadamard_transform;
-    arXiv 2509.25149, section 4).
+    With 4 bits, the tensor has a scale in addition to those of its blocks, so a separate kernel
+    first reads the operand for its largest element. With `hadamard`, the second copy is cast from
+    the operand times a random Hadamard matrix, by another kernel, which reads the operand again
+    (NVIDIA/TransformerEngine, transformer_engine/common/hadamard_transform; arXiv 2509.25149,
+    section 4).
     """
 
     name = "stg.quantize"
@@ -430,8 +430,8 @@ class Quantize(Cast):
 
 
 def _summed(value: Value) -> Iterator[tuple[int, ...]]:
-    """The dimensions of a value over which each product with it sums, also where it is gathered in
-    between; none for a product of another region, that takes what this one hands on."""
+    """The dimensions of a value that each product with it contracts, also if it is gathered before;
+    empty for a product in another region, to which this one yields the value."""
     for user, index in value.uses:
         if isinstance(user.definition, Einsum):
             rule = user.definition.rule(user)

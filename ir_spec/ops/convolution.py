@@ -29,16 +29,15 @@ _PAD = Param("pad", "int", "zeros before the first position, and after the last 
 
 
 class Convolution(OpDef):
-    """Base of a convolution and its gradients, over the factors b, positions t and u, windows s and
-    z, widths k and l, g (groups), and c and d (channels). Positions are whole: windows overlap the
-    parts of other ranks. `space` is how many dimensions there are."""
+    """Base class of a convolution and its gradients, over the factors b, positions t and u, windows
+    s and z, widths k and l, g (groups), and c and d (channels). Positions cannot be split, since
+    windows overlap the parts of other ranks. `space` is the number of spatial dimensions."""
 
     params: ClassVar[tuple[Param, ...]] = (_STRIDE, _PAD)
     space: ClassVar[int] = 1
 
     def letters(self, op: Operation) -> tuple[str, str, str]:
-        """The factors of x, of w and of the result; w has one dimension more where channels are in
-        groups."""
+        """The factors of x, of w and of the result; with groups, each has one more dimension."""
         n = self.space
         g = "g" if op.operands[0].tensor.rank == n + 3 else ""
         return f"b{'tu'[:n]}{g}c", f"{'kl'[:n]}{g}cd", f"b{'sz'[:n]}{g}d"
@@ -48,7 +47,7 @@ class Convolution(OpDef):
         return "".join(letter for letter in x + w + y if letter in "tuklsz")
 
     def work(self, n: Sizes) -> Expr:
-        """Multiply-adds, those with padding included."""
+        """The number of multiply-adds, including those with padding."""
         return product(n[f] for f in "bszklgcd" if f in n)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
@@ -63,8 +62,8 @@ def _part(n: Sizes, factors: str) -> Expr:
 
 
 def _kernel(op: Operation, n: Sizes, rows: str, columns: str, inner: str) -> KernelShape | None:
-    """The matrix product that a library computes: the windows are gathered as it goes along. With
-    groups of one channel there is none."""
+    """The matrix product that a library computes, which gathers the windows on the fly; None for
+    groups of one channel."""
     if "g" in n and n["c"] == ONE and n["d"] == ONE:
         return None
     extents = tuple(_part(n, factors) for factors in ("g", rows, columns, inner))
@@ -100,7 +99,7 @@ def _unfold(op: Operation, x: Array, windows: Sequence[int], widths: Sequence[in
 
 
 def _unfolded(x: str, w: str, y: str) -> str:
-    """The letters of what `_unfold` gives."""
+    """The letters of the result of `_unfold`."""
     space = sum(letter in "tu" for letter in x)
     return f"b{y[1 : 1 + space]}{w[:space]}{x[1 + space :]}"
 
@@ -110,10 +109,10 @@ class Conv1d(Convolution):
     window i begins at position i * stride - pad. With groups x is [B, T, G, C], w is [width, G, C,
     D].
 
-    S is T/stride where padding makes up for the width, such as 3 with pad = 1; else
-    (T + 2 * pad - width)/stride + 1, which has to be whole. FLOPs: 2 per multiply-add, padding
-    included, as PyTorch's FlopCounterMode counts: 2 * B * S * width * C * D. Split over channels or
-    groups it is a product; positions are whole, so a split sequence is gathered.
+    S is T/stride if padding compensates for the width, such as width 3 with pad = 1; otherwise (T +
+    2 * pad - width)/stride + 1, which must be whole. FLOPs: 2 per multiply-add, including padding,
+    as PyTorch's FlopCounterMode counts: 2 * B * S * width * C * D. It can be split over channels or
+    groups like a product; positions cannot be split, so a split sequence is gathered.
     """
 
     name = "stg.conv1d"
@@ -249,7 +248,7 @@ def _sizes(op: Operation, name: str, space: int) -> Sequence[Expr]:
 
 
 def _count(op: Operation, positions: Expr, width: Expr) -> Expr:
-    """How many windows there are."""
+    """The number of windows."""
     stride, pad = op.integer("stride", 1), op.integer("pad", 0)
     if width.value is not None and width.value - stride <= 2 * pad < width.value:
         return positions / const(stride)

@@ -15,7 +15,7 @@ import numpy as np
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
 
-#: The parameter of GeLU and of what is gated by it.
+#: The parameter of GeLU and of activations that are gated by it.
 FORM = Param(
     "form",
     "name",
@@ -23,15 +23,15 @@ FORM = Param(
     choices=("tanh", "erf", "quick"),
     default="tanh",
 )
-#: Of GeLU and of what is gated by it.
+#: A flag of GeLU and of activations that are gated by it.
 STEPWISE = Param("stepwise", "flag", "model code computes it operation by operation")
 
 
 @dataclass(frozen=True, slots=True)
 class PointFunction:
-    """A function of one number, element-wise: its value and its derivative, which is given by the
-    argument `x`, or by the value `y`; and the FLOPs per element of it and of its gradient, the
-    product with dy included."""
+    """An element-wise function: its value, its derivative as a function of the argument `x` or of
+    the value `y` (`derived_at`), and the FLOPs per element of the function and of its gradient,
+    including the product with dy."""
 
     value: Callable[[Array], Array]
     derivative: Callable[[Array], Array]
@@ -52,7 +52,7 @@ def silu_derivative(x: Array) -> Array:
 
 
 _SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
-#: The root of 2 / pi and the share of the cube in GeLU by tanh.
+#: The root of 2 / pi and the coefficient of the cube in GeLU by tanh.
 SLOPE, CUBIC = Fraction(_SLOPE).limit_denominator(10**9), Fraction(44715, 10**6)
 
 
@@ -83,8 +83,8 @@ def swish(slope: float, cost: int, gradient_cost: int) -> PointFunction:
 
 
 def clamp(least: float, most: float) -> PointFunction:
-    """x within two limits, either of which may be infinite; its derivative is 1 at the limits, as
-    that of `torch.clamp`."""
+    """x within two limits, each of which may be infinite; the derivative is 1 at the limits, as in
+    `torch.clamp`."""
     cost = math.isfinite(least) + math.isfinite(most)
     return PointFunction(
         lambda x: np.clip(x, least, most), lambda x: (x >= least) & (x <= most), cost, cost
@@ -95,7 +95,7 @@ SILU = swish(1, 3, 7)
 RELU = PointFunction(lambda x: np.maximum(x, 0), lambda y: y > 0, 1, 1, "y")
 SIGMOID = PointFunction(sigmoid, lambda y: y * (1 - y), 2, 3, "y")
 TANH = PointFunction(np.tanh, lambda y: 1 - y * y, 1, 3, "y")
-#: By the form that `FORM` states.
+#: The functions of GeLU by `FORM`.
 GELU: Mapping[str, PointFunction] = {
     "tanh": PointFunction(_tanh_form, _tanh_form_derivative, 8, 14),
     "erf": PointFunction(lambda x: x * _normal(x), _erf_form_derivative, 5, 11),

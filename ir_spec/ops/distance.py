@@ -1,4 +1,4 @@
-"""Scores by distance that depend on the content: those of disentangled attention."""
+"""Scores by distance that depend on the content, for disentangled attention."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ByDistance(OpDef):
     `keys`: [B, T, H, R] of the keys) with the vectors of R distances (DeBERTa, arXiv 2006.03654,
     equation 4); a gather, no FLOPs.
 
-    Query i and key j take row R/2 + i - j, or the first or the last one where there is none. With
-    `most` rows farther than R/4 from the middle stand for distances that grow as powers of each
-    other, up to `most` (DeBERTa-v2).
+    Query i and key j use row R/2 + i - j, clamped to the first and the last row. With `most`, rows
+    farther than R/4 from the middle represent logarithmically spaced distances up to `most`
+    (DeBERTa-v2).
     """
 
     name = "stg.by_distance"
@@ -52,7 +52,8 @@ class ByDistance(OpDef):
 
 
 class ByDistanceGrad(OpDef):
-    """Gradient of `stg.by_distance`: the sum over all pairs that take a row, 1 FLOP per pair."""
+    """Gradient of `stg.by_distance`: for each row, the sum over all pairs that use it, 1 FLOP per
+    pair."""
 
     name = "stg.by_distance_grad"
     operands = ("dy",)
@@ -78,7 +79,7 @@ class ByDistanceGrad(OpDef):
 
 
 def _rows(op: Operation, ctx: NumericContext, scores: Value, count: int) -> Array:
-    """The row that each pair of a query and a key takes, [s, t]."""
+    """The row that each pair of a query and a key uses, [s, t]."""
     queries, keys = (np.asarray(ctx.positions(d)) for d in scores.tensor.dims[2:])
     back = queries[:, None] - keys[None, :]
     if "most" in op.attrs:

@@ -1,4 +1,4 @@
-"""Maximum, where it is, and the largest of many, with what they become over a split dimension."""
+"""Maximum, argmax and top-k, with their forms over a split dimension."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _REDUCED = Param("spec", "str", SPEC.doc, required=True, positional=True)
 class Max(OpDef):
     """Maximum over the factors that the result does not have, such as "bsv->bs".
 
-    One comparison per element. Over a split factor it leaves a partial maximum, `max(tp)`. The
-    gradient is divided among the elements that are the maximum, as `torch.amax` does.
+    One comparison per element. Over a split factor, the result is a partial maximum, `max(tp)`. The
+    gradient is divided among the elements that equal the maximum, as in `torch.amax`.
     """
 
     name = "stg.max"
@@ -63,8 +63,8 @@ class Max(OpDef):
 
 
 class MaxTies(OpDef):
-    """How many elements are the maximum, for the gradient of `stg.max` with that rule; 2 FLOPs per
-    element of x."""
+    """The number of elements that equal the maximum, for the gradient of `stg.max` with that rule;
+    2 FLOPs per element of x."""
 
     name = "stg.max_ties"
     operands = ("x", "y")
@@ -85,8 +85,8 @@ class MaxTies(OpDef):
 
 
 class MaxGrad(OpDef):
-    """Gradient of `stg.max` with that rule: dy over the number of ties where x is the maximum; 2
-    FLOPs per element of x."""
+    """Gradient of `stg.max` with that rule: dy divided by the number of ties where x equals the
+    maximum; 2 FLOPs per element of x."""
 
     name = "stg.max_grad"
     operands = ("dy", "x", "y", "ties")
@@ -108,7 +108,7 @@ class MaxGrad(OpDef):
 
 
 def _reduced_last(op: Operation, x: Array) -> Array:
-    """The operand with what the rule reduces as one last dimension."""
+    """The operand with all reduced dimensions combined into a last one."""
     (row,), (kept,) = parse_rule(op.text("spec"))
     first = [row.index(g) for g in kept]
     last = [d for d in range(len(row)) if d not in first]
@@ -116,16 +116,16 @@ def _reduced_last(op: Operation, x: Array) -> Array:
     return moved.reshape([*moved.shape[: len(first)], -1])
 
 
-# -- the places of the largest ---------------------------------------------------------------------
+# -- indices of the largest ------------------------------------------------------------------------
 
 
 class ArgMax(OpDef):
     """The index of the first maximum along the last dimension, and the maximum; one comparison per
     element.
 
-    Over a split dimension each rank finds its own, an all_gather of one index and one value per
-    rank brings them together, and the best is chosen. Indices have no gradient; where the maximum
-    needs one, take `stg.max`.
+    Over a split dimension, each rank computes its own, an all_gather collects one index and one
+    value per rank, and the best is chosen. Indices have no gradient; use `stg.max` for a maximum
+    with a gradient.
     """
 
     name = "stg.argmax"
@@ -164,8 +164,8 @@ class TopK(OpDef):
     """The k largest elements along the last dimension, largest first, and their indices; one
     comparison per element.
 
-    Over a split dimension each rank finds its own k, an all_gather of k values and k indices per
-    rank brings them together, and the best of those are chosen.
+    Over a split dimension, each rank computes its own k, an all_gather collects k values and k
+    indices per rank, and the best of those are chosen.
     """
 
     name = "stg.topk"
@@ -185,7 +185,7 @@ class TopK(OpDef):
         return product(size for f, size in n.items() if f != "k")
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """Of the scores of keys, k may be as many as there are keys, those cached included."""
+        """For scores of keys, k may be the number of keys, including cached ones."""
         shape = op.operands[0].tensor.shape
         if len(shape) < 3 or not step.is_tokens(shape[1]):
             return super().serve(step, op)
@@ -215,7 +215,8 @@ class TopK(OpDef):
 
 
 class TopKGrad(OpDef):
-    """Gradient of `stg.topk`: zeros, and the gradients of the values where these were; no FLOPs."""
+    """Gradient of `stg.topk`: the gradients of the values at their indices, zeros elsewhere; no
+    FLOPs."""
 
     name = "stg.topk_grad"
     operands = ("dvalues", "indices")
@@ -237,9 +238,10 @@ _EACH_CHOSEN = IndexRule("...n,...k->...k", whole="nk")
 
 
 class Chosen(OpDef):
-    """The indices in a whole dimension of candidates that its parts gave: of those at `places`.
+    """The indices in the whole dimension of the candidates at `places`.
 
-    Each part of `stride` elements gave `each` of its own indices, one part after the other.
+    Each part of `stride` elements has `each` candidates, given by their indices in the part, one
+    part after the other.
     """
 
     name = "stg.chosen"
@@ -267,7 +269,8 @@ class Chosen(OpDef):
 
 
 def _cut(b: Builder, x: Value, over: tuple[str, ...]) -> tuple[Value, Expr]:
-    """The last dimension as the parts of ranks and what each has, and the length of that."""
+    """Split the last dimension into ranks and the part of each; returns the value and the length of
+    a part."""
     count = axis_size(over)
     row = letters(x.tensor.rank + 1)
     lead, two = row[:-2], row[-2:]
@@ -281,7 +284,7 @@ def _gathered(b: Builder, x: Value, over: tuple[str, ...], dim: int) -> Value:
 
 
 def _joined(b: Builder, x: Value) -> Value:
-    """The last two dimensions as one."""
+    """Combine the last two dimensions."""
     row = letters(x.tensor.rank)
     spec = Quoted(f"{row}->{row[:-2]}({row[-2:]})")
     return b.value("stg.reshape", [x], {"spec": spec}, hint=f"{x.name}_all")

@@ -1,6 +1,6 @@
-"""Ops by which a text states a block once: imports, calls, parameters where they are used, options.
+"""Ops for reusable blocks: imports, calls, local parameters and options.
 
-The pass 'inline' opens them; no later pass meets one.
+The pass 'inline' expands them; later passes never see them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ImportOp(Declaration):
 
 
 class _Opened(OpDef):
-    """Base of ops that 'inline' opens."""
+    """Base class of ops that 'inline' expands."""
 
     traits: ClassVar[tuple[Trait, ...]] = ()
 
@@ -49,8 +49,8 @@ class ParamOp(_Opened):
     """A parameter of the model, stated where it is used: 'inline' makes it an argument of the
     function.
 
-    In a repeat every iteration has its own, stacked along a new first dimension. One that stands
-    outside of a repeat and is used inside is shared by the iterations. Its role is `param`, unless
+    In a repeat, every iteration has its own, stacked along a new first dimension. A parameter
+    outside of a repeat that is used inside is shared by the iterations. Its role is `param`, unless
     its type has another.
     """
 
@@ -103,11 +103,11 @@ class StaticsOp(Declaration):
 
 
 class WhenOp(_Opened):
-    """Gives what its region yields if the options of the function have these values, otherwise its
-    operands. Without operands the value is then absent: ops lack the operand.
+    """The values that its region yields if the options of the function have these values, otherwise
+    its operands. Without operands the value is then absent: ops do not have that operand.
 
-    `bias` says that option bias is not `no`, `norm = rms` and `norm = (rms, layer)` what it is; of
-    several conditions all hold.
+    `bias` means that the option bias is not `no`; `norm = rms` and `norm = (rms, layer)` list its
+    possible values. All conditions must be true.
     """
 
     name = "stg.when"

@@ -1,6 +1,6 @@
 """Gated activations (arXiv 2002.05202): a function of one half of the operand times the other half.
 
-Dimension 1, of size 2, holds gate and up. Backward computes from them again; only they are stashed.
+Dimension 1, of size 2, contains gate and up. Only these are stashed; backward recomputes the rest.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _CLAMPED = (
     Param("limit", "ratio", "gate is at most this, up is within +- this (default: no limit)"),
     Param("shift", "ratio", "is added to up (default 0)"),
 )
-#: What `stg.kernels` calls gradients that take the buffers of gate and up.
+#: The name in `stg.kernels` of gradients that overwrite the buffers of gate and up.
 IN_PLACE = "gate_in_place"
 _IN_PLACE = Param("in_place", "flag", "the gradients of gate and up take their buffer")
 _WITH_SCRATCH = IndexRule("a...,az...->az...,a...", whole="z")
 
 
 class Gated(OpDef):
-    """Base of gated activations, and of their gradients, which follow from them."""
+    """Base class of gated activations, from which their gradients are derived."""
 
     operands = ("gate_up",)
     index = IndexRule("az...->a...", whole="z")
@@ -48,7 +48,7 @@ class Gated(OpDef):
         raise NotImplementedError
 
     def more(self, op: Operation) -> int:
-        """FLOPs per element of the result beside those of the curve and of the product."""
+        """FLOPs per element of the result in addition to those of the curve and of the product."""
         return 0
 
     def derived(self) -> Sequence[OpDef]:
@@ -76,8 +76,9 @@ class Gated(OpDef):
         return {self.name.partition(".")[2]: self._unfused, IN_PLACE: self._in_place}
 
     def _in_place(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
-        """torch/_inductor/codegen/common.py, `KernelArgs.make_inplace`: of gate and up the kernel
-        of the gradients reads last, it overwrites one, and the other is freed behind it."""
+        """torch/_inductor/codegen/common.py, `KernelArgs.make_inplace`: the kernel of the gradients
+        is the last reader of gate and up; it overwrites one of them, and the other is freed after
+        it."""
         op.attrs["in_place"] = True
         return None
 
@@ -92,7 +93,7 @@ class Gated(OpDef):
         return [b.value("stg.mul", [act, up], hint=op.result.name)]
 
     def activated(self, b: Builder, op: Operation, gate: Value, hint: str) -> Value:
-        """What is applied to the gate where software runs operation by operation."""
+        """The activated gate in software that runs operation by operation."""
         name, attrs = self.activation(op) or ("", {})
         return b.value(name, [gate], attrs, hint=hint)
 
@@ -102,10 +103,10 @@ class Gated(OpDef):
 
 
 class GatedGrad(OpDef):
-    """Base of gradients of gated activations. With `in_place` the buffer of gate and up becomes
-    that of the result, and `scratch` is the half of it that the kernel cannot overwrite. Where gate
-    and up were computed again the kernel does that for their product, too: `scratch` is that, and
-    no buffer is taken over."""
+    """Base class of gradients of gated activations. With `in_place`, the result overwrites the
+    buffer of gate and up, and `scratch` is the half of it that the kernel cannot overwrite. If gate
+    and up were recomputed, the kernel also recomputes their product: `scratch` is this product, and
+    nothing is overwritten."""
 
     operands = ("dy", "gate_up")
     results = ("result", "scratch?")
@@ -117,7 +118,7 @@ class GatedGrad(OpDef):
         return _WITH_SCRATCH.of(op) if op.flag("in_place") else super().rule(op)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        """The gradients of gate and up, and where these were within a limit."""
+        """FLOPs of the gradients of gate and up, and of comparisons with a limit."""
         cost = self.of.curve(op).gradient_cost + 3 + self.of.more(op)
         cost += 2 if "limit" in op.attrs else 0
         return product(n.values()) / n["z"] * cost
@@ -140,7 +141,7 @@ class GatedGrad(OpDef):
 
 
 def _clamped(op: Operation, packed: Array) -> tuple[Array, Array]:
-    """The gate, and what it is multiplied by."""
+    """The gate and its factor, within their limits."""
     gate, up = packed[:, 0], packed[:, 1]
     if "limit" in op.attrs:
         limit = _ratio(op, "limit", 0)
@@ -171,7 +172,7 @@ class Swiglu(Gated):
         return {**super().eager_forms(), "clamp": self._clamped_before}
 
     def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
-        """That of gpt-oss as `GptOssExperts._apply_gate` of transformers."""
+        """The activation of gpt-oss, as in `GptOssExperts._apply_gate` of transformers."""
         if not {"slope", "limit", "shift"} & op.attrs.keys():
             return super()._unfused(b, op, on_rank)
         (x,) = op.operands

@@ -1,4 +1,4 @@
-"""Heads of keys and values that several heads of queries share, copied for each of them."""
+"""Copies of heads of keys and values that several heads of queries share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stagec.ir_spec.ops.base import gradients
 
 
 class RepeatHeads(OpDef):
-    """Copies each head so many times behind itself, as `torch.repeat_interleave` along the heads:
-    [B, S, G, K] becomes [B, S, H, K]. No FLOPs."""
+    """Repeats each head, as `torch.repeat_interleave` along the heads: [B, S, G, K] becomes [B, S,
+    H, K]. No FLOPs."""
 
     name = "stg.repeat_heads"
     traits = (Fusible(),)

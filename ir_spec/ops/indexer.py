@@ -23,8 +23,8 @@ from stagec.ir_spec.ops.masks import CAUSAL, pairs
 
 
 def _seen(op: Operation, q: int, n: Sizes) -> Expr:
-    """The pairs that the mask leaves on a rank, rounded up; `q` is the operand with the queries,
-    which keys follow."""
+    """The number of pairs that the mask leaves on a rank, rounded up; `q` is the index of the
+    queries, which keys follow."""
     rows, columns = op.operands[q].tensor.dims[1], op.operands[q + 1].tensor.dims[1]
     if op.flag("causal") and same(rows.size, columns.size):
         return n["s"] * (rows.size + 1) / 2
@@ -40,8 +40,8 @@ def _each(n: Sizes, products: int, sums: int) -> Expr:
 
 
 def _kernel(op: Operation, n: Sizes, kind: str, q: int) -> KernelShape:
-    """Attention with one key for all heads and values of one element: the sum over heads costs what
-    these would."""
+    """The kernel as attention with one key for all heads and values of one element, which represent
+    the sum over heads."""
     extents = (n["b"], n["h"], ONE, n["s"], n["t"], n["k"], ONE)
     masked = op.flag("causal") and "past" not in op.attrs
     return KernelShape(kind, op.operands[q].tensor.dtype, extents, masked)
@@ -86,8 +86,8 @@ class IndexScores(OpDef):
 
 
 class IndexScoresGrad(OpDef):
-    """Gradient of `stg.index_scores`: three products, as the kernel recomputes the first, and two
-    sums over heads or keys."""
+    """Gradient of `stg.index_scores`: three products, since the kernel recomputes the first, and
+    two sums over heads or keys."""
 
     name = "stg.index_scores_grad"
     operands = ("dy", "q", "k", "w")

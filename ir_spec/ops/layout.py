@@ -35,12 +35,12 @@ from stagec.ir_spec.ops.base import backwards, gradients, present
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RESULTS
 
-#: Of a view: backward takes it again, so it does not keep what is viewed.
+#: For a view: backward takes the view again, so it is not kept.
 AGAIN = Param("again", "flag", "backward takes the view again, it is not kept")
 
 
 class Reshape(OpDef):
-    """Splits and joins dimensions in named factors, "bs(gr)k->bsgrk"; a view."""
+    """Splits and joins dimensions as named factors, "bs(gr)k->bsgrk"; a view."""
 
     name = "stg.reshape"
     operands = ("x",)
@@ -64,7 +64,7 @@ class Reshape(OpDef):
         return make_rule(op.text("spec"), linear=[0], sizes=sizes)
 
     def fold(self, op: Operation) -> Value | None:
-        """Nothing is split or joined."""
+        """The operand, if no dimension is split or joined."""
         left, _, right = op.text("spec").partition("->")
         return op.operands[0] if left.strip() == right.strip() else None
 
@@ -93,9 +93,9 @@ class Reshape(OpDef):
 
 
 class Permute(OpDef):
-    """The dimensions in another order, "bshk->bhsk": a copy in memory, no FLOPs.
+    """Reorders dimensions, "bshk->bhsk": a copy in memory, no FLOPs.
 
-    An einsum needs none before it: its rule names the dimensions of its operands as they are.
+    An einsum does not need it: its rule can have the dimensions of operands in any order.
     """
 
     name = "stg.permute"
@@ -129,9 +129,9 @@ def whole_dimensions(op: Operation) -> Iterator[str]:
 
 
 class PartOf(OpDef):
-    """Its operands, which the code of a model makes as parts of one product. As long as a view of
-    one is there, so is all of the product; `expand-kernels` leaves the op out where software
-    computes each by itself, or in kernels of its own."""
+    """Its operands, which the code of a model computes as views of one product. The whole product
+    is kept as long as any of them; `expand-kernels` removes the op if software computes each
+    separately, or in its own kernels."""
 
     name = "stg.part_of"
     operands = ("x*",)
@@ -140,7 +140,7 @@ class PartOf(OpDef):
     example = "%k1, %v1 = stg.part_of(%k, %v) : (bf16[B, S, G, K], bf16[B, S, G, K])"
 
     def rule(self, op: Operation) -> Rule:
-        """Dimensions of one size are one factor, so that they are split alike."""
+        """Dimensions of equal size are one factor, so that they are split equally."""
         known: dict[tuple[Expr, int], str] = {}
         free = iter(letters(sum(v.tensor.rank for v in op.operands)))
         sides: list[str] = []
@@ -223,7 +223,7 @@ class PackOp(OpDef):
         return make_rule(spec, whole="z", linear=range(count), sizes={"z": const(count)})
 
     def fold(self, op: Operation) -> Value | None:
-        """All slices of an unbind along the same dimension."""
+        """The operand of an unbind along the same dimension, if all its slices are packed again."""
         inner = op.operands[0].producer if op.operands else None
         if inner is None or not isinstance(inner.definition, Unbind):
             return None
@@ -251,7 +251,7 @@ def all_present(op: Operation, grads: Sequence[Value | None]) -> list[Value]:
 
 
 class Identity(OpDef):
-    """Base of ops that hand their operand on and are there for the placement of their result."""
+    """Base class of ops that return their operand and only define the placement of their result."""
 
     operands = ("x",)
     traits: ClassVar[tuple[Trait, ...]] = (View(),)
@@ -265,11 +265,11 @@ class Identity(OpDef):
 
 
 class ShardingConstraint(Identity):
-    """Pins a placement: the result has the written type, whatever the strategy says.
+    """Fixes a placement: the result has the written type, independent of the strategy.
 
-    With `both` the gradient is pinned in the same way, and neither op that computes them is placed
-    for the pin: the values are moved, as Ulysses does. With `again` backward pins the value once
-    more where it uses the result: what the pin moved is not kept, and is moved again.
+    With `both`, the placement of the gradient is fixed in the same way, and the ops that compute
+    the two values are not placed to match: the values are moved, as in Ulysses. With `again`,
+    backward moves the operand again where it uses the result, which is not kept.
     """
 
     name = "stg.sharding_constraint"
@@ -291,9 +291,9 @@ class ShardingConstraint(Identity):
 class Copy(OpDef):
     """Copies a value to host memory (`mem(host)` in its type) or back to the device; no FLOPs.
 
-    With `share` that part of its bytes goes to the host (`mem(host, 1/2)`), and the rest to another
-    buffer on the device; the way back joins both in a new one. Its bytes are those between host and
-    device. The trace has a node for it only if it says `node`.
+    With `share`, that share of its bytes goes to the host (`mem(host, 1/2)`), and the rest to
+    another buffer on the device; the copy back joins both in a new buffer. Its bytes are those
+    between host and device. The trace has a node for it only with the flag `node`.
     """
 
     name = "stg.copy"
@@ -327,10 +327,10 @@ class Copy(OpDef):
 
 
 class Recall(OpDef):
-    """A forward value in backward: computed again in the iterations that replay, else stashed.
+    """A forward value in backward: recomputed in the iterations that replay, otherwise stashed.
 
-    Which ones replay is said by the repeat around it (`replay_first`, `replay_every`); slices of
-    the stash that are never taken are not kept.
+    The repeat around it defines which iterations replay (`replay_first`, `replay_every`); slices of
+    the stash that are never used are not kept.
     """
 
     name = "stg.recall"
@@ -348,8 +348,9 @@ class Recall(OpDef):
 
 
 class Discard(OpDef):
-    """Uses values and drops them, so that their computation is not dead. With `alone` it does so
-    where its action runs by itself, not right behind another one of the microbatch."""
+    """Uses values without a result, so that their computation is not dead code. With `alone`, it
+    applies only if its action runs separately, not directly after another action of the
+    microbatch."""
 
     name = "stg.discard"
     operands = ("x*",)
@@ -375,11 +376,11 @@ class Workspace(OpDef):
 
 
 class Reshard(Discard):
-    """Drops gathered parameters: each rank keeps its shard. All results of one call stay in memory
+    """Frees gathered parameters: each rank keeps its shard. All results of one call stay in memory
     until here, used or not.
 
-    So FSDP ends a unit: a block after its forward and again after its backward, the root (what no
-    block holds) after the backward of the step, before its gradients are reduced.
+    FSDP ends a unit in this way: a block after its forward and again after its backward; the root
+    (parameters outside of blocks) after the backward of the step, before its gradients are reduced.
     """
 
     name = "stg.reshard"
@@ -387,7 +388,7 @@ class Reshard(Discard):
 
 
 class Gradient(Identity):
-    """Marks the final gradient of a parameter, reduced and placed as the optimizer wants it."""
+    """Marks the final gradient of a parameter, reduced and placed as the optimizer needs it."""
 
     name = "stg.gradient"
     traits = (View(), FinalGradient(), Stays())

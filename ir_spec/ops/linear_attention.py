@@ -19,7 +19,8 @@ _EPS = 1e-6
 
 
 def normalized(x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """Vectors of length 1 along the last dimension, and the way back of their gradients."""
+    """Vectors normalized to length 1 along the last dimension, and the function of their
+    gradients."""
     scale = 1 / np.sqrt((x * x).sum(-1, keepdims=True) + _EPS)
     unit = x * scale
     return unit, lambda d: scale * (d - unit * (d * unit).sum(-1, keepdims=True))
@@ -38,12 +39,12 @@ class LinearAttention(Scan):
     """Causal linear attention with decay: `h_t = exp(-decay) h_(t-1) + k_t v_t^T`, `y_t = q_t^T
     h_t`; nothing is scaled.
 
-    The decay is a number for each head ([H]: lightning attention of MiniMax-01, arXiv 2501.08313,
-    RetNet), for each token and head ([B, S, H]), or for each key element too ([B, S, H, K]: gated
-    linear attention, arXiv 2312.06635). FLOPs are those of its products in chunks of C tokens:
-    2 S H C (K + V) inside of chunks and 4 S H K V with states; of one token from a state 5 H K V:
-    it fades, the outer product of k and v is added, q reads it. Its inputs alone are stashed. Over
-    a split sequence, ranks gather H K V fp32 elements of a state from each other, and decays.
+    The decay is a number per head ([H]: lightning attention of MiniMax-01, arXiv 2501.08313,
+    RetNet), per token and head ([B, S, H]), or also per key element ([B, S, H, K]: gated linear
+    attention, arXiv 2312.06635). FLOPs are those of its products in chunks of C tokens: 2 S H C (K
+    + V) inside chunks and 4 S H K V with states. One token from a state has 5 H K V: the state
+    decays, the outer product of k and v is added, and q reads it. Only its inputs are stashed. Over
+    a split sequence, ranks gather states of H K V fp32 elements, and decays.
     """
 
     name = "stg.linear_attention"
@@ -62,7 +63,7 @@ class LinearAttention(Scan):
     )
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        """q k^T inside chunks and the masked result times v; what is added to states, and read."""
+        """q k^T inside chunks and the masked result times v; updates and reads of states."""
         inside = count(n, "s", "r") * chunk_of(op, n) * (n["k"] + n["v"]) * 2
         return self.counted(op, n, inside + _linear_state(n) * 2)
 
@@ -106,7 +107,7 @@ _DOUBLE = Param("double", "flag", "beta is up to 2, so that a step may reflect (
 
 
 def _each_key(x: Array) -> Array:
-    """Numbers of heads [N, S, H], or of each element of keys too, with a last dimension."""
+    """Gates [N, S, H] or [N, S, H, K], the former with a last dimension of 1."""
     return x if x.ndim == 4 else x[..., None]
 
 
@@ -126,13 +127,14 @@ class GatedDeltaRule(Scan):
 
     `h_t = exp(g_t) h_(t-1)`, then `h_t += k_t beta_t (v_t - k_t^T h_t)^T`; `y_t = q_t^T h_t`. The
     gates are computed in the kernel: `g = -exp(A_log) softplus(a + dt_bias)`, `beta = sigmoid(b)`,
-    or twice as much with `double`; q and k have length 1 each, q is divided by sqrt(K). There may
-    be fewer heads of q and k. With a [B, S, H, K] and dt_bias [H, K] each element of a key fades by
-    itself (Kimi Delta Attention, arXiv 2510.26692); its products are the same. FLOPs for H heads of
-    values and chunks of C tokens are those of its products, S H (4 C K + 2 C V + 6 K V), and of a
-    triangular system in each chunk, S H C (K + V); of one token from a state 7 H K V: it fades, k
-    reads it, an outer product is added, q reads it. Its inputs alone are stashed. Over a split
-    sequence, ranks gather a state of H K V and a matrix of H K K fp32 elements from each other.
+    or twice as much with `double`; q and k are normalized to length 1, and q is divided by sqrt(K).
+    There may be fewer heads of q and k. With a [B, S, H, K] and dt_bias [H, K], each element of a
+    key has its own decay (Kimi Delta Attention, arXiv 2510.26692); the products are the same. FLOPs
+    for H heads of values and chunks of C tokens are those of its products, S H (4 C K + 2 C V + 6 K
+    V), and of a triangular system in each chunk, S H C (K + V). One token from a state has 7 H K V:
+    the state decays, k reads it, an outer product is added, and q reads it. Only its inputs are
+    stashed. Over a split sequence, ranks gather states of H K V and matrices of H K K fp32
+    elements.
     """
 
     name = "stg.gated_delta_rule"
@@ -170,8 +172,8 @@ class GatedDeltaRule(Scan):
         return _products(op, n) * 2 + _solved(op, n) * 3 + states
 
     def part_flops(self, op: Operation, n: Sizes) -> Expr:
-        """k k^T and the system; two products with states for values, and as many for the matrix
-        that a part leaves."""
+        """k k^T and the triangular system; two products with states for values, and two for the
+        matrix of a part."""
         k, v = n["k"], n.get("v", n["k"])
         inside = chunk_of(op, n) * (k * 3 + v)
         return count(n, "s", "g", "r") * (inside + k * (k + v) * 4)

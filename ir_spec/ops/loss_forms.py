@@ -1,5 +1,5 @@
-"""Forms of the cross entropy: what frameworks compute in place of one op, and when the gradients
-are made (`stg.loss`)."""
+"""Forms of the cross entropy: the operations that frameworks run instead of one op, and when they
+compute gradients (`stg.loss`)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MEAN = Param(
 )
 #: torchtune.modules.loss.CEWithChunkedOutputLoss: num_output_chunks.
 DEFAULT_CHUNKS = 8
-#: Of a loss and of its logarithms: software that does not cast them computes in 16 bits.
+#: For a loss and its log-softmax: software that does not cast them computes in 16 bits.
 GIVEN_TYPE = Param("given_type", "flag", "model code computes it in the type of the logits")
-#: Of a loss in place: each step of it is a kernel of its own over the buffer of the logits.
+#: For an in-place loss: each step is a separate kernel over the buffer of the logits.
 STEPS = Param("steps", "flag", "each step is a kernel over the logits")
 COMPILED = Param("compiled", "flag", "one kernel casts logits, judges them, and casts the gradient")
 _CHUNKS = Param("chunks", "size", "parts of the tokens, one after the other (default 1)")
@@ -45,8 +45,8 @@ def logsumexp(x: Array) -> Array:
 def row_sums(
     b: Builder, logits: Value, over: tuple[str, ...], *, steps: bool = False
 ) -> tuple[Value, Value]:
-    """The maximum of each row of logits that are split over axes, and the sum of exponentials less
-    it (arXiv 1909.08053, section 3), by kernels of their own for `steps`."""
+    """The maximum of each row of logits that are split over axes, and the sum of exponentials
+    relative to it (arXiv 1909.08053, section 3); with `steps`, in separate kernels."""
     row = letters(logits.tensor.rank)
     spec = Quoted(f"{row}->{row[:-1]}")
     mine = b.value("stg.max", [logits], {"spec": spec, "to": "f32"}, hint="top")
@@ -57,7 +57,7 @@ def row_sums(
 
 
 def target_of(b: Builder, op: Operation, over: tuple[str, ...]) -> Value:
-    """The logit of each label, where logits and labels are the operands of a loss."""
+    """The logit of each label; `op` is a loss with split logits."""
     picked = b.value("stg.pick", op.operands, hint="part_target")
     return b.value("stg.all_reduce", [picked], {"over": over}, hint="target")
 
@@ -102,7 +102,7 @@ class LogSoftmaxGrad(OpDef):
 
 
 class NllLoss(OpDef):
-    """Mean of the negative log-probabilities that the labels name; 1 FLOP per token."""
+    """The mean of the negative log-probabilities of the labels; 1 FLOP per token."""
 
     name = "stg.nll_loss"
     traits = (Wide(),)
@@ -131,8 +131,8 @@ class NllLoss(OpDef):
 
 
 class NllLossGrad(OpDef):
-    """-dloss / mean where the label is, else 0: writes a tensor of the size of logp, of which it
-    reads nothing."""
+    """-dloss / mean at the label, 0 elsewhere: writes a tensor of the size of logp, without reading
+    logp."""
 
     name = "stg.nll_loss_grad"
     operands = ("logp", "labels", "dloss")
@@ -153,8 +153,8 @@ class NllLossGrad(OpDef):
 
 
 def with_head(b: Builder, op: Operation, head: Operation, form: LossForm) -> Value | None:
-    """The product that makes the logits and their loss as one op; None if no product of a value and
-    a matrix makes them, or something else takes them."""
+    """Replace a loss and the product of its logits by one op; None if the logits are not a product
+    of a value and a matrix."""
     if not isinstance(head.definition, Einsum) or len(head.operands) != 2:
         return None
     shapes, (out,) = parse_rule(head.text("spec"))
@@ -172,19 +172,20 @@ def with_head(b: Builder, op: Operation, head: Operation, form: LossForm) -> Val
 
 
 def _linear_chunks(weight: Value, place: int) -> Expr:
-    """How many parts of the tokens there are where nothing says it: the vocabulary over the width,
-    rounded up, as liger_kernel/ops/fused_linear_cross_entropy.py has it."""
+    """The default number of parts of the tokens: the vocabulary divided by the width, rounded up,
+    as in liger_kernel/ops/fused_linear_cross_entropy.py."""
     words, width = weight.tensor.shape[place], weight.tensor.shape[1 - place]
     return call("ceildiv", [words, width])
 
 
 class SavedCrossEntropy(OpDef):
     """Mean negative log-likelihood in fp32; the second result is the log-softmax, which backward
-    takes. `chunks` parts of the tokens are computed one after the other; `compiled` backward is one
-    kernel. 6 FLOPs per logit.
+    uses. `chunks` parts of the tokens are computed one after the other; with `compiled`, backward
+    is one kernel. 6 FLOPs per logit.
 
-    Where the vocabulary is split it is as DTensor has it (torch.distributed.tensor.parallel's
-    loss_parallel): all_reduces of the maximum, of the sum of exponentials and of the target's.
+    With a split vocabulary, it is computed as in DTensor (loss_parallel of
+    torch.distributed.tensor.parallel): all_reduces of the maximum, of the sum of exponentials and
+    of the target's logit.
     """
 
     name = "stg.saved_cross_entropy"
@@ -243,8 +244,8 @@ class LogProbability(OpDef):
 
 class SavedCrossEntropyGrad(OpDef):
     """(exp(logp) - onehot(labels)) * dloss / mean, 4 FLOPs per logit, in the type `to`. `scratch`
-    are two fp32 tensors of the size of a chunk of it: the gradient of the log-softmax, and its
-    exponential; none where it is `compiled`."""
+    are two fp32 tensors of the size of a chunk: the gradient of the log-softmax, and its
+    exponential; absent with `compiled`."""
 
     name = "stg.saved_cross_entropy_grad"
     operands = ("logp", "labels", "dloss")
@@ -293,7 +294,7 @@ class SavedCrossEntropyGrad(OpDef):
 
 
 def _of_a_chunk(op: Operation, scratch: Type) -> Type:
-    """What is alive at a time of a scratch for logits, of as many chunks as the op states."""
+    """The type of a scratch for one chunk of the logits."""
     if "chunks" not in op.attrs or not isinstance(scratch, TensorType):
         return scratch
     *lead, tokens, words = scratch.dims
@@ -303,11 +304,11 @@ def _of_a_chunk(op: Operation, scratch: Type) -> Type:
 
 class LinearCrossEntropy(OpDef):
     """The product of the head and the mean cross entropy of its logits, in `chunks` parts of the
-    tokens, of which each makes its gradients at once, in place of the logits (Liger's
-    LigerFusedLinearCrossEntropy): 6 FLOPs per logit and element of the width, and 9 per logit.
-    With the flag `rows` the vocabulary is the rows of the head; one that is `frozen` has no
-    gradient, which saves a third of the products. `scratch` are the logits of a chunk. Neither
-    vocabulary nor width may be split.
+    tokens. Each part computes its gradients immediately, in the buffer of the logits (Liger's
+    LigerFusedLinearCrossEntropy): 6 FLOPs per logit and element of the width, and 9 per logit. With
+    the flag `rows`, the vocabulary is the rows of the head; a `frozen` head has no gradient, which
+    saves a third of the products. `scratch` is the logits of a chunk. Neither vocabulary nor width
+    may be split.
     """
 
     name = "stg.linear_cross_entropy"
@@ -348,14 +349,14 @@ class LinearCrossEntropy(OpDef):
         return product(n[f] for f in self.rule(op).factors) * 2 * products
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        """Timed as one product with the FLOPs of all."""
+        """One product with the FLOPs of all."""
         products = 2 if op.flag("frozen") else 3
         tokens = product(size for f, size in n.items() if f not in "xv")
         dtype = op.operands[0].tensor.dtype
         return KernelShape("matmul", dtype, (const(1), tokens, n["v"], n["x"] * products))
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        """Made in forward; scaled where the loss is."""
+        """The gradients that forward has computed, scaled if the gradient of the loss is not 1."""
         if grads[0] is None:
             return [None, None, None]
         names = ("dx", "scratch", "dhead")[: 2 if op.flag("frozen") else 3]

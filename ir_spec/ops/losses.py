@@ -1,4 +1,4 @@
-"""Losses besides cross entropy, and numbers that a model is conditioned on."""
+"""Losses other than cross entropy, and embeddings of numbers."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ class MseGrad(OpDef):
 
 
 class Sinusoid(OpDef):
-    """Cosines, then sines, of a number at `size`/2 frequencies, base^(-2 i / size): how diffusion
-    models see the time step (arXiv 2006.11239). It has no gradient; 2 FLOPs per element."""
+    """Cosines, then sines, of a number at `size`/2 frequencies, base^(-2 i / size): the embedding
+    of the time step in diffusion models (arXiv 2006.11239). It has no gradient; 2 FLOPs per
+    element."""
 
     name = "stg.sinusoid"
     operands = ("x",)

@@ -1,6 +1,6 @@
-"""Masks of attention: which keys a query sees, and how many pairs of both there are.
+"""Masks of attention: which keys a query sees, and the number of pairs of queries and keys.
 
-Of `x` queries with as many keys, at positions from 0:
+For `x` queries and `x` keys, at positions from 0:
 
 | brackets                | query i sees key j if           | pairs                                |
 |-------------------------|---------------------------------|--------------------------------------|
@@ -16,10 +16,10 @@ Of `x` queries with as many keys, at positions from 0:
 | `causal, selected`      | j <= i, and j is among its N    | as those of a window of N            |
 | `selected`              | j is among its N                | x min(x, N)                          |
 
-The pairs are counted, row by row, from these definitions. With fewer keys than queries, `t`, a
-causal mask leaves min(i+1, t) to query i: the pairs of a window of `t`. Documents of equal lengths
-are blocks; of lengths of their own they add up to x, and no query sees two of them (packed
-sequences, as in arXiv 2407.21783, section 3.2).
+The numbers of pairs follow from these definitions, row by row. With `t` < x keys, a causal mask
+leaves min(i+1, t) keys to query i: the pairs of a window of `t`. Documents of equal lengths are
+blocks; documents of different lengths add up to x, and no query sees two of them (packed sequences,
+as in arXiv 2407.21783, section 3.2).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stagec.ir.opdef import Array
 from stagec.ir.param import Param
 from stagec.ir.types import Dim
 
-#: Numbers of spans by their names: one, or the lengths of documents.
+#: The values of spans by name: one number, or the lengths of documents.
 Sizes = Mapping[str, Sequence[int]]
 CAUSAL = Param("causal", "flag", "mask the future")
 SPANS = (
@@ -49,20 +49,21 @@ _CHOICES = (*(p.name for p in SPANS), DOCUMENTS.name, "selected")
 
 
 def is_plain(op: Operation) -> bool:
-    """Whether there is no mask, or a causal one alone."""
+    """Whether there is no mask, or only a causal one."""
     return not any(name in op.attrs for name in _CHOICES)
 
 
 def alibi(ctx: NumericContext, heads: Dim, at: Sequence[int], of: Sequence[int]) -> Array:
-    """What `ALIBI` adds to the scores of queries `at` some positions and keys at others, [H, S, T]:
-    less 2^(-8 h / H) a position, for the heads h from 1 to H that the rank has."""
+    """The bias that `ALIBI` adds to the scores of queries at the positions `at` and keys at `of`,
+    [H, S, T]: -2^(-8 h / H) times the distance, for those of the heads h from 1 to H that the rank
+    has."""
     slopes = 2.0 ** (-8 * (np.asarray(ctx.positions(heads)) + 1) / ctx.size(heads.size))
     distance = np.asarray(at)[:, None] - np.asarray(of)[None, :]
     return -slopes[:, None, None] * np.abs(distance)
 
 
 def misfits_of_mask(op: Operation) -> Iterator[str]:
-    """What is wrong with the mask of an op."""
+    """The problems of the mask of an op."""
     given = [name for name in _CHOICES if name in op.attrs]
     if len(given) > 1:
         yield f"expects one of {', '.join(_CHOICES)}, found {' and '.join(given)}"
@@ -79,7 +80,7 @@ def _numbers(op: Operation, name: str) -> Sequence[Expr]:
 
 
 def misfits_of_documents(op: Operation, rows: Expr, columns: Expr) -> Iterator[str]:
-    """What is wrong with documents of so many queries and keys: they are all of both."""
+    """The problems of documents for `rows` queries and `columns` keys, which they must cover."""
     lengths = op.exprs(DOCUMENTS.name)
     if lengths and not (same(total(lengths), rows) and same(rows, columns)):
         actual = f"{columns} keys" if same(total(lengths), rows) else f"{total(lengths)} in all"
@@ -91,9 +92,9 @@ def misfits_of_documents(op: Operation, rows: Expr, columns: Expr) -> Iterator[s
 
 
 def pairs(op: Operation, x: Expr, t: Expr, count: Expr | None = None) -> Expr:
-    """How many pairs the mask leaves of `x` queries with `t` keys, from position 0; `count` are the
-    selected keys of a query. Where tokens are cached before, the queries behind these have the
-    pairs of all less those of the cached ones."""
+    """The number of pairs that the mask leaves of `x` queries and `t` keys, from position 0;
+    `count` is the number of selected keys of a query. After cached tokens, it is the number of
+    pairs of all tokens minus those of the cached ones."""
     if "past" not in op.attrs:
         return expand(_pairs(op, x, t, count))
     past = op.expr("past")
@@ -132,8 +133,8 @@ def ramp(x: Expr, most: Expr) -> Expr:
 
 
 def seen(op: Operation, rows: Sequence[int], columns: Sequence[int], sizes: Sizes) -> Array:
-    """Which keys the mask leaves to each query, [s, t], both given by their positions; `sizes` has
-    the numbers of the spans. What is selected is another matter."""
+    """The keys that the mask leaves to each query, [s, t], both given by their positions; `sizes`
+    has the values of the spans. Selections are not included."""
     i, j = np.asarray(rows)[:, None], np.asarray(columns)[None, :]
     causal = op.flag("causal")
     visible = (i >= j) if causal else (i - j == i - j)
@@ -150,6 +151,6 @@ def seen(op: Operation, rows: Sequence[int], columns: Sequence[int], sizes: Size
 
 
 def spans(op: Operation, ctx: NumericContext) -> Sizes:
-    """The numbers of window, chunk, prefix and documents, as far as they are stated."""
+    """The values of window, chunk, prefix and documents that an op states."""
     stated = [p.name for p in (*SPANS, DOCUMENTS) if p.name in op.attrs]
     return {name: [ctx.size(e) for e in _numbers(op, name)] for name in stated}

@@ -1,4 +1,4 @@
-"""Tokens of images among those of text: rows of one value in places of another."""
+"""Tokens of images among those of text: replaces rows of one value by those of another."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from stagec.ir_spec.ops.base import gradients
 
 
 class MergeRows(OpDef):
-    """x [B, S, D], but row `where[b, s]` of `rows` [B, X, D] at those places where there is one:
-    below X. Tokens of images stand so among those of text (`masked_scatter` of embeddings in
-    transformers).
+    """x [B, S, D] with row `where[b, s]` of `rows` [B, X, D] at the positions where this is below
+    X. It inserts tokens of images into text (`masked_scatter` of embeddings in transformers).
 
-    Copies, no FLOPs. Over a split sequence each rank has all rows, and takes those of its places.
+    Copies, no FLOPs. Over a split sequence, each rank has all rows, and uses those of its
+    positions.
     """
 
     name = "stg.merge_rows"
@@ -31,7 +31,7 @@ class MergeRows(OpDef):
     example = "%y = stg.merge_rows(%x, %h, %tokens) : bf16[B, S, D]"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """A step of decode takes tokens that were chosen."""
+        """A decode step has only sampled tokens."""
         return [op.operands[0]] if step.mode == "decode" else None
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
@@ -50,8 +50,8 @@ class MergeRows(OpDef):
 
 
 class MergeRowsGrad(OpDef):
-    """Gradient of `stg.merge_rows`: dy where a place has its own row, and the sums of dy over the
-    places of each of the `size` others; 1 FLOP per element of dy."""
+    """Gradient of `stg.merge_rows`: dy at positions with their own row, and, for each of the `size`
+    other rows, the sum of dy over its positions; 1 FLOP per element of dy."""
 
     name = "stg.merge_rows_grad"
     operands = ("dy", "where")

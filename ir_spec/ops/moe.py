@@ -1,7 +1,7 @@
-"""Mixture of experts: the router's choice, and moving tokens to expert buffers and back.
+"""Mixture of experts: the router's choice, and the transfer of tokens to expert buffers and back.
 
-The expert products themselves are plain einsums with an expert factor. The load is balanced:
-docs/decisions/experts.md#015 says why, and what that means for numbers.
+The products of experts are plain einsums with an expert factor. The load is balanced:
+docs/decisions/experts.md#015 explains why, and the effect on numbers.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _LOCAL = Param("local", "flag", "a rank has all tokens, and takes those of its o
 class Route(OpDef):
     """The experts of each token and their weights, from the router's logits [B, S, E], in fp32.
 
-    Scores are a softmax or sigmoids of the logits; a token takes the k best, of the best
-    `top_groups` out of `groups` groups of experts if those are given (arXiv 2405.04434, section
-    2.2; 2412.19437). The optional second operand is a bias [E] that counts for the choice only.
-    The load is balanced: token s of a sequence takes experts (s k + j) mod E for j < k, as where
-    TorchTitan forces it for debugging; the weights are the scores of those experts, so the router
-    has its gradient. With `copies` of experts the load is even over all of them, and expert E + i
-    is a copy of i. FLOPs per logit: 5 for a softmax or 3 for a sigmoid, 1 for the
-    bias, 1 comparison for the choice and 1 more with groups; 2 per weight.
+    Scores are a softmax or sigmoids of the logits; a token uses the k best experts, from the best
+    `top_groups` of `groups` groups if those are stated (arXiv 2405.04434, section 2.2; 2412.19437).
+    The optional second operand is a bias [E] that affects only the choice. The load is balanced:
+    token s of a sequence uses experts (s k + j) mod E for j < k, like TorchTitan's forced load
+    balancing for debugging; the weights are the scores of those experts, so the router has a
+    gradient. With `copies` of experts, the load is even over all of them, and expert E + i is a
+    copy of i. FLOPs per logit: 5 for a softmax or 3 for a sigmoid, 1 for the bias, 1 comparison for
+    the choice and 1 more with groups; 2 per weight.
     """
 
     name = "stg.route"
@@ -73,7 +73,8 @@ class Route(OpDef):
         return {"route": self._with_wide_logits}
 
     def _with_wide_logits(self, b: Builder, op: Operation, on_rank: LocalSize) -> None:
-        """Of both operands in fp32, as `DeepseekV3TopkRouter` of transformers."""
+        """Compute the logits from operands in fp32, as `DeepseekV3TopkRouter` of transformers
+        does."""
         product = op.operands[0].producer
         if (
             op.flag(_WIDE_LOGITS.name)
@@ -120,7 +121,7 @@ class Route(OpDef):
 
 
 class RouteGrad(OpDef):
-    """Gradient of `stg.route` with respect to the logits, which its scores are computed from again.
+    """Gradient of `stg.route` with respect to the logits, from which the scores are recomputed.
 
     FLOPs per logit: 5 and 5 for a softmax, 3 and 3 for a sigmoid; 6 per weight.
     """
@@ -171,19 +172,19 @@ def _weights(op: Operation, scores: Array, experts: Array) -> Array:
 
 
 class Dispatch(OpDef):
-    """Copies each token to the buffers of its experts: [B, S, D] to [E, B, C, D], on one rank.
+    """Copies each token to the buffers of its experts, on each rank: [B, S, D] to [E, B, C, D].
 
-    C = S k capacity / E rows per sequence and expert. The buffers are filled in the order of the
-    tokens; with a capacity factor above 1 the rows left over are zero, and rows beyond C would be
-    dropped (there are none under balanced load). A split of the tokens splits B and C alike, so
-    each rank fills its own part, and what takes rows out again needs the same split of the tokens;
-    the all_to_all is the change to where the experts are. With weights each copy is multiplied by
-    its own: the gradient of `stg.combine`.
+    There are C = S k capacity / E rows per sequence and expert. The buffers are filled in the order
+    of the tokens; with a capacity factor above 1, the remaining rows are zero, and rows beyond C
+    would be dropped (there are none under balanced load). A split of the tokens splits B and C
+    equally, so each rank fills its own part, and ops that read rows from the buffers need the same
+    split of the tokens; an all_to_all moves rows to the ranks of the experts. With weights, each
+    copy is multiplied by its own: the gradient of `stg.combine`.
 
-    Without a capacity the type says that a router deals the rows, `routed(E=2, T)`: products read
-    weights of those experts that get tokens. With one, buffers are padded and all experts are read.
-    With `local` experts are split without an all_to_all: a rank that has all tokens fills the
-    buffers of its own experts.
+    Without a capacity, the type states that a router distributes the rows, `routed(E=2, T)`:
+    products read only the weights of experts that receive tokens. With a capacity, buffers are
+    padded and the weights of all experts are read. With `local`, experts are split without an
+    all_to_all: a rank that has all tokens fills the buffers of its own experts.
     """
 
     name = "stg.dispatch"
@@ -242,8 +243,8 @@ class Combine(OpDef):
     """The weighted sum of the outputs of each token's experts: [E, B, C, D] to [B, S, D].
 
     Without weights it is the plain sum, the gradient of `stg.dispatch`. FLOPs per element of the k
-    copies: 2 with weights, 1 without. With `local` a rank adds up those of its own experts, and the
-    result is a partial sum. With `steps` backward runs operation by operation.
+    copies: 2 with weights, 1 without. With `local`, a rank adds up the outputs of its own experts,
+    and the result is a partial sum. With `steps`, backward runs operation by operation.
     """
 
     name = "stg.combine"
@@ -275,8 +276,9 @@ class Combine(OpDef):
     def _weighted_in_f32(
         self, b: Builder, op: Operation, on_rank: LocalSize
     ) -> Sequence[Value] | None:
-        """What experts made takes its weights in fp32, which backward keeps: pytorch/torchtitan,
-        torchtitan/models/moe/moe.py, `MoE.forward`, `routed_output.to(torch.float32)`."""
+        """The outputs of experts are multiplied by their weights in fp32, which backward keeps:
+        pytorch/torchtitan, torchtitan/models/moe/moe.py, `MoE.forward`,
+        `routed_output.to(torch.float32)`."""
         y, *others = op.operands
         dtype, name = y.tensor.dtype, op.result.name
         if len(others) == 1 or dtype == "f32":
@@ -289,7 +291,7 @@ class Combine(OpDef):
     def _biased_in_steps(
         self, b: Builder, op: Operation, on_rank: LocalSize
     ) -> Sequence[Value] | None:
-        """What experts made gets its bias operation by operation, in fp32."""
+        """The bias is added to the outputs of experts operation by operation, in fp32."""
         y, *others = op.operands
         add = y.producer
         if add is None or not isinstance(add.definition, Add) or "spec" not in add.attrs:
@@ -309,13 +311,13 @@ class Combine(OpDef):
 
 
 class ExpertBias(OpDef):
-    """The outputs of experts plus their biases, as PyTorch adds them without a kernel for both
+    """The outputs of experts plus their biases, as PyTorch adds them without a fused kernel
     (NVIDIA/Megatron-LM, megatron/core/transformer/moe/experts.py, `TEGroupedMLP._apply_bias`): for
-    each expert its bias times the weights of its rows, in fp32; the sum with the rows; then sums of
-    all experts side by side, cast back. Its second result is the sums, a buffer while it runs.
+    each expert, its bias times the weights of its rows, in fp32; the sum with the rows; then the
+    concatenated sums of all experts, cast back. The second result is the sums, a temporary buffer.
 
-    2 FLOPs per element. In bytes an element of 16 bits writes 4 for the product, moves 10 for the
-    sum, 8 side by side and 6 in the cast. The weights count in `stg.combine`.
+    2 FLOPs per element. For a 16-bit element, the product writes 4 bytes, the sum moves 10, the
+    concatenation 8 and the cast 6. The weights count in `stg.combine`.
     """
 
     name = "stg.expert_bias"
@@ -340,13 +342,13 @@ class ExpertBias(OpDef):
 
 
 class ExpertBiasGrad(OpDef):
-    """Gradient of `stg.expert_bias`, operation by operation: dy in fp32; that of the rows cast
-    back, and those of all experts side by side; dy times the weights, and its sum, for the bias;
-    dy times the bias, and its sum, for the weights. 3 FLOPs per element. Its last result is a
-    buffer while it runs.
+    """Gradient of `stg.expert_bias`, operation by operation: dy in fp32; the gradient of the rows,
+    cast back and concatenated for all experts; dy times the weights, and its sum, for the bias; dy
+    times the bias, and its sum, for the weights. 3 FLOPs per element. The last result is a
+    temporary buffer.
 
-    In bytes an element of 16 bits moves 6 in each of two casts, 4 side by side, and 12 for each of
-    two products with their sums.
+    For a 16-bit element, each of two casts moves 6 bytes, the concatenation 4, and each of two
+    products with their sums 12.
     """
 
     name = "stg.expert_bias_grad"
@@ -370,11 +372,11 @@ class ExpertBiasGrad(OpDef):
 
 
 class SortRows(Elementwise):
-    """Copies rows that came from several ranks into the order of their experts, or back into that
-    of the ranks that they go to; no FLOPs.
+    """Copies rows from several ranks into the order of their experts, or back into the order of
+    their destination ranks; no FLOPs.
 
-    The dimensions of buffers say where each row is, so values do not change; in memory what one
-    rank sent is in one place before, and what one expert takes after.
+    The dimensions of buffers identify each row, so values do not change; in memory, the rows of one
+    rank are contiguous before, and the rows of one expert after.
     """
 
     name = "stg.sort_rows"
@@ -394,8 +396,8 @@ class CombineWeightsGrad(OpDef):
     """Gradient of `stg.combine` with respect to the weights: <dy, y> for each copy, 2 FLOPs per
     element, in fp32.
 
-    With `steps` its last results are two buffers of the size of y that it needs while it runs: dy
-    of each row, and its product with y.
+    With `steps`, the last results are two temporary buffers of the size of y: dy of each row, and
+    its product with y.
     """
 
     name = "stg.combine_weights_grad"
@@ -442,7 +444,7 @@ def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
 
 
 def _whole(op: Operation) -> str:
-    """The factors that are not split: of ops that are `local` experts may be."""
+    """The factors that cannot be split; with `local`, experts can."""
     return "tc" if op.flag("local") else "etc"
 
 
@@ -457,8 +459,8 @@ def _load(op: Operation) -> Load | None:
 
 
 def _rows(experts: Array, buffers: Array, first: int) -> tuple[tuple[Array, Array, Array], Array]:
-    """Where the copies [B, S, T] go in the buffers [E, B, C, D] of the experts from the `first` one
-    on, and which of them find room: those of other experts are not here."""
+    """The indices of the copies [B, S, T] in the buffers [E, B, C, D] of the experts from number
+    `first` on, and whether each copy is stored here: its expert is on this rank and has room."""
     count: int = buffers.shape[0]
     mine = experts - first
     here = (mine >= 0) & (mine < count)
@@ -473,7 +475,7 @@ def _rows(experts: Array, buffers: Array, first: int) -> tuple[tuple[Array, Arra
 
 
 def _copies(y: Array, experts: Array, first: int) -> Array:
-    """The k rows of each token, [B, S, T, D]; zero where a copy was dropped, or its expert is of
+    """The k rows of each token, [B, S, T, D]; zero if a copy was dropped, or its expert is on
     another rank."""
     place, kept = _rows(experts, y, first)
     copies = np.zeros((*experts.shape, y.shape[-1]))

@@ -1,4 +1,4 @@
-"""Muon: a momentum that Newton-Schulz iterations make orthogonal, as torch.optim.Muon has it."""
+"""Muon: a momentum that is orthogonalized by Newton-Schulz iterations, as in torch.optim.Muon."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 class MuonMomentum(OpDef):
-    """momentum * m + (1 - momentum) * g, in place: 3 FLOPs per element. A last operand is a factor
-    of the gradient, a scalar."""
+    """momentum * m + (1 - momentum) * g, in place: 3 FLOPs per element. An optional last operand is
+    a scalar factor of the gradient."""
 
     name = "stg.muon_momentum"
     operands = ("m", "grad", "clip?")
@@ -44,8 +44,8 @@ class MuonMomentum(OpDef):
 
 
 class MuonUpdate(MuonMomentum):
-    """The same of the gradient and a momentum that has it already (Nesterov), as a new tensor of
-    the type of the gradient."""
+    """The formula of `stg.muon_momentum` with the gradient and the updated momentum (Nesterov), as
+    a new tensor with the type of the gradient."""
 
     name = "stg.muon_update"
     traits = ()
@@ -54,14 +54,14 @@ class MuonUpdate(MuonMomentum):
 
 
 class NewtonSchulz(OpDef):
-    """Matrices made orthogonal by `steps` iterations in bf16 (arXiv 2502.16982, section 2): each is
-    x x^T, a polynomial of that, and its product with x. Times the root of columns over rows, where
-    there are more columns.
+    """Orthogonalizes matrices with `steps` iterations in bf16 (arXiv 2502.16982, section 2): each
+    computes x x^T, a polynomial of it, and its product with x. If there are more columns than rows,
+    the result is multiplied by the root of columns / rows.
 
-    `rows` and `columns` are the dimensions of a matrix, which are whole; the others number
-    matrices. With n the smaller of both and m the larger, an iteration has 4 n^2 m + 2 n^3 FLOPs;
-    it is timed as one product of n by n that has all of them. `scratch` are two tensors of n by n
-    and one of the size of the matrix.
+    `rows` and `columns` are the dimensions of a matrix, which cannot be split; the other dimensions
+    are a batch of matrices. With n the smaller extent and m the larger one, an iteration has 4 n^2
+    m + 2 n^3 FLOPs; its time is that of one product of n by n with all of these. `scratch` contains
+    two tensors of n by n and one of the size of the matrix.
     """
 
     name = "stg.newton_schulz"
@@ -90,7 +90,7 @@ class NewtonSchulz(OpDef):
         return (*op.integers("rows"), *op.integers("columns"))
 
     def _extents(self, op: Operation) -> tuple[Expr, Expr]:
-        """Rows and columns of a matrix."""
+        """The numbers of rows and columns of a matrix."""
         shape = op.operands[0].tensor.shape
         rows, columns = (product(shape[i] for i in op.integers(n)) for n in ("rows", "columns"))
         return rows, columns
@@ -117,8 +117,8 @@ class NewtonSchulz(OpDef):
         return KernelShape("matmul", "bf16", (batch, less, less, steps * (more * 2 + less)))
 
     def bytes_touched(self, op: Operation) -> Expr:
-        """Of each product its operands and its result; and the norm, by which the matrix is
-        divided."""
+        """The bytes of the operands and the result of each product, and of the division by the
+        norm."""
         rows, columns = self._extents(op)
         less, matrix = rows + columns - maximum([rows, columns]), rows * columns
         each = matrix * 3 + less * less * 4
@@ -126,7 +126,8 @@ class NewtonSchulz(OpDef):
         return batch * (const(op.integer("steps", 5)) * each + matrix * 5)
 
     def _sizes(self, op: Operation, n: Sizes) -> tuple[Expr, Expr, Expr, Expr]:
-        """Matrices on a rank, the smaller and the larger of their extents, and iterations."""
+        """The number of matrices on a rank, their smaller and larger extent, and the number of
+        iterations."""
         t = letters(op.operands[0].tensor.rank)
         rows, columns = (product(n[t[i]] for i in op.integers(m)) for m in ("rows", "columns"))
         batch = product(n[f] for i, f in enumerate(t) if i not in self._matrix(op))

@@ -46,25 +46,26 @@ _CODE = Param(
     default="kernel",
 )
 _STEPS = Param("steps", "flag", "backward runs operation by operation, as that of eager PyTorch")
-#: What eager backward holds beside its operands and dx: x^(2-1), 2x of it and the mean's gradient
-#: for each element (`pow_backward` and `mean_backward` of derivatives.yaml).
+#: The number of temporary tensors of eager backward: x^(2-1), 2x of it, and the mean's gradient for
+#: each element (`pow_backward` and `mean_backward` of derivatives.yaml).
 _STEPPED = 3
 
 
 class WithVectors(RowOp):
-    """Base of norms and of their gradients. `full` is how many vectors a norm has at most: a scale,
-    then a bias; `sums_up` says that the op is a gradient, which sums up those of its vectors."""
+    """Base class of norms and their gradients. `full` is the largest number of vectors of a norm: a
+    scale, then a bias. `sums_up` means that the op is a gradient, which also computes those of the
+    vectors."""
 
     params: ClassVar[tuple[Param, ...]] = _NORM_PARAMS
     full: ClassVar[int] = 1
     sums_up: ClassVar[bool] = False
 
     def vectors(self, op: Operation) -> int:
-        """How many vectors the norm has."""
+        """The number of vectors of the norm."""
         return {"full": self.full, "scale": 1, "none": 0}[op.text("affine")]
 
     def scale(self, op: Operation) -> Value | None:
-        """The vector w."""
+        """The vector w, or None."""
         return op.operands[2 if self.sums_up else 1] if self.vectors(op) else None
 
     def sides(self, op: Operation) -> tuple[str, str]:
@@ -74,7 +75,8 @@ class WithVectors(RowOp):
         return "x" + "w" * count, "x"
 
     def saved(self, op: Operation) -> int:
-        """Without a bias 1; without a scale 1, and for the gradient 3."""
+        """The FLOPs per element that a norm without a bias saves (1), and without a scale (1, in a
+        gradient 3)."""
         count = self.vectors(op)
         scale = 0 if count else 3 if self.sums_up else 1
         return scale + (1 if self.full == 2 and count < 2 else 0)
@@ -105,7 +107,7 @@ class WithVectors(RowOp):
         return b.value("stg.add", [x, y], hint=hint) if op.flag("zero_centered") else y
 
     def scaled(self, op: Operation, x: Array, args: Sequence[Array]) -> Array:
-        """x times the scale, of the numbers that the operands have."""
+        """x times the scale, for the numeric reference."""
         if not self.vectors(op):
             return x
         w = args[2 if self.sums_up else 1]
@@ -113,7 +115,7 @@ class WithVectors(RowOp):
 
 
 class NormBase(WithVectors):
-    """Base of norms, whose gradient op is `<name>_grad`."""
+    """Base class of norms, whose gradient op is `<name>_grad`."""
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         given = [*grads, *self.plain(op)[: 1 + min(self.vectors(op), 1)]]
@@ -121,8 +123,8 @@ class NormBase(WithVectors):
 
 
 class RmsNorm(NormBase):
-    """x / rms(x) * scale (arXiv 1910.07467), 4 FLOPs per element; 2 if it is given the sums of the
-    squares of the rows.
+    """x / rms(x) * scale (arXiv 1910.07467), 4 FLOPs per element; 2 with the sums of the squares of
+    rows as operand.
 
     With `affine = none` it has no scale, and 1 FLOP less.
     """
@@ -138,8 +140,8 @@ class RmsNorm(NormBase):
 
     def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value]:
         """In fp32, cast back and scaled, as `LlamaRMSNorm` of transformers; a zero-centered scale
-        is applied in fp32, as in `Gemma3RMSNorm`, and a wide one, as in `Olmo2RMSNorm`. With
-        `given_input` x is multiplied as it is given, as in `T5LayerNorm`."""
+        is applied in fp32, as in `Gemma3RMSNorm`, and so is a wide one, as in `Olmo2RMSNorm`. With
+        `given_input`, x is multiplied in its own type, as in `T5LayerNorm`."""
         x, w = op.operands[0], self.scale(op)
         dtype, name = x.tensor.dtype, op.result.name
         row, wide = letters(x.tensor.rank), cast_to(b, x, "f32")
@@ -197,11 +199,11 @@ def _rsqrt(op: Operation, x: Array) -> Array:
 
 
 class RmsNormGrad(WithVectors):
-    """Gradient of `stg.rmsnorm` with respect to x and scale, 11 FLOPs per element; 6 if it is given
-    the sums over the rows of x*x and dy*scale*x. 3 less without a scale.
+    """Gradient of `stg.rmsnorm` with respect to x and scale, 11 FLOPs per element; 6 with the sums
+    over rows of x*x and dy*scale*x as operands. 3 less without a scale.
 
-    With `steps` its last results are buffers of the size of x that it needs while it runs, for
-    gradients of the square and of the mean.
+    With `steps`, the last results are temporary buffers of the size of x, for gradients of the
+    square and of the mean.
     """
 
     name = "stg.rmsnorm_grad"
@@ -235,10 +237,10 @@ class RmsNormGrad(WithVectors):
 
 
 class LayerNorm(NormBase):
-    """(x - mean) / std * scale + bias (arXiv 1607.06450), 7 FLOPs per element; 4 if it is given the
-    sums over the rows of x and x*x.
+    """(x - mean) / std * scale + bias (arXiv 1607.06450), 7 FLOPs per element; 4 with the sums over
+    rows of x and x*x as operands.
 
-    `affine = scale` leaves the bias out, `affine = none` both: 1 FLOP less for each.
+    With `affine = scale` it has no bias, with `affine = none` neither: 1 FLOP less for each.
     """
 
     name = "stg.layernorm"
@@ -299,9 +301,9 @@ class LayerNorm(NormBase):
 
 
 class LayerNormGrad(WithVectors):
-    """Gradient of `stg.layernorm` with respect to x, scale and bias, 14 FLOPs per element; 6 if it
-    is given the sums over the rows of x, x*x, dy*scale and dy*scale*x. 1 less without a bias, 3
-    less without a scale."""
+    """Gradient of `stg.layernorm` with respect to x, scale and bias, 14 FLOPs per element; 6 with
+    the sums over rows of x, x*x, dy*scale and dy*scale*x as operands. 1 less without a bias, 3 less
+    without a scale."""
 
     name = "stg.layernorm_grad"
     operands = ("dy", "x", "scale and sums*")

@@ -1,4 +1,4 @@
-"""Ops that give a module its structure: declarations, functions, repetition, accumulation."""
+"""Ops for the structure of a module: declarations, functions, repetition, accumulation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from stagec.support.limits import MAX_RANKS
 
 
 class Declaration(OpDef):
-    """Base of ops that state something and compute nothing."""
+    """Base class of declarations, which compute nothing."""
 
     results = ()
     traits: ClassVar[tuple[Trait, ...]] = (Declares(),)
@@ -66,7 +66,7 @@ class ModuleOp(Declaration):
 
 
 class SizesDeclaration(Declaration):
-    """Base of ops that declare names, with positive sizes where they are known."""
+    """Base class of ops that declare names, optionally with positive sizes."""
 
     parents = ("stg.module",)
     noun: ClassVar[str] = "name"
@@ -79,7 +79,7 @@ class SizesDeclaration(Declaration):
 
 
 class SymbolsOp(SizesDeclaration):
-    """Declares symbolic sizes, positive integers, with default values where there are any."""
+    """Declares symbolic sizes, which are positive integers, optionally with default values."""
 
     name = "stg.symbols"
     traits = (Declares("symbols"), OpenParams())
@@ -104,7 +104,7 @@ class AssumeOp(Declaration):
 
 
 def _holds(relation: Relation) -> bool:
-    """Whether numbers are related so; fractions never are."""
+    """Whether a relation of constants holds; it does not for fractions."""
     try:
         return relation.holds({})
     except NotAnIntegerError:
@@ -112,7 +112,7 @@ def _holds(relation: Relation) -> bool:
 
 
 class MeshOp(SizesDeclaration):
-    """Declares the device mesh: named axes, slowest first, with sizes where they are known."""
+    """Declares the device mesh: named axes, slowest first, optionally with sizes."""
 
     name = "stg.mesh"
     traits = (Declares("axes"), OpenParams(), Named())
@@ -120,7 +120,7 @@ class MeshOp(SizesDeclaration):
     example = "stg.mesh @pod[pp = 2, dp, tp]"
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """Sizes are positive, and the ranks can be numbered."""
+        """Check that sizes are positive, and the number of ranks is not too large."""
         yield from super().verify(op)
         ranks = prod(v.value or 1 for v in op.attrs.values() if isinstance(v, Expr))
         if ranks > MAX_RANKS:
@@ -128,10 +128,11 @@ class MeshOp(SizesDeclaration):
 
 
 class ZigzagOp(Declaration):
-    """States the order of positions on ranks: a dimension of this name is cut in 2n chunks, and
-    rank i of the n ranks of `over` holds chunks i and 2n-1-i.
+    """Declares the order of positions on ranks: a dimension of this name is divided into 2n chunks,
+    and rank i of the n ranks of `over` has chunks i and 2n-1-i.
 
-    So every rank does the same work under a causal mask. `stg.ring` makes it.
+    With this order, every rank does the same work under a causal mask. The statement `stg.ring`
+    adds it.
     """
 
     name = "stg.zigzag"
@@ -144,15 +145,15 @@ class ZigzagOp(Declaration):
 
 
 class RowsOp(Declaration):
-    """Rows that a rank's part of an unevenly loaded dimension has if all parts are loaded alike.
+    """The number of rows of a rank's part of an unevenly loaded dimension if all loads were equal.
 
     `of` is the dimension whose parts have loads, such as E, `over` the axes that split it, major
-    first. Rank i of these has `even` times the load of part i in the iteration that runs, which
-    lowered sizes call `E_load`; `E_load_most` is the largest of all parts, `E_load_used` the share
-    of the experts of part i that get rows. With `first` = 58 it is of the repeats whose layers are
-    counted from 58, and the symbols are `E_load58`, `E_load58_most` and `E_load58_used`. Without
-    axes in `over` all ranks hold all parts. Collective insertion makes it where a strategy has
-    `stg.expert_load`.
+    first. Rank i of these has `even` rows times the load of part i in the current iteration, which
+    is the symbol `E_load` in lowered sizes; `E_load_most` is the largest load of all parts,
+    `E_load_used` the share of the experts of part i that receive rows. With `first` = 58, it
+    applies to repeats whose layers are counted from 58, and the symbols are `E_load58`,
+    `E_load58_most` and `E_load58_used`. Without axes in `over`, all ranks have all parts.
+    Collective insertion adds it if a strategy has `stg.expert_load`.
     """
 
     name = "stg.rows"
@@ -167,11 +168,11 @@ class RowsOp(Declaration):
 
 
 class OrderOp(Declaration):
-    """States in which order layers of several kinds run; kinds are the names of repeats.
+    """Declares the order in which layers of several kinds run; kinds are the names of repeats.
 
-    Repeats with this `order` that hand carried values on to each other are one stack: the carried
-    values pass through its layers in the order stated here. Each kind runs its iterations in turn,
-    first to last. A plain chain of repeats runs all layers of one kind, then all of the next.
+    Repeats with this `order` that pass carried values to each other are one stack: the carried
+    values pass through its layers in this order. Each kind runs its own iterations first to last. A
+    chain of repeats without it runs all layers of one kind, then all of the next.
     """
 
     name = "stg.order"
@@ -182,18 +183,18 @@ class OrderOp(Declaration):
 
 
 class FuncOp(Declaration):
-    """A function. Arguments with the clause `param` are trained, those with `frozen` are parameters
-    without gradient and optimizer state, those with `state` are updated in place. Those with
-    `cache` (rows of tokens) or `recurrent` (state of fixed size) are what a step of serving keeps:
-    the function returns what they become.
+    """A function. Arguments with the clause `param` are trained; those with `frozen` are parameters
+    without gradient and optimizer state; those with `state` are updated in place. Those with
+    `cache` (rows of tokens) or `recurrent` (state of fixed size) are kept between serving steps:
+    the function returns their new values.
 
-    A `private` function is a block that others call. It may leave out the types of all arguments.
-    A call may leave out the last `optional` ones.
-    With `stages` it is what the ranks at these coordinates along the axis `over` run. `parameters`
-    is then the number of parameters of the whole model, `trainable` that of those that are trained
-    if others are frozen. With `part` it is a part of the model; `peers` are the others that train
-    parameters. The loss is that of the part `main`. Gradients that are `freed` are not there before
-    backward; those that are `consumed` end with the update that uses them.
+    A `private` function is a block that others call. It may leave out the types of all arguments. A
+    call may leave out the last `optional` arguments. With `stages`, the ranks at these coordinates
+    along the axis `over` run the function; `parameters` is then the number of parameters of the
+    whole model, `trainable` the number of trained ones if others are frozen. With `part`, the
+    function is a part of the model; `peers` are the other parts that train parameters. The part
+    `main` has the loss. With `freed`, gradients do not exist before backward; with `consumed`, they
+    are freed by the update that uses them.
     """
 
     name = "stg.func"
@@ -216,7 +217,7 @@ class FuncOp(Declaration):
 
 
 class Terminator(OpDef):
-    """Base of ops that end a region."""
+    """Base class of ops that end a region."""
 
     operands = ("value*",)
     results = ()
@@ -231,29 +232,30 @@ class ReturnOp(Terminator):
 
 
 class YieldOp(Terminator):
-    """Ends the region of a repeat or an accumulate with the values that it hands on."""
+    """Ends the region of a repeat or an accumulate with the values that it yields."""
 
     name = "stg.yield"
     example = "stg.yield(%x)"
 
 
 class RegionOp(OpDef):
-    """Base of ops whose region runs several times; arguments are bound to the operands."""
+    """Base class of ops whose region runs several times; its arguments are bound to the
+    operands."""
 
     operands = ("init*",)
     results = ("yielded*",)
 
 
-#: Of repeats whose layers have loads of their own.
+#: For repeats whose layers have different loads.
 FIRST = Param("first", "sizes", "where loads differ: the number of the first layer, by stage")
-#: Of repeats that are kinds of layers of one stack.
+#: For repeats that are kinds of layers in a stack.
 ORDER = Param("order", "symbol", "the stg.order of the stack that its layers belong to")
-#: Of repeats in which only some iterations recompute.
+#: For repeats in which only some iterations recompute.
 REPLAY = (
     Param("replay_first", "int", "slices in which ops of phase recompute run, from the first"),
     Param("replay_every", "int", "they run in every n-th slice, beginning with slice n - 1"),
 )
-#: Of repeats that are to be differentiated: 'choose-recompute' writes them, 'differentiate' reads.
+#: For repeats before differentiation: 'choose-recompute' writes them, 'differentiate' reads them.
 RECOMPUTE = (
     Param(
         "recompute",
@@ -267,7 +269,8 @@ RECOMPUTE = (
     Param("recompute_first", "int", "only in the first iterations, so many"),
     Param("recompute_every", "int", "only in every n-th iteration"),
 )
-#: Of accumulations that are to be cut: 'split-microbatches' writes them, 'split-stages' reads.
+#: For accumulations before the cut into stages: 'split-microbatches' writes them, 'split-stages'
+#: reads them.
 PIPELINE = (
     Param("pipeline", "axis", "the mesh axis of the pipeline stages into which it is to be cut"),
     Param("pipeline_schedule", "str", 'the schedule of these stages (default "1f1b")'),
@@ -281,11 +284,11 @@ class RepeatOp(RegionOp):
     """Runs its region `count` times, like a scan.
 
     The first `carry` bindings are carried from one iteration to the next; the others are sliced
-    along their first dimension. Values yielded beyond the carried ones come out stacked along a new
-    first dimension. `reverse` runs from the last slice to the first. With `replay_first` or
-    `replay_every`, ops of phase recompute run in the first or in every n-th of the slices only.
-    With an `order` its name is a kind of layers, which run among those of other kinds.
-    What begins with `recompute` is for differentiation, which removes it.
+    along their first dimension. Further yielded values are stacked along a new first dimension.
+    `reverse` runs from the last slice to the first. With `replay_first` or `replay_every`, ops of
+    phase recompute run only in the first slices, or in every n-th slice. With an `order`, the name
+    of the repeat is a kind of layers, which run among those of other kinds. Parameters that begin
+    with `recompute` are for differentiation, which removes them.
     """
 
     name = "stg.repeat"
@@ -336,13 +339,14 @@ class RepeatOp(RegionOp):
 class AccumulateOp(RegionOp):
     """Gradient accumulation: splits the symbol `split` (the batch) into `count` microbatches.
 
-    Bound values are sliced along the dimensions that contain the symbol, others are the same every
-    time. What the region yields and has the symbol in a dimension, such as logits, is joined along
-    it. All else is summed over the microbatches, into buffers that live through all of them. What
-    that costs a gradient stands in the region, as `stg.accumulate_grad`; a gradient that is reduced
-    in the region is added beside its reduction. With a `schedule` the region is a list of actions,
-    which the schedule orders; one with two copies of the model gives each half of the microbatches.
-    What begins with `pipeline` is for the cut into pipeline stages, which removes it.
+    Bound values are sliced along the dimensions that contain the symbol; others are the same for
+    every microbatch. Yielded values that have the symbol in a dimension, such as logits, are
+    concatenated along it. Others are summed over the microbatches, into buffers that exist during
+    all of them. The cost of adding a gradient is an op in the region, `stg.accumulate_grad`; a
+    gradient that is reduced in the region is added next to its reduction. With a `schedule`, the
+    region is a list of actions, which the schedule orders; a schedule with two copies of the model
+    gives each half of the microbatches. Parameters that begin with `pipeline` are for the cut into
+    pipeline stages, which removes them.
     """
 
     name = "stg.accumulate"
@@ -364,14 +368,14 @@ class AccumulateOp(RegionOp):
 
 
 def joined_dim(op: Operation, type_: TensorType) -> int | None:
-    """The dimension along which values of this type of all microbatches are joined; None for a
-    type without the symbol that is split, whose values are summed."""
+    """The dimension along which values of this type are concatenated over microbatches; None for a
+    type without the split symbol, whose values are summed."""
     name = op.text("split")
     return next((d for d, dim in enumerate(type_.dims) if name in dim.size.symbols), None)
 
 
 def joined(op: Operation, type_: TensorType) -> TensorType:
-    """The type of what all microbatches yield together: the inverse of `microbatch`."""
+    """The type of a value of all microbatches together: the inverse of `microbatch`."""
     d, name = joined_dim(op, type_), op.text("split")
     if d is None:
         return type_
@@ -382,7 +386,8 @@ def joined(op: Operation, type_: TensorType) -> TensorType:
 
 
 def microbatch(op: Operation, type_: TensorType) -> TensorType:
-    """The type of one microbatch of a value. Raises `DiagnosticError` if there is none."""
+    """The type of one microbatch of a value. Raises `DiagnosticError` if the number of microbatches
+    is less than 1."""
     name, count = op.text("split"), op.expr("count")
     if count.value is not None and count.value < 1:
         raise error(

@@ -1,4 +1,5 @@
-"""Each token sees the one before it: the shift of RWKV, and its gradient, the shift back."""
+"""The token shift of RWKV: each token receives the value of the previous one; the gradient is the
+reverse shift."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
 
 
 class Shift(OpDef):
-    """The value of the token before, 0 for the first one; with `reverse` of the one behind.
+    """The value of the previous token, 0 for the first one; with `reverse`, of the next token.
 
-    A copy, no FLOPs. Over a split sequence, each rank sends its last token to the next one; then
-    the second operand is that token, of each part. With `state` it is the token before the first
-    one ([B, 1, channels...]), and the last token is a result in its place.
+    A copy, no FLOPs. Over a split sequence, each rank sends its last token to the next one; the
+    second operand is then that token for each part. With `state`, it is the token before the first
+    one ([B, 1, channels...]), and the last token is a result in the same buffer.
     """
 
     name = "stg.shift"
@@ -57,7 +58,7 @@ class Shift(OpDef):
         return [v.tensor.dtype for v in op.operands][: 1 + op.flag("state")]
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """The last token is kept, in fp32."""
+        """Keep the last token as state, in fp32."""
         x = op.operands[0].tensor
         if op.flag("reverse") or not step.is_tokens(x.shape[1]):
             return super().serve(step, op)

@@ -1,7 +1,7 @@
-"""Lowered ops (`et.`): one SPMD graph whose nodes are what a trace holds, with symbolic sizes.
+"""Lowered ops (`et.`): an SPMD graph whose ops become the nodes of a trace, with symbolic sizes.
 
 SSA edges are data dependencies. Computations run in program order on one stream, communication in
-program order on another. `stg.free` and `stg.memory` are what plan-memory adds before lowering.
+program order on another. plan-memory adds `stg.free` and `stg.memory` before lowering.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stagec.ir_spec.ops.structure import FIRST, ORDER, REPLAY, Declaration, Term
 
 
 class FreeOp(Declaration):
-    """The end of the lifetime of buffers: their last user is above."""
+    """The end of the lifetime of buffers, after their last user."""
 
     name = "stg.free"
     traits = (Declares(), EndsLifetime())
@@ -66,12 +66,11 @@ class MemoryOp(Declaration):
 
 
 class WorkingOp(Declaration):
-    """What an action holds of its microbatch, bytes on one rank.
+    """The memory of an action for its microbatch, in bytes on one rank.
 
     `runs` are the kinds of actions of a chunk that run one after the other. Before them, forward,
-    backward and the gradients of weights of some chunks have run for the same microbatch. Where
-    sums of gradients are freed between steps, the microbatch that is the `first` one to run an
-    action makes them.
+    backward and the gradients of weights of some chunks have run for the same microbatch. If sums
+    of gradients are freed between steps, the `first` microbatch that runs an action allocates them.
     """
 
     name = "stg.working"
@@ -92,8 +91,8 @@ class WorkingOp(Declaration):
 
 
 class BufferOp(Declaration):
-    """A buffer of a step: when it lives, counted in starts and ends of buffers, and its place in
-    the arena around, in bytes."""
+    """A buffer of a step: its lifetime, counted in starts and ends of buffers, and its position in
+    the enclosing arena, in bytes."""
 
     name = "stg.buffer"
     parents = ("stg.arena",)
@@ -108,7 +107,8 @@ class BufferOp(Declaration):
 
 
 class ArenaOp(Declaration):
-    """The places of all buffers of a step in one memory, disjoint for those that live together."""
+    """The positions of all buffers of a step in one memory; buffers with overlapping lifetimes do
+    not overlap."""
 
     name = "stg.arena"
     traits = (Declares(), Holds("each stg.buffer", only=True))
@@ -122,7 +122,8 @@ class ArenaOp(Declaration):
     example = 'stg.arena @f_device[space = device, model = "best-fit"] {\n}'
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """Buffers that live together do not overlap, and all lie inside the arena."""
+        """Check that buffers with overlapping lifetimes do not overlap, and all are inside the
+        arena."""
         starts = sorted((b for b in op.body.ops), key=lambda b: b.integer("first"))
         end = op.integer("reserved", 2**63 - 1)
         live: list[Operation] = []
@@ -143,10 +144,10 @@ def _span(buffer: Operation) -> tuple[int, int]:
 
 
 class GraphOp(Declaration):
-    """The program of every rank of a class; `ranks` of them run it.
+    """The program of every rank of a class; `ranks` is the number of ranks that run it.
 
-    With `stages` it is that of the ranks at these coordinates along the axis `over`. Sizes may
-    contain the coordinate of a rank along an axis a, as the symbol `a_index`.
+    With `stages`, it is the program of the ranks at these coordinates along the axis `over`. Sizes
+    may contain the coordinate of a rank along an axis a, as the symbol `a_index`.
     """
 
     name = "et.graph"
@@ -165,7 +166,7 @@ class GraphOp(Declaration):
 
 
 class NodeOp(OpDef):
-    """Base of what becomes a node."""
+    """Base class of ops that become nodes."""
 
     operands = ("dep*",)
     traits: ClassVar[tuple[Trait, ...]] = (Stays(), Lowered())
@@ -189,15 +190,15 @@ _EXTENTS = {
 
 
 class CompOp(NodeOp):
-    """A computation: FLOPs executed, those of matrix products as other tools count them, bytes read
+    """A computation: FLOPs executed, FLOPs of matrix products as other tools count them, bytes read
     and written, bytes of the results.
 
-    `kernel` says what one launch computes, for its time. A matrix product has the extents `batch`,
-    `m`, `n` and `k`: `2*batch*m*n*k` are its FLOPs. Attention has `batch`, `heads`, `kv_heads`,
-    `queries`, `keys` and the head sizes `qk` and `v`: its FLOPs are `2*batch*heads*queries*keys`
-    times `qk + v`, backward times `3*qk + 2*v`; half of that if it is `causal`. Everything else is
-    bound by memory. Extents are those of one rank, in elements. A kernel that several ops were
-    fused to names them with `fuses`; `kind` is the first of them.
+    `kernel` is the kind of the kernel, which determines its time. A matrix product has the extents
+    `batch`, `m`, `n` and `k`: its FLOPs are `2*batch*m*n*k`. Attention has `batch`, `heads`,
+    `kv_heads`, `queries`, `keys` and the head sizes `qk` and `v`: its FLOPs are
+    `2*batch*heads*queries*keys` times `qk + v`, in backward times `3*qk + 2*v`; half of that if it
+    is `causal`. Other kernels are limited by memory. Extents are those of one rank, in elements. A
+    fused kernel lists its ops with `fuses`; `kind` is the first of them.
     """
 
     name = "et.comp"
@@ -230,7 +231,7 @@ class CompOp(NodeOp):
     )
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """A kernel has the extents of its kind, and no others."""
+        """Check that a kernel has exactly the extents of its kind."""
         wanted = EXTENTS[op.text("kernel", MEMORY)]
         given = [n for n in _EXTENTS if n in op.attrs]
         if sorted(given) != sorted(wanted):
@@ -243,13 +244,14 @@ class CompOp(NodeOp):
 class CollOp(NodeOp):
     """A collective: the group's axes, bytes of the full buffer (the larger side), element type.
 
-    With `bucket` it is several calls: operands, or a layer's part of each, go together in the order
-    in which they are complete, until a call has that many bytes. `ahead = 1` lets it start one
-    iteration early: it waits for the computations of the iteration before the previous one only
-    (FSDP prefetch); with `ahead = 0` it is issued when its iteration begins. The first `kept`
-    iterations of its repeat have the result already, so there it is no call. A `blocking` one runs
-    in the order of the computations: it waits for the one before it, and the next waits for it. One
-    that joins pipeline stages is issued behind the schedule, unless each stage holds two copies.
+    With `bucket` it is several calls: operands, or a layer's part of each, are collected in the
+    order in which they are complete, until a call has that many bytes. With `ahead = 1`, it may
+    start one iteration early: it waits only for the computations of the iteration before the
+    previous one (FSDP prefetch); with `ahead = 0` it is issued when its iteration begins. The first
+    `kept` iterations of its repeat have the result already and do not call it. A `blocking`
+    collective runs in the order of computations: it waits for the previous one, and the next one
+    waits for it. A collective over pipeline stages is issued after the schedule, unless each stage
+    has two copies.
     """
 
     name = "et.coll"
@@ -270,7 +272,7 @@ class CollOp(NodeOp):
     example = "%y = et.coll[all_gather, group = tp, bytes = 2*B*D](%x) : node"
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """A call in buckets says how large each operand is."""
+        """Check that a reduction in buckets has the size of each operand."""
         if "bucket" not in op.attrs:
             return
         if op.integer("bucket") < 1:
@@ -281,15 +283,16 @@ class CollOp(NodeOp):
 
 
 class MessageOp(NodeOp):
-    """Base of the two ends of a message, between neighbours along an axis or between two pods.
+    """Base class of the two ends of a message, between neighbours along an axis or between two
+    pods.
 
-    The receiver's coordinate along `over` is that of the sender plus `by`, modulo the axis. With
-    `pod` the other end is a rank of that pod: number `by` of those that the rank exchanges values
-    with (`stagec.program.crossings`), and `ways` more for each further one of the `shares` that its
-    layer is in. The messages of one channel arrive in the order in which they are sent; those
-    between pods are known by layer and part of the batch. With `overlapped` it is posted when the
-    last matrix product above it starts, and overlaps that one; otherwise when its operands are
-    done.
+    The receiver's coordinate along `over` is that of the sender plus `by`, modulo the size of the
+    axis. With `pod`, the other end is a rank of that pod: number `by` of those that the rank
+    exchanges values with (`stagec.program.crossings`), plus `ways` for each further one of the
+    `shares` that its layer is in. The messages of one channel arrive in the order in which they are
+    sent; those between pods are identified by layer and part of the batch. With `overlapped`, the
+    message is posted when the last matrix product before it starts, and overlaps with that product;
+    otherwise when its operands are complete.
     """
 
     params = (
@@ -307,7 +310,7 @@ class MessageOp(NodeOp):
     )
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """It goes along an axis, or to a pod."""
+        """Check that the message has either an axis or a pod."""
         if ("over" in op.attrs) == ("pod" in op.attrs):
             yield "expects 'over', an axis, or 'pod'"
 
@@ -320,7 +323,7 @@ class SendNode(MessageOp):
 
 
 class RecvNode(MessageOp):
-    """Receives from a neighbour; it is posted when its operands are done."""
+    """Receives from a neighbour; it is posted when its operands are complete."""
 
     name = "et.recv"
     example = "%h = et.recv[over = pp, by = 1, bytes = 2*B*D]() : node"
@@ -329,9 +332,9 @@ class RecvNode(MessageOp):
 class CopyOp(NodeOp):
     """A copy of a value to host memory, or back to the device.
 
-    It runs beside computations and collectives: it starts when the value is there and the
-    computation above it is done, and only what uses its result waits for it. Copies in one
-    direction follow each other.
+    It overlaps with computations and collectives: it starts when the value and the previous
+    computation are complete, and only users of its result wait for it. Copies in one direction run
+    one after the other.
     """
 
     name = "et.copy"
@@ -344,14 +347,14 @@ class CopyOp(NodeOp):
 
 
 class EtRegionOp(OpDef):
-    """Base of repeated regions of nodes."""
+    """Base class of repeated regions of nodes."""
 
     operands = ("init*",)
     results = ("yielded*",)
     traits: ClassVar[tuple[Trait, ...]] = (Runs(), Lowered())
 
     def region_args(self, op: Operation) -> Sequence[Type]:
-        """Nodes all of them."""
+        """All arguments are nodes."""
         return [NODE] * len(op.operands)
 
     def infer(self, op: Operation) -> list[Type]:
@@ -364,8 +367,8 @@ class EtRegionOp(OpDef):
 
 
 class EtRepeatOp(EtRegionOp):
-    """As `stg.repeat`: a carried node is that of the iteration before, the others are one per
-    iteration."""
+    """As `stg.repeat`: a carried node is that of the previous iteration; there is one of the others
+    per iteration."""
 
     name = "et.repeat"
     traits = (Repeats(), Lowered())
@@ -393,7 +396,7 @@ class EtAccumulateOp(EtRegionOp):
 
 
 class EtActionOp(EtRegionOp):
-    """As `stg.action`: what a rank does for one microbatch at one time."""
+    """As `stg.action`: the work of a rank for one microbatch at one time."""
 
     name = "et.action"
     params = ActionOp.params
@@ -401,8 +404,8 @@ class EtActionOp(EtRegionOp):
 
 
 class EtRecallOp(NodeOp):
-    """As `stg.recall`: the first node in iterations that recompute, else the second; no node
-    itself."""
+    """As `stg.recall`: the first node in iterations that recompute, otherwise the second; it is not
+    a node itself."""
 
     name = "et.recall"
     traits = (Recalls(), Stays(), Lowered())

@@ -1,4 +1,5 @@
-"""Ops over the vocabulary: embedding and cross entropy, with what they become when it is split."""
+"""Ops over the vocabulary: embedding and cross entropy, with their forms over a split
+vocabulary."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ _IN_PLACE = Param("in_place", "flag", "the gradient of the logits takes their bu
 
 
 class Embedding(OpDef):
-    """Looks rows of a table up. A table split over its rows gives a masked lookup and a partial
-    sum."""
+    """Looks up rows of a table. If the rows of the table are split, the lookup is masked and the
+    result is a partial sum."""
 
     name = "stg.embedding"
     operands = ("table", "tokens")
@@ -59,7 +60,7 @@ class Embedding(OpDef):
 
 
 class EmbeddingGrad(OpDef):
-    """Adds rows of dy up per token, one FLOP per element of dy."""
+    """Gradient of `stg.embedding`: adds up rows of dy by token, one FLOP per element of dy."""
 
     name = "stg.embedding_grad"
     operands = ("tokens", "dy")
@@ -84,13 +85,13 @@ class EmbeddingGrad(OpDef):
 class CrossEntropy(OpDef):
     """Mean negative log-likelihood in fp32; the second result is the row log-sum-exp for backward.
 
-    Where the vocabulary is split it becomes three all_reduces of [batch, sequence] in fp32: the
-    maximum, the sum of exponentials, the target logit (arXiv 1909.08053). 5 FLOPs per logit. With
-    the flag `in_place` the gradient of the logits takes their buffer. With `steps` the maximum, a
-    subtraction, exponentials and their sum are kernels, which read a logit four times and write it
-    twice (megatron/mpu/cross_entropy.py, `_VocabParallelCrossEntropy.forward`); the division of the
-    softmax counts in its gradient. With `given_type` the stock form has no tensor in fp32. With
-    `compiled` the kernel casts the logits that it reads.
+    With a split vocabulary it becomes three all_reduces of [batch, sequence] in fp32: the maximum,
+    the sum of exponentials, the target logit (arXiv 1909.08053). 5 FLOPs per logit. With the flag
+    `in_place`, the gradient of the logits overwrites their buffer. With `steps`, the maximum, a
+    subtraction, exponentials and their sum are separate kernels, which read a logit four times and
+    write it twice (megatron/mpu/cross_entropy.py, `_VocabParallelCrossEntropy.forward`); the
+    division of the softmax counts in its gradient. With `given_type`, the stock form has no tensor
+    in fp32. With `compiled`, the kernel casts the logits that it reads.
     """
 
     name = "stg.cross_entropy"
@@ -170,8 +171,8 @@ class CrossEntropy(OpDef):
 
 
 class CrossEntropyGrad(OpDef):
-    """(softmax(logits) - onehot(labels)) * dloss / mean, 4 FLOPs per logit. With `steps` the
-    softmax is divided, and later multiplied, by kernels that each read and write it."""
+    """(softmax(logits) - onehot(labels)) * dloss / mean, 4 FLOPs per logit. With `steps`, separate
+    kernels divide the softmax and multiply it later; each reads and writes it."""
 
     name = "stg.cross_entropy_grad"
     operands = ("logits", "labels", "lse", "dloss")
@@ -220,7 +221,7 @@ class SumExp(OpDef):
 
 
 class Pick(OpDef):
-    """The element of the last dimension that the label names; 0 where another rank holds it."""
+    """The element of the last dimension at the index of the label; 0 if it is on another rank."""
 
     name = "stg.pick"
     operands = ("x", "labels")

@@ -1,5 +1,5 @@
-"""The statements of a strategy: how a model is split over a mesh and how it runs, without touching
-its text. A file each; `STATEMENTS` lists them."""
+"""The statements of a strategy, one per file: how a model is split over a mesh and how it runs,
+without changes to its text. `STATEMENTS` lists them."""
 
 from __future__ import annotations
 

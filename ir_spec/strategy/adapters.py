@@ -28,11 +28,12 @@ class AdaptersRule(Record):
 class AdaptersOp(Statement):
     """The element type of the adapters of `stg.lora`.
 
-    With `f32` adapters of a model in 16 bits are parameters in 32 bits, with moments of that type.
-    Each adapter casts its input, which backward keeps, and its result to the type of what it adds
-    to, as peft does by default (`autocast_adapter_dtype`) for weights of 4 bits; for others peft
-    adds in 32 bits and casts the sum, in as many bytes. A model in 32 bits, and parameters that
-    ZeRO-3 casts where it gathers them, have adapters like the parameters beside them.
+    With `f32`, the adapters of a 16-bit model are 32-bit parameters, with moments of that type.
+    Each adapter casts its input, which backward keeps, and casts its result to the type of the
+    value that it is added to, as peft does by default (`autocast_adapter_dtype`) for 4-bit weights;
+    for others peft adds in 32 bits and casts the sum, with the same number of bytes. In a 32-bit
+    model, and for parameters that ZeRO-3 casts when it gathers them, adapters have the type of the
+    adapted parameters.
     """
 
     name, record = "stg.adapters", AdaptersRule

@@ -33,20 +33,20 @@ class AutocastRule(Record):
 
 
 class AutocastOp(Statement):
-    """Parameters and activations are f32, and ops cast where they use them, by the lists of
-    `torch.autocast`: products and attention take operands of this type and give results of it,
-    softmax, layer norms, powers and losses are f32, each other op has the widest type of its
+    """Parameters and activations are f32, and ops cast their operands, by the lists of
+    `torch.autocast`: products and attention take operands of the type `to` and return results of
+    it; softmax, layer norms, powers and losses are f32; each other op has the widest type of its
     operands.
 
-    Without `on` nothing is cast, and the rest says how it would be. Nor is it where the model
-    computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3, and with `sharded =
-    left` not under ZeRO-3 at all: torchtitan has a context that does nothing where FSDP is on.
+    Without `on`, nothing is cast, and the other parameters have no effect. Nothing is cast either
+    if the model computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3, or under
+    ZeRO-3 with `sharded = left`: torchtitan's context does nothing with FSDP.
 
     The cast of a parameter is kept for all its uses and for backward, as in autocast's cache. An
     activation is cast by each product that takes it, and backward keeps each of these copies. A
-    product with a packed parameter ([D, 2, F]) is as many products as it packs. Attention that is
-    an operator of its own (`attention = given`) takes queries and keys as their rotation gives
-    them, in f32, and its result has that type.
+    product with a packed parameter ([D, 2, F]) counts as several products. Attention that is a
+    separate operator (`attention = given`) takes queries and keys in f32, as their rotation returns
+    them, and its result has that type.
     """
 
     name, record = "stg.autocast", AutocastRule

@@ -1,4 +1,4 @@
-"""The axes of a mesh that flags give, what they split, and their order."""
+"""The mesh axes of flags, the dimensions that they split, and their order."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ DATA_AXES = ("dp_replicate", "dp_shard", "dp")
 SHARDING = ("dp", "dp_shard", "ep", "cp")
 #: Axes over which all gradients are reduced.
 REDUCED = ("dp", "dp_replicate", "dp_shard", "ep", "cp")
-#: Heads: of attention, of its keys and values; of a vision tower beside a text model; of
-#: state-space layers and linear attention, and the groups that they form; the channels of Mamba-1.
+#: Heads: of attention, of its keys and values; of a vision tower next to a text model; of
+#: state-space layers and linear attention, and their groups; the channels of Mamba-1.
 HEADS = ("H", "G", "H_v", "H_m", "G_m", "I")
-#: Heads and feed-forward widths of the stages of an image encoder behind the first one.
+#: Heads and feed-forward widths of the stages of an image encoder after the first one.
 _STAGES = tuple(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6))
 #: The feed-forward width of an expert.
 EXPERT_WIDTH = "M"
+#: The feed-forward width of shared experts.
+SHARED_WIDTH = "F_shared"
 #: Feed-forward widths: dense, of an expert, of shared experts.
-WIDTHS = ("F", EXPERT_WIDTH, "F_shared")
-#: What tensor parallelism splits: heads, feed-forward widths (dense, of an expert, of shared
-#: experts), vocabulary.
+WIDTHS = ("F", EXPERT_WIDTH, SHARED_WIDTH)
+#: The dimensions that tensor parallelism splits: heads, feed-forward widths (dense, of an expert,
+#: of shared experts), vocabulary.
 TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", "V", *_STAGES)
-#: The part of tensor parallelism over which experts are split, where `ep` takes some of its ranks.
+#: The part of tensor parallelism over which experts are split, if `ep` takes some of its ranks.
 EXPERT_PART = "tpe"
-#: The part of tensor parallelism over which KV heads are replicated, where there are too few.
+#: The part of tensor parallelism over which KV heads are replicated, if there are too few.
 REPLICAS = "tpr"
 #: The part of data parallelism over which parameters stay split between forward and backward.
 WITHIN = "dp_within"
-#: What stands behind an axis that flags give, where that is split in two.
+#: The inner axis of each axis of a flag that may be split in two.
 PARTS = {"dp": (WITHIN,), "dp_shard": (WITHIN,)}
 #: The axes that tensor parallelism is split into, slowest first.
 TENSOR_AXES = (EXPERT_PART, "tp", REPLICAS)
@@ -40,9 +42,9 @@ AXES = ("pp", *DATA_AXES, "ep", "cp", "tp")
 
 
 def whole_experts(flag: Callable[[str], Any]) -> bool:
-    """Whether tensor parallelism leaves experts whole: `etp` is 1; or it is left out, and `ep`
-    counts more ranks than the data-parallel ones, so that it takes those of `tp` as well. `flag`
-    gives the value of a flag.
+    """Whether tensor parallelism leaves experts whole: if `etp` is 1, or if it is left out and `ep`
+    needs the ranks of `tp` in addition to the data-parallel ones. `flag` returns the value of a
+    flag.
 
     | dp | tp | ep | etp | whole |
     |----|----|----|-----|-------|
@@ -59,9 +61,9 @@ def whole_experts(flag: Callable[[str], Any]) -> bool:
 
 
 def expert_parts(flag: Callable[[str], Any]) -> int:
-    """The parts of tensor parallelism that have experts of their own, each split over the ranks of
-    its part: `ep`, where it takes some ranks of `tp` and none of the data-parallel ones; 1 else.
-    `flag` gives the value of a flag.
+    """The number of parts of tensor parallelism with different experts, which are split over the
+    ranks of a part: `ep`, if it takes some ranks of `tp` and no data-parallel ones, otherwise 1.
+    `flag` returns the value of a flag.
 
     | dp | tp | ep | etp | parts |
     |----|----|----|-----|-------|
@@ -76,7 +78,7 @@ def expert_parts(flag: Callable[[str], Any]) -> int:
 
 
 def ordered(axes: Iterable[str], order: str) -> list[str]:
-    """The axes of a mesh, with those that `order` names in its order: they share their places.
+    """The axes of a mesh, where those that `order` names are permuted among their positions.
 
     | axes       | order   | result     |
     |------------|---------|------------|

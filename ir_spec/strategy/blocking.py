@@ -30,11 +30,12 @@ class BlockingRule(Record):
 
 
 class BlockingOp(Statement):
-    """Collectives of activations over these axes block: they run in the stream of computations.
+    """Makes collectives of activations over these axes blocking: they run in the stream of
+    computations.
 
-    A computation that is issued after one waits for it, whether it uses the result or not, and it
-    waits for the computation before it. Without the statement only data dependencies hold between
-    the two streams (asynchronous tensor parallelism).
+    A computation that is issued after such a collective waits for it, even if it does not use the
+    result, and the collective waits for the computation before it. Without the statement, there are
+    only data dependencies between the two streams (asynchronous tensor parallelism).
     """
 
     name, record, repeats, subject = "stg.blocking", BlockingRule, True, "over"

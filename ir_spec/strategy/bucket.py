@@ -39,12 +39,12 @@ class BucketRule(Record):
 
 
 class BucketOp(Statement):
-    """Reduces gradients during backward, under ZeRO 0 and 1: complete ones are collected until a
-    call has this many bytes. Without it, or with 0, there is one call after backward.
+    """Reduces gradients during backward, under ZeRO 0 and 1: complete gradients are collected until
+    a call has this many bytes. Without the statement, or with 0, there is one call after backward.
 
     The rule is that of PyTorch's DDP and of Megatron-LM (`overlap_grad_reduce`): no gradient is
-    cut, and the one with which a call reaches its size closes it. Each chunk of a pipeline stage
-    has calls of its own. PyTorch's first call, of 1 MiB, is not modeled.
+    cut, and the gradient with which a call reaches its size completes it. Each chunk of a pipeline
+    stage has separate calls. PyTorch's first call, of 1 MiB, is not modeled.
     """
 
     name, record = "stg.bucket", BucketRule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
-#: Copied between the order of ranks and that of a dimension.
+#: Elements are copied between the order of ranks and that of a dimension.
 COPIED = "copied"
 LIBRARY, ONE_SHOT, TWO_SHOT = "library", "one_shot", "two_shot"
 
@@ -60,29 +60,29 @@ class CollectivesRule(Record):
 class CollectivesOp(Statement):
     """Which kernels compute collectives.
 
-    Engines of serving have kernels of their own for small all_reduces within a node, in which each
-    rank reads the memory of the others (vLLM, csrc/custom_all_reduce.cuh; TensorRT-LLM,
-    customAllReduceKernels.cu): `one_shot`, all operands, or `two_shot`, each rank adds a part of
-    the buffer and then reads the other sums. They are taken for up to `below` bytes where they are
-    faster than the library. Their constants are those of the machine
-    (`efficiency.network.LEVEL.direct`); one without them has the library.
+    Serving engines have their own kernels for small all_reduces within a node, in which each rank
+    reads the memory of the others (vLLM, csrc/custom_all_reduce.cuh; TensorRT-LLM,
+    customAllReduceKernels.cu): with `one_shot` it reads all operands; with `two_shot` it adds a
+    part of the buffer and then reads the other sums. They are used for up to `below` bytes, if they
+    are faster than the library. Their constants are those of the machine
+    (`efficiency.network.LEVEL.direct`); a machine without them uses the library.
 
-    With `norms` the kernel of an all_reduce also adds the residual and normalizes what it has added
-    up, or normalizes by sums of squares that it has added up: no kernel is launched for that
+    With `norms`, the kernel of an all_reduce also adds the residual and normalizes the sum, or
+    normalizes by sums of squares that it has added up, so that no further kernel is launched
     (flashinfer.comm.trtllm_allreduce_fusion, which vLLM and SGLang call; TensorRT-LLM,
-    AllReduceFusionOp.RESIDUAL_RMS_NORM). Large ones of the library are taken as if they did, too:
-    the start of a kernel is nothing beside them.
+    AllReduceFusionOp.RESIDUAL_RMS_NORM). The model assumes the same for large all_reduces of the
+    library, next to which the start of a kernel is negligible.
 
-    With `statistics` the sums of squares by which several norms of split rows divide, where one
-    does not wait for the other, are one all_reduce, as of the queries and keys of MiniMax-M2 (vLLM,
+    With `statistics`, the sums of squares of several independent norms over split rows are one
+    all_reduce, such as those of the queries and keys of MiniMax-M2 (vLLM,
     model_executor/layers/mamba/linear_attn.py: MiniMaxText01RMSNormTP.forward_qk; SGLang,
     srt/models/minimax_m2.py; TensorRT-LLM, minimax_allreduce_rms_qk).
 
-    `order = copied`: libraries have the parts of ranks one behind the other, which is the order of
-    the first dimension only. PyTorch's functional collectives concatenate along others what they
-    have gathered, and what they will reduce (torch/distributed/_functional_collectives.py:
-    `all_gather_tensor`, `reduce_scatter_tensor`): a kernel and one more tensor of that size. What
-    products take or make in steps beside the transfer is not copied.
+    `order = copied`: in libraries the parts of ranks follow each other, which is the order of the
+    first dimension only. For other dimensions, PyTorch's functional collectives concatenate what
+    they have gathered, and what they will reduce (torch/distributed/_functional_collectives.py:
+    `all_gather_tensor`, `reduce_scatter_tensor`): a kernel and another tensor of that size.
+    Operands and results of products that run in steps during the transfer are not copied.
     """
 
     name, record = "stg.collectives", CollectivesRule

@@ -11,17 +11,17 @@ from stagec.ir_spec.strategy.statement import Record, Statement, parameter
 
 
 class DeferRule(Record):
-    """Partial sums over these axes are handed on."""
+    """Partial sums over these axes are not reduced at once."""
 
     over: Axes = parameter("axes", "mesh axes", required=True)
 
 
 class DeferOp(Statement):
-    """Passes partial sums over these axes through products and rotations, and reduces them where
-    another reduction is needed.
+    """Passes partial sums over these axes through products and rotations, and reduces them together
+    with the next required reduction.
 
-    For axes over which a value is replicated that others of its op split, as key and value heads
-    are where tensor parallelism is wider than they are many.
+    This is for axes over which a value is replicated while other operands of its op are split, such
+    as key and value heads if tensor parallelism has more ranks than there are heads.
     """
 
     name, record, repeats = "stg.defer", DeferRule, True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 CONFIGURED = "configured"
-#: The rates of `stg.module`: of what layers add to the stream, of what they begin with, and of the
-#: shares of attention.
+#: The rates of `stg.module`: for the outputs of layers, for their first input, and for attention
+#: weights.
 RATES = HIDDEN, EMBEDDING, ATTENTION = "hidden_dropout", "embedding_dropout", "attention_dropout"
 
 
@@ -25,12 +25,12 @@ class DropoutRule(Record):
 
 
 class DropoutsOp(Statement):
-    """Whether a step of training drops elements, as the rates of `stg.module` say, which importers
-    write: `add-dropout` puts `stg.dropout` into the program.
+    """Whether a training step drops elements, with the rates of `stg.module`, which importers
+    write: `add-dropout` adds `stg.dropout` to the program.
 
-    Backward keeps a mask of one byte for each element (`native_dropout` of PyTorch on GPUs); a
-    kernel of attention draws its mask again from a seed, and only attention that runs operation by
-    operation keeps one, with the shares that are left.
+    Backward keeps a mask of one byte per element (`native_dropout` of PyTorch on GPUs). An
+    attention kernel generates its mask again from a seed; only attention that runs operation by
+    operation keeps a mask, and the remaining weights.
     """
 
     name, record = "stg.dropouts", DropoutRule

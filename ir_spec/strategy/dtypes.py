@@ -10,13 +10,13 @@ from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DTYPES = ("f32", "bf16", "f16")
-#: The type of the parameter that a gradient or a moment is of.
+#: The element type of the parameter that a gradient or moment belongs to.
 PARAM = "param"
-#: The type that parameters are gathered and computed with in.
+#: The element type in which parameters are gathered and used.
 COMPUTE = "compute"
 
 
-#: Recipes with scales of blocks, which are those of what is cast.
+#: Recipes with a scale per block, which is computed from the block.
 BLOCKS = ("block", "mxfp8", "nvfp4")
 FP8 = ("hybrid", "e4m3", *BLOCKS)
 
@@ -102,12 +102,13 @@ class DtypesRule(Record):
 
 
 def of_parameter(said: str, param: str) -> str:
-    """The element type that is said of what belongs to a parameter of type `param`."""
+    """The element type of a gradient or moment that the text states as `said`, for a parameter of
+    type `param`."""
     return param if said == PARAM else said
 
 
 def computed_in(dtypes: DtypesRule, zero: int, param: str) -> str:
-    """The element type in which parameters of type `param` are computed with at a stage of ZeRO."""
+    """The element type in which computations use parameters of type `param` at a stage of ZeRO."""
     return of_parameter(dtypes.compute, param) if zero >= 3 else param
 
 
@@ -119,31 +120,33 @@ def on_the_wire(dtypes: DtypesRule, zero: int, param: str) -> str:
 
 
 class DtypesOp(Statement):
-    """Element types: of parameters and activations, gradients, reductions on the wire, the master
-    copy, moments.
+    """The element types of parameters and activations, gradients, reductions on the wire, the
+    master copy and moments.
 
-    Gradients, reductions and moments of type `param` are in that of their parameter, as those of
-    `torch.optim` are, reductions of type `compute` in that of `compute`; with `master = none` the
+    Gradients, reductions and moments with `param` have the type of their parameter, as in
+    `torch.optim`; reductions with `compute` have the type `compute`. With `master = none`, the
     optimizer updates the parameter itself.
 
-    With `compute` what ZeRO-3 shards is of type `param` at rest and in the optimizer, and gathered
-    and computed with in that of `compute`, as by `MixedPrecisionPolicy(param_dtype)` of PyTorch's
-    `fully_shard`: activations have it too, and so have gradients before their reduction. Where
-    ZeRO-3 shards nothing, it says nothing.
+    With `compute`, parameters that ZeRO-3 shards have the type `param` at rest and in the
+    optimizer, and are gathered and used in the type `compute`, as with
+    `MixedPrecisionPolicy(param_dtype)` of PyTorch's `fully_shard`; activations, and gradients
+    before their reduction, have that type too. Without parameters that ZeRO-3 shards, it has no
+    effect.
 
-    With `fp8` both operands of the blocks' products with parameters are 8-bit floats: f8e4m3 in
-    forward, in backward f8e5m2 (`hybrid`) or the same (`e4m3`) for what comes in. With `block`
+    With `fp8`, both operands of the products with parameters in blocks are 8-bit floats: f8e4m3 in
+    forward; in backward, incoming gradients are f8e5m2 (`hybrid`) or f8e4m3 (`e4m3`). With `block`,
     activations and gradients are f8e4m3s, which has an f32 scale for each 128 elements, as in
     DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) and block scaling of Transformer Engine. Results,
-    and parameters at rest, keep their type. With `scaling = current` each scale is that of the
-    tensor which is cast, so that the cast waits for all of it and is a kernel: `stg.quantize`.
+    and parameters at rest, keep their type. With `scaling = current`, the scale is computed from
+    the tensor that is cast, so the cast needs the whole tensor and is a separate kernel:
+    `stg.quantize`.
 
-    `mxfp8` and `nvfp4` are recipes of Blackwell, whose casts are kernels too, as in Transformer
-    Engine (`MXFP8BlockScaling`, `NVFP4BlockScaling`). With `mxfp8` activations, parameters and
-    gradients are f8e4m3s, whose size is that of a scale of 8 bits for each 32 elements. With
-    `nvfp4` they are f4e2m1s, with a scale of 8 bits for each 16 elements, in all three products of
-    forward and backward; the copies of activations and gradients that gradients of parameters take
-    go through a random Hadamard transform.
+    `mxfp8` and `nvfp4` are recipes of Blackwell, whose casts are separate kernels too, as in
+    Transformer Engine (`MXFP8BlockScaling`, `NVFP4BlockScaling`). With `mxfp8`, activations,
+    parameters and gradients are f8e4m3s, with the size of an 8-bit scale for each 32 elements. With
+    `nvfp4` they are f4e2m1s, with an 8-bit scale for each 16 elements, in all three products of
+    forward and backward; the copies of activations and gradients for the gradients of parameters go
+    through a random Hadamard transform.
     """
 
     name, record = "stg.dtypes", DtypesRule

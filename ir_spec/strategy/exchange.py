@@ -1,4 +1,4 @@
-"""Splits of a sequence that become splits of heads around attention (Ulysses)."""
+"""Splits of a sequence that become splits of heads for attention (Ulysses)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stagec.ir_spec.strategy.statement import Record, Statement, parameter
 
 
 class ExchangeRule(Record):
-    """The split of a dimension moves to other ones, around attention."""
+    """The split of a dimension moves to other dimensions for attention."""
 
     dim: str = parameter("dim", "the dimension", required=True, positional=True)
     into: tuple[str, ...] = parameter(

@@ -1,4 +1,4 @@
-"""How many tokens each expert gets."""
+"""The number of tokens that each expert receives."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class ExpertLoadRule(Record):
 class ExpertLoadOp(Statement):
     """The relative number of tokens that each expert receives.
 
-    With `layer` it is about one layer, counted from 0 among those with experts; without, about all
-    that no other statement is about. Ranks take whole rows, shared out by largest remainders.
+    With `layer`, the statement applies to one layer, counted from 0 among those with experts;
+    without it, to all layers without another statement. Ranks receive whole rows, distributed by
+    largest remainders.
     """
 
     name, record, repeats = "stg.expert_load", ExpertLoadRule, True

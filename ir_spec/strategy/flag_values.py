@@ -1,4 +1,4 @@
-"""What a command line asks for, as statements read it."""
+"""The values of a command line's flags, as statements read them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 from stagec.ir_spec.strategy.axes import PARTS
 
 Axes: TypeAlias = tuple[str, ...]
-#: What a flag needs that changes nothing in training: a step of serving.
+#: The need of flags without effect in training: a serving step.
 SERVE = "serve"
 
 
 @dataclass(frozen=True, slots=True)
 class FlagValues:
-    """What a command line asks for: the values of its flags, the axes of the mesh (None: of open
-    size), the symbols of the model, with their sizes as far as they are known, and its dimensions
+    """The request of a command line: the values of its flags, the sizes of the mesh's axes (None if
+    open), the symbols of the model, with their sizes as far as they are known, and its dimensions
     of tokens."""
 
     flags: Mapping[str, Any]
@@ -30,34 +30,34 @@ class FlagValues:
 
     @property
     def decodes(self) -> bool:
-        """Whether the step has few tokens beside those that are cached."""
+        """Whether the step decodes: it has few tokens in addition to the cached ones."""
         return self.flags.get("serve") == "decode"
 
     @property
     def context(self) -> Axes:
-        """The dimensions that context parallelism splits: the tokens of the step, or in decode,
-        where these are few, those that are cached."""
+        """The dimensions that context parallelism splits: the tokens of the step, or, in decode,
+        the cached tokens."""
         zigzag = self["cp_mode"] == "ring" and self["cp_order"] == "zigzag"
         return ("past",) if self.decodes else self.split_over("cp", times=2 if zigzag else 1)
 
     @property
     def cp_mode(self) -> str:
-        """How attention sees a split sequence; where caches are split it merges its parts."""
+        """How attention reads a split sequence; with split caches, it merges partial results."""
         return "merge" if self.decodes else str(self["cp_mode"])
 
     def split_over(self, *names: str, times: int = 1) -> Axes:
-        """The dimensions of tokens that are split over these axes: the first one, which has to
-        divide, and those of the others that do."""
+        """The dimensions of tokens that are split over these axes: the first one, which must divide
+        evenly, and those of the others that do."""
         parts = self.ranks(*names) * times
         sizes = [self.sizes.get(n) for n in self.sequences[1:]]
         others = zip(self.sequences[1:], sizes, strict=True)
         return (*self.sequences[:1], *(n for n, s in others if s is None or s % parts == 0))
 
     def over(self, *names: str) -> Axes:
-        """Those of these axes that the mesh has, each with what it is split into."""
+        """Those of these axes that the mesh has, each with its inner axis if it is split in two."""
         named = (a for a in names if a in self.axes)
         return tuple(part for a in named for part in (a, *PARTS.get(a, ())) if part in self.axes)
 
     def ranks(self, *names: str) -> int:
-        """The ranks along these axes."""
+        """The number of ranks along these axes."""
         return prod(self.axes[a] or 1 for a in self.over(*names))

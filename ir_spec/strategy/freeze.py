@@ -29,32 +29,31 @@ class FreezeRule(Record):
 
     @property
     def patterns(self) -> tuple[tuple[str, bool], ...]:
-        """Each pattern, and whether it freezes what it matches."""
+        """Each pattern, and whether it freezes the parameters that it matches."""
         names = (name.strip() for name in self.names.split(","))
         return tuple((n.removeprefix("!"), not n.startswith("!")) for n in names if n)
 
     def freezes(self, path: str) -> bool | None:
-        """Whether a parameter is frozen: what the last pattern that matches says; None if none
-        does."""
+        """Whether a parameter is frozen, by the last pattern that matches; None if none does."""
         said = [frozen for pattern, frozen in self.patterns if matches(path, pattern)]
         return said[-1] if said else None
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a pattern is the name of a parameter, of a scope around it, or of both from some
-    scope on: `wq`, `gqa`, `layers/gqa` and `layers/*/wq` match `layers/gqa/wq`."""
+    """Whether a pattern matches the name of a parameter, of a scope around it, or a path of both:
+    `wq`, `gqa`, `layers/gqa` and `layers/*/wq` match `layers/gqa/wq`."""
     parts = path.split("/")
     ends = ("/".join(parts[i:]) for i in range(len(parts)))
     return any(fnmatchcase(end, p) for end in ends for p in (pattern, f"{pattern}/*"))
 
 
 class FreezeOp(Statement):
-    """Parameters that are not trained: they have no gradient and no state of the optimizer, no
-    product of backward is computed for them, and nothing below them where nothing is trained there.
+    """Parameters that are not trained: they have no gradient and no optimizer state, and backward
+    computes no product for them. Backward ends where nothing before is trained.
 
-    A pattern is the name of a parameter or of a scope, with `*` for any letters; the last one that
-    matches counts. The layers of a stack are one parameter, so they are frozen together. Beside
-    `stg.lora`, which freezes all but its adapters, "!embed" trains the embedding too.
+    A pattern is the name of a parameter or of a scope, with `*` for any characters; the last one
+    that matches counts. The layers of a stack are one parameter, so they are frozen together. With
+    `stg.lora`, which freezes everything except its adapters, "!embed" trains the embedding too.
     """
 
     name, record = "stg.freeze", FreezeRule

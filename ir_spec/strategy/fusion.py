@@ -5,7 +5,7 @@ from __future__ import annotations
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
-#: Kinds in which a compiler sees casts beside each other, and norms.
+#: The kinds in which a compiler fuses adjacent casts, and norms.
 COMPILED = ("elementwise", "epilogue")
 
 
@@ -72,21 +72,21 @@ class FusionRule(Record):
 class FusionOp(Statement):
     """Runs adjacent computations as one kernel, as a compiler would.
 
-    `pointwise` joins computations of single elements that follow each other, as TorchScript does;
-    `elementwise` joins them with normalisations over rows; `epilogue` joins element-wise ones to
-    the matrix product before them as well. With `gradients` the products of weight gradients add to
-    the sum over microbatches, as those of Megatron-LM do (`gradient_accumulation_fusion`); else it
-    is a kernel of its own (`stg.accumulate_grad`), as in PyTorch's DDP. With `products` matrix
-    products that follow each other and multiply the same operand, such as the inputs of attention,
-    are one product, as engines store their weights, and add their biases. With `caches` rows are
-    rotated, cast and appended to caches in one kernel, queries rotated with them. With `sums` the
-    sum that a layer ends with is added up by the norm that the next one starts with
-    (fused_add_rms_norm). With `experts` products of experts in 4 bits read the rows of tokens that
-    experts have, compute the activation and cast its result, on devices of that family (trtllm-gen,
-    trtllm_fused_moe_runner.cu: PermuteGemm1 with routeAct and fusedAct). With `own_casts` operands
-    are cast to so many bits or less by kernels of their own, as engines quantize them by operators
-    that their compilers do not see into. Without the statement every computation is a
-    kernel of its own, as PyTorch runs without a compiler.
+    `pointwise` fuses consecutive computations of single elements, as TorchScript does;
+    `elementwise` fuses them with normalisations over rows; `epilogue` also fuses element-wise
+    computations with the matrix product before them. With `gradients`, the products of weight
+    gradients add to the sum over microbatches, as in Megatron-LM (`gradient_accumulation_fusion`);
+    otherwise the addition is a separate kernel (`stg.accumulate_grad`), as in PyTorch's DDP. With
+    `products`, consecutive matrix products with the same operand, such as the inputs of attention,
+    are one product that also adds their biases, as engines store their weights. With `caches`, one
+    kernel rotates rows, casts them and appends them to caches, and rotates queries with them. With
+    `sums`, the norm at the start of a layer computes the sum at the end of the previous layer
+    (fused_add_rms_norm). With `experts`, 4-bit products of experts read the rows of their tokens,
+    compute the activation and cast its result, on devices of that family (trtllm-gen,
+    trtllm_fused_moe_runner.cu: PermuteGemm1 with routeAct and fusedAct). With `own_casts`, casts to
+    this number of bits or fewer are separate kernels, as in engines that quantize with operators
+    that are opaque to their compilers. Without the statement, every computation is a separate
+    kernel, as in PyTorch without a compiler.
     """
 
     name, record = "stg.fusion", FusionRule

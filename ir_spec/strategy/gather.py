@@ -1,4 +1,4 @@
-"""Values that are gathered where they are used."""
+"""Values that are gathered before they are used."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class GatherOp(Statement):
     """Activations split over these dimensions are gathered before an op that would treat the split
     specially.
 
-    `stg.gather[V]` gives a loss over gathered logits instead of a vocabulary-parallel one. With
-    `regather`, backward keeps the rank's own part and gathers it again, as Transformer Engine and
-    PyTorch do with keys and values under context parallelism. With `of`, the values of these names
-    are whole in the dimensions instead, whichever op uses them.
+    `stg.gather[V]` computes the loss over gathered logits instead of a vocabulary-parallel loss.
+    With `regather`, backward keeps the rank's own part and gathers it again, as Transformer Engine
+    and PyTorch do with keys and values under context parallelism. With `of`, the values with these
+    names are not split in the dimensions, whichever op uses them.
     """
 
     name, record, repeats = "stg.gather", GatherRule, True

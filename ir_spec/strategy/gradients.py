@@ -62,36 +62,37 @@ class GradientsRule(Record):
 
 
 class GradientsOp(Statement):
-    """How long gradients are alive: in buffers that persist, as those of Megatron-LM do, or from
-    where backward makes them to the end of the step (`freed`), so that forward has none, as with
-    `zero_grad(set_to_none=True)` of PyTorch.
+    """The lifetime of gradients: in persistent buffers, as in Megatron-LM, or from backward to the
+    end of the step (`freed`), so that none exist in forward, as with `zero_grad(set_to_none=True)`
+    of PyTorch.
 
-    Sums over several microbatches are there from the first backward on, beside the forward of the
-    next microbatch: they count as persistent. In a pipeline the plan has them from where the first
-    microbatch of a stage makes them, as `AccumulateGrad` takes the first gradient for the sum; a
-    later one is made beside it, and added.
+    Sums over several microbatches exist from the first backward on, also during the forward of the
+    next microbatch: they count as persistent. In a pipeline, the memory plan has them from the
+    first microbatch of a stage on, since `AccumulateGrad` uses the first gradient as the sum; a
+    later gradient is a separate tensor, which is added.
 
-    `tables = whole`: a rank makes the gradient of all rows of a table whose rows are split, a
-    partial sum where ranks have other tokens, as DTensor, which has no rule for parts of the rows
-    (torch/distributed/tensor/_ops/_embedding_ops.py: `embedding_dense_backward_strategy`). FSDP2
-    reduces it where the backward of its unit ends (_fully_shard/_fsdp_param.py:
-    `_get_grad_inner_tensor`), an optimizer in its update.
+    `tables = whole`: for an embedding table whose rows are split, a rank computes the gradient of
+    all rows (a partial sum if ranks have different tokens), as in DTensor, which has no rule for
+    parts of the rows (torch/distributed/tensor/_ops/_embedding_ops.py:
+    `embedding_dense_backward_strategy`). FSDP2 reduces it when the backward of its unit ends
+    (_fully_shard/_fsdp_param.py: `_get_grad_inner_tensor`), an optimizer in its update.
 
-    `reduced = once`: under ZeRO-2 and 3 a rank adds up whole gradients over the microbatches, in
-    the type in which they are reduced, and reduces them once, layer by layer: what FSDP2 does
-    without `set_requires_gradient_sync` (_fully_shard/_fsdp_param_group.py: `post_backward`;
-    _fsdp_param.py: `to_accumulated_grad_if_needed`), as `no_sync` of accelerate, and in a pipeline
-    (`staged`) as `PipelineStage` (torch/distributed/pipelining/stage.py:
+    `reduced = once`: under ZeRO-2 and 3, a rank adds up whole gradients over the microbatches, in
+    the type in which they are reduced, and reduces them once, layer by layer, as FSDP2 does without
+    `set_requires_gradient_sync` (_fully_shard/_fsdp_param_group.py: `post_backward`;
+    _fsdp_param.py: `to_accumulated_grad_if_needed`), for example with `no_sync` of accelerate, and
+    in a pipeline (`staged`) with `PipelineStage` (torch/distributed/pipelining/stage.py:
     `backward_maybe_with_nosync`, `perform_reduce_grad`).
 
-    `sums = cast`: where the sum of microbatches has another type, a kernel casts the gradient, and
-    one adds what that wrote: 18 bytes per parameter for bf16 and fp32, not 10 (DeepSpeed,
+    `sums = cast`: if the sum over microbatches has another type, one kernel casts the gradient and
+    another adds the result: 18 bytes per parameter for bf16 and fp32, not 10 (DeepSpeed,
     runtime/bf16_optimizer.py: `update_hp_grads`).
 
-    `collective = all_reduce`: under ZeRO-1 each rank gets the sums of all gradients, and takes the
-    part that it updates, in twice the time of a reduce_scatter (nanotron, trainer.py: `train_step`,
-    `reduce_scatter=False`; DeepSpeed in bf16, runtime/pipe/engine.py: `_bf16_reduce_grads`).
-    Parameters that are gathered beside the next forward keep the reduce_scatter.
+    `collective = all_reduce`: under ZeRO-1, each rank receives the sums of all gradients and uses
+    the part that it updates, in twice the time of a reduce_scatter (nanotron, trainer.py:
+    `train_step`, `reduce_scatter=False`; DeepSpeed in bf16, runtime/pipe/engine.py:
+    `_bf16_reduce_grads`). Parameters that are gathered during the next forward keep the
+    reduce_scatter.
     """
 
     name, record = "stg.gradients", GradientsRule

@@ -9,9 +9,9 @@ from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
-#: Where the scheduler of an engine works: between two steps, or beside devices.
+#: When the scheduler of an engine works: between two steps, or concurrently with devices.
 BETWEEN, BESIDE = "between", "beside"
-#: Where hosts wait for devices: nowhere, at both ends of each forward and backward, or behind each
+#: Where hosts wait for devices: nowhere, at both ends of each forward and backward, or after each
 #: kernel.
 NEVER, PHASES, KERNELS = "never", "phases", "kernels"
 #: How hosts launch steps with prompts: as a graph, or kernel by kernel.
@@ -24,8 +24,7 @@ def _time(flag: str, doc: str, help: str, needs: tuple[str, ...] = (), **more: A
 
 
 class HostsRule(Record):
-    """How the program that launches kernels keeps up with its device; a time that is empty is not
-    stated."""
+    """The times of the program that launches kernels, as text with units; '' if not stated."""
 
     issue: str = _time(
         "host_issue",
@@ -108,69 +107,72 @@ class HostsRule(Record):
 
     @property
     def issue_seconds(self) -> float | None:
-        """From one computation to the next; None: what the machine says."""
+        """The seconds from one computation to the next; None for the default of the machine."""
         return _seconds(self.issue) if self.issue else None
 
     @property
     def issue_backward_seconds(self) -> float | None:
-        """For a computation of backward; None: as for others."""
+        """The seconds for a computation of backward; None if they are as for others."""
         return _seconds(self.issue_backward) if self.issue_backward else None
 
     @property
     def product_seconds(self) -> float | None:
-        """For a product in `product_bits` or less on Blackwell; None: as for others."""
+        """The seconds for a product in `product_bits` or less on Blackwell; None if they are as for
+        others."""
         return _seconds(self.product) if self.product else None
 
     @property
     def microbatch_seconds(self) -> float:
-        """Before forward of a microbatch."""
+        """The seconds before forward of a microbatch."""
         return _seconds(self.microbatch)
 
     @property
     def graph_gap_seconds(self) -> float | None:
-        """Between two kernels of a captured graph; None: what the machine has between kernels."""
+        """The seconds between two kernels of a captured graph; None for the launch gap of the
+        machine."""
         return _seconds(self.graph_gap) if self.graph_gap else None
 
     @property
     def step_seconds(self) -> float:
-        """Of the scheduler for a step of serving."""
+        """The seconds of the scheduler for a serving step."""
         return _seconds(self.step)
 
     @property
     def request_seconds(self) -> float:
-        """Of a request before its first step, and between that and its first token."""
+        """The seconds of a request before its first step, and between that and its first token."""
         return _seconds(self.request)
 
 
 class HostsOp(Statement):
     """How the program that launches kernels keeps up with its device.
 
-    A host takes `issue` from one computation to the next: the code of a framework between two
-    launches; `issue_backward` for those of backward, which the engine of gradients launches without
-    calls of modules. Where that is longer than what they compute, devices wait for it. Hosts run
-    ahead of their devices, from one microbatch into the next, unless they wait: with `waits =
-    phases` at both ends of forward and backward of each microbatch, as timers that synchronize do
-    (Megatron-LM v2.5, megatron/schedules.py, `timers("forward-compute")`, global_vars.py,
-    `_Timer.start`). Then the longer one of host and device counts for each of these, and before
-    each forward the device has nothing to do for the time of `microbatch`: data are fetched,
-    broadcast, and masked (pretrain_gpt.py, `get_batch`). With `waits = kernels` a launch returns
-    when its kernel has ended (CUDA_LAUNCH_BLOCKING=1, with which BLOOM was trained:
-    bigscience-workshop/bigscience, tr11-176B-ml.slurm), so `issue` comes on top of each
-    computation. With `graphs` a step is captured once and launched as a whole, so no device waits.
-    Steps of serving are captured without it, but those with prompts under `prompts = issued`, as in
-    vLLM: graphs are of steps that only decode (`CUDAGraphMode.FULL_DECODE_ONLY`), or have no more
-    tokens than the largest captured size, 512 (docs/design/cuda_graphs.md). For a product in
-    `product_bits` or less on Blackwell a host takes `product`, where it chooses the kernel at each
-    call (FlashInfer, from vLLM's `flashinfer_scaled_fp4_mm` and, for weights in fp8 with one scale
-    per tensor, `flashinfer_scaled_fp8_mm`; fp8 in blocks has kernels of DeepGEMM).
+    A host needs the time `issue` from one computation to the next, for the code of a framework
+    between two launches; `issue_backward` for computations of backward, which the autograd engine
+    launches without calls of modules. If that is longer than the computations, devices wait for the
+    host. Hosts run ahead of their devices, from one microbatch into the next, unless they wait.
+    With `waits = phases`, they wait at both ends of forward and backward of each microbatch, as
+    timers that synchronize do (Megatron-LM v2.5, megatron/schedules.py,
+    `timers("forward-compute")`, global_vars.py, `_Timer.start`). Then each of these takes the
+    longer time of host and device, and before each forward the device is idle for the time
+    `microbatch`, in which data are fetched, broadcast and masked (pretrain_gpt.py, `get_batch`).
+    With `waits = kernels`, a launch returns when its kernel has ended (CUDA_LAUNCH_BLOCKING=1, with
+    which BLOOM was trained: bigscience-workshop/bigscience, tr11-176B-ml.slurm), so `issue` is
+    added to each computation. With `graphs`, a step is captured once and launched as a whole, so no
+    device waits. Serving steps are captured without it, except those with prompts under `prompts =
+    issued`, as in vLLM: its graphs are for steps that only decode
+    (`CUDAGraphMode.FULL_DECODE_ONLY`), or have no more tokens than the largest captured size, 512
+    (docs/design/cuda_graphs.md). For a product in `product_bits` or less on Blackwell, a host needs
+    the time `product`, if it chooses the kernel at each call (FlashInfer, from vLLM's
+    `flashinfer_scaled_fp4_mm` and, for fp8 weights with one scale per tensor,
+    `flashinfer_scaled_fp8_mm`; fp8 in blocks has kernels of DeepGEMM).
 
-    A captured graph of decode launches its kernels with `graph_gap` between them, not with the
-    launch gap of the machine. For a step of serving the scheduler of an engine takes `step`: it
-    chooses requests, prepares their inputs and takes the tokens. Devices wait for it `between` two
-    steps; a scheduler that works `beside` them prepares a step before the tokens of the last one
-    are there (vLLM, v1/core/sched/async_scheduler.py), and the step takes the longer one of both.
-    `request` is what a request takes outside of its steps: to be received, tokenized and queued,
-    and its first token to be sent; it is part of the time to the first token.
+    A captured graph of decode launches its kernels with `graph_gap` between them, instead of the
+    launch gap of the machine. For a serving step, the scheduler of an engine needs the time `step`:
+    it chooses requests, prepares their inputs and processes the tokens. Devices wait for it
+    `between` two steps; a scheduler that works `beside` them prepares a step before the tokens of
+    the previous one exist (vLLM, v1/core/sched/async_scheduler.py), and the step takes the longer
+    time of both. `request` is the time of a request outside of its steps: to receive, tokenize and
+    queue it, and to send its first token; it is part of the time to the first token.
     """
 
     name, record = "stg.hosts", HostsRule

@@ -1,4 +1,4 @@
-"""What a step has beside parameters and activations: tokens and tables of rotations."""
+"""Memory of a step in addition to parameters and activations: tokens and tables of rotations."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class InputsOp(Statement):
 
     `rotations = made`: cosines and sines of all positions, which `LlamaRotaryEmbedding` of
     transformers returns in the type of its input, and which the products with queries and keys save
-    (models/llama/modeling_llama.py: `apply_rotary_pos_emb`). `buffer`: `freqs_cis`, complex numbers
-    of 64 bits (torchtitan/models/llama3/model/model.py: `precompute_freqs_cis`), one for each pair
-    of elements. `cos_sin`: a cosine and a sine for each element, as torchtitan has for Qwen3
-    (torchtitan/models/common/rope.py: `CosSinRoPE`).
+    for backward (models/llama/modeling_llama.py: `apply_rotary_pos_emb`). `buffer`: `freqs_cis`,
+    64-bit complex numbers (torchtitan/models/llama3/model/model.py: `precompute_freqs_cis`), one
+    for each pair of elements. `cos_sin`: a cosine and a sine for each element, as in torchtitan's
+    Qwen3 (torchtitan/models/common/rope.py: `CosSinRoPE`).
     """
 
     name, record = "stg.inputs", InputsRule

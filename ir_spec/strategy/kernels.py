@@ -5,12 +5,12 @@ from __future__ import annotations
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DEVICE = "device"
-MARLIN = "marlin"
+MARLIN, FLASHINFER = "marlin", "flashinfer"
 CLEARED = "cleared"
-#: Adapters of a server beside all linear modules, where an engine cannot know which there are.
+#: A server has adapters for all linear modules, because the engine cannot know which are used.
 ALL_MODULES = "all"
 MATH, EAGER = "math", "eager"
-#: No kernel of fused attention, but the ops that it consists of.
+#: The forms of attention without a fused kernel.
 UNFUSED = (MATH, EAGER)
 #: The kernel that PyTorch chooses for a device.
 SDPA = "sdpa"
@@ -34,6 +34,13 @@ class KernelsRule(Record):
         "The kernel that multiplies weights of 4 bits by activations of 16: that of Marlin, which "
         "weights in int4 have anyway, or the one with which the machine was measured (device).",
         choices=(DEVICE, MARLIN),
+        beside=("weight_dtype",),
+    )
+    blocks: str = flagged(
+        "block_kernel",
+        "The kernel that multiplies weights in blocks of fp8, but for those of experts: that of "
+        "FlashInfer on Blackwell, or the one with which the machine was measured (device).",
+        choices=(DEVICE, FLASHINFER),
         beside=("weight_dtype",),
     )
     eager: tuple[str, ...] = parameter(
@@ -76,61 +83,79 @@ class KernelsRule(Record):
         "(named), or of all linear modules of layers, whatever adapters have (all)",
         choices=("named", ALL_MODULES),
     )
+    adapter_ranks: tuple[int, ...] = parameter(
+        "ints",
+        "ranks that slots of adapters of a server have, in order: adapters are filled up to the "
+        "first one that is enough (default: any)",
+    )
+
+    def adapter_rank(self, rank: int) -> int | None:
+        """The rank that slots have for adapters of this one; None if all are less."""
+        return next(
+            (r for r in self.adapter_ranks if r >= rank), None if self.adapter_ranks else rank
+        )
 
 
 class KernelsOp(Statement):
-    """Which kernels compute the ops of a model, where the choice changes time or memory.
+    """The kernels that compute the ops of a model, where the choice changes time or memory.
 
-    A kernel of `attention` has constants of its own in the text of a machine
-    (`efficiency.attention.kernels`); a machine without them uses its own, and the answer
-    says so. It computes attention that a text writes as products and a softmax, too
-    (`fuse-attention`). With `math` attention is no kernel: its two products and the softmax between
-    them are ops (`expand-attention`). With `eager` they are those of transformers' `eager`
-    implementation: keys and values are copied for the heads that share them, and backward keeps the
-    softmax in fp32 and in the type of its product.
+    A kernel of `attention` has separate constants in the text of a machine
+    (`efficiency.attention.kernels`); if a machine does not have them, its general constants are
+    used, and the answer says so. The kernel also computes attention that a text writes as products
+    and a softmax (`fuse-attention`). With `math`, attention is not a kernel: its two products and
+    the softmax between them are ops (`expand-attention`). With `eager`, they are those of
+    transformers' `eager` implementation: keys and values are copied for the heads that share them,
+    and backward keeps the softmax both in fp32 and in the type of its product.
 
-    `sdpa` is PyTorch's own choice: cuDNN on Hopper and Blackwell, FlashAttention 2 elsewhere
-    (ATen/native/transformers/cuda/sdp_utils.cpp: `check_prefer_cudnn_attention`). It knows no
-    windows: sequences as long as one have a mask, with which the kernel computes all pairs.
+    `sdpa` is PyTorch's own choice: cuDNN on Hopper and Blackwell, FlashAttention 2 on other devices
+    (ATen/native/transformers/cuda/sdp_utils.cpp: `check_prefer_cudnn_attention`). It does not
+    support windows: sequences that are at least as long as the window use a mask, with which the
+    kernel computes all pairs.
 
-    With `elementwise = torch` a node says which kernels PyTorch launches for it (`form =
-    eager_...`, `stagec/time/costs/eager.py`): all those of a norm or a rotation, and those that
-    compute the place of each element, because an operand is broadcast or of another type. Hosts
+    With `elementwise = torch`, a node states the kernels that PyTorch launches for it (`form =
+    eager_...`, `stagec/time/costs/eager.py`): all kernels of a norm or rotation, and kernels that
+    compute the address of each element because an operand is broadcast or has another type. Hosts
     issue each of them.
 
-    Kernels that expand weights of 4 bits (`expands`) have constants of their own as well
+    Kernels that expand 4-bit weights (`expands`) have separate constants too
     (`efficiency.matmul.kernels`). Marlin expands them once for each block of at most 64 rows, and
-    multiplies by instructions of Ampere (vLLM, csrc/moe/marlin_moe_wna16); vLLM has it for weights
-    in int4, and for mxfp4 on Hopper with VLLM_MXFP4_USE_MARLIN, in place of kernels of Triton,
-    whose start has their routing (TensorRT-LLM, fused_moe_triton.py; triton_kernels/routing.py).
+    multiplies with instructions of Ampere (vLLM, csrc/moe/marlin_moe_wna16). vLLM uses it for int4
+    weights, and for mxfp4 on Hopper with VLLM_MXFP4_USE_MARLIN, instead of Triton kernels, whose
+    start includes their routing (TensorRT-LLM, fused_moe_triton.py; triton_kernels/routing.py).
 
-    What `eager` names becomes the ops that PyTorch runs where no compiler sees the code and no
-    library has a kernel for all of it (`expand-kernels`). Backward then keeps what each of these
-    saves. `swiglu`, `geglu`: the activation of the gate, then the product; backward keeps the
-    activated gate beside gate and up. `rmsnorm`: in fp32, cast back and scaled, as `LlamaRMSNorm`
-    of transformers; backward keeps the input in fp32 and the normalized input, where the kernel of
-    `torch.nn.RMSNorm` keeps its input. A zero-centered scale is applied in fp32, as in
-    `Gemma3RMSNorm`. `attention`: keys and values that heads share are copied for each head before
-    the kernel, which backward keeps, as `repeat_kv` of torchtitan's Llama models. `clamp`: the
-    limits of a gated activation, gate and up by themselves, then concatenated for the kernel that
-    activates them, which backward keeps beside what was clamped. `expert_bias`: the bias of what
-    experts made, times the weights of their rows, is added in fp32 (`stg.expert_bias`).
-    `scaled_rope`: rotations that multiply by a factor (YaRN), by products with cosines and sines.
-    `complex_rope`: rotations as products of complex numbers, in fp32 (torchtitan), for
-    `elementwise`.
-    `gelu`, `layernorm`, `route`: what the code of some models does without a kernel, in fp32 or by
-    a product of its own (ops say so: `stepwise`, `code`, `wide_logits`). `part_of`: a view of a
-    part of a product keeps all of it. `alibi`, `sinks`, `softcap`: attention with a bias by
-    distance, with sinks or with a bound of its scores has no kernel (`expand-attention`).
-    `joined_queries`: the result of attention over queries that are rotated in part is copied.
-    `gate_in_place` is what a compiler makes: the gradients of gate and up overwrite these, of
-    which Inductor can overwrite one while the kernel runs.
+    Products with weights in blocks of fp8 are those of DeepGEMM on Hopper and Blackwell. With
+    `blocks = flashinfer` they are those of FlashInfer on Blackwell (`gemm_fp8_nt_groupwise` of
+    trtllm-gen), which keep up with few rows only: SGLang has them where its environment says
+    SGL_ENABLE_JIT_DEEPGEMM=false (srt/layers/quantization/fp8_utils.py). Products of experts have
+    kernels of their own.
+
+    The ops that `eager` names become the operations that PyTorch runs without a compiler and
+    without a library kernel for the whole op (`expand-kernels`). Backward then keeps the tensors
+    that each of these saves. `swiglu`, `geglu`: the activation of the gate, then the product;
+    backward keeps the activated gate in addition to gate and up. `rmsnorm`: in fp32, cast back and
+    scaled, as in `LlamaRMSNorm` of transformers; backward keeps the input in fp32 and the
+    normalized input, while the kernel of `torch.nn.RMSNorm` keeps only its input. A zero-centered
+    scale is applied in fp32, as in `Gemma3RMSNorm`. `attention`: keys and values that heads share
+    are copied for each head before the kernel, and backward keeps the copies, as with `repeat_kv`
+    of torchtitan's Llama models. `clamp`: the limits of a gated activation are applied to gate and
+    up separately, and the results are concatenated for the kernel of the activation; backward keeps
+    these in addition to the clamped values. `expert_bias`: the bias of the results of experts,
+    times the weights of their rows, is added in fp32 (`stg.expert_bias`). `scaled_rope`: rotations
+    that multiply by a factor (YaRN), as products with cosines and sines. `complex_rope`: rotations
+    as products of complex numbers, in fp32 (torchtitan), for `elementwise`. `gelu`, `layernorm`,
+    `route`: the code of some models has no kernel for them, but computes them in fp32 or with a
+    separate product (attributes of ops: `stepwise`, `code`, `wide_logits`). `part_of`: a view of a
+    part of a product keeps the whole product. `alibi`, `sinks`, `softcap`: attention with a bias by
+    distance, with sinks or with bounded scores has no kernel (`expand-attention`).
+    `joined_queries`: the result of attention over partly rotated queries is copied. `gate_in_place`
+    is an optimization of compilers: the gradients of gate and up overwrite these, of which Inductor
+    can overwrite one while the kernel runs.
 
     `ring`: `context_parallel` of PyTorch merges parts of attention operation by operation. The
-    result is in the order of heads, so it is copied for the product behind it, and backward keeps
-    both. The steps of backward have buffers beside them (`stg.workspace`): keys and values, whole
-    or those of a step, that are copied side by side for their transfer, and sums of their
-    gradients. Those of forward are smaller, and not modeled.
+    result is in the order of heads, so it is copied for the following product, and backward keeps
+    both. The steps of backward need buffers (`stg.workspace`): keys and values, whole or those of a
+    step, which are concatenated for their transfer, and sums of their gradients. Those of forward
+    are smaller, and not modeled.
     """
 
     name, record = "stg.kernels", KernelsRule

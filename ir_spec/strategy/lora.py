@@ -9,13 +9,13 @@ from stagec.ir.traits import Chooses, Recasts
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
-#: In place of names: all linear modules but the head, as `target_modules = "all-linear"` of peft.
+#: Instead of names: all linear modules except the head, as `target_modules = "all-linear"` of peft.
 ALL_LINEAR = "all_linear"
 
 
 class LoraRule(Record):
-    """Which parameters get low-rank adapters; all others are frozen. A server has `slots` of
-    them."""
+    """The parameters that get low-rank adapters; all others are frozen. A server has `slots`
+    adapters of each."""
 
     targets: tuple[str, ...] = parameter(
         "values",
@@ -61,7 +61,8 @@ class LoraRule(Record):
 
 
 def _is_linear(param: Value) -> bool:
-    """Whether a parameter is that of a linear module in a layer: no expert, router, or adapter."""
+    """Whether a parameter belongs to a linear module in a layer, and not to experts, a router or an
+    adapter."""
     if param.name.endswith(("_lora_a", "_lora_b")):
         return False
     uses = [(op, index) for op, index, depth in uses_inside(param) if depth]
@@ -69,7 +70,8 @@ def _is_linear(param: Value) -> bool:
 
 
 def _multiplies(op: Operation, index: int) -> bool:
-    """Whether a product multiplies by one matrix, and its result is more than a choice."""
+    """Whether a product multiplies by a single matrix, and its result is not only used for a
+    choice."""
     if len(op.operands) != 2:
         return False
     sides, (result,) = parse_rule(op.text("spec"))
@@ -88,13 +90,13 @@ class LoraOp(Statement):
     """Low-rank adapters (LoRA, arXiv 2106.09685): a product x W with a parameter of these names
     becomes x W + x A B, and all parameters but A and B are frozen.
 
-    A has the contracted dimensions of W and the rank, B the rank and the other dimensions:
-    rank * (in + out) parameters for each matrix. `all_linear` stands for the parameters of layers
-    that products take, but not for experts and routers, which are parameters without a module in
-    transformers (peft/tuners/tuners_utils.py: `_maybe_include_all_linear_layers`).
+    A has the contracted dimensions of W and the rank, B the rank and the other dimensions: rank *
+    (in + out) parameters for each matrix. `all_linear` means the parameters of products in layers,
+    except experts and routers, which are parameters without a module in transformers
+    (peft/tuners/tuners_utils.py: `_maybe_include_all_linear_layers`).
 
-    A server has `slots` adapters of each, filled up to `rank`, and multiplies each sequence by its
-    own; one adapter alone can be added to the weights.
+    A server has `slots` adapters for each parameter, padded to `rank`, and multiplies each sequence
+    by its own; a single adapter can be added to the weights instead.
     """
 
     name, record = "stg.lora", LoraRule

@@ -9,7 +9,7 @@ from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 FORMS = ("fused", "stock", "in_place", "fused_in_place", "chunked", "compiled", "linear")
-#: Those that go through the tokens in parts.
+#: The forms that process the tokens in parts.
 IN_CHUNKS = ("chunked", "linear")
 
 
@@ -65,7 +65,7 @@ class LossOp(Statement):
     `logits = gathered`: all ranks of a split vocabulary have all logits and compute the whole loss
     (`ColwiseParallel(output_layouts = Replicate())`, "colwise_rep" of transformers).
 
-    A form that a loss does not have, such as `linear` over a split vocabulary, changes nothing.
+    A form that is not possible for a loss, such as `linear` over a split vocabulary, has no effect.
     """
 
     name, record = "stg.loss", LossRule

@@ -1,4 +1,4 @@
-"""The flags that give a mesh its axes, and their order."""
+"""The flags for the axes of a mesh and their order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MESH_ORDER = Flag(
     choices=AXES,
     rare=True,
 )
-#: What splits an axis of data parallelism in two.
+#: The flag that splits an axis of data parallelism in two.
 RESHARD_RANKS = Flag(
     "reshard_ranks",
     "ZeRO-3: neighbouring ranks over which blocks stay split between forward and backward, in "
@@ -44,5 +44,5 @@ RESHARD_RANKS = Flag(
     rare=True,
     software=True,
 )
-#: The flags of a mesh beside its axes.
+#: The flags of a mesh other than its axes.
 OF_MESH = {flag.name: flag for flag in (MESH_ORDER, RESHARD_RANKS)}

@@ -10,7 +10,7 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 
 
 class MicrobatchesRule(Record):
-    """How many microbatches there are, and the symbol of the batch that they split."""
+    """The number of microbatches, and the symbol of the batch that they split."""
 
     count: int = parameter("int", "how many", default=1, required=True, least=1)
     split: str = parameter("dim", "the batch symbol", default="B")
@@ -42,5 +42,6 @@ class MicrobatchesOp(Statement):
 
 
 def microbatches(given: int, stages: int) -> int:
-    """How many microbatches a job has, with so many pipeline stages; 0: as many as fit them."""
+    """The number of microbatches of a job; if `given` is 0, a default for the number of pipeline
+    stages."""
     return given or (2 * stages if stages > 1 else 1)

@@ -1,4 +1,4 @@
-"""How tokens get to the experts that a router chose, and back."""
+"""How tokens are sent to the experts that a router chose, and back."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from stagec.ir_spec.strategy.axes import expert_parts, whole_experts
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
-#: Ranks of experts have all tokens; or tokens go to each node once, by kernels that write to it.
+#: Ranks of experts gather all tokens; or kernels write each token to a node once.
 GATHER, DEEPEP = "gather", "deepep"
 
 
 def same_tokens(flag: Callable[[str], Any]) -> bool:
-    """Whether experts are those of some tensor-parallel ranks, which all have the same tokens.
-    `flag` gives the value of a flag."""
+    """Whether experts are split over tensor-parallel ranks, which all have the same tokens. `flag`
+    returns the value of a flag."""
     if flag("tp") == 1 or flag("ep") == 1 or flag("sp") or flag("dp_attention"):
         return False
     return whole_experts(flag) or expert_parts(flag) > 1
 
 
 class MoeRule(Record):
-    """How tokens get to the experts that a router chose, and back."""
+    """How tokens are sent to the experts that a router chose, and back."""
 
     dispatch: str = parameter(
         "name",
@@ -56,44 +56,43 @@ class MoeRule(Record):
 
     @property
     def halves(self) -> int:
-        """Into how many batches that overlap a step is divided."""
+        """The number of overlapping batches of a step."""
         return 2 if self.two_batches else 1
 
 
 class MoeOp(Statement):
-    """How tokens get to the experts that a router chose, and back.
+    """How tokens are sent to the experts that a router chose, and back.
 
-    An `all_to_all` sends a copy of a token for each of the k experts that it takes. `deepep` sends
-    one to each node that has some of them, from where one is forwarded to each such rank of the
-    node; results of a rank and of a node are added up before they go back (DeepEP, normal kernels,
-    and HybridEP of Megatron-Core; arXiv 2412.19437, section 3.2.2). How many nodes that are follows
-    from k and, where the router takes experts of few groups (`top_groups` of `stg.route`), from
-    their number. Steps that decode send a copy to each expert (DeepEP, low-latency kernels; SGLang,
-    `deepep_mode = auto`). These kernels write to other nodes with constants of their own
-    (`efficiency.network.LEVEL.direct`). It changes seconds: traces have the bytes of an all-to-all
-    either way.
+    An `all_to_all` sends a copy of a token for each of its k experts. `deepep` sends one copy to
+    each node that has some of them, from where one is forwarded to each such rank of the node;
+    results of a rank and of a node are added up before they are sent back (DeepEP, normal kernels,
+    and HybridEP of Megatron-Core; arXiv 2412.19437, section 3.2.2). The number of nodes follows
+    from k and, if the router chooses experts of few groups (`top_groups` of `stg.route`), from the
+    number of groups. Decode steps send a copy to each expert (DeepEP, low-latency kernels; SGLang,
+    `deepep_mode = auto`). The constants of these kernels are `efficiency.network.LEVEL.direct`.
+    Only seconds change: traces have the bytes of an all-to-all in both cases.
 
-    Tokens that products take in 8 or 4 bits are cast before they are sent, as in DeepSeek-V3; with
-    `payload = tokens` behind, as by Megatron-Core, whose dispatcher knows nothing of 8 bits
-    (token_dispatcher.py, `token_dispatch`).
+    Tokens for products in 8 or 4 bits are cast before they are sent, as in DeepSeek-V3; with
+    `payload = tokens` they are cast after they arrive, as in Megatron-Core, whose dispatcher does
+    not support 8 bits (token_dispatcher.py, `token_dispatch`).
 
-    What an all-to-all brings is in the order of the ranks that sent it. With `sort` a kernel of its
-    own copies it into that of the experts, where a rank has several, and another one copies their
-    results back (`sort-expert-rows`; Megatron-Core, token_dispatcher.py, `sort_chunks_by_idxs`),
-    forward and backward. `deepep` brings rows in the order of their experts, so `sort` changes
-    nothing then.
+    The result of an all-to-all is in the order of the sending ranks. With `sort`, a separate kernel
+    copies it into the order of the experts, if a rank has several, and another one copies their
+    results back (`sort-expert-rows`; Megatron-Core, token_dispatcher.py, `sort_chunks_by_idxs`), in
+    forward and backward. `deepep` delivers rows in the order of their experts, so `sort` has no
+    effect with it.
 
-    With `gather` nothing is sent to an expert. Tokens that are split over the ranks of the experts
-    are gathered, a rank fills the buffers of its own experts, and what experts make of a token is
-    added up over these ranks: a reduce_scatter back to where tokens are split, an all_reduce where
-    they are not (vLLM's and SGLang's expert parallelism without kernels of all-to-alls). Flags ask
-    for it where experts are whole on the ranks of tensor parallelism, which have the same tokens.
+    With `gather`, nothing is sent to an expert. Tokens that are split over the ranks of the experts
+    are gathered, a rank fills the buffers of its own experts, and the results for each token are
+    added up over these ranks: with a reduce_scatter if tokens are split, otherwise with an
+    all_reduce (expert parallelism of vLLM and SGLang without all-to-all kernels). Flags choose it
+    if experts are whole on the ranks of tensor parallelism, which have the same tokens.
 
-    With `two_batches` a step of serving has two half batches that take turns in each layer, so that
-    collectives of one run beside the computation of the other (DeepSeek, open-infra-index, day 6;
-    SGLang's two-batch overlap). Each reads the weights of a rank: it pays where collectives take
-    longer than that. In prefill products leave 20 processors of a device to kernels of DeepEP
-    (SGLang, srt/operations_strategy.py: `deep_gemm_num_sms`).
+    With `two_batches`, a serving step has two half batches that alternate in each layer, so that
+    collectives of one overlap with the computation of the other (DeepSeek, open-infra-index, day 6;
+    SGLang's two-batch overlap). Each half reads all weights of a rank, so it helps only if
+    collectives take longer than that. In prefill, products leave 20 processors of a device to the
+    kernels of DeepEP (SGLang, srt/operations_strategy.py: `deep_gemm_num_sms`).
     """
 
     name, record = "stg.moe", MoeRule

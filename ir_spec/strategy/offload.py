@@ -1,4 +1,4 @@
-"""What waits in the memory of the host."""
+"""Values that are kept in host memory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from stagec.ir_spec.strategy.statement import (
     patterns,
 )
 
-#: What names of checkpoints (`jax.ad_checkpoint.checkpoint_name`) call the result of attention.
+#: The name of the result of attention among names of checkpoints
+#: (`jax.ad_checkpoint.checkpoint_name`).
 ATTENTION = "attn_out"
-#: Kinds of values, each a scope around the names of its values.
+#: The kinds of values; a kind is the outermost scope of the names of its values.
 OFFLOAD = ("activations", "gradients", "optimizer", "parameters")
 _SHARE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}|/0*[1-9][0-9]{0,5})?")
 
 
 class OffloadRule(Record):
-    """What lives in host memory, and whether its copies are nodes of the trace."""
+    """The values in host memory, and whether their copies are nodes of the trace."""
 
     what: tuple[str, ...] = parameter(
         "patterns",
@@ -60,8 +61,8 @@ class OffloadRule(Record):
         return tuple((pattern, share) for pattern, share in map(_item, self.what))
 
     def share(self, *paths: str) -> Fraction:
-        """The share of a value of these names that goes to the host: what the last pattern that
-        matches one of them says."""
+        """The share of a value with these names that goes to the host, by the last pattern that
+        matches one of them."""
         said = [share for pattern, share in self.items if any(matches(p, pattern) for p in paths)]
         return said[-1] if said else Fraction(0)
 
@@ -74,14 +75,14 @@ def _item(text: str) -> tuple[str, Fraction]:
 class OffloadOp(Statement):
     """Values that are kept in host memory and copied to the device where they are used.
 
-    `activations`: what the blocks stash; `optimizer`: master copies and moments; `parameters`: they
-    come to the device for each use, and go back behind their update; `gradients`: they go to the
-    host when they are complete, and come back for the update. Other names are those of values, of
-    scopes around them, or patterns, as `stg.freeze` takes them; a kind is the outermost scope, as
-    in "parameters/embed". `attn_out` in the scope of a block is also the stashed result of its
-    `stg.attention`, whatever the block calls it. Behind a colon stands the share of each value that
-    goes to the host, by default all of it; the last pattern that matches a value counts. With
-    `nodes` the copies are nodes of the trace, which run beside computations.
+    `activations`: the stash of the blocks; `optimizer`: master copies and moments; `parameters`:
+    copied to the device for each use, and back after their update; `gradients`: copied to the host
+    when they are complete, and back for the update. Other names are those of values, of scopes
+    around them, or patterns, as in `stg.freeze`; a kind is the outermost scope, as in
+    "parameters/embed". `attn_out` in the scope of a block also names the stashed result of its
+    `stg.attention`. A number after a colon is the share of each value that goes to the host, by
+    default 1; the last pattern that matches a value counts. With `nodes`, the copies are nodes of
+    the trace, which overlap with computations.
     """
 
     name, record = "stg.offload", OffloadRule
@@ -104,7 +105,7 @@ def _names(request: FlagValues) -> tuple[str, ...]:
 
 
 def _mistakes(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """What is wrong with what goes to the host, each with a remedy."""
+    """The problems of the names of values, each with a remedy."""
     for text in names:
         pattern, colon, share = (part.strip() for part in text.partition(":"))
         if not pattern or '"' in pattern:

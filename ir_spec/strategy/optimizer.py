@@ -1,4 +1,4 @@
-"""The optimizer, how its update runs, and the norm of gradients that it clips."""
+"""The optimizer, the form of its update, and the clipping of gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagge
 
 KINDS = ("adamw", "adam8bit", "adafactor", "muon", "lion", "sgd", "none")
 FORMS = ("fused", "foreach", "for_loop", "in_backward")
-#: The kinds whose update is by one kernel or by several, as the form says.
+#: The kinds whose update is one kernel or several, depending on the form.
 BY_KERNELS = ("adamw", "sgd")
 
 
@@ -57,10 +57,11 @@ class OptimizerOp(Statement):
     | `lion`      | a momentum                                                        |
     | `sgd`       | none, with the flag `momentum` one                                |
 
-    Beside it is the master copy of `stg.dtypes`. With `foreach` AdamW has the roots of all second
-    moments at once beside them, with `for_loop` two tensors of the size of one, also for what Muon
-    leaves to it; Adafactor and Muon go tensor by tensor. With `in_backward` each gradient is freed
-    where it is made: there is no norm of all gradients, and one microbatch.
+    The master copy of `stg.dtypes` is additional. With `foreach`, AdamW needs memory for the roots
+    of all second moments at once; with `for_loop`, for two tensors of the size of one parameter,
+    also for the parameters that Muon leaves to AdamW. Adafactor and Muon process one tensor at a
+    time. With `in_backward`, each gradient is freed as soon as it is used: there is no norm of all
+    gradients, and only one microbatch.
     """
 
     name, record = "stg.optimizer", OptimizerRule

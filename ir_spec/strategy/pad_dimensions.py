@@ -1,4 +1,4 @@
-"""Dimensions that are filled up, so that ranks have whole blocks of them."""
+"""Dimensions that are padded, so that ranks have whole blocks of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 
 
 class PadDimensionsRule(Record):
-    """What a rank's part of these dimensions is a multiple of."""
+    """The number of which a rank's part of these dimensions is a multiple."""
 
     dims: tuple[str, ...] = parameter("dims", "dimension names", required=True, positional=True)
     multiple: int = parameter(
@@ -31,14 +31,13 @@ class PadDimensionsRule(Record):
 
 
 class PadDimensionsOp(Statement):
-    """Dimensions are filled up to a multiple of `multiple` and the ranks that split them. With
-    `stg.pad_dimensions[M, multiple = 32]` the 2,880 columns of an expert of gpt-oss, 90 blocks of
-    32, are 2,944 over tp = 4: 23 blocks on each rank. Columns that are added have weights and FLOPs
-    like others, which are counted; engines set them to zero.
+    """Pads dimensions to a multiple of `multiple` times the number of ranks that split them. With
+    `stg.pad_dimensions[M, multiple = 32]`, the 2,880 columns of an expert of gpt-oss, 90 blocks of
+    32, become 2,944 over tp = 4: 23 blocks on each rank. The weights and FLOPs of padding are
+    counted; engines set it to zero.
 
-    Engines fill experts in mxfp4 up by themselves, as `stg.weights[fill]` says, and refuse fp8
-    blocks that do not divide (vLLM to 0.25 and SGLang: "is not divisible by weight quantization
-    block_n").
+    Engines pad experts in mxfp4 themselves (`stg.weights[fill]`), and reject fp8 blocks that do not
+    divide evenly (vLLM to 0.25 and SGLang: "is not divisible by weight quantization block_n").
     """
 
     name, record, repeats = "stg.pad_dimensions", PadDimensionsRule, True

@@ -1,4 +1,4 @@
-"""Entries with which a vocabulary is filled up."""
+"""The padding of a vocabulary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 
 
 class PadVocabularyRule(Record):
-    """What the size of a vocabulary is a multiple of."""
+    """The number of which the size of the vocabulary is a multiple."""
 
     multiple: int = parameter(
         "int",
@@ -31,12 +31,13 @@ class PadVocabularyRule(Record):
 
 
 class PadVocabularyOp(Statement):
-    """The vocabulary is filled up to a multiple of `multiple` and the ranks that split it, as in
-    Megatron-LM (`--make-vocab-size-divisible-by`, times the ranks of tensor parallelism), so that
-    128,256 entries over tp = 12 are 129,024 with 128; TensorRT-LLM does so with 1. With `whole`
-    ranks do not count, as in vLLM and SGLang, whose `VocabParallelEmbedding` fills 32,001 entries
-    up to 32,064, a multiple of 64, over any tp, and refuses a tp that does not divide these. The
-    entries that are added have rows of the embedding, columns of the head and logits like others.
+    """Pads the vocabulary to a multiple of `multiple` times the number of ranks that split it, as
+    in Megatron-LM (`--make-vocab-size-divisible-by`, times the ranks of tensor parallelism), so
+    that 128,256 entries over tp = 12 become 129,024 with 128; TensorRT-LLM does so with 1. With
+    `whole`, the ranks do not count, as in vLLM and SGLang, whose `VocabParallelEmbedding` pads
+    32,001 entries to 32,064, a multiple of 64, for any tp, and rejects a tp that does not divide
+    this number. Padding has rows of the embedding, columns of the head and logits like other
+    entries.
     """
 
     name, record = "stg.pad_vocabulary", PadVocabularyRule

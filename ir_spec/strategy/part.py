@@ -1,4 +1,4 @@
-"""Parts of a model with a mesh and a strategy of their own."""
+"""Parts of a model with separate meshes and strategies."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
-#: The part that has what no statement names.
+#: The part with everything that no statement names.
 MAIN = "main"
 
 
 class PartRule(Record):
-    """A part of the model with a mesh and a strategy of its own: what a value is computed of."""
+    """A part of the model with its own mesh and strategy: the computation of a value."""
 
     name: str = parameter("name", "what the part is called", required=True, positional=True)
     of: tuple[str, ...] = parameter("values", "the value that the part computes", required=True)
@@ -23,8 +23,8 @@ class PartOp(Statement):
     """A part of the model: the operations from which a value is computed. All others are the part
     `main`.
 
-    A job has a pod for each part, with a mesh and a strategy of its own; `cut-part` leaves it
-    its part. In a module that is not cut the statement changes nothing.
+    A job has a pod for each part, with its own mesh and strategy; `cut-part` removes the other
+    parts from its module. In a module that is not cut, the statement has no effect.
     """
 
     name, record, repeats = "stg.part", PartRule, True

@@ -11,7 +11,7 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Statement, flagged, 
 
 
 class PipelineRule(Record):
-    """The repeated layers are cut into stages over an axis; no `layers`: evenly."""
+    """The repeated layers are divided into stages over an axis; evenly without `layers`."""
 
     over: str = parameter("axis", "the mesh axis", required=True)
     schedule: str = flagged(
@@ -61,15 +61,15 @@ class PipelineRule(Record):
 
 
 class PipelineOp(Statement):
-    """Cuts the repeated layers into pipeline stages over an axis.
+    """Divides the repeated layers into pipeline stages over an axis.
 
-    Each rank holds `chunks` parts of the model. `layers` gives the layers of each part, first to
-    last; by default all have the same, or the first and the last have fewer, for they hold
-    embedding and head. The schedule is a built-in one or that of a plug-in. Receivers put the parts
-    of a message that is scattered together with an all_gather.
+    Each rank has `chunks` parts of the model. `layers` is the number of layers of each part, first
+    to last; by default all parts have the same number, or the first and the last have fewer,
+    because they also have the embedding and the head. The schedule is a built-in one or that of a
+    plug-in. Receivers assemble a scattered message with an all_gather.
 
-    With `afd` (attention and feed-forward apart, in serving) one of two stages has attention of all
-    layers with its caches, and the other one the rest of them (`separate-attention`).
+    With `afd` (attention-FFN disaggregation, in serving), one of two stages has the attention of
+    all layers with its caches, and the other one has the rest of them (`separate-attention`).
     """
 
     name, record = "stg.pipeline", PipelineRule

@@ -1,4 +1,4 @@
-"""Activations that backward computes again."""
+"""Activations that backward recomputes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _number(name: str, doc: str, help: str, needs: str = "recompute") -> Any:
 
 
 class RecomputeRule(Record):
-    """What backward computes again: by policy, or the results of these ops; in all blocks, in the
-    first `layers`, or in every `every`-th."""
+    """The activations that backward recomputes: by policy, or the results of these ops; in all
+    blocks, in the first `layers`, or in every `every`-th."""
 
     policy: str = parameter(
         "name",
@@ -74,15 +74,15 @@ class RecomputeRule(Record):
 class RecomputeOp(Statement):
     """The activations of a block that backward recomputes instead of reading them from the stash.
 
-    `selective`: what grows with the square of a dimension, as attention scores do. `full`: all but
-    the inputs of the blocks; what nothing in backward needs is not computed. `full_replay`: all of
-    the block, as the published formulas count. `ops` instead names the ops whose results are not
-    stashed. With `keep` beside `full` the results of these ops are kept, also those that backward
-    does not take, but not by a compiler of blocks (`stg.fusion[elementwise]`), and every
-    `products`-th matrix product is computed again: `einsum, attention` and
-    2 are the list of torchtitan's selective checkpoints of ops (`_save_list`, `_apply_op_sac`).
-    `layers` recomputes in the first blocks of each stage only (Megatron-LM's method
-    `block`), `every` in every n-th block (as torchtitan does); the others stash all.
+    `selective`: activations that grow with the square of a dimension, such as attention scores.
+    `full`: all except the inputs of the blocks; operations that backward does not need are not
+    recomputed. `full_replay`: the whole block, as published formulas count. `ops` names instead the
+    ops whose results are not stashed. With `keep` and `full`, the results of these ops are kept,
+    even if backward does not read them (except by a compiler of blocks, `stg.fusion[elementwise]`),
+    and every `products`-th matrix product is recomputed: `einsum, attention` and 2 correspond to
+    torchtitan's selective checkpoints of ops (`_save_list`, `_apply_op_sac`). `layers` recomputes
+    only in the first blocks of each stage (Megatron-LM's method `block`), `every` in every n-th
+    block (as torchtitan does); other blocks stash all activations.
     """
 
     name, record = "stg.recompute", RecomputeRule

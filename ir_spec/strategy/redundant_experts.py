@@ -1,4 +1,4 @@
-"""The statement of copies of experts, which servers keep of those that many tokens choose."""
+"""The statement of redundant experts: servers keep copies of experts that many tokens choose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stagec.ir_spec.strategy.statement import Record, Statement, flagged
 
 
 class CopiesRule(Record):
-    """How many experts are held twice."""
+    """The number of copies of experts."""
 
     count: int = flagged(
         "redundant_experts",
@@ -20,9 +20,10 @@ class CopiesRule(Record):
 
 
 class CopiesOp(Statement):
-    """Ranks hold copies of some experts, so that many tokens for one expert go to several ranks
-    (DeepSeek's expert parallelism load balancer; arXiv 2412.19437, section 3.4). E counts all that
-    are held, of which a rank has E/ep; routers choose among the others. The load is even over all.
+    """Ranks have copies of some experts, so that the tokens of a popular expert go to several ranks
+    (DeepSeek's expert parallelism load balancer; arXiv 2412.19437, section 3.4). E includes the
+    copies, and a rank has E/ep of all; routers choose among the experts of the model. The load is
+    even over all.
     """
 
     name, record = "stg.redundant_experts", CopiesRule

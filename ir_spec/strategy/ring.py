@@ -1,4 +1,4 @@
-"""Attention whose keys and values go round the ranks."""
+"""Attention whose keys and values circulate among the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Statement, flagged, 
 
 
 class RingRule(Record):
-    """Attention along a dimension passes its parts round the ranks, in this order of positions."""
+    """Attention along a dimension passes its parts around the ranks, with this order of
+    positions."""
 
     dim: str = parameter("dim", "the dimension", required=True, positional=True)
     order: str = flagged(
@@ -26,9 +27,9 @@ class RingOp(Statement):
     """Keeps attention split along a dimension: keys and values circulate among the ranks (ring
     attention, arXiv 2310.01889).
 
-    `order = zigzag`, the default, gives rank i of n the chunks i and 2n-1-i of 2n, so that a causal
-    mask leaves the same work to all. `order = plain` gives it one piece: the last rank computes
-    2n-1 times what the first one does.
+    With `order = zigzag`, the default, rank i of n has the chunks i and 2n-1-i of 2n, so that a
+    causal mask leaves the same work to all ranks. With `order = plain` it has a contiguous chunk:
+    the last rank has 2n-1 times the work of the first one.
     """
 
     name, record, repeats = "stg.ring", RingRule, True

@@ -35,15 +35,15 @@ class SavedTensorsRule(Record):
 class SavedTensorsOp(Statement):
     """How long backward keeps what forward saved for it.
 
-    `node`: as the autograd of PyTorch does. A node of its graph releases what it has saved when all
-    of its gradients are there (torch/csrc/autograd/engine.cpp: `call_function`,
-    `release_variables`), so a product of two activations keeps both until then. A checkpoint of
-    blocks keeps the input of a block until the backward of the block ends
-    (torch/utils/checkpoint.py: `_CheckpointFrame.recompute_fn`, `CheckpointFunction.backward`).
-    `last_use`: both are freed behind the operation that reads them last.
+    `node`: as in PyTorch's autograd. A node of its graph releases its saved tensors when all of its
+    gradients are computed (torch/csrc/autograd/engine.cpp: `call_function`, `release_variables`),
+    so a product of two activations keeps both until then. A checkpoint of blocks keeps the input of
+    a block until the backward of the block ends (torch/utils/checkpoint.py:
+    `_CheckpointFrame.recompute_fn`, `CheckpointFunction.backward`). `last_use`: both are freed
+    after the operation that reads them last.
 
-    `first = needed`: an operation of PyTorch saves what the gradients of those of its inputs need
-    that require one (tools/autograd/gen_variable_type.py: `guard_for`).
+    `first = needed`: an operation of PyTorch saves only what is needed for the gradients of those
+    inputs that require one (tools/autograd/gen_variable_type.py: `guard_for`).
     """
 
     name, record = "stg.saved_tensors", SavedTensorsRule

@@ -9,7 +9,7 @@ from stagec.ir.expr import Expr, fraction
 from stagec.ir_spec.strategy.flag_values import SERVE
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
-#: What a step takes by default: vLLM v1's budget of tokens on cards of 70 GiB and more
+#: The default number of tokens of a step: that of vLLM v1 on cards of 70 GiB and more
 #: (vllm/engine/arg_utils.py).
 BUDGET = 8192
 ANY, BESIDE, ALONE = "any", "beside", "alone"
@@ -70,31 +70,31 @@ class SchedulerRule(Record):
     )
 
     def room(self, bytes_: int) -> int:
-        """What a server takes of so many bytes."""
+        """The bytes that a server uses, of `bytes_` bytes."""
         return bytes_ if self.memory is None else int(bytes_ * fraction(self.memory))
 
 
 class SchedulerOp(Statement):
     """How a server schedules requests into steps.
 
-    With prompts `beside`, as under vLLM v1 and TensorRT-LLM, a step has the next token of each
-    sequence that decodes and chunks of prompts, `tokens` in all: weights are read once for both.
-    With prompts `alone`, SGLang's default, sequences that decode wait while prompts have steps of
-    their own.
+    With prompts `beside`, as in vLLM v1 and TensorRT-LLM, a step contains the next token of each
+    decoding sequence and chunks of prompts, at most `tokens` together: weights are read once for
+    both. With prompts `alone`, SGLang's default, decoding sequences wait while prompts have
+    separate steps.
 
-    `memory` is vLLM's `gpu_memory_utilization` and SGLang's `mem_fraction_static`. With `reserve`
-    a request is let in when the cache has room for its prompt and all that it may generate
-    (TensorRT-LLM, GUARANTEED_NO_EVICT); else it is let in with its first chunk, and preempted where
-    blocks run out. `poll` is SGLang's `scheduler_recv_interval`: new requests are looked for every
-    so many steps that decode, and behind each step with prompts. `gather` is TensorRT-LLM's
-    `batch_wait_timeout_iters`: while others decode, prompts wait for so many steps unless they and
-    these have 9/10 of `tokens` (`batch_wait_max_tokens_ratio`). With attention data parallelism and
-    `enable_balance` a prompt of one rank makes all of them wait, so prompts wait first until each
-    rank has one, `balance` steps at most (`timeout_iters`, 50), and only if each has one, for
-    `gather` steps more (`batching_wait_iters`, 10; _torch/pyexecutor/py_executor.py,
-    `_balance_adp_requests`).
+    `memory` is vLLM's `gpu_memory_utilization` and SGLang's `mem_fraction_static`. With `reserve`,
+    a request is admitted when the cache has room for its prompt and all tokens that it may generate
+    (TensorRT-LLM, GUARANTEED_NO_EVICT); otherwise it is admitted with its first chunk, and
+    preempted if blocks run out. `poll` is SGLang's `scheduler_recv_interval`: the scheduler looks
+    for new requests after this number of decode steps, and after each step with prompts. `gather`
+    is TensorRT-LLM's `batch_wait_timeout_iters`: while other sequences decode, prompts wait for at
+    most this number of steps, unless all together have 9/10 of `tokens`
+    (`batch_wait_max_tokens_ratio`). With attention data parallelism and `enable_balance`, a prompt
+    on one rank makes all ranks wait, so prompts first wait until each rank has one, for at most
+    `balance` steps (`timeout_iters`, 50), and, if each has one, for at most `gather` further steps
+    (`batching_wait_iters`, 10; _torch/pyexecutor/py_executor.py, `_balance_adp_requests`).
 
-    It says when things happen, not what: the program of a step is the same.
+    The statement changes when steps run, not the program of a step.
     """
 
     name, record = "stg.scheduler", SchedulerRule

@@ -1,4 +1,4 @@
-"""What selective recompute stands for."""
+"""The ops that selective recompute recomputes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagge
 
 
 class SelectiveRule(Record):
-    """What `stg.recompute[selective]` computes again."""
+    """The ops that `stg.recompute[selective]` recomputes."""
 
     what: str = flagged(
         "recompute_selective",
@@ -33,12 +33,12 @@ class SelectiveOp(Statement):
     """The ops that `stg.recompute[selective]` recomputes, for which frameworks have different
     lists.
 
-    `scores`: results that grow with the square of a dimension, as the scores of attention do where
-    no kernel is fused (arXiv 2205.05198); a block with fused attention has none. `attention`: these
-    and fused attention, of which queries, keys and values are kept (Megatron-Core's
-    `recompute_modules = core_attn`). `products`: all of a block but its products and attention, and
-    every second product (torchtitan's `selective_ac_option = "op"`), as `stg.recompute[full, keep =
-    (einsum, attention), products = 2]` says.
+    `scores`: results that grow with the square of a dimension, such as the scores of unfused
+    attention (arXiv 2205.05198); a block with fused attention has none. `attention`: these and
+    fused attention, of which queries, keys and values are kept (Megatron-Core's `recompute_modules
+    = core_attn`). `products`: all ops of a block except products and attention, and every second
+    product (torchtitan's `selective_ac_option = "op"`), like `stg.recompute[full, keep = (einsum,
+    attention), products = 2]`.
     """
 
     name, record = "stg.selective", SelectiveRule

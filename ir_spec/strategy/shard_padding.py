@@ -1,4 +1,4 @@
-"""How ZeRO shards parameters whose sizes the ranks do not divide."""
+"""How ZeRO shards parameters that do not divide evenly among the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PADDINGS = ("none", "dim0", "flat")
 
 
 class ShardPaddingRule(Record):
-    """What is filled up where the ranks do not divide a parameter."""
+    """The padding of parameters that do not divide evenly among the ranks."""
 
     rule: str = flagged(
         "shard_padding",
@@ -25,24 +25,24 @@ class ShardPaddingRule(Record):
 
 
 class ShardPaddingOp(Statement):
-    """How ZeRO shards what belongs to a parameter that the ranks do not divide. A rank has, gathers
-    and reduces shards of the size of the first one; what is filled up is zeros that nothing uses.
-    At stages 1 and 2 each rank has all of a parameter that is filled up, and its users take a view,
-    as of the flat buffers of DeepSpeed (runtime/zero/stage_1_and_2.py:
-    `flatten_dense_tensors_aligned`), which fill up the end of a group instead of each parameter.
+    """How ZeRO shards parameters, gradients and optimizer state that do not divide evenly among the
+    ranks. All shards have the size of the first one; padding is zeros that nothing uses. At stages
+    1 and 2, each rank has the whole padded parameter, and its users read a view, as in the flat
+    buffers of DeepSpeed (runtime/zero/stage_1_and_2.py: `flatten_dense_tensors_aligned`), which pad
+    the end of a group instead of each parameter.
 
     `dim0`: a shard is ceil(rows / ranks) rows of the weight, whose rows are its outputs (all heads
-    of queries, the inner width, the vocabulary), as `fully_shard` with `Shard(0)`
-    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `padded_sharded_size`). `flat`: it is
-    ceil(elements / ranks) elements, as of flat parameters of DeepSpeed
-    (runtime/zero/partition_parameters.py: `_padding_size`) and FSDP, and of Megatron's buffers
-    (core/distributed/param_and_grad_buffer.py: `_pad_end_of_bucket_if_needed`), which fill up the
-    end of a bucket instead of each parameter. Of a parameter that tensor parallelism splits, it is
-    the longest run of its other dimensions that is filled up. `none`: a parameter of which no
-    dimension divides stays whole, which is an error if such are more than 1% of all.
+    of queries, the inner width, the vocabulary), as in `fully_shard` with `Shard(0)`
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `padded_sharded_size`). `flat`: a shard is
+    ceil(elements / ranks) elements, as in flat parameters of DeepSpeed
+    (runtime/zero/partition_parameters.py: `_padding_size`) and FSDP, and in Megatron's buffers
+    (core/distributed/param_and_grad_buffer.py: `_pad_end_of_bucket_if_needed`), which pad the end
+    of a bucket instead of each parameter. In a parameter that tensor parallelism splits, the
+    longest run of its other dimensions is padded. `none`: a parameter of which no dimension divides
+    stays whole, which is an error if these are more than 1% of all parameters.
 
-    The optimizer's state is planned as that of the first rank; the last ones, whose shards PyTorch
-    leaves smaller, hold up to one row or element less, or nothing.
+    The plan has the optimizer state of the first rank; the last ranks, whose shards are smaller in
+    PyTorch, have up to one row or element less, or nothing.
     """
 
     name, record = "stg.shard_padding", ShardPaddingRule

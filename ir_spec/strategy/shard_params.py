@@ -21,7 +21,7 @@ from stagec.ir_spec.strategy.statement import (
 RESHARD = ("always", "never", "last")
 
 
-#: Blocks ahead of which parameters may be gathered.
+#: The most blocks by which parameters are gathered early.
 MOST_AHEAD = 64
 
 
@@ -72,19 +72,19 @@ class ShardParamsRule(Record):
 class ShardParamsOp(Statement):
     """ZeRO: optimizer state (1), gradients (2) or parameters too (3) are sharded over the axes.
 
-    For stage 3, `reshard` says whether the gathered parameters of a block are dropped after forward
-    and gathered again in backward (`always`), kept (`never`), or kept for the last block only,
-    with which backward begins (`last`); `prefetch` says how many blocks ahead gathers are issued.
-    What stages of a pipeline keep is gathered once, before the microbatches. With axes `within`,
-    some of those of `over`, forward leaves a copy of the part that a rank has of a gathered block
-    over these, in the type that was sent, and backward gathers over these alone: FSDP2 with a
-    number of ranks as `reshard_after_forward` (_fsdp_param.py: `to_sharded_post_forward`), hpZ of
-    ZeRO++ (arXiv 2306.10209).
+    At stage 3, `reshard` says whether the gathered parameters of a block are freed after forward
+    and gathered again in backward (`always`), kept (`never`), or kept only for the last block, with
+    which backward begins (`last`); `prefetch` is the number of blocks by which gathers are issued
+    early. Parameters that pipeline stages keep are gathered once, before the microbatches. With the
+    axes `within`, a subset of `over`, a rank keeps a copy of its part over these axes of a gathered
+    block after forward, in the type that was sent, and backward gathers only over these axes: FSDP2
+    with a number of ranks as `reshard_after_forward` (_fsdp_param.py: `to_sharded_post_forward`),
+    hpZ of ZeRO++ (arXiv 2306.10209).
 
-    At stage 1 the ranks gather parameters when they are updated, at the end of the step. With
-    `overlap` they do so in the step that follows, block by block, beside the forward of its first
-    microbatch, as Megatron-LM with `--overlap-param-gather`: between steps a rank has the part of
-    the parameters that it updates.
+    At stage 1, the ranks gather parameters after their update, at the end of the step. With
+    `overlap` they do so in the next step, block by block, during the forward of its first
+    microbatch, as Megatron-LM with `--overlap-param-gather`: between steps, a rank has only the
+    part of the parameters that it updates.
     """
 
     name, record = "stg.shard_params", ShardParamsRule
@@ -120,7 +120,7 @@ class ShardParamsOp(Statement):
 
 
 def _within(request: FlagValues, over: Axes) -> Axes:
-    """The axes over which blocks stay split: a part of data parallelism, or all of it where others
+    """The axes over which blocks stay split: a part of data parallelism, or all of it if other axes
     shard as well."""
     if WITHIN in over:
         return (WITHIN,)

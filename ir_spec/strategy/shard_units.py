@@ -1,4 +1,4 @@
-"""Which parameters outside of blocks ZeRO-3 gathers in one call, and how long they stay."""
+"""The units in which ZeRO-3 gathers parameters outside of blocks, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ LOSS = ("outside", "inside")
 
 
 class ShardUnitsRule(Record):
-    """Which parameters outside of blocks ZeRO-3 gathers in one call, how long they stay, and the
-    buffers of its calls."""
+    """The units in which ZeRO-3 gathers parameters outside of blocks, how long they are kept, and
+    the buffers of calls."""
 
     outer: str = flagged(
         "shard_units",
@@ -41,21 +41,21 @@ class ShardUnitsOp(Statement):
     """With ZeRO-3: the calls of `fully_shard` in addition to those of the blocks, each of which is
     a unit.
 
-    `outer = root`: all other parameters are those of the outermost module, gathered before forward
-    and dropped behind backward. `ends`: those that are used before the blocks are a unit, dropped
-    behind their use and gathered again before their backward; those behind the blocks are one that
-    stays from forward to backward, as `fully_shard(tok_embeddings)` and `fully_shard([norm,
-    output])` of torchtitan.
+    `outer = root`: all other parameters belong to the outermost module, and are gathered before
+    forward and freed after backward. `ends`: the parameters that are used before the blocks are a
+    unit, which is freed after its use and gathered again before its backward; those that are used
+    after the blocks are another unit, which is kept from forward to backward, as with
+    `fully_shard(tok_embeddings)` and `fully_shard([norm, output])` of torchtitan.
 
     `copies`: the gradients of a unit wait for each other, and are copied and cast into the buffer
-    that one call reduces, which stays until that of the next unit is made (`foreach_reduce`). What
-    forward gathers is copied out of the buffer of the call, which stays until the next unit has
-    been copied out (`FSDPParamGroup.wait_for_unshard`), so the next unit is not gathered early.
+    that one call reduces, which is kept until that of the next unit exists (`foreach_reduce`).
+    Parameters that forward gathers are copied out of the buffer of the call, which is kept until
+    the next unit has been copied out (`FSDPParamGroup.wait_for_unshard`), so the next unit is not
+    gathered early.
 
     `loss = inside`: the module computes the loss. FSDP2 frees the last of these buffers when the
     forward of the root ends (`FSDPState._post_forward`) and prefetches the last block when the
-    backward of its output begins (`FSDPParamGroup.pre_backward`), so both are there beside the
-    loss.
+    backward of its output begins (`FSDPParamGroup.pre_backward`), so both exist during the loss.
     """
 
     name, record = "stg.shard_units", ShardUnitsRule

@@ -1,4 +1,4 @@
-"""Spaces of strategies: what a search may vary, beside the strategies that it chooses among."""
+"""Spaces of strategies: the flags that a search may vary."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from stagec.ir_spec.ops.structure import Declaration
 
 
 class SpaceOp(Declaration):
-    """A space of strategies for `stagec search`: one `stg.vary` for each flag that has several
-    values. The points are all combinations; those that no rule refuses are jobs."""
+    """A space of strategies for `stagec search`, with a `stg.vary` for each flag that has several
+    values. Its points are all combinations; the valid ones are jobs."""
 
     name = "stg.space"
     traits = (Declares("space"), Holds('statements such as stg.vary[tp, "1..8"]'))
@@ -21,7 +21,7 @@ class SpaceOp(Declaration):
     example = 'stg.space @s {\n  stg.vary[tp, "1..8"]\n  stg.vary[zero, "0,1,3"]\n}'
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """A flag varies once."""
+        """Check that no flag varies twice."""
         seen: set[str] = set()
         for each in op.region.ops if op.region else ():
             if each.name == VaryOp.name:

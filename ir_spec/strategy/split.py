@@ -1,4 +1,4 @@
-"""Dimensions that are split over axes of the mesh, and where that split gives way."""
+"""Dimensions that are split over axes of the mesh, and when a split yields to computations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from stagec.ir_spec.strategy.axes import (
     EXPERT_WIDTH,
     EXPERTS,
     REPLICAS,
+    SHARED_WIDTH,
     TENSOR_AXES,
     TENSOR_PARALLEL,
     whole_experts,
@@ -33,24 +34,24 @@ class SplitRule(Record):
 
     @property
     def rest(self) -> bool:
-        """Whether it is between blocks only."""
+        """Whether it applies only between blocks."""
         return self.at == "rest"
 
     @property
     def soft(self) -> bool:
-        """Whether it gives way where a computation uses the axes otherwise."""
+        """Whether it yields to computations that use the axes for other dimensions."""
         return self.rest or self.weak
 
 
 class SplitOp(Statement):
     """Splits dimensions of these names over the axes wherever possible.
 
-    `at = rest` splits them only between blocks (carried values of a repeat, and parameters), where
-    no computation uses the axis otherwise: sequence parallelism. With `weak` the split is
-    everywhere, data included, but gives way to computations in the same way: the batch over the
-    axis of expert parallelism. `only_with` limits it to values that have one of those
-    dimensions too: the experts' weights, but not the router's. `of` names the values of the model
-    that are split, arguments or results; for them it comes before statements without names.
+    `at = rest` splits them only between blocks (carried values of a repeat, and parameters), if no
+    computation uses the axis for another dimension: sequence parallelism. With `weak`, the split
+    applies everywhere, including data, but yields to computations in the same way: the batch over
+    the axis of expert parallelism. `only_with` limits it to values that also have one of those
+    dimensions: the experts' weights, but not the router's. `of` names the values of the model that
+    are split, arguments or results; for them it has priority over statements without names.
     """
 
     name, record, repeats = "stg.split", SplitRule, True
@@ -80,6 +81,15 @@ class SplitOp(Statement):
             False,
             needs=("tp",),
         ),
+        Flag(
+            "whole_shared_experts",
+            "Each rank of tp has all of the shared experts, as in SGLang with "
+            "SGLANG_SHARED_EXPERT_TP1, where blocks of low-bit weights do not divide.",
+            "switch",
+            False,
+            needs=(EXPERTS, "tp"),
+            rare=True,
+        ),
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
@@ -98,10 +108,11 @@ class SplitOp(Statement):
             yield from self._tensor_parallel(request)
 
     def _tensor_parallel(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        """Heads, width and vocabulary over all of it; KV heads over the part that they suffice
-        for, experts over the ranks that have the same ones."""
+        """Heads, widths and vocabulary are split over all of tensor parallelism, KV heads over as
+        many ranks as there are heads, experts over the ranks with the same experts."""
         over = request.over(*TENSOR_AXES)
-        whole = (EXPERT_WIDTH,) if whole_experts(request.__getitem__) else ()
+        whole: tuple[str, ...] = (EXPERT_WIDTH,) if whole_experts(request.__getitem__) else ()
+        whole += (SHARED_WIDTH,) if request["whole_shared_experts"] else ()
         dims = [n for n in TENSOR_PARALLEL if n in request.sizes and n not in whole]
         if REPLICAS in request.axes and "G" in dims:
             dims.remove("G")

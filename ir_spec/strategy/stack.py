@@ -1,4 +1,4 @@
-"""`stg.stack`: what a software release makes of programs, as defaults of statements."""
+"""`stg.stack`: the behaviour of a software release, as defaults of statements."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ class StackOp(Declaration):
     """The software that runs a program: defaults of statements, which flags and strategies
     override. It is a separate file, which `--stack` names.
 
-    `extends` names another stack, whose lines hold where this one has none. Statements that place
-    values, such as `stg.split`, stand in a strategy only. One that repeats, such as `stg.blocking`,
-    counts as one for each axis or dimension that it names, and holds in jobs that have this one.
+    `extends` names another stack, whose statements apply unless this one has its own. Statements
+    that place values, such as `stg.split`, are allowed only in a strategy. A statement that
+    repeats, such as `stg.blocking`, counts separately for each axis or dimension that it names, and
+    applies to jobs that have the axis or dimension.
     """
 
     name = "stg.stack"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
-#: Before the first microbatch, for all of them.
+#: Buffers are allocated for all microbatches before the first one.
 AHEAD = "ahead"
 SENT, BACKWARD, STEP, NEXT, WEIGHTS = "sent", "backward", "step", "next", "weights"
 
@@ -27,7 +27,7 @@ class StageBuffersRule(Record):
     gradients: str = flagged(
         "stage_gradients",
         "The gradient that a pipeline stage sends is freed when it is sent, or when that of the "
-        "next microbatch exists, if a rank has one part of the model (next).",
+        "next microbatch exists, in 1F1B (next).",
         choices=(SENT, NEXT),
     )
     graph: str = flagged(
@@ -41,28 +41,28 @@ class StageBuffersRule(Record):
 class StageBuffersOp(Statement):
     """How long a pipeline stage keeps what it receives and what it returns.
 
-    `received = ahead`: `PipelineStage` of PyTorch makes a buffer for the input of each microbatch,
-    and one for the gradient of each output, in the first step, and keeps them
+    `received = ahead`: `PipelineStage` of PyTorch allocates a buffer for the input of each
+    microbatch, and one for the gradient of each output, in the first step, and keeps them
     (torch/distributed/pipelining/stage.py: `_setup_forward_recv_info`,
-    `_setup_backward_recv_info`). Backward finds the input in it.
+    `_setup_backward_recv_info`). Backward reads the input from its buffer.
 
-    `results = backward`: it has the output of a microbatch until its backward has ended
-    (`fwd_cache`, from which `backward_one_chunk` takes it), of the last stage the logits.
-    `results = step`: a schedule returns the outputs of the last stage, so it has all of them until
-    the next step begins (`output_chunks`), and joins them in a copy (`_merge_outputs`,
-    `return_outputs = True`).
+    `results = backward`: the stage keeps the output of a microbatch until its backward has ended
+    (`fwd_cache`, from which `backward_one_chunk` takes it); in the last stage, these are the
+    logits. `results = step`: a schedule returns the outputs of the last stage, so it keeps all of
+    them until the next step begins (`output_chunks`), and copies them into one tensor
+    (`_merge_outputs`, `return_outputs = True`).
 
-    `gradients = next`: `ScheduleGPipe` and `Schedule1F1B` name the messages of a backward until
-    those of the next one are made (`bwd_sends`); schedules of several parts on a rank do not.
+    `gradients = next`: `Schedule1F1B` holds references to the messages of a backward until those of
+    the next one exist (`bwd_sends`); other schedules do not.
 
     `graph = weights`: a split backward runs with `retain_graph = True`
-    (torch/distributed/pipelining/_backward.py: `stage_backward_input`), so all that forward saved
-    is there until the gradients of weights are made, and the gradient of each received input stays
-    at the buffer of that input (`inp.grad`), from step to step. Each weight is a call of autograd
-    (`stage_backward_weight`), for which a checkpoint computes its block again; what other
-    operations of it save stays while their graph does (torch/utils/checkpoint.py:
-    `_CheckpointFrame.recomputed`). The first stage has one backward, where its weights are due
-    (`backward_one_chunk`).
+    (torch/distributed/pipelining/_backward.py: `stage_backward_input`), so all tensors that forward
+    saved are kept until the gradients of weights are computed, and the gradient of each received
+    input is kept with the buffer of that input (`inp.grad`), from step to step. Each weight is a
+    call of autograd (`stage_backward_weight`), for which a checkpoint recomputes its block; the
+    tensors that other operations of the block save are kept as long as their graph
+    (torch/utils/checkpoint.py: `_CheckpointFrame.recomputed`). The first stage has a single
+    backward, at the time of its weights (`backward_one_chunk`).
     """
 
     name, record = "stg.stage_buffers", StageBuffersRule

@@ -1,8 +1,8 @@
-"""What a statement of a strategy is: its parameters, the flags that write it, its checks and text.
+"""The base classes of the statements of a strategy: parameters, flags, checks and text.
 
-A statement is defined once, by two classes side by side: a record with its parameters (`Record`),
-which passes read, and its op (`Statement`). The command line, sweeps, `--print-strategy`, commands
-in manifests and docs/reference/flags.md are derived from them.
+A statement is defined once, by two classes: a record with its parameters (`Record`), which passes
+read, and its op (`Statement`). The command line, sweeps, `--print-strategy`, commands in manifests
+and docs/reference/flags.md are derived from them.
 
     class BucketRule(Record):
         copies: bool = flagged("ddp_copies", "Copy gradients into flat buffers.", rare=True)
@@ -28,7 +28,7 @@ from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
 from stagec.support.frozen import Frozen
 from stagec.support.source import UNKNOWN, Loc
 
-#: What a flag has no effect without: an axis, another flag or a dimension; of several names, any.
+#: An axis, flag or dimension without which a flag has no effect; of several names, any one.
 Need: TypeAlias = str | tuple[str, ...]
 
 
@@ -56,13 +56,13 @@ class Section(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag of the command line. What is left out comes from the parameter that it gives, and from
-    its statement (`Statement.rare`).
+    """A flag of the command line. Fields that are left out come from its parameter, and from its
+    statement (`Statement.rare`).
 
     Kinds: `switch` (`--sp`; with the default True `--async-tp/--no-async-tp`), `int`, `choice`,
     `text`, `names` (some of the choices, or any, with commas), `patterns` (any, with commas),
-    `order` (of some of the choices), `ratio`, `layers` (`7,8*14`), `loads`. A default that is no
-    value of the parameter says that the flag is off.
+    `order` (of some of the choices), `ratio`, `layers` (`7,8*14`), `loads`. If the default is not a
+    value of the parameter, it means that the flag is off.
     """
 
     name: str  # with _ for -
@@ -88,7 +88,7 @@ class Flag:
         return "--" + self.name.replace("_", "-")
 
     def with_value(self, value: object) -> str:
-        """`--zero 3`, or `--sp` of a switch."""
+        """`--zero 3`, or for a switch `--sp`."""
         return self.option if value is True else f"{self.option} {value}"
 
     def is_default(self, value: object) -> bool:
@@ -96,8 +96,8 @@ class Flag:
         return bool(value == self.default)
 
     def others(self, now: Any) -> tuple[Any, ...]:
-        """Other values than the present one: all of a switch, a choice or names that can be listed,
-        the default, half and twice of a number; of other kinds none."""
+        """Values other than the present one: all values of a switch, of a choice or of a list of
+        names; the default, half and twice the value for a number; none for other kinds."""
         match self.kind:
             case "switch":
                 values: Iterable[Any] = (not now,)
@@ -120,7 +120,7 @@ def _subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 # -- parameters ------------------------------------------------------------------------------------
 
-#: What holds where a text does not say it, if the statement names no default.
+#: The default values of kinds of parameters.
 _NOTHING: Mapping[str, Any] = {
     "names": (),
     "patterns": (),
@@ -131,7 +131,7 @@ _NOTHING: Mapping[str, Any] = {
     "str": "",
     "ratio": None,
 }
-#: The kind of the flag that gives a parameter of a kind.
+#: The kind of a flag for each kind of parameter.
 _FLAG_KINDS = {
     "int": "int",
     "ints": "layers",
@@ -145,7 +145,7 @@ _FLAG_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A parameter with its bounds and the flag that gives it."""
+    """A parameter with its bounds and its flag."""
 
     param: Param
     default: Any
@@ -154,7 +154,7 @@ class _Field:
     flag: Flag | None
 
     def complete_flag(self) -> Flag | None:
-        """The flag, with what it has from the parameter."""
+        """The flag, completed with the fields of the parameter."""
         flag, param = self.flag, self.param
         if flag is None:
             return None
@@ -172,7 +172,8 @@ class _Field:
 
     @property
     def limits(self) -> str:
-        """Bounds and default, behind what a parameter means: `, 0 to 64 (default 1)`."""
+        """The bounds and the default, for the end of a parameter's description: `, 0 to 64 (default
+        1)`."""
         bounds = "" if not (self.least or self.most) else f", {self.least} or more"
         bounds = bounds if self.most is None else f", {self.least} to {self.most}"
         left_out = not self.param.required and not self.param.positional
@@ -181,14 +182,14 @@ class _Field:
 
     @property
     def flag_kind(self) -> str:
-        """The kind of a flag whose value is that of the parameter."""
+        """The kind of a flag with the same value as the parameter."""
         return _FLAG_KINDS.get(self.param.form) or ("choice" if self.param.choices else "text")
 
     def read(self, op: Operation) -> Any:
-        """The value that an op gives it."""
+        """The value of the parameter in an op."""
         name = self.param.name
         match self.param.form:
-            case "names":  # `none` overrides the names of a stack by nothing
+            case "names":  # `none` overrides the names of a stack
                 names = op.names(name)
                 return () if names == ("none",) else names
             case "patterns":
@@ -205,7 +206,7 @@ class _Field:
                 return op.text(name)
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """Whether the value of an op is within the bounds."""
+        """The problem of a value that is out of bounds."""
         least, most, name = self.least, self.most, self.param.name
         if least is None or name not in op.attrs:
             return
@@ -215,7 +216,7 @@ class _Field:
             yield f"expects '{name}' to be a number {wanted}, found {value}"
 
     def text(self, value: Any) -> str:
-        """A value as it stands in brackets: `zero = 3`, `weak`, `(H, G)`."""
+        """The text of a value in brackets: `zero = 3`, `weak`, `(H, G)`."""
         if self.param.form == "flag":
             return self.param.name
         items = [str(v) for v in _tuple(value)]
@@ -227,7 +228,7 @@ class _Field:
 
 
 def patterns(op: Operation, name: str) -> tuple[str, ...]:
-    """The patterns that an op gives a parameter, as names or in one string."""
+    """The patterns in a parameter of an op, as names or in one string."""
     return tuple(n.strip() for text in op.names(name) for n in text.split(","))
 
 
@@ -245,9 +246,9 @@ def parameter(
 ) -> Any:
     """A parameter of a statement, as a field of its record.
 
-    `doc` is what the help of its flag says, if it is left out. `default` is what holds where the
-    text does not say it, of several choices the first. `least` and `most` are the bounds of a
-    number, in a text and on the command line.
+    `doc` defaults to the help of its flag. `default` is the value if the text does not state it;
+    for several choices it defaults to the first. `least` and `most` are the bounds of a number, in
+    a text and on the command line.
     """
     if default is ...:
         default = choices[0] if choices else _NOTHING[Param("", kind).form]
@@ -271,10 +272,10 @@ def flagged(
     most: int | None = None,
     **flag: Any,
 ) -> Any:
-    """A parameter that the flag of this name gives, with this help: their values are the same.
+    """A parameter with a flag of the same value; `name` and `help` are those of the flag.
 
-    Left out, `kind` is `name` where there are choices, else `flag`. `flag` has fields of `Flag`,
-    such as `rare`; the others are those of `parameter`.
+    `kind` defaults to `name` with choices, otherwise to `flag`. `flag` contains fields of `Flag`,
+    such as `rare`; the other arguments are those of `parameter`.
     """
     return parameter(
         kind or ("name" if choices else "flag"),
@@ -290,7 +291,8 @@ def flagged(
 
 
 def _as_doc(help: str, choices: Iterable[str]) -> str:
-    """The help of a flag as what its parameter means: choices as a text spells them."""
+    """The help of a flag as the description of its parameter, with the spelling of choices in
+    texts."""
     first, space, rest = help.removesuffix(".").partition(" ")
     text = (first.lower() if first[1:].islower() else first) + space + rest
     for choice in choices:
@@ -299,7 +301,7 @@ def _as_doc(help: str, choices: Iterable[str]) -> str:
 
 
 class Record(Frozen):
-    """Base of what statements say, a field for each parameter."""
+    """Base class of the parameters of statements: a field for each parameter."""
 
     loc: Loc = field(default=UNKNOWN, kw_only=True)
 
@@ -316,23 +318,23 @@ def _fields(record: type[Record]) -> Iterator[_Field]:
 
 
 class Statement(Declaration):
-    """Base of the statements of a strategy.
+    """Base class of the statements of a strategy.
 
-    `record` has the parameters. The flags are those of its parameters, after `flags`, which give no
-    single parameter.
+    `record` has the parameters. `flags` are the flags that do not set a single parameter; those of
+    the parameters are appended.
     """
 
     parents = ("stg.strategy", "stg.stack")
     record: ClassVar[type[Record]] = Record
     flags: ClassVar[tuple[Flag, ...]] = ()
     section: ClassVar[Section] = Section.OTHERS  # of its flags in the help
-    #: What holds of all of its flags.
+    #: Properties of all of its flags.
     rare: ClassVar[bool] = False
     software: ClassVar[bool] = False
     needs: ClassVar[tuple[Need, ...]] = ()
     repeats: ClassVar[bool] = False  # it may stand several times
-    #: Of one that repeats: the parameter with the names that it is about, so that a stack may state
-    #: it; empty if it places values.
+    #: For a statement that repeats: the parameter with the names that it applies to, so that a
+    #: stack may contain it; empty if it places values.
     subject: ClassVar[str] = ""
     training: ClassVar[str] = ""  # why a step of serving has no use for it; empty if it has
     _fields: ClassVar[tuple[_Field, ...]] = ()
@@ -350,7 +352,7 @@ class Statement(Declaration):
 
     @classmethod
     def _marked(cls, flag: Flag) -> Flag:
-        """A flag with what holds of all flags of the statement."""
+        """A flag with the properties of all flags of the statement."""
         return replace(
             flag,
             rare=flag.rare or cls.rare,
@@ -364,14 +366,14 @@ class Statement(Declaration):
         return self.record(**said, loc=op.loc)
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """Values that are out of bounds; subclasses extend this."""
+        """Report values that are out of bounds; subclasses extend this."""
         for each in self._fields:
             yield from each.verify(op)
 
     # -- flags -------------------------------------------------------------------------------------
 
     def text(self, request: FlagValues) -> Iterator[str]:
-        """The statements that flags stand for, as they stand in a text."""
+        """The statements that flags represent, as text."""
         known = {f.param.name: f for f in self._fields}
         order = list(known)
         for said in self.from_flags(request):
@@ -379,26 +381,26 @@ class Statement(Declaration):
             yield f"{self.name}[{', '.join(parts)}]"
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
-        """The statements that flags stand for, each as its parameters; by default one if a flag
-        of a parameter is given."""
+        """The parameters of each statement that flags represent; by default one statement, if a
+        flag of a parameter is given."""
         if said := self.flag_values(request):
             yield said
 
     def flag_values(self, request: FlagValues) -> dict[str, Any]:
-        """The parameters whose flags have another value than the default, and what they need."""
+        """The parameters whose flags differ from the default and have what they need."""
         values: dict[str, Any] = {}
         for each in self._fields:
             flag = each.flag
             if flag is None or flag.kind != each.flag_kind:
-                continue  # its value is not that of the parameter
+                continue  # its value differs from that of the parameter
             value = request[flag.name]
             if not flag.is_default(value) and all(self._is_met(request, n) for n in flag.needs):
                 values[each.param.name] = _said(flag, value)
         return values
 
     def _is_met(self, request: FlagValues, need: Need) -> bool:
-        """Whether there is an axis of these, a step of serving, or a flag of this statement; what
-        others give is left to them."""
+        """Whether an axis, a serving step or a flag of this statement exists that `need` names.
+        Names of other statements count as existing: these are checked elsewhere."""
         own = {flag.name: flag for flag in self.flags}
 
         def is_there(name: str) -> bool:
@@ -412,26 +414,25 @@ class Statement(Declaration):
 
     @property
     def flag_names(self) -> Mapping[str, str]:
-        """The flag of each parameter that has one of the same value."""
+        """The names of flags that have the same value as a parameter, by parameter."""
         same = (f for f in self._fields if f.flag is not None and f.flag.kind == f.flag_kind)
         return {f.param.name: f.flag.name for f in same if f.flag is not None}
 
     def flags_of(self, op: Operation) -> dict[str, Any]:
-        """The flags that give what an op of this kind says, with their values; what no flag gives
-        is left out."""
+        """The flags for an op of this kind, with their values; parameters without a flag are left
+        out."""
         names = self.flag_names
         said = (f for f in self._fields if f.param.name in op.attrs and f.param.name in names)
         return {names[f.param.name]: _flag_value(f, f.read(op)) for f in said}
 
     def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
-        """What is wrong with the flags of this statement, each with a remedy: by default those that
-        are given without the only value of another flag that they go with."""
+        """The problems of the flags of this statement, each with a remedy: by default, flags that
+        require a value of another flag (`Flag.only`)."""
         yield from beside_wrong_values(self.flags, request)
 
 
 def beside_wrong_values(flags: Iterable[Flag], request: FlagValues) -> Iterator[tuple[str, str]]:
-    """The flags that are given without the only value of another flag that they go with, each with
-    a remedy."""
+    """Problems of flags that require a value of another flag (`Flag.only`), each with a remedy."""
     for flag in flags:
         if flag.only is None or flag.is_default(value := request[flag.name]):
             continue
@@ -447,7 +448,7 @@ def _tuple(value: object) -> tuple[object, ...]:
 
 
 def _flag_value(each: _Field, value: Any) -> Any:
-    """The value of a flag that gives a parameter; the other way round is `_said`."""
+    """The value of a flag for the value of its parameter; the inverse of `_said`."""
     match each.flag_kind:
         case "choice":
             return value.replace("_", "-")
@@ -458,7 +459,7 @@ def _flag_value(each: _Field, value: Any) -> Any:
 
 
 def _said(flag: Flag, value: Any) -> Any:
-    """The value of a parameter that a flag gives."""
+    """The value of a parameter for the value of its flag."""
     match flag.kind:
         case "choice":
             return value.replace("-", "_")

@@ -1,4 +1,4 @@
-"""`stg.strategy`: what holds the statements of a strategy."""
+"""`stg.strategy`: the container of the statements of a strategy."""
 
 from __future__ import annotations
 

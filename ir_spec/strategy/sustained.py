@@ -39,7 +39,7 @@ class SustainedRule(Record):
     )
 
     def on(self, family: str) -> float | None:
-        """The share on a device of a family; None if it is not said."""
+        """The share on a device of a family; None if it is not stated."""
         shares = {
             "ampere": self.ampere,
             "hopper": self.hopper,
@@ -51,17 +51,17 @@ class SustainedRule(Record):
 
 
 class SustainedOp(Statement):
-    """The share of their speed alone that matrix products and attention sustain in a step.
+    """The share of their isolated speed that matrix products and attention sustain in a step.
 
-    Kernels are timed for milliseconds on a cool device with operands of a library's choice. What is
-    left of that in a step that goes on for hours depends on the power that the device is limited
-    to, and on what a framework makes of it: versions of libraries, layouts and alignments of
-    operands, tuned configurations. So a stack says it for families of devices (`family` in the text
-    of a machine); a machine whose text names no family keeps its own share, as all do without this
-    statement. With `experts` grouped products of several experts of a rank keep so much of that:
-    their rows are ragged and padded, and sorting, routing and what hosts wait for to know how many
-    rows there are is around them. The product of a single expert is a plain one. Where kernels of
-    experts order rows themselves (`stg.fusion[experts]`), that is of products in 8 bits alone.
+    Kernels are timed for milliseconds on a cool device, with operands of a library's choice. The
+    share that remains in training that runs for hours depends on the power limit of the device, and
+    on the framework: versions of libraries, layouts and alignments of operands, tuned
+    configurations. So a stack states it for families of devices (`family` in the text of a
+    machine); a machine without a family keeps its own share, as do all without this statement.
+    `experts` is a further factor for grouped products of several experts of a rank: their rows are
+    ragged and padded, and they include sorting, routing and the time in which hosts wait for the
+    number of rows. The product of a single expert counts as a plain one. If kernels of experts
+    order rows themselves (`stg.fusion[experts]`), the factor applies only to 8-bit products.
     """
 
     name, record = "stg.sustained", SustainedRule

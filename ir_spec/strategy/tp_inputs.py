@@ -1,4 +1,5 @@
-"""Whether inputs of split products are kept for backward, and begin before they are there."""
+"""Whether inputs of split products are kept for backward, and whether products overlap with their
+gathers."""
 
 from __future__ import annotations
 
@@ -38,17 +39,17 @@ class TpInputsOp(Statement):
     """Whether backward gathers the inputs of split matmuls again (regather) or keeps them
     (save-gathered), and whether products wait for them.
 
-    With `gathers = in_steps` the products that take a value which is gathered over n ranks work in
-    n steps, with what runs in their kernels: n-1 of them beside the gather, on the parts that are
-    there, the last one behind it. So do XLA ("collective matmul", arXiv 2105.04663, section 4),
-    Transformer Engine (`ub_overlap_ag`, one product of queries, keys and values) and PyTorch
-    (`fused_all_gather_matmul`, with a list of weights). A product of something that is made behind
-    the first of them waits for all of the value. It is the mirror image of
-    `stg.tp_outputs[in_steps]`, and an approximation in the same way.
+    With `gathers = in_steps`, products of a value that is gathered over n ranks run in n steps,
+    including the ops that are fused with them: n-1 steps during the gather, on the parts that have
+    arrived, and the last one after it. This is what XLA ("collective matmul", arXiv 2105.04663,
+    section 4), Transformer Engine (`ub_overlap_ag`, one product of queries, keys and values) and
+    PyTorch (`fused_all_gather_matmul`, with a list of weights) do. A product with an operand that
+    is computed after the first of them waits for the whole value. It mirrors
+    `stg.tp_outputs[in_steps]`, and is the same kind of approximation.
 
-    `until = module`: an eager module has its input until it returns, behind the sum of its output,
-    also where a checkpoint saves nothing in it (arguments of `Attention.forward` and
-    `FeedForward.forward` are names of Python frames).
+    `until = module`: an eager module keeps its input until it returns, after the sum of its output,
+    even if a checkpoint saves nothing in it (arguments of `Attention.forward` and
+    `FeedForward.forward` are names in Python frames).
     """
 
     name, record = "stg.tp_inputs", TpInputsRule

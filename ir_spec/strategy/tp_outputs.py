@@ -22,13 +22,13 @@ class TpOutputsRule(Record):
 class TpOutputsOp(Statement):
     """Whether sums of split products begin before the product ends.
 
-    A product whose operands are split along what it sums over leaves a partial sum on each of n
-    ranks, which an all_reduce or a reduce_scatter adds up. With `in_steps` it works in n steps, as
-    products with inputs that they gather themselves do: the sum begins behind the first step and
-    runs beside the others. So do XLA ("collective matmul") and Transformer Engine
-    (`tp_comm_overlap`). A blocking sum (`stg.blocking`) waits for the product. An approximation:
-    all of the sum runs beside the last n-1 steps, and the kernels of the steps take what their
-    parts of one take.
+    A product whose operands are split along its contracted dimension leaves a partial sum on each
+    of n ranks, which an all_reduce or a reduce_scatter adds up. With `in_steps` it runs in n steps,
+    like products that gather their inputs themselves: the sum begins after the first step and
+    overlaps with the others. This is what XLA ("collective matmul") and Transformer Engine
+    (`tp_comm_overlap`) do. A blocking sum (`stg.blocking`) waits for the product. It is an
+    approximation: the whole sum overlaps with the last n-1 steps, and the kernel of a step takes
+    1/n of the time of the whole kernel.
     """
 
     name, record = "stg.tp_outputs", TpOutputsRule

@@ -1,4 +1,4 @@
-"""How the weights of the blocks are stored while serving, and frozen ones while training."""
+"""The format in which weights of the blocks are stored in serving, and frozen ones in training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, PARTS
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
-#: Activations are in what the format has them in.
+#: Activations have the element type of the format.
 AUTO = "auto"
 
 
@@ -81,19 +81,19 @@ class WeightsOp(Statement):
     | `nvfp4` | f4e2m1   | 16 rows     | an f8e4m3 scale          | n/2 + n/16     |
     | `nf4`   | 4 bits   | 64 rows     | a scale of 8 bits        | n/2 + n/64     |
 
-    Unless `activations` says otherwise, products take them in f8e4m3s with `fp8` and `mxfp4` (an
-    f32 scale for each 128 elements, as DeepGEMM, or one of 8 bits for each 32: as many bytes), in
-    f4e2m1s with `nvfp4` (a scale of 8 bits for each 16), else as they are: the kernel turns
-    weights into their type (W4A16, W8A16), for `nf4` a kernel before it does. The one f32 that
-    nvfp4 has for a tensor is not counted, nor those of rows in int8, nor the one that nf4 has for
-    256 scales.
+    Unless `activations` says otherwise, products take activations in f8e4m3s with `fp8` and `mxfp4`
+    (an f32 scale for each 128 elements, as in DeepGEMM, or an 8-bit scale for each 32: the same
+    number of bytes), in f4e2m1s with `nvfp4` (an 8-bit scale for each 16), and otherwise unchanged:
+    the kernel converts weights to their type (W4A16, W8A16); for `nf4`, a separate kernel does so
+    before. The f32 scale of a tensor in nvfp4 is not counted, nor are those of rows in int8, nor
+    the one for each 256 scales in nf4.
 
-    Checkpoints of models with experts have attention in 16 bits where they have 4: gpt-oss-120b,
-    and DeepSeek, Kimi-K2.5, GLM-5 and MiniMax-M2.5 of nvidia. Kimi-K2.5 of moonshotai has nothing
-    but experts in `int4`. `parts` says otherwise, as of Qwen3-235B-A22B-NVFP4, which has all.
+    Checkpoints of models with 4-bit experts have attention in 16 bits: gpt-oss-120b, and DeepSeek,
+    Kimi-K2.5, GLM-5 and MiniMax-M2.5 of nvidia. Kimi-K2.5 of moonshotai has only experts in `int4`.
+    `parts` overrides this, for example for Qwen3-235B-A22B-NVFP4, whose weights are all in 4 bits.
 
-    In training weights that are frozen, as beside `stg.lora`, are stored so (QLoRA, arXiv
-    2305.14314): products of forward and of backward turn them into the type of the activations.
+    In training, frozen weights, as with `stg.lora`, are stored in this format (QLoRA, arXiv
+    2305.14314): products of forward and of backward convert them to the type of the activations.
     """
 
     name, record = "stg.weights", WeightsRule

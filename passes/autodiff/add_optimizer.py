@@ -35,9 +35,9 @@ class AddOptimizer(Pass):
     """Append the optimizer: the function then returns the loss, updated parameters and updated
     state.
 
-    The function states that `stg.gradients` frees its gradients, for the plan of memory.
-    The strategy says which (`stg.optimizer`) and with which element types of the master copy and
-    the moments (`stg.dtypes`). Parameters of the type of the copy have none.
+    The strategy states the optimizer (`stg.optimizer`) and the element types of the master copy and
+    the moments (`stg.dtypes`). A parameter of the type of the master copy has no copy. If
+    `stg.gradients` frees gradients, the function gets the flag `freed` for the memory plan.
 
     Before:
         stg.func @f(%x: f32[B], %w: f32[B | param]) -> (f32[], f32[B]) {
@@ -74,7 +74,9 @@ def add_optimizer(module: Module) -> None:
     """Turn a function that returns (loss, gradients) into one that returns (loss, updated
     parameters and state).
 
-    State arguments (`master` copy, moments `m` and `v`) are added, placed as the ZeRO stage says.
+    State arguments (`master` copy, moments `m` and `v`) are added, with the placement of the ZeRO
+    stage. Raises `DiagnosticError` if the function does not return one gradient per parameter after
+    the loss.
     """
     strategy = read_strategy(module)
     if strategy.optimizer.form == "in_backward":
@@ -113,7 +115,7 @@ def add_optimizer(module: Module) -> None:
 
 
 class _Updates:
-    """The updates of all parameters, in the form that the strategy says."""
+    """The updates of all parameters, in the form that the strategy states."""
 
     def __init__(self, module: Module, strategy: Strategy, b: Builder) -> None:
         self._module, self._body, self._b = module, module.main.body, b
@@ -124,7 +126,7 @@ class _Updates:
             _check_in_backward(module, strategy)
 
     def tensor(self, param: Value, grad: Value, clip: Value | None) -> TrainedTensor:
-        """A parameter with arguments for what is kept of it."""
+        """A parameter with new arguments of the function for its state."""
         owned = replace(self._placement.gradient(param), role="state")
         kept = {
             name: self._body.add_arg(f"{param.name}_{name}", type_, param.loc)
@@ -133,7 +135,7 @@ class _Updates:
         return TrainedTensor(param, grad, kept, matrix_of(param), clip)
 
     def run(self, tensors: Sequence[TrainedTensor]) -> Mapping[Value, Sequence[Value]]:
-        """Build the updates; gives the updated values of each parameter."""
+        """Build the updates. Returns the updated values of each parameter."""
         self._assumptions.check()
         if self._optimizer.kind == "adam8bit" and not any("m_scale" in t.kept for t in tensors):
             why = f"no tensor has {SMALLEST} elements or more, as moments of 8 bits need"
@@ -159,7 +161,7 @@ class _Updates:
     def _together(
         self, b: Builder, tensors: Sequence[TrainedTensor]
     ) -> Mapping[Value, Sequence[Value]]:
-        """Updates whose kernels run one kernel after the other, each for all tensors."""
+        """Updates by kernels that run one after the other, each for all tensors."""
         updated: dict[Value, Sequence[Value]] = {}
         running = {t: self._optimizer.update(b, t) for t in tensors}
         while running:
@@ -199,7 +201,7 @@ class _Updates:
         return TrainedTensor(param, grad, kept, t.matrix.sliced(1), t.clip)
 
     def _where_made(self, t: TrainedTensor) -> Sequence[Value]:
-        """Update a parameter where backward has its gradient, behind its last use."""
+        """Update a parameter in backward, after its gradient and its last use."""
         made = t.grad.producer
         if made is None:
             raise AssertionError(f"%{t.grad.name} is made by backward")
@@ -212,7 +214,7 @@ class _Updates:
         return _stacked(made, updated, t)
 
     def _behind(self, t: TrainedTensor) -> Builder:
-        """A builder behind what makes a gradient, and all that uses its parameter there."""
+        """A builder after the op that makes a gradient and all users of its parameter there."""
         region, mesh = t.grad.region, self._module.mesh
         if mesh is not None and any(size != 1 for size in mesh.sizes.values()):
             return Builder(  # reductions of a layer's gradients are one call, before all updates
@@ -226,7 +228,7 @@ class _Updates:
 
 
 def _within(op: Operation | None, region: Region) -> Operation | None:
-    """The operation of a region that is this one, or has it inside; None if it ends the region."""
+    """The operation of a region that is or contains this one; None for its terminator."""
     while op is not None and op.parent is not region:
         op = op.parent_op
     return None if op is None or op.has(Terminates) else op
@@ -264,8 +266,8 @@ def _check_in_backward(module: Module, strategy: Strategy) -> None:
 
 
 def _free_gradients(module: Module, strategy: Strategy) -> None:
-    """State it at the function for the plan of memory, except for sums over microbatches that are
-    the gradients."""
+    """Set the flag `freed` of the function for the memory plan, unless the gradients are sums over
+    microbatches that persist."""
     late = strategy.pipeline is not None or (strategy.zero >= 2 and strategy.reduces_once)
     if any(op.has(Accumulates) for op in module.main.body.ops) and not late:
         why = "the sums of gradients over microbatches persist"
@@ -279,7 +281,7 @@ def _clip_factor(
     b: Builder, grads: Sequence[Value], clip: Expr, part: str, peers: Sequence[str]
 ) -> Value:
     """The factor that clips the norm of all gradients. The parts of a model send each other their
-    shares of it."""
+    shares of the norm."""
     squares = [b.value("stg.squared_norm", [g], hint=g.prefixed("sq_")) for g in grads]
     norm = _added(b, squares, "norm_sq")
     if peers:  # whole, for itself and for the others

@@ -1,8 +1,9 @@
-"""What backward takes from the forward of a repeat: slices, the stash, and what is recomputed.
+"""The values that backward takes from the forward of a repeat: slices, the stash, and recomputed
+values.
 
 A slice of a parameter is bound again. A value that the policy keeps comes through the stash, a
-stacked result of the forward repeat. Any other is computed again in the backward region, from what
-is kept. Of a layer `%u = einsum(%h, %w); %g = gelu(%u)`, whose backward uses %h, %w and %u:
+stacked result of the forward repeat. Any other value is recomputed in the backward region from the
+kept ones. Of a layer `%u = einsum(%h, %w); %g = gelu(%u)`, whose backward uses %h, %w and %u:
 
 | `recompute` | stacked | backward begins with                                         |
 |-------------|---------|--------------------------------------------------------------|
@@ -10,11 +11,11 @@ is kept. Of a layer `%u = einsum(%h, %w); %g = gelu(%u)`, whose backward uses %h
 | full        | %h      | `%u = stg.einsum[phase = recompute](%h, %w)`                 |
 | full_replay | %h      | the same, and `%g = stg.gelu[phase = recompute](%u)`         |
 
-What forward moved to a pin that says `again` is not stashed in any case: backward pins the value
-that came before once more (`pin_again`), and what recomputes it pins it too.
+The result of a sharding constraint with `again` is never stashed: backward applies the constraint
+to its operand once more (`pin_again`), and so does recomputation.
 
 With `recompute_every = 2` backward has both values: `stg.recall(%u_again, %u_stashed)` takes the
-first one in every second layer, and the second one in all other layers.
+first one in every second layer and the second one in the others.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ def hand_over(
     keep_inputs: bool = False,
     keep_idle: bool = True,
 ) -> None:
-    """Give the backward region all that it uses of the forward region, in place. With `keep_inputs`
-    a block that is computed again keeps its inputs until its backward ends, with `keep_idle` also
-    what a list names that backward does not use."""
+    """Give the backward region all values of the forward region that it uses, in place. With
+    `keep_inputs` a recomputed block keeps its inputs until its backward ends. With `keep_idle`
+    values that the recompute list names are kept even if backward does not use them."""
     _HandOver(registry, forward, back).run(keep_inputs=keep_inputs, keep_idle=keep_idle)
 
 
 def pin_again(region: Region) -> None:
-    """Give backward in a region pins of its own where it uses a result of one that says `again`,
-    and those that such a pin takes, in place."""
+    """Where backward in a region uses the result of a sharding constraint with `again`, give it a
+    copy of that constraint, and of those whose results it takes, in place."""
     pins: dict[Value, Value] = {}
 
     def pinned(value: Value, place: Operation) -> Value:
@@ -70,7 +71,7 @@ def pin_again(region: Region) -> None:
 
 
 def _clone(op: Operation, operands: Sequence[Value], phase: str) -> Operation:
-    """An operation on other operands, of this phase."""
+    """A copy of an operation in another phase, on other operands."""
     copy = Operation(op.definition, operands, op.attrs, loc=made_by(PASS, op.loc))
     copy.attrs["phase"] = phase
     for result in op.results:
@@ -105,8 +106,8 @@ class _HandOver:
                 self._back.attrs[name] = const(number)
 
     def _use(self, value: Value) -> Value:
-        """What backward uses for a forward value: where only some iterations recompute, the others
-        take it from the stash."""
+        """The value that backward uses for a forward value. Where only some iterations recompute
+        it, the others take it from the stash."""
         again = self._get(value)
         if again.producer is None or not (self._what.layers or self._what.every):
             return again
@@ -130,8 +131,8 @@ class _HandOver:
         return self._inside[value]
 
     def _keeps(self, value: Value) -> bool:
-        """Whether the policy stashes a value. A region is never computed again. A cast is
-        computed again if the policy names the op whose result it casts."""
+        """Whether the policy stashes a value. Results of ops with regions are never recomputed. A
+        cast is recomputed if the policy names the op whose result it casts."""
         op, what = value.producer, self._what
         if op is None or op.region is not None:
             return True
@@ -162,14 +163,14 @@ class _HandOver:
         return self._forward.add_result(value.prefixed("stash_"), stacked, value.loc)
 
     def _recompute(self, op: Operation) -> None:
-        """Copy a forward operation, and what it needs, in front of the present place."""
+        """Copy a forward operation and those that it needs to the current place of backward."""
         operands = [self._get(v) if v.region is self._forward.body else v for v in op.operands]
         copy = _clone(op, operands, "recompute")
         self._inside |= zip(op.results, copy.results, strict=True)
         self._back.body.insert(self._place.position(), copy)
 
     def _keep_rest(self) -> None:
-        """Keep what the list names and backward does not take, as a checkpoint by a list does."""
+        """Keep values that the list names and backward does not use, as such a checkpoint does."""
         kept = [v for op in self._forward.body.ops if op in self._listed for v in op.results]
         stashed = [self._bind(v, self._stash(v)) for v in kept if v not in self._inside]
         if stashed:
@@ -178,7 +179,7 @@ class _HandOver:
             self._back.body.insert(end.position(), discard)
 
     def _keep_inputs(self) -> None:
-        """Keep what a checkpoint was given until the last gradient is there."""
+        """Keep the inputs of a checkpoint until its last gradient is complete."""
         args = self._forward.body.args[: self._carry]
         if inputs := [self._inside[a] for a in args if a in self._inside]:
             attrs = {"phase": "recompute"}  # in iterations that compute again
@@ -186,7 +187,7 @@ class _HandOver:
             self._back.body.insert(self._back.body.terminator.position(), discard)
 
     def _replay_rest(self) -> None:
-        """Compute the whole block again, with the ops that backward does not need."""
+        """Recompute the whole block, including ops that backward does not need."""
         self._place = self._back.body.terminator
         for op in self._forward.body.ops[:-1]:
             if op.region is None and not all(r in self._inside for r in op.results):
@@ -197,8 +198,8 @@ class _HandOver:
 
 
 def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:
-    """The ops of a region whose results a list keeps: those that it names, of an op that may be a
-    matrix product those that are, without every so many-th product."""
+    """The ops of a region whose results the list of a rule keeps: those that it names, except
+    einsums that are not matrix products, and except every n-th product (n = `products`)."""
     names = (op for op in region.ops if op.name.partition(".")[2] in what.keep)
     products = [op for op in region.ops if _is_product(op)]
     again = products[what.products - 1 :: what.products] if what.products else []
@@ -207,7 +208,7 @@ def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:
 
 
 def _is_product(op: Operation) -> bool:
-    """Whether an op is one matrix product."""
+    """Whether an op runs as one matrix product."""
     rule = op.definition.rule(op)
     if rule is None:
         return False

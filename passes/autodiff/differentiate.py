@@ -1,7 +1,8 @@
-"""differentiate: reverse-mode differentiation of the training step, from the ops' own gradients.
+"""differentiate: reverse-mode differentiation of the training step, by the gradients that ops
+define.
 
-The backward of a repeat is a repeat in reverse. Forward values that it uses come out of the forward
-repeat stacked: the stash is explicit. L layers h + gelu(h w), types left out, become
+The backward of a repeat is a repeat in reverse. Forward values that it uses are stacked results of
+the forward repeat: the stash is explicit. L layers h + gelu(h w), types left out, become
 
     %y, %stash_u, %stash_h = stg.repeat[count = L] (%h = %x, %w = %W) {
       %u = stg.einsum["bd,de->be"](%h, %w)
@@ -21,9 +22,9 @@ repeat stacked: the stash is explicit. L layers h + gelu(h w), types left out, b
     }
     %g_W_2 = stg.gradient[phase = gradient](%g_W)
 
-Gradients of parameters end in `stg.gradient`, where their reduction takes place. A sum or a cast
-that comes before the reduction is made as soon as the gradient is there. The reduction then need
-not wait for other gradients.
+Gradients of parameters end in `stg.gradient`, where they are reduced. A sum or a cast before the
+reduction is placed directly after the gradient, so that the reduction does not wait for other
+gradients.
 """
 
 from __future__ import annotations
@@ -116,9 +117,9 @@ def differentiate(module: Module) -> None:
     """Append the backward of the main function: it then returns the loss and one gradient per
     parameter.
 
-    A part of a model that has no loss begins with the gradients that come back to it; one that
-    trains nothing stays as it is. Raises `DiagnosticError` if there is no scalar loss, or a
-    parameter does not influence it.
+    A part of a model that has no loss begins with the gradients that other parts send back; a part
+    that trains nothing is left unchanged. Raises `DiagnosticError` if there is no scalar loss, no
+    parameter, or a parameter that does not influence the loss.
     """
     func = module.main
     end = func.body.terminator
@@ -151,12 +152,12 @@ def differentiate(module: Module) -> None:
 
 
 def _passes_on(func: Operation) -> bool:
-    """Whether a part gives back gradients of what comes from parts that train."""
+    """Whether a part returns gradients of values that it receives from trained parts."""
     return any(isinstance(op.definition, Arrive) and op.flag("trained") for op in func.body.walk())
 
 
 class _TrainingStep:
-    """The training step being built."""
+    """Builds the backward of a training step."""
 
     def __init__(self, module: Module, strategy: Strategy, params: list[Value]) -> None:
         self._module, self._strategy, self._params = module, strategy, params
@@ -223,7 +224,7 @@ class _TrainingStep:
     # -- repeats -----------------------------------------------------------------------------------
 
     def repeat_backward(self, tape: _Tape, op: Operation) -> None:
-        """Differentiate a repeat: a reversed repeat over the same slices, fed with the stash."""
+        """Append the backward of a repeat: a reversed repeat over the same slices and the stash."""
         carry, count = op.integer("carry", 1), op.expr("count")
         given = [tape.take(r) for r in op.results[:carry]]
         if any(tape.has(r) for r in op.results[carry:]):
@@ -253,9 +254,9 @@ class _TrainingStep:
         self._close_repeat(tape, op, back, inner, live)
 
     def _live_carries(self, op: Operation, given: set[int]) -> list[int]:
-        """The carried values of a repeat that have a gradient in some layer of its stack: those
-        with one behind the last layer, and those that these are computed from, such as one that
-        layers pass on."""
+        """The indices of carried values of a repeat that have a gradient in some layer of its
+        stack: those with a gradient after the last layer, and those from which these are
+        computed."""
         bodies, live = [member.body for member in stack_of(op).members], set(given)
         while True:
             more = set[int]()
@@ -313,23 +314,23 @@ class _TrainingStep:
             result = back.add_result(outer.prefixed("d_") + "_stack", grad.tensor.stacked(count))
             tape.give(outer, _sum_stack(tape.builder, result, outer.prefixed("d_")))
         if self.idle:
-            erase_unused(region)  # what backward does not use is not stashed
+            erase_unused(region)  # so that unused values are not stashed
         keeps = {"keep_inputs": self.keeps_saved, "keep_idle": not self.compiled}
         hand_over(self._registry, op, back, **keeps)
 
 
 class _Tape:
-    """Gradients of the values of one region, as they come in."""
+    """Accumulates the gradients of the values of one region."""
 
     def __init__(self, step: _TrainingStep, builder: Builder) -> None:
         self._step, self.builder = step, builder
         self._grads: dict[Value, list[Value]] = {}
-        #: Of parameters that a loop slices: the loop that makes their gradients, slice by slice.
+        #: Maps a parameter that a loop slices to the loop that makes its gradient, slice by slice.
         self.loops: dict[Value, Operation] = {}
 
     def give(self, value: Value, grad: Value) -> None:
-        """Add a contribution, if the value needs a gradient; with PyTorch's graph to those before
-        it at once (`InputBuffer::add` of torch/csrc/autograd)."""
+        """Add a contribution, if the value needs a gradient. PyTorch adds it to the earlier ones at
+        once (`InputBuffer::add` of torch/csrc/autograd); other frameworks add all in one op."""
         if value in self._step.idle:
             return
         before = self._grads.setdefault(value, [])
@@ -338,11 +339,12 @@ class _Tape:
         before.append(grad)
 
     def has(self, value: Value) -> bool:
-        """Whether any gradient flows into the value."""
+        """Whether the value has a gradient."""
         return value in self._grads
 
     def take(self, value: Value, *, at_once: bool = False) -> Value | None:
-        """The sum of the contributions. It is made here, or right behind the last contribution."""
+        """The sum of the contributions, computed at the builder or, with `at_once`, directly after
+        the last contribution; None if there is none."""
         gradients = self._grads.pop(value, [])
         if len(gradients) > 1:
             b = where_made(self.builder, gradients) if at_once else self.builder
@@ -350,7 +352,7 @@ class _Tape:
         return gradients[0] if gradients else None
 
     def leftovers(self) -> list[tuple[Value, Value]]:
-        """Gradients of values from outside of the region, which every iteration adds to."""
+        """Values from outside of the region with the gradients that one iteration contributes."""
         outside = [(v, self.take(v)) for v in list(self._grads)]
         return [(v, g) for v, g in outside if g is not None]
 
@@ -376,7 +378,7 @@ class _Tape:
         pin_again(self.builder.region)
 
     def _keep_saved(self, op: Operation, made: Sequence[Operation]) -> None:
-        """Keep the activations that an op has saved until the last op that makes a gradient."""
+        """Keep the activations that an op has saved until its last gradient op."""
         last = next((each for each in reversed(made) if not each.has(Free)), None)
         saved = {v for v in (*op.operands, *op.results) if not is_of_parameter(v)}
         read = dict.fromkeys(v for each in made for v in each.operands if v in saved)

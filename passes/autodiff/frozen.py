@@ -1,12 +1,12 @@
-"""Which values need no gradient because no trained parameter has a part in them.
+"""Values that need no gradient because they depend on no trained parameter.
 
-With a frozen tower in front of a model that is trained,
+With a frozen tower in front of a trained model,
 
     %v = stg.repeat[count = L] (%h = %image, %w = %frozen) { ... }
     %e = stg.einsum["bnd,de->bne"](%v, %w1)
 
-%v has none, and nothing of the tower is stashed. If `%w1` is frozen too, neither has `%e`. What
-comes from another part of the model has one if that part trains it.
+%v needs no gradient, and the tower stashes nothing. If `%w1` is frozen too, neither does `%e`. A
+value from another part of the model needs one if that part trains it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stagec.ir_spec.ops.parts import Arrive
 
 
 def idle_values(module: Module) -> frozenset[Value]:
-    """The values of the main function that need no gradient; none at all if nothing is frozen."""
+    """The values of the main function that need no gradient; empty if no parameter is frozen."""
     trained = set(module.trainable())
     if len(trained) == len(module.parameters()):
         return frozenset()

@@ -1,4 +1,4 @@
-"""Where the gradients of parameters are reduced: in each microbatch and layer, or once a step."""
+"""Reductions of the gradients of parameters: in each microbatch and layer, or once per step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ PASS = "differentiate"
 
 
 class GradientReductions:
-    """The reductions of the gradients of a step, which microbatches add up if it `accumulates`."""
+    """Places the reductions of the gradients of a step. If it `accumulates`, microbatches add up
+    gradients."""
 
     def __init__(self, module: Module, strategy: Strategy) -> None:
         self._module, self._strategy = module, strategy
@@ -29,22 +30,25 @@ class GradientReductions:
         self.accumulates = False
 
     def inside(self) -> bool:
-        """Whether gradients are reduced per microbatch and layer (ZeRO-2 and 3, and where they are
-        used in backward) instead of once per step."""
+        """Whether gradients are reduced per microbatch and layer (ZeRO-2 and 3, and updates in
+        backward) instead of once per step."""
         if self._strategy.optimizer.form == "in_backward":
             return True
         return self._strategy.zero >= 2 and not self._adds_whole()
 
     def _adds_whole(self) -> bool:
-        """Whether microbatches add up gradients of ZeRO-2 and 3 before these are reduced."""
+        """Whether microbatches add up unreduced gradients of ZeRO-2 and 3."""
         once = self.accumulates and self._strategy.reduces_once
         return once and self._strategy.zero >= 2
 
     def local(self, b: Builder, grad: Value, param: Value, *, sliced: bool) -> Value:
-        """What a microbatch contributes, cast as soon as it is made: reduced now, at `b`, or added
-        to those before it; whole ones of ZeRO-2 and 3 that the sum casts at `b`, where their unit
-        ends (`FSDPParam.to_accumulated_grad_if_needed` of PyTorch). What is reduced now is added
-        beside its reduction: that is no kernel in the stream of computations."""
+        """The contribution of a microbatch to the gradient of a parameter. It is reduced at `b`, or
+        added to those before it.
+
+        A contribution is cast directly after the op that makes it. Unreduced sums of ZeRO-2 and 3
+        are cast at `b`, where their unit ends (`FSDPParam.to_accumulated_grad_if_needed` of
+        PyTorch). A reduced contribution is added next to its reduction, which is no kernel in the
+        stream of computations."""
         dtypes, whole, at = self._strategy.dtypes, self._adds_whole(), where_made(b, [grad])
         if self.inside():
             wire = cast_once(at, grad, self._wire(param))
@@ -69,8 +73,8 @@ class GradientReductions:
     def behind(
         self, sums: Mapping[Value, Value], loops: Mapping[Value, Operation]
     ) -> Mapping[Value, Value]:
-        """The gradients of a step, reduced behind its backward, in the order of the parameters; of
-        layers whose sums are whole, in turn: each is a unit."""
+        """The gradients of a step, reduced after its backward in the order of the parameters.
+        Unreduced sums of layers are reduced layer by layer, because each layer is a unit."""
         outer = self._module.main.body
         b = Builder(
             self._registry, outer, len(outer.ops) - 1, loc=self._module.main.loc, phase="gradient"
@@ -89,7 +93,8 @@ class GradientReductions:
     def _reduced_in_turn(
         self, b: Builder, loop: Operation, sums: Mapping[Value, Value]
     ) -> Mapping[Value, Value]:
-        """The reduced gradients of what a loop of backward slices, layer by layer in its order."""
+        """The reduced gradients of the parameters that a loop of backward slices, layer by layer in
+        its order."""
         names = ("count", "order", "reverse")
         attrs: dict[str, RawAttr] = {n: loop.attrs[n] for n in names if n in loop.attrs}
         attrs["carry"] = ZERO
@@ -130,26 +135,27 @@ class GradientReductions:
 
 
 def _unfilled(grad: Value) -> Value:
-    """The gradient of a parameter before it was filled up for ranks that do not divide it: that
-    waits for the reduction (`FSDPParam.unsharded_accumulated_grad` of PyTorch is not padded)."""
+    """The gradient of a parameter before it was padded for a number of ranks that does not divide
+    it. PyTorch pads at the reduction (`FSDPParam.unsharded_accumulated_grad` is not padded)."""
     made = grad.producer
     filled = made is not None and isinstance(made.definition, Pad) and "start" not in made.attrs
     return made.operands[0] if made is not None and filled else grad
 
 
 def where_made(b: Builder, values: Sequence[Value]) -> Builder:
-    """A builder right behind the op that makes the last of these values. If all of them come
-    from outside of the region, `b`."""
+    """A builder directly after the op that makes the last of these values; `b` if no op makes
+    them."""
     makers = [op for v in values if (op := v.producer) is not None]
     if not makers:
         return b
     last = max(makers, key=Operation.position)
-    phase = b.phase if last.phase == "forward" else last.phase  # gradients that forward makes
+    phase = b.phase if last.phase == "forward" else last.phase  # forward makes some gradients
     return Builder.after(b.registry, last, loc=b.loc, phase=phase)
 
 
 def cast_once(b: Builder, value: Value, dtype: str) -> Value:
-    """The value in an element type: what a cast that widened it was given, if it is of that."""
+    """The value in an element type. The operand of a cast that made the value is reused if it has
+    that type."""
     made = value.producer
     widened = made is not None and made.has(Recasts) and value.tensor.dtype != dtype
     if made is not None and widened and made.operands[0].tensor.dtype == dtype:

@@ -1,7 +1,7 @@
-"""What each optimizer keeps of a parameter, and the ops of its update.
+"""The state that each optimizer keeps per parameter, and the ops of its update.
 
-An update is a generator: between two of its kernels it gives way, so that those of all parameters
-may run one kernel after the other.
+An update is a generator that yields between two of its kernels, so that a kernel can run for all
+parameters before the next one.
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ _PACKED = (2, 3)  # gate and up; query, key and value: matrices of their own
 
 @dataclass(frozen=True)
 class Matrix:
-    """The dimensions of a parameter that are rows and columns of matrices, and how many repeats
-    slice it before them. Without columns it is a vector."""
+    """The dimensions of a parameter that are rows and columns of matrices, and the number of
+    repeats that slice it (`depth`). Without columns it is a vector."""
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     depth: int = 0
 
     def sliced(self, times: int) -> Matrix:
-        """The same of a slice."""
+        """The matrix of a slice, for this number of repeats."""
         rows, columns = (tuple(i - times for i in dims) for dims in (self.rows, self.columns))
         return Matrix(rows, columns, self.depth - times)
 
 
 def matrix_of(param: Value) -> Matrix:
-    """The matrices of a parameter: contracted by kept dimensions of the product that uses it, else
-    the first dimension by the others. What a layer adds is a vector, such as a bias of heads."""
+    """The matrices of a parameter: the contracted by the kept dimensions of the product that uses
+    it, else the first dimension by the others. A parameter that a layer adds, such as a bias, is a
+    vector."""
     uses = uses_of_weight(param)
     for op, index, depth in uses:
         if not isinstance(op.definition, Einsum) or op.phase != "forward":
@@ -78,8 +79,8 @@ def matrix_of(param: Value) -> Matrix:
 
 @dataclass(frozen=True, eq=False)
 class TrainedTensor:
-    """A parameter to be updated, or a slice of it: its gradient, what is kept of it by name, and
-    the factor that clips gradients."""
+    """A parameter to update, or a slice of it: its gradient, its state by name (`kept`), and the
+    factor that clips gradients."""
 
     param: Value
     grad: Value
@@ -89,24 +90,24 @@ class TrainedTensor:
 
     @property
     def olds(self) -> list[Value]:
-        """The parameter and what is kept of it, in the order of what is updated."""
+        """The parameter and its state, in the order of the updated values."""
         kept = [v for name, v in self.kept.items() if name != MASTER]
         return [self.param, *kept, *([self.kept[MASTER]] if MASTER in self.kept else [])]
 
     @property
     def clips(self) -> list[Value]:
-        """The factor, if there is one."""
+        """The factor that clips gradients, as a list of at most one value."""
         return [self.clip] if self.clip is not None else []
 
     @property
     def flags(self) -> dict[str, RawAttr]:
-        """What ops with all of these operands state."""
+        """The flags of an op that takes all operands of the tensor."""
         given = ((MASTER, MASTER in self.kept), ("clip", self.clip is not None))
         return {name: True for name, there in given if there}
 
 
 class Optimizer:
-    """The state and the update of parameters, as a strategy says."""
+    """The state and the update of parameters by the optimizer of a strategy."""
 
     def __init__(self, module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
         self._module, self._strategy, self._assumptions = module, strategy, assumptions
@@ -133,7 +134,7 @@ class Optimizer:
     # -- state -------------------------------------------------------------------------------------
 
     def states(self, param: Value, owned: TensorType) -> dict[str, TensorType]:
-        """The types of what is kept of a parameter whose share on a rank is `owned`."""
+        """The types of the state of a parameter by name, where `owned` is the share of a rank."""
         dtypes, matrix = self._strategy.dtypes, matrix_of(param)
         moment = replace(owned, dtype=of_parameter(dtypes.moment, param.tensor.dtype))
         states: dict[str, TensorType] = {}
@@ -154,7 +155,7 @@ class Optimizer:
                 return states | {"m": moment, "v": moment}
 
     def _blocks(self, owned: TensorType, depth: int) -> dict[str, TensorType]:
-        """Moments of 8 bits with their scales; of fp32 in small tensors."""
+        """Moments in 8 bits with one scale per block; in fp32 for small tensors."""
         elements = product(owned.shape[depth:])
         env = self._module.env
         if elements.symbols <= env.keys() and evaluate(elements, env) < SMALLEST:
@@ -169,8 +170,8 @@ class Optimizer:
         return {"m": codes, "v": codes, "m_scale": scales, "v_scale": scales}
 
     def _block(self, owned: TensorType, depth: int) -> tuple[int, int]:
-        """The dimension along which blocks lie, and their elements: whole blocks of 256 along the
-        last dimension that has them on each rank, else the largest that some dimension has."""
+        """The dimension along which blocks lie, and their number of elements: 256 along the last
+        dimension that has whole blocks on each rank, else the largest block of any dimension."""
         best = (depth, 1)
         for i in range(depth, owned.rank):
             size, parts = owned.dims[i].size, axis_size(owned.dims[i].axes)
@@ -279,7 +280,7 @@ def _applied(
     source: list[Value],
     attrs: Mapping[str, RawAttr],
 ) -> list[Value]:
-    """Add an update to a parameter; what was updated, in order."""
+    """Add an update to a parameter. Returns the updated values in the order of `olds`."""
     master: dict[str, RawAttr] = {MASTER: True} if MASTER in t.kept else {}
     names = _names(t.param, *(source if master else ()))
     source = [] if source == [t.param] else source
@@ -304,12 +305,13 @@ def _as_f32(b: Builder, value: Value) -> Value:
 
 
 def _is_hidden(matrix: Matrix) -> bool:
-    """Whether it is a matrix of a layer."""
+    """Whether Muon updates the parameter: it is a matrix of a layer."""
     return bool(matrix.columns) and matrix.depth > 0
 
 
 def _means(owned: TensorType, matrix: Matrix) -> dict[str, TensorType]:
-    """Means of the rows and columns of matrices; of vectors a moment of each element."""
+    """The types of means over rows and columns of matrices; for vectors, of one moment per
+    element."""
     if not matrix.columns:
         return {"v": owned}
 
@@ -320,19 +322,19 @@ def _means(owned: TensorType, matrix: Matrix) -> dict[str, TensorType]:
     return {"row": without(matrix.columns), "column": without(matrix.rows)}
 
 
-#: Means behind a gradient by name, what the update takes of them, and its rule.
+#: Updated means by name, the operands of the update among them, and the attributes of its rule.
 _Moments = tuple[dict[str, Value], list[Value], dict[str, RawAttr]]
 
 
 def _vector(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
-    """A moment for each element."""
+    """The second moment of a vector, per element."""
     full, tail = _spelled(t)
     v = b.value("stg.decayed_mean", [t.kept["v"], square], hint=f"{t.kept['v'].name}_new")
     return {"v": v}, [v], {"spec": Quoted(f"{full},{full}{tail}->{full}")}
 
 
 def _factors(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
-    """Means of rows and columns, and the sum of the former."""
+    """Means over rows and columns, and the sum of the row means."""
     (full, tail), shape = _spelled(t), t.param.tensor.shape
     means: dict[str, Value] = {}
     keep: dict[str, str] = {}
@@ -352,5 +354,6 @@ def _factors(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
 
 
 def _spelled(t: TrainedTensor) -> tuple[str, str]:
-    """Letters of a tensor, and what stands for the factor that clips behind other operands."""
+    """The letters of a tensor in a rule, and the text for the clipping factor after other
+    operands."""
     return letters(t.param.tensor.rank), "," if t.clip is not None else ""

@@ -1,4 +1,4 @@
-"""Kernels of products that begin before all of what they take is gathered."""
+"""Kernels of products that start before their operand is gathered completely."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from stagec.passes.lower.steps import (
 from stagec.sharding.work import viewed
 
 Attrs = dict[str, RawAttr]
-#: What nodes say of one of the steps that a computation works in, and of the others together.
+#: Attributes of the nodes for one step of a computation, and for all its other steps together.
 Parts = MemoByType[tuple[Attrs, Attrs]]
 NodesOf = Callable[[Sequence[Value]], list[Value]]
 AttrsOf = Callable[[Sequence[Operation]], Attrs]
 
 
 class KernelsBesideGathers:
-    """Kernels of products of what is gathered over n ranks, which work in n steps along the
-    dimension that is gathered: all but the last beside the gather, on the parts that are there."""
+    """Kernels of products of a value that is gathered over n ranks. They run in n steps along the
+    gathered dimension: all but the last one overlap with the gather and use the parts that have
+    arrived."""
 
     def __init__(self, parts: Parts, facts: Facts) -> None:
         self._parts, self._facts = parts, facts
-        #: Of kernels by their first op: all steps but the last, and what the last one does.
+        #: By the first op of a kernel: the node of all steps but the last, and the attributes of
+        #: the last.
         self._early: dict[Operation, tuple[Value, Attrs]] = {}
         self._awaited: set[Value] = set()  # gathers that a kernel has waited for
 
@@ -43,9 +45,9 @@ class KernelsBesideGathers:
         deps: NodesOf,
         attributes: AttrsOf,
     ) -> Value | None:
-        """The last step of a kernel, by the nodes of values and what a node says of a kernel. The
-        first kernel that takes the value lets the others begin, too, before it waits; None if a
-        kernel has to wait for all of the value."""
+        """The node of the last step of a kernel; `deps` gives the nodes of values, `attributes`
+        those of a node. The first kernel that uses the gathered value also starts the others before
+        it waits. None if the kernel has to wait for the complete value."""
         (whole,) = deps([gathered.value])
         if ops[0] not in self._early:
             if whole in self._awaited:
@@ -59,7 +61,7 @@ class KernelsBesideGathers:
     def _begin(
         self, ops: Sequence[Operation], b: Builder, deps: NodesOf, attributes: AttrsOf
     ) -> None:
-        """All steps but the last of a kernel."""
+        """Add the node of all steps of a kernel but the last."""
         gathered = gathered_for(ops, ACTIVATIONS)
         if gathered is None:
             return
@@ -78,5 +80,5 @@ class KernelsBesideGathers:
 
 
 def came_from(origin: Operation, made: Operation) -> None:
-    """Note the operation that a node is made of."""
+    """Note the operation from which a node is lowered."""
     made.origin = origin

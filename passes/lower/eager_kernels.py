@@ -1,5 +1,5 @@
-"""Marks of computations that PyTorch runs by kernels of its own (`stg.kernels[elementwise =
-torch]`); `stagec/time/costs/eager.py` has what each mark stands for."""
+"""Marks of computations for which PyTorch has kernels of its own (`stg.kernels[elementwise =
+torch]`). `stagec/time/costs/eager.py` defines the cost of each mark."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from stagec.sharding.work import is_computation, viewed, work_of
 
 
 def eager_mark(op: Operation) -> str:
-    """The mark of an op that is no product of matrices, empty if one kernel of PyTorch touches what
-    the op touches at the speed of the memory."""
+    """The mark of an op that is not a matrix product. It is empty if one kernel of PyTorch touches
+    the bytes of the op at the bandwidth of the memory."""
     definition = op.definition
     kind = ActivationGrad if isinstance(definition, ActivationGrad) else type(definition)
     rule = _MARKS.get(kind, "")
@@ -34,7 +34,7 @@ def _cast(op: Operation) -> str:
 
 
 def _einsum(op: Operation) -> str:
-    """A product that is no matrix product: with a vector, or the gradient of one."""
+    """The mark of an einsum that is not a matrix product: with a vector, or its gradient."""
     ranks = [v.tensor.rank for v in op.operands]
     if len(ranks) != 2:
         return ""
@@ -53,7 +53,7 @@ def _add(op: Operation) -> str:
 
 
 def _where_routed(mark: str) -> Callable[[Operation], str]:
-    """The mark of an op on rows of experts, which are parts of packed products."""
+    """A function that gives this mark to ops on routed rows, which are parts of packed products."""
 
     def rule(op: Operation) -> str:
         return mark if any(d.routed or d.load for d in op.operands[0].tensor.dims) else ""
@@ -78,7 +78,7 @@ def _either(forward: str, backward: str) -> Callable[[Operation], str]:
     return lambda op: forward if op.phase in ("forward", "recompute") else backward
 
 
-#: By the class of an op: its mark, or what gives it.
+#: By the class of an op: its mark, or a function from the op to its mark.
 _MARKS: Mapping[type[OpDef], str | Callable[[Operation], str]] = {
     Cast: _cast,
     Einsum: _einsum,

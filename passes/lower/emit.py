@@ -9,8 +9,8 @@ from stagec.api import Module, Pass, Phase
 
 
 class Emit(Pass):
-    """Write the traces of all ranks, the groups file and the manifest into a folder; the module
-    stays as it is."""
+    """Write the traces of all ranks, the groups file and the manifest into a folder. The module is
+    not changed."""
 
     name = "emit"
     needs = Phase.LOWERED
@@ -20,7 +20,7 @@ class Emit(Pass):
     format: str = field(default="chakra", metadata={"help": "the format of the files"})
 
     def run(self, module: Module) -> None:
-        # they load protobuf, and every command loads every pass
+        # imported here: they load protobuf, and every command loads every pass
         from stagec.formats.registry import find_format, formats_of
         from stagec.traces.emit import make_job
         from stagec.traces.writer import Emission, write_source

@@ -1,5 +1,5 @@
-"""fuse-kernels: computations that follow each other on the same elements become one kernel, as a
-compiler for devices does it.
+"""fuse-kernels: adjacent computations on the same elements become one kernel, as in a device
+compiler.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ class FuseKernels(Pass):
     """Number the computations that run as one kernel, as `stg.fusion` says.
 
     Computations become one kernel if they follow each other in one phase, with no collective,
-    message or copy between them, and each takes what one before it makes, or reads what one before
-    it reads. All that the kernel waits for is there when its first computation could start: so it
-    waits for nothing more. It may contain reductions over rows, such as norms, if all are over the
-    same rows, but with `pointwise` contains none; with `epilogue` it may start with a matrix
-    product, and then contains none. With `gradients` a matrix product adds its result to the sum
-    over microbatches. With `products` products that follow each other and differ in one operand and
-    the columns that it has are one, as are those that add results of adapters, and a bias is added
-    in the kernel of its product. With `caches` ops that make rows of caches are one kernel with the
-    ops that append them, and rotations of queries beside them. With `sums` the sum that a layer
-    ends with is marked `continues` where the next one starts with its norm, whose kernel adds it up
-    (fused_add_rms_norm), with `experts` what orders tokens by experts in 4 bits, the activation of
-    these and the cast of its result. With `stg.collectives[norms]` so is what adds to a sum over
-    ranks and normalizes it, or normalizes by one: the kernel of the all_reduce does it. With
-    `own_casts` a cast to so many bits or less joins nothing else. Without the statement nothing
-    happens.
+    message or copy between them, and each uses a result or an operand of an earlier one. All
+    operands of the kernel have arrived when its first computation could start, so fusion delays
+    nothing. It may contain reductions over rows, such as norms, if all are over the same rows. With
+    `pointwise` it contains no reduction. With `epilogue` it may start with a matrix product, and
+    then contains no reduction. With `gradients` a matrix product adds its result to the sum over
+    microbatches. With `products` adjacent products of the same rows by different weights are one
+    kernel, as are those that add results of adapters, and a bias is added in the kernel of its
+    product. With `caches` ops that make rows of caches are one kernel with the ops that append them
+    and the rotations of queries beside them. With `own_casts` a cast to at most this number of bits
+    is a kernel of its own. Without the statement nothing happens.
 
-    FLOPs stay what they are. Memory is planned for the computations one by one: a value that only
-    a kernel uses has a buffer in the plan all the same.
+    A kernel whose work another kernel does is marked `continues`. With `sums` this is the sum at
+    the end of a layer if the next layer starts with its norm (fused_add_rms_norm). With `experts`
+    these are the ordering of tokens for experts in 4 bits, their activation and the cast of its
+    result. With `stg.collectives[norms]` these are the sum and the norm after an all_reduce, which
+    its kernel does.
+
+    FLOPs do not change. The memory plan knows the computations only: a value that is used inside of
+    one kernel only still has a buffer in the plan.
 
     Before:
         stg.strategy @s {
@@ -96,7 +97,7 @@ class FuseKernels(Pass):
 
 
 def fuse_kernels(func: Operation, rule: FusionRule) -> list[list[Operation]]:
-    """Number the kernels of several computations in a function, from 1; these kernels."""
+    """Number the kernels of several computations in a function, from 1. Returns these kernels."""
     fused = list[list[Operation]]()
     numbers, products = count(1), MemoByType(_is_product)
     for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
@@ -111,10 +112,10 @@ def fuse_kernels(func: Operation, rule: FusionRule) -> list[list[Operation]]:
 
 
 def mark_continued(func: Operation, rule: FusionRule, *, reduced: bool) -> None:
-    """Mark the kernels of single elements and rows that others do with their own: with `sums` the
-    sum that a layer ends with, if the next one starts with its norm, with `experts` what orders
-    tokens by experts in 4 bits and their activations, with `reduced` what adds and normalizes
-    behind an all_reduce."""
+    """Mark the kernels on elements and rows whose work other kernels do (`continues`): with `sums`
+    the sum at the end of a layer, if the next one starts with its norm; with `experts` the ordering
+    of tokens for experts in 4 bits and their activations; with `reduced` the sum and the norm after
+    an all_reduce."""
     for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
         for kernel in _kernels_of(region):
             where = ""
@@ -127,7 +128,7 @@ def mark_continued(func: Operation, rule: FusionRule, *, reduced: bool) -> None:
 
 
 def _kernels_of(region: Region) -> list[list[Operation]]:
-    """The computations of a region that are one kernel each."""
+    """The kernels of a region, each as its computations."""
     kernels: dict[object, list[Operation]] = {}
     for op in region.ops:
         if is_computation(op):
@@ -136,14 +137,14 @@ def _kernels_of(region: Region) -> list[list[Operation]]:
 
 
 def _ends_layer(kernel: Sequence[Operation]) -> bool:
-    """Whether a kernel is one sum that a layer carries to the norm of the next one."""
+    """Whether a kernel is only the sum that a layer passes to the norm of the next one."""
     op = kernel[0]
     return len(kernel) == 1 and any(map(_by_rows, _first_users(op)))
 
 
 def _activates(kernel: Sequence[Operation]) -> bool:
-    """Whether a kernel works on single elements of what experts in 4 bits make before their last
-    product: the activation, or the cast of its result."""
+    """Whether a kernel is elementwise on results of experts in 4 bits before their last product:
+    the activation, or the cast of its result."""
     if any(map(_by_rows, kernel)) or not all(op.has(Fusible) for op in kernel):
         return False
     makers = [viewed(v).producer for v in kernel[0].operands]
@@ -159,7 +160,7 @@ def _activates(kernel: Sequence[Operation]) -> bool:
 
 
 def _hands_out(kernel: Sequence[Operation]) -> bool:
-    """Whether a kernel orders tokens by the experts in 4 bits that multiply them on this rank."""
+    """Whether a kernel orders tokens for experts in 4 bits on this rank."""
     if not isinstance(kernel[0].definition, Dispatch):
         return False
     users = [user for user, _ in kernel[0].result.uses]
@@ -169,7 +170,7 @@ def _hands_out(kernel: Sequence[Operation]) -> bool:
 
 
 def _first_users(op: Operation) -> Iterator[Operation]:
-    """What uses first, in the next iteration, the sum that an op carries there."""
+    """The ops of the next iteration that use the sum which an op yields to it."""
     region = op.parent
     if region is None or not op.has(Fusible) or len(op.operands) != 2:
         return
@@ -180,14 +181,14 @@ def _first_users(op: Operation) -> Iterator[Operation]:
 
 
 def _follows_all_reduce(kernel: Sequence[Operation]) -> bool:
-    """Whether a kernel normalizes a sum over ranks, or the sum of that and something else."""
+    """Whether a kernel normalizes a sum over ranks, or another sum with it."""
     if not any(map(_by_rows, kernel)) or not all(op.has(Fusible) for op in kernel):
         return False
     return any(_is_reduced(v) for op in kernel for v in op.operands)
 
 
 def _is_reduced(value: Value) -> bool:
-    """Whether a value comes from an all_reduce, or from the layer before that ends with one."""
+    """Whether a value comes from an all_reduce, or from a previous layer that ends with one."""
     first = viewed(value)
     if first.producer is not None:
         return _is_all_reduced(first)
@@ -205,7 +206,7 @@ def _is_all_reduced(value: Value) -> bool:
 
 
 def _adds_to_sum(kernel: Sequence[Operation]) -> bool:
-    """Whether a kernel is a product that adds to the sum over microbatches, and nothing else."""
+    """Whether a kernel is just a product that adds to the sum over microbatches."""
     return len(kernel) == 2 and kernel[1].has(AddsToSum)
 
 
@@ -220,7 +221,7 @@ def _appends(kernel: Sequence[Operation]) -> bool:
 
 
 class _Fuser:
-    """Puts the computations of a region together, in their order."""
+    """Groups the computations of a region into kernels, in program order."""
 
     def __init__(self, region: Region, rule: FusionRule, products: MemoByType[bool]) -> None:
         self._is_product = products
@@ -231,11 +232,11 @@ class _Fuser:
         self._own_casts = rule.own_casts
         self._places = {op: i for i, op in enumerate(region.ops)}
         self._kernel: list[Operation] = []
-        #: Transfers that computations so far wait for; apart those of phase recompute, which some
-        #: iterations leave out.
+        #: Transfers for which computations so far wait; those of phase recompute are separate
+        #: because some iterations skip that phase.
         self._arrived: set[Operation] = set()
         self._replayed: set[Operation] = set()
-        self._awaited: set[Operation] = set()  # of those, what the kernel's first one waits for
+        self._awaited: set[Operation] = set()  # those of the kernel's first computation
 
     def kernels(self) -> Iterator[list[Operation]]:
         """The kernels of several computations."""
@@ -265,7 +266,7 @@ class _Fuser:
         return (self._kind == "epilogue" or self._gradients) and self._is_product(op)
 
     def _joins(self, op: Operation) -> bool:
-        """Whether an op can run in the kernel at hand, and has to do with it."""
+        """Whether an op can run in the current kernel and shares a value with it."""
         first = self._kernel[0]
         if op in self._cached or first in self._cached:
             both = op in self._cached and first in self._cached
@@ -287,14 +288,14 @@ class _Fuser:
         return linked and all(self._is_at_hand(v, op) for v in made) and self._is_ready(op)
 
     def _is_own_cast(self, op: Operation) -> bool:
-        """Whether an op casts to so few bits that it does so in a kernel of its own."""
+        """Whether an op is a cast to at most `own_casts` bits, a kernel of its own."""
         if not self._own_casts or (len(op.operands), len(op.results)) != (1, 1):
             return False
         before, after = (_bits(v.tensor.dtype) for v in (op.operands[0], op.results[0]))
         return after <= self._own_casts < before
 
     def _is_bias(self, op: Operation) -> bool:
-        """Whether an op adds a bias to what a product of the kernel makes."""
+        """Whether an op adds a bias to the result of a product of the kernel."""
         product = _biased(op)
         return product is not None and product in self._kernel
 
@@ -303,24 +304,24 @@ class _Fuser:
         return [v for v in op.operands if viewed(v).producer in self._kernel]
 
     def _is_ready(self, op: Operation) -> bool:
-        """Whether all operands that the kernel does not make are there when it starts."""
+        """Whether all operands that the kernel does not make are complete when it starts."""
         made = self._made(op)
         given = [v for v in op.operands if v not in made]
         there = all(map(self._is_there, given))
         return there and all(map(self._has_arrived, _transfers(given)))
 
     def _joins_product(self, op: Operation) -> bool:
-        """Whether an op of this kind runs in the kernel of the product before it."""
+        """Whether an elementwise op runs in the kernel of the product before it."""
         alone = sum(map(self._is_product, self._kernel)) == 1
         return alone and (self._kind == "epilogue" or op.has(AddsToSum))
 
     def _has_its_rows(self, op: Operation) -> bool:
-        """Whether an op reduces the rows that the kernel reduces, if it does."""
+        """Whether an op reduces the same rows as the reductions of the kernel."""
         others = (o for o in self._kernel if _by_rows(o))
         return all(_same_rows(op.results[0], other.results[0]) for other in others)
 
     def _reads_the_same(self, op: Operation) -> bool:
-        """Whether an op with as many elements reads an operand of the kernel's."""
+        """Whether an op reads an operand of an op of the kernel with as many elements."""
         mine = {data_of(v) for v in op.operands}
         return any(
             not mine.isdisjoint(map(data_of, other.operands))
@@ -329,8 +330,8 @@ class _Fuser:
         )
 
     def _is_at_hand(self, value: Value, op: Operation) -> bool:
-        """Whether what the kernel makes is at hand where an op uses it: before and behind what
-        works on rows, each element for one of the result."""
+        """Whether a value of the kernel is available where an op uses it: next to a reduction over
+        rows each element has to correspond to one of the result."""
         maker = viewed(value).producer
         by_rows = _by_rows(op) or (maker is not None and _by_rows(maker))
         return not by_rows or _same_elements(value, op.results[0])
@@ -341,7 +342,7 @@ class _Fuser:
         return self._places.get(op, -1) < self._places[self._kernel[0]] if op else True
 
     def _has_arrived(self, transfer: Operation) -> bool:
-        """Whether something is there when the kernel's first computation starts."""
+        """Whether a transfer has ended when the kernel's first computation starts."""
         again = self._kernel[0].phase == "recompute" and transfer in self._replayed
         return again or transfer in self._arrived or transfer in self._awaited
 
@@ -361,14 +362,14 @@ def _is_product(op: Operation) -> bool:
 
 
 def _is_product_of(value: Value) -> bool:
-    """Whether a value is what a product makes."""
+    """Whether a product makes a value."""
     op = viewed(value).producer
     return op is not None and _is_product(op)
 
 
 def _biased(op: Operation) -> Operation | None:
-    """The product of an op that works on what it makes and on an operand with fewer elements, which
-    is the same for many of them; None of others."""
+    """The product whose result an op combines with a broadcast operand of lower rank, such as a
+    bias; None for other ops."""
     if len(op.operands) != 2 or not op.has(Fusible) or _by_rows(op):
         return None
     for value, other in (op.operands, op.operands[::-1]):
@@ -379,8 +380,8 @@ def _biased(op: Operation) -> Operation | None:
 
 
 def _is_one_launch(first: Operation, op: Operation) -> bool:
-    """Whether a product reads the same rows as another one and adds columns to its result; those
-    that add adapters' results need not read the same."""
+    """Whether two products run in one launch: they have the same rows, reduction and type and read
+    the same data. Expanding products of adapters need not read the same data."""
     adapters = [isinstance(each.definition, AdapterProduct) for each in (first, op)]
     if any(adapters) and first.definition is not op.definition:
         return False
@@ -395,8 +396,8 @@ def _is_one_launch(first: Operation, op: Operation) -> bool:
 
 
 def _row_makers(region: Region, rule: FusionRule) -> frozenset[Operation]:
-    """The ops of a region that append rows to caches, those that work on single elements of these
-    rows before, and others of the same kinds; but for biases that are added in their products."""
+    """The ops of a region that append rows to caches, the elementwise ops before them on these
+    rows, and rotations of the same kind. A bias that is added in its product is left out."""
     made = {op for op in region.ops if op.has(AppendsRows)}
     waiting = list(made)
     while waiting:
@@ -425,8 +426,8 @@ def _same_rows(left: Value, right: Value) -> bool:
 
 
 def _transfers(values: Sequence[Value]) -> Iterator[Operation]:
-    """The collectives, messages and copies that bring these values, or those that they are bound to
-    where a region starts."""
+    """The collectives, messages and copies that make these values, or the values to which they are
+    bound outside of their region."""
     seen, waiting = set[Value](), list(values)
     while waiting:
         value = viewed(waiting.pop())
@@ -443,8 +444,8 @@ def _transfers(values: Sequence[Value]) -> Iterator[Operation]:
 
 
 def _bound(arg: Value) -> list[Value]:
-    """The values that an argument of an inner region stands for: from outside, and from the
-    iteration before."""
+    """The values that an argument of an inner region stands for: the operand, and the value that
+    the previous iteration yields."""
     region = arg.region
     owner = region.owner
     if arg.index >= len(owner.operands):

@@ -1,5 +1,5 @@
-"""Computations as they stand in a trace: attributes of their costs and kernels, and which of them
-are one kernel.
+"""Computations in a trace: the attributes of their costs and kernels, and the computations that
+form one kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stagec.ir.kernel import (
     KernelShape,
 )
 from stagec.ir.traits import Free
-from stagec.ir.types import DTYPE_BYTES
+from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.ir_spec.strategy.kernels import DEVICE, SDPA, TORCH, KernelsRule
@@ -34,8 +34,9 @@ from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed, work_
 def attributes(
     name: str, work: ComputeWork, left: Sequence[Value], form: str = ""
 ) -> dict[str, RawAttr]:
-    """What an `et.comp` says of an op of this name that does this work, and leaves these values;
-    `form` is that of its kernel."""
+    """The attributes of an `et.comp` for an op of this name: the FLOPs and bytes of its work, the
+    bytes of the values that it leaves (`left`), and the extents and the mark (`form`) of its
+    kernel."""
     attrs: dict[str, RawAttr] = {"kind": name.partition(".")[2], "flops": work.flops}
     if work.matmul != 0:
         attrs["matmul"] = work.matmul
@@ -48,21 +49,23 @@ def attributes(
 
 @dataclass(frozen=True)
 class KernelForms:
-    """How kernels are marked, as statements ask for it: fused attention by its kernel of a library,
-    products of experts, and those that expand weights of 4 bits: integers are what Marlin is for
-    (vLLM, `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`), mxfp4 of
-    experts is expanded by kernels of Triton unless `marlin` is asked for."""
+    """The marks of kernels that a strategy asks for: the library of fused attention, products of
+    experts, and products that expand 4-bit weights. Marlin expands integers (vLLM,
+    `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`); mxfp4 of experts is
+    expanded by Triton kernels unless the strategy asks for `marlin`.
+    `blocks` is the kernel of other products in 8 bits."""
 
     attention: str
     experts: bool
     fused: bool
     marlin: bool
+    blocks: str
     torch: bool
     cast: str
 
     @classmethod
     def of(cls, strategy: Strategy) -> KernelForms:
-        """What a strategy asks for."""
+        """The marks for which a strategy asks."""
         kernels = strategy.one(KernelsRule)
         experts = strategy.one(SustainedRule).experts is not None
         attention = "" if kernels.attention == DEVICE else kernels.attention
@@ -70,12 +73,13 @@ class KernelForms:
         torch = kernels.elementwise == TORCH
         autocast = strategy.one(AutocastRule)
         cast = autocast.to if autocast.on else ""
-        return cls(attention, experts, fused, kernels.expands == MARLIN, torch, cast)
+        marlin, blocks = kernels.expands == MARLIN, kernels.blocks
+        return cls(attention, experts, fused, marlin, blocks, torch, cast)
 
     def work(self, op: Operation) -> ComputeWork:
-        """What an op does, as its kernel does it. Attention that autocast does not cast for
-        (`attention = given`) saves operands in 32 bits, and its kernel multiplies in the type of
-        autocast all the same: no fused kernel multiplies in 32 bits."""
+        """The work of an op as its kernel does it. Attention whose operands autocast does not cast
+        (`attention = given`) saves operands in 32 bits, but its kernel multiplies in the type of
+        autocast: no fused kernel multiplies in 32 bits."""
         work = work_of(op)
         kernel = work.kernel
         if kernel is None or kernel.kind not in ATTENDS:
@@ -97,16 +101,18 @@ class KernelForms:
         if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
             expands = TRITON if dealt and op.operands[-1].tensor.dtype == "u8" else EXPANDS
             return MARLIN if self.marlin or dtypes[1] == "i4" else expands
+        if self.blocks != DEVICE and not dealt and EIGHT_BITS.issuperset(dtypes):
+            return self.blocks
         marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
         return EXPERTS if marked and dealt else ""
 
 
 def _with_mask(kernel: KernelShape, window: Expr) -> KernelShape:
-    """Attention over a window, as transformers calls `scaled_dot_product_attention`: sequences that
-    are as long as the window have a mask in memory (masking_utils.py,
-    `_ignore_causal_mask_sdpa`), with which the kernel computes all pairs. It then takes as long as
-    with 7/4 of the keys: of a causal mask in memory cuDNN takes 3.45 times as long as of one that
-    it knows (H200, PyTorch 2.11)."""
+    """Attention over a window, as transformers calls `scaled_dot_product_attention`. Sequences at
+    least as long as the window get a mask in memory (masking_utils.py, `_ignore_causal_mask_sdpa`),
+    with which the kernel computes all pairs. This takes as long as 7/4 of the keys: with a causal
+    mask in memory cuDNN takes 3.45 times as long as with its built-in causal mask (H200, PyTorch
+    2.11)."""
     *before, queries, keys, qk, v = kernel.extents
     masked = call("min", [ONE, call("max", [ZERO, queries - window + ONE])])
     keys += masked * (call("ceildiv", [queries * 7, const(4)]) - keys)
@@ -114,7 +120,7 @@ def _with_mask(kernel: KernelShape, window: Expr) -> KernelShape:
 
 
 def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:
-    """What says which kernel it is, nothing for one that is bound by memory."""
+    """The attributes that describe a kernel; empty for one without a shape, bound by memory."""
     if kernel is None:
         return {}
     extents = zip(EXTENTS[kernel.kind], kernel.extents, strict=True)
@@ -123,16 +129,16 @@ def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:
 
 
 def fused_attributes(ops: Sequence[Operation], form: str = "") -> dict[str, RawAttr]:
-    """The same of several ops that run as one kernel of this form."""
+    """The attributes of an `et.comp` for several ops that run as one kernel of this form."""
     left = [r for op in ops for r in op.results if is_left(r, ops)]
     kinds = tuple(op.name.partition(".")[2] for op in ops)
     return {**attributes(ops[0].name, fused_work(ops), left, form), "fuses": kinds}
 
 
 def fused_operations(region: Region) -> dict[Operation, list[Operation]]:
-    """The computations that run as one kernel, by each of them, in their order.
+    """Maps each computation of a fused kernel to all computations of that kernel, in order.
 
-    Raises `DiagnosticError` if something runs between them, or makes what a later one takes.
+    Raises `DiagnosticError` if another op runs between them, or makes an operand of a later one.
     """
     kernels: dict[int, list[Operation]] = {}
     last = 0
@@ -149,7 +155,7 @@ def fused_operations(region: Region) -> dict[Operation, list[Operation]]:
 
 
 def _check_operands(region: Region, kernel: Sequence[Operation]) -> None:
-    """All operands are made before the kernel, or in it."""
+    """Check that all operands are made before the kernel or in it."""
     places = {op: i for i, op in enumerate(region.ops)}
     for op in kernel:
         for maker in (viewed(v).producer for v in op.operands):

@@ -1,6 +1,6 @@
 """lower-to-trace: the partitioned function becomes an et.graph whose ops are the nodes of a trace.
 
-This pass alone divides sizes by the sizes of axes: FLOPs and bytes become those of one rank, as
+Only this pass divides sizes by the sizes of axes: FLOPs and bytes become those of one rank, as
 expressions.
 """
 
@@ -67,8 +67,8 @@ class LowerToTrace(Pass):
     """Replace the function by an `et.graph`: computations and collectives of one rank, sizes still
     symbolic.
 
-    With `share-actions`, actions of a pipeline that are alike but for names have one region, which
-    takes what is around as arguments: enough for times.
+    With `share-actions`, actions of a pipeline that are equal except for names have one region,
+    which takes captured nodes as arguments. This suffices for times.
 
     Before:
         %y = stg.einsum["bd,df->bf"](%x, %w) : bf16[B@dp, F@tp]
@@ -93,7 +93,7 @@ class LowerToTrace(Pass):
 
 def lower_to_trace(module: Module, *, share_actions: bool = False) -> None:
     """Replace the main function, or those of pipeline stages, by et.graphs, in place. With
-    `share_actions`, actions that are alike have one region."""
+    `share_actions`, equal actions have one region."""
     staged = [func for func in module.functions if "stages" in func.attrs]
     forms = KernelForms.of(read_strategy(module))
 
@@ -133,11 +133,12 @@ def _lower(
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     graph.origin = func
     _Lowering(module, costs, parts, known).function(func.body, graph.make_region())
-    module.root.body.ops.remove(func)  # whole: nodes know which op they come from, and its operands
+    module.root.body.ops.remove(func)  # it is not erased: nodes refer to its ops
 
 
 def _served(func: Operation) -> dict[str, RawAttr]:
-    """Which arguments of a step of serving are caches, and which ones its tokens."""
+    """The indices of the arguments of a step of serving that are caches, and of those with
+    tokens."""
     roles = [a.tensor.role for a in func.body.args]
     caches = tuple(i for i, role in enumerate(roles) if role in CACHED)
     inputs = tuple(i for i, role in enumerate(roles) if not role)
@@ -145,7 +146,7 @@ def _served(func: Operation) -> dict[str, RawAttr]:
 
 
 class _Lowering:
-    """Lowers a function. Where actions are shared, `known` are those that were lowered."""
+    """Lowers a function. `known` are the lowered actions, if actions are shared."""
 
     def __init__(
         self, module: Module, costs: MemoByType[Attrs], parts: Parts, known: SharedActions | None
@@ -158,10 +159,10 @@ class _Lowering:
         self._gathers_in_steps = strategy.one(TpInputsRule).gathers == "in_steps"
         self._direct = strategy.one(MoeRule).dispatch == DEEPEP
         self._decodes = module.serving == DECODE
-        self._begun: dict[Value, Value] = {}  # of a product in steps: the first one
+        self._begun: dict[Value, Value] = {}  # first by last node of products in steps
         self._early = KernelsBesideGathers(parts, self._facts)
         self._nodes: dict[Value, Value] = {}
-        self._more: dict[Value, list[Value]] = {}  # what else has to be there
+        self._more: dict[Value, list[Value]] = {}  # further nodes for which users wait
         self._channels: dict[Operation, int] = {}
         self._idle = False  # inside iterations in which the rank does not work
 
@@ -188,7 +189,7 @@ class _Lowering:
         )
 
     def _made(self, values: Sequence[Value]) -> list[Value]:
-        """The node of each value: of a sum beside the steps of its product, the sum."""
+        """The node of each value that has one."""
         return [self._nodes[v] for v in values if v in self._nodes]
 
     def _deps(self, values: Sequence[Value]) -> list[Value]:
@@ -213,10 +214,10 @@ class _Lowering:
                 self._nodes[result] = node
 
     def _view(self, op: Operation) -> None:
-        """A user of a view depends on the value that is viewed."""
+        """A user of a view depends on the node of the viewed value."""
         for result in op.results if op.operands else ():
             viewed = op.operands[min(result.index, len(op.operands) - 1)]
-            self._nodes.pop(result, None)  # of an iteration in which the rank did work
+            self._nodes.pop(result, None)  # from an iteration in which the rank works
             if viewed in self._nodes:
                 self._nodes[result] = self._nodes[viewed]
 
@@ -230,8 +231,8 @@ class _Lowering:
         return self._computation(op, b)
 
     def _repeated(self, op: Operation, old: Region, b: Builder) -> None:
-        """Repeat, accumulate and action keep their shape. A value that is no node (a constant)
-        is not handed over. A repeat becomes two if this rank does nothing in the last
+        """Lower a repeat, accumulation or action to one with the same structure. A value without a
+        node (a constant) is not passed. A repeat becomes two if the rank is idle in the last
         iterations."""
         if self._known is not None and isinstance(op.definition, ActionOp):
             self._action(op, old, b, self._known)
@@ -270,8 +271,8 @@ class _Lowering:
         self._end(op, new)
 
     def _action(self, op: Operation, body: Region, b: Builder, known: SharedActions) -> None:
-        """An action takes nodes from around as arguments. One that is like another has its
-        region."""
+        """Lower an action to a region that takes captured nodes as arguments; equal actions share
+        it."""
         if (shared := known.like(body, self._nodes, self._more)) is not None:
             region, nodes = shared
             new = self._repeating(op, b, nodes, {})
@@ -306,8 +307,8 @@ class _Lowering:
             self._nodes[value] = new.add_result(value.name, NODE, value.loc)
 
     def _sits_out(self, op: Operation) -> bool:
-        """Whether the op does nothing in the iterations in which the rank does not work. A sum
-        that it would add to stays as it is."""
+        """Whether the op is left out because the rank is idle in these iterations. A sum to which
+        it would add keeps its node."""
         if not self._idle or op.has(Free) or not op.results:
             return False
         lost = any(v not in self._nodes and v.region is op.parent for v in op.operands)
@@ -334,7 +335,7 @@ class _Lowering:
         return b.value("et.comp", self._deps(op.operands), attrs, hint=name)
 
     def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
-        """Several computations as one node, at the place of the first."""
+        """Lower several computations to one node, at the place of the first."""
         inside = {result for op in ops for result in op.results}
         given = [viewed(v) for op in ops for v in op.operands if viewed(v) not in inside]
         deps = list(dict.fromkeys(self._deps(given)))
@@ -345,7 +346,7 @@ class _Lowering:
         self._nodes.update(dict.fromkeys(inside, node))
 
     def _attributes(self, ops: Sequence[Operation]) -> dict[str, RawAttr]:
-        """What a node says of the computations of a kernel."""
+        """The attributes of the node for the computations of a kernel."""
         if len(ops) == 1:
             return self._costs(ops[0])
         forms = [str(self._costs(op).get("form", "")) for op in ops]
@@ -356,9 +357,9 @@ class _Lowering:
     def _in_steps(
         self, op: Operation, rule: Rule, gathers: Sequence[OwnGather], b: Builder
     ) -> Value:
-        """An op that gathers an operand over n ranks itself works in n steps. The first n-1
-        steps run beside the collective, on the parts that are there. The last step works on the
-        part that arrives last."""
+        """Lower an op that gathers an operand over n ranks itself, in n steps. The first n-1 steps
+        overlap with the collective and use the parts that have arrived. The last step uses the part
+        that arrives last."""
         deps, steps = self._deps(op.operands), axis_size(common_axes(op, gathers))
         *names, early, late = names_of_nodes(op, gathers)
         arrived = [self._own_gather(op, g, n, b) for g, n in zip(gathers, names, strict=True)]
@@ -368,16 +369,16 @@ class _Lowering:
         return b.value("et.comp", [begun, *arrived], last, hint=late)
 
     def _beside_gather(self, ops: Sequence[Operation], b: Builder) -> Value | None:
-        """A kernel that begins before all of what it takes is gathered; None of others."""
+        """The node of a kernel that starts before its operand is gathered; None for others."""
         gathered = gathered_for(ops, ACTIVATIONS) if self._gathers_in_steps else None
         if gathered is None or not self._runs_beside(gathered.gather):
             return None
         return self._early.node(ops, gathered, b, self._deps, self._attributes)
 
     def _before_sum(self, op: Operation, rule: Rule, sums: Operation, b: Builder) -> Value:
-        """A product that is added up over n ranks works in n steps, along the dimension that a
-        reduce_scatter splits, else along that of the tokens. The sum runs beside all but the
-        first."""
+        """Lower a product whose result is added up over n ranks, in n steps along the dimension
+        that a reduce_scatter splits, else along that of the tokens. The sum overlaps with all steps
+        but the first."""
         steps, shape = axis_size(sums.names("over")), rule.results[0]
         scatters = isinstance(sums.definition, ReduceScatter)
         along = shape[operand_dim(sums, 0) if scatters else min(1, len(shape) - 1)][0]
@@ -408,7 +409,7 @@ class _Lowering:
         return b.value("et.copy", self._deps(op.operands), attrs, hint=op.result.name)
 
     def _message(self, op: Operation, b: Builder) -> None:
-        """Both ends carry the bytes of the part that one rank holds."""
+        """Lower a send or a receive, with the bytes of one rank."""
         ends = op.results or op.operands
         of_plan = ("phase", "stays")
         attrs: dict[str, RawAttr] = {n: v for n, v in op.attrs.items() if n not in of_plan}
@@ -420,10 +421,10 @@ class _Lowering:
             self._nodes[result] = node
 
     def _cross(self, op: Operation, b: Builder) -> None:
-        """A message for each rank of the other pod that a rank meets; what arrives is there when
-        all of them have come. Into a new buffer, or where it is yielded, they are received one
-        after the other, so that the last one stands for the value, whichever op views or carries
-        it. The second half of a cache does not wait for the first one."""
+        """Lower a transfer between pods: one message for each rank of the other pod that a rank
+        meets. A value has arrived when all its messages have. Messages into a new buffer, or of a
+        value that is yielded, are received one after the other, so that the node of the last one
+        stands for the value. The second half of a cache does not wait for the first one."""
         sends = not op.results
         other = op.operands[0].producer if op.operands else None
         halved = other is not None and isinstance(other.definition, TakeOver)
@@ -456,8 +457,8 @@ class _Lowering:
             self._more[result] = [] if in_turn else [*arrived, *nodes[:-1]]
 
     def _shift(self, op: Operation, definition: CollectivePermute, b: Builder) -> Value:
-        """Both ends are posted together, beside the computation on the present part. So two
-        buffers are enough."""
+        """Lower a shift along a ring: send and receive are posted together and overlap with the
+        computation on the current part, so two buffers suffice."""
         deps, name = self._deps(op.operands), op.results[0].name
         attrs: dict[str, RawAttr] = {
             "over": _one_axis(op),
@@ -497,12 +498,12 @@ class _Lowering:
         return b.value("et.coll", deps, attrs, hint=op.results[0].name)
 
     def _runs_beside(self, op: Operation) -> bool:
-        """Whether a sum of activations runs beside computations."""
+        """Whether a collective of activations overlaps with computations."""
         return op.phase in ACTIVATIONS and not set(op.names("over")) <= self._blocking
 
 
 def _one_axis(op: Operation) -> str:
-    """Messages go along one axis of the mesh. Raises `DiagnosticError` for several."""
+    """The axis of the mesh along which an op sends. Raises `DiagnosticError` for several."""
     axis, *more = op.names("over")
     if more:
         raise error(
@@ -514,6 +515,6 @@ def _one_axis(op: Operation) -> str:
 
 
 def _is_repeated(op: Operation) -> bool:
-    """Whether the op is in the region of a repeat itself."""
+    """Whether the op is directly in the region of a repeat."""
     owner = op.parent_op
     return owner is not None and owner.has(Repeats)

@@ -1,4 +1,4 @@
-"""Actions of a pipeline that are alike: those that are lowered give the others their regions."""
+"""Equal actions of a pipeline: the region of the first one that is lowered serves for all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stagec.api import Region, Value
 from stagec.ir.alike import captured, counterparts
 
-#: The nodes of the values that an action takes from around; None of a value that is no node.
+#: The nodes of the values that an action captures; None for a value without a node.
 Taken = Mapping[Value, Value | None]
 
 
@@ -19,21 +19,21 @@ class _Lowered(NamedTuple):
 
 
 class SharedActions:
-    """The regions of actions that are lowered; the nodes that an action takes from around are the
-    arguments of its region."""
+    """The regions of lowered actions. The nodes that an action captures are the arguments of its
+    region."""
 
     def __init__(self) -> None:
         self._known: list[_Lowered] = []
 
     def add(self, source: Region, region: Region, taken: Taken) -> None:
-        """Offer the region that an action was lowered to."""
+        """Offer the region to which an action was lowered."""
         self._known.append(_Lowered(source, region, taken))
 
     def like(
         self, body: Region, nodes: Mapping[Value, Value], late: Mapping[Value, object]
     ) -> tuple[Region, list[Value]] | None:
-        """The region of an action that is like this one, and the nodes that this one takes; None
-        if no action is. `late` are the values that wait for more than their node."""
+        """The region of an action equal to this one, and the nodes that this one takes; None if
+        there is none. `late` are values whose users wait for more than one node."""
         for known in self._known:
             values = counterparts(known.source, body)
             if values is not None and late.keys().isdisjoint(values[v] for v in known.taken):
@@ -44,7 +44,7 @@ class SharedActions:
 
 
 def taken_by(body: Region, nodes: Mapping[Value, Value]) -> Taken:
-    """The nodes of the values that an action takes from around."""
+    """The nodes of the values that an action captures."""
     return {value: nodes.get(value) for value in captured(body)}
 
 
@@ -54,7 +54,8 @@ def nodes_of(taken: Taken) -> list[Value]:
 
 
 def _given(taken: Taken, here: Taken) -> list[Value] | None:
-    """The nodes here where an action takes its own; None if they do not correspond one to one."""
+    """The nodes `here` that correspond to those that an action takes; None if they do not
+    correspond one to one."""
     pairs = {(node, here[value]) for value, node in taken.items()}
     mine, others = dict(pairs), {other for _, other in pairs}
     if not len(mine) == len(others) == len(pairs) or mine.get(None) is not None:

@@ -1,5 +1,5 @@
-"""Products that work in steps beside a collective: what each step does, and which collective it
-is."""
+"""Products that run in steps and overlap with a collective: the work of each step, and the
+collective."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ACTIVATIONS = ("forward", "backward", "recompute")
 def shared_out(
     attrs: Mapping[str, RawAttr], along: Mapping[Operation, str], steps: Expr, facts: Facts
 ) -> tuple[dict[str, RawAttr], dict[str, RawAttr]]:
-    """The attributes of one of so many steps of a kernel along a factor of each of its products,
-    and those of all others together. What does not divide is rounded up in the first."""
+    """The attributes of one of `steps` steps of a kernel along a factor of each of its products,
+    and those of all others together. A share that does not divide is rounded up in the first."""
 
     def part(whole: Expr) -> Expr:
         return whole / steps if facts.divides(steps, whole) else call("ceildiv", [whole, steps])
@@ -38,12 +38,12 @@ def shared_out(
 
 
 def reduces(op: Operation) -> bool:
-    """Whether an op adds up parts that ranks have."""
+    """Whether an op adds up partial values over ranks."""
     return isinstance(op.definition, AllReduce | ReduceScatter)
 
 
 def sum_of(op: Operation) -> Operation | None:
-    """What adds up the result of a product over ranks, if nothing else uses it."""
+    """The op that adds up the result of a product over ranks, if it is the only user."""
     users = [user for result in op.results for user, _ in result.uses]
     users = [user for user in users if not user.has(EndsLifetime)]
     if len(users) != 1 or not reduces(users[0]) or len(users[0].operands) != 1:
@@ -52,8 +52,8 @@ def sum_of(op: Operation) -> Operation | None:
 
 
 class Gathered(NamedTuple):
-    """A value that products of a kernel take, what gathers it over ranks, and the factor of each
-    product along which it does."""
+    """A gathered operand of the products of a kernel, its all_gather, and the factor of each
+    product along which it is gathered."""
 
     value: Value
     gather: Operation
@@ -61,7 +61,7 @@ class Gathered(NamedTuple):
 
 
 def gathered_for(ops: Sequence[Operation], kinds: Collection[str]) -> Gathered | None:
-    """What the products of a kernel take that is gathered in one of these phases."""
+    """The operand of the products of a kernel that is gathered in one of the phases `kinds`."""
     products = [op for op in ops if _is_product(op)]
     for value in products[0].operands if products else ():
         gather = value.producer
@@ -76,7 +76,7 @@ def gathered_for(ops: Sequence[Operation], kinds: Collection[str]) -> Gathered |
 
 
 def _along(op: Operation, value: Value, dim: int) -> str:
-    """The factor of an op along a dimension of its operand; empty if it does not take that."""
+    """The factor of an op along a dimension of its operand; empty if `value` is no operand."""
     rule = op.definition.rule(op)
     if rule is None or value not in op.operands:
         return ""
@@ -85,8 +85,8 @@ def _along(op: Operation, value: Value, dim: int) -> str:
 
 
 def kernels_beside(ops: Sequence[Operation], value: Value) -> Iterator[list[Operation]]:
-    """The other kernels in the region of one that start with a product of a value and take nothing
-    that is made behind that one."""
+    """The other kernels in the region of a kernel that start with a product of `value` and take no
+    operand that is made after that kernel."""
     region, place = ops[0].parent, ops[0].position()
     fused = {} if region is None else fused_operations(region)
     users = {user for user, _ in value.uses if user.parent is region} - {*ops}
@@ -106,7 +106,8 @@ def _is_product(op: Operation) -> bool:
 
 
 def common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
-    """The axes over which an op gathers itself. Raises `DiagnosticError` for several."""
+    """The axes over which an op gathers operands itself. Raises `DiagnosticError` if they
+    differ."""
     axes = gathers[0].over
     if any(g.over != axes for g in gathers):
         over = (f"%{op.operands[g.operand].name} over {', '.join(g.over)}" for g in gathers)
@@ -119,8 +120,9 @@ def common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
 
 
 def dealt(op: Operation, *, each: bool) -> dict[str, RawAttr]:
-    """Of how many experts, of at most how many groups of them, the tokens are that an op moves, or
-    of one if `each` expert is sent a copy; nothing if no router deals them."""
+    """The attributes of an all_to_all of routed tokens: `copies`, the experts per token (1 if
+    `each` expert is sent a copy), and `groups`, the most groups of experts per token. Empty if the
+    tokens are not routed."""
     dims = (d for v in (*op.operands, *op.results) for d in v.tensor.dims)
     routed = next((d.routed for d in dims if d.routed is not None), None)
     if routed is None:

@@ -1,1 +1,1 @@
-"""Lifetimes of buffers, and where they lie."""
+"""Passes for lifetimes of buffers, their offsets, and host memory."""

@@ -1,8 +1,8 @@
-"""offload-to-host: what lives in host memory, and the copies that bring it to the device and back.
+"""offload-to-host: moves values to host memory and adds the copies between host and device.
 
-Activations that a repeat stashes go to the host as soon as they are there and come back where the
-repeat that runs back uses them first. Parameters and optimizer state are copied in before each
-update and out after it, gradients out when they are complete and in before each use.
+Activations that a repeat stashes are copied to the host when they are computed, and back before
+their first use in the backward repeat. Parameters and optimizer state are copied in before each
+update and out after it; gradients are copied out when they are complete and in before each use.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ HOST, OPTIMIZER = "host", "optimizer"
 
 
 class OffloadToHost(Pass):
-    """Move to host memory what `stg.offload` names, or a share of it.
+    """Move the values that `stg.offload` names, or a share of each, to host memory.
 
-    An activation that a repeat stashes is copied to the host when it has been computed, and back
-    before its first use in the backward repeat. State is copied in before its update and out after
-    it, and so are parameters, which also come in for each use, slice by slice; a gradient goes out
-    when it is complete, and comes in for the update. With `nodes` each copy is a node of the trace.
+    An activation that a repeat stashes is copied to the host when it is computed, and back before
+    its first use in the backward repeat. State and parameters are copied in before their update and
+    out after it. Parameters are also copied in for each use, slice by slice. A gradient is copied
+    out when it is complete, and in for the update. With `nodes` each copy is a node of the trace.
     Without the statement nothing happens.
 
     Before:
@@ -99,10 +99,10 @@ _NOTHING = {
 
 
 def offload_to_host(module: Module, strategy: Strategy) -> None:
-    """Copy what the strategy names to the host and back, in place.
+    """Move the values that the strategy names to the host and add the copies, in place.
 
-    Raises `DiagnosticError` for a name that no value has, and for parameters and gradients of an
-    update that is part of backward.
+    Raises `DiagnosticError` for a name that matches no value, and for parameters and gradients
+    whose update is part of backward.
     """
     rule, copies = strategy.offload, _Copies(module, strategy.offload)
     for func in module.functions:
@@ -135,8 +135,8 @@ def offload_to_host(module: Module, strategy: Strategy) -> None:
 
 @dataclass(frozen=True)
 class _Copies:
-    """Makes copies of what the strategy names, which are nodes of the trace or not; `paths` are all
-    values that it could name, `made` those that it does."""
+    """Makes the copies of values that the strategy names. `paths` are all values that it could
+    name, `made` those that it does."""
 
     module: Module
     rule: OffloadRule
@@ -144,7 +144,7 @@ class _Copies:
     made: set[str] = field(default_factory=set[str])
 
     def share(self, kind: str, value: Value, alias: str = "") -> Fraction:
-        """The share of a value, which may have another name in its scope, that goes to the host."""
+        """The share of a value that goes to the host; `alias` is a second name of its kind."""
         paths = [f"{kind}/{value.name}"]
         if alias:
             paths.append(f"{paths[0].rpartition('/')[0]}/{alias}")
@@ -154,14 +154,14 @@ class _Copies:
         return self.rule.share(*paths)
 
     def store(self, b: Builder, value: Value, share: Fraction) -> Value:
-        """A copy on the host, or of a share there."""
+        """Copy a value, or a share of it, to the host."""
         attrs: dict[str, RawAttr] = {"to": HOST}
         if share != WHOLE:
             attrs["share"] = const(share.numerator) / share.denominator
         return self._copy(b, value, attrs, f"{value.name}_host")
 
     def load(self, b: Builder, value: Value) -> Value:
-        """A copy on the device."""
+        """Copy a value to the device."""
         return self._copy(b, value, {"to": DEVICE}, value.name)
 
     def _copy(self, b: Builder, value: Value, attrs: dict[str, RawAttr], name: str) -> Value:
@@ -192,7 +192,7 @@ def _activations(copies: _Copies, region: Region) -> None:
 
 
 def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
-    """Move one stacked result of a repeat. Gathered parameters are no activations and stay."""
+    """Move one stacked result of a repeat. Gathered parameters are not activations and stay."""
     value = repeat.body.terminator.operands[index]
     stacks = _handed_on(repeat.results[index])
     uses = stacks[-1].uses
@@ -217,7 +217,7 @@ def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
 
 
 def _is_attention(arg: Value) -> bool:
-    """Whether gradients of attention take a value as its result."""
+    """Whether gradients of attention use a value as the result of attention."""
     return any(
         _is_attention(op.body.args[i])
         if op.region is not None
@@ -230,7 +230,8 @@ def _is_attention(arg: Value) -> bool:
 def _store_slices(
     copies: _Copies, repeat: Operation, index: int, stacks: list[Value], share: Fraction
 ) -> None:
-    """Copy what a repeat stacks to the host as soon as it is there; `stacks` are its results."""
+    """Copy each slice that a repeat stacks to the host when it is made; `stacks` are the
+    results."""
     end = repeat.body.terminator
     value = end.operands[index]
     end.set_operand(index, copies.store(_after(copies.module, value), value, share))
@@ -239,15 +240,15 @@ def _store_slices(
 
 
 def _load_slices(copies: _Copies, user: Operation, slot: int, share: Fraction) -> None:
-    """Copy a slice of a stack on the host to the device where a repeat uses it first."""
+    """Copy each slice of a stack on the host to the device before its first use in a repeat."""
     arg = user.body.args[slot]
     arg.type = _moved(arg, share)
     _load(copies, arg, user.body)
 
 
 def _load(copies: _Copies, value: Value, region: Region) -> None:
-    """Copy a value on the host to the device before its first use of each phase in a region;
-    repeats inside it take what was copied before them, unless they take slices from the host."""
+    """Copy a value on the host to the device before its first use of each phase in a region.
+    Repeats inside it use that copy, unless they take slices from the host."""
     uses = [(op, i) for op, i in value.uses if not op.has(CopiesMemory) and not op.has(Terminates)]
     uses = [(op, i) for op, i in uses if not _takes_from_host(op, i)]
     inside = [(at, op, i) for op, i in uses if (at := _in_region(op, region)) is not None]
@@ -260,12 +261,12 @@ def _load(copies: _Copies, value: Value, region: Region) -> None:
 
 
 def _takes_from_host(op: Operation, index: int) -> bool:
-    """Whether the region of an operation sees an operand where it is, on the host."""
+    """Whether the region of an operation takes an operand from the host itself."""
     return op.region is not None and op.region.args[index].tensor.memory == HOST
 
 
 def _handed_on(value: Value) -> list[Value]:
-    """A value, and the results that stand for it outside of the action that makes it."""
+    """A value, and the results that represent it outside of the actions that make it."""
     if len(value.uses) == 1:
         user, index = value.uses[0]
         owner = user.parent_op
@@ -275,7 +276,7 @@ def _handed_on(value: Value) -> list[Value]:
 
 
 def _after(module: Module, value: Value) -> Builder:
-    """A builder where a value has just been made."""
+    """A builder directly after a value is made."""
     loc = made_by(PASS, value.loc)
     if isinstance(value.owner, Region):
         return Builder(module.registry, value.owner, 0, loc=loc)
@@ -283,7 +284,7 @@ def _after(module: Module, value: Value) -> Builder:
 
 
 def _in_region(op: Operation, region: Region) -> Operation | None:
-    """The operation of the region itself that is this one, or a repeat around it."""
+    """The operation of the region that is this one or a repeat around it; None if there is none."""
     while op.parent is not region:
         owner = op.parent_op
         if owner is None or not owner.has(Repeats):
@@ -296,7 +297,7 @@ def _in_region(op: Operation, region: Region) -> Operation | None:
 
 
 def _gradients(copies: _Copies, body: Region) -> None:
-    """Move what updates take from backward. Each operation of the update brings its own back."""
+    """Move the gradients that updates take. Each operation of an update copies them back."""
     for op in list(body.ops):
         if op.phase == OPTIMIZER or op.has(Accumulates):
             continue
@@ -321,8 +322,8 @@ def _gradients(copies: _Copies, body: Region) -> None:
 
 
 def _arguments(copies: _Copies, body: Region) -> None:
-    """Move arguments: an update takes them from the host and brings them back; each phase of a
-    region that uses a parameter brings it to the device, a repeat slice by slice."""
+    """Move arguments. An update copies them to the device and back; each phase of a region that
+    uses a parameter copies it to the device, in a repeat slice by slice."""
     kinds = {"state": "optimizer", **dict.fromkeys(WEIGHTS, "parameters")}
     shares = {
         arg: share
@@ -331,7 +332,7 @@ def _arguments(copies: _Copies, body: Region) -> None:
     }
     for arg, share in shares.items():
         arg.type = _moved(arg, share)
-    versions = dict(shares)  # what updates make of them, on the device
+    versions = dict(shares)  # arguments and their updates on the device
     for op in [op for op in body.ops if op.phase == OPTIMIZER and not op.has(Terminates)]:
         _update(copies, op, versions, shares)
     for arg, share in shares.items():
@@ -348,8 +349,8 @@ def _update(
     versions: dict[Value, Fraction],
     shares: Mapping[Value, Fraction],
 ) -> None:
-    """Copy what an operation of an update takes to the device, and the last version that the update
-    makes of it to the host."""
+    """Copy the offloaded operands of an operation of an update to the device, and their final
+    versions to the host."""
     after = Builder.after(copies.module.registry, op, loc=made_by(PASS, op.loc))
     for result in op.results:
         slot = op.definition.reuses(op, result.index)
@@ -367,8 +368,8 @@ def _update(
 
 
 def _bring(copies: _Copies, value: Value, share: Fraction) -> None:
-    """Copy a parameter on the host to the device in each region that uses it, in repeats slice by
-    slice."""
+    """Copy a parameter on the host to the device in each region that uses it, slice by slice in
+    repeats."""
     for op, i in list(value.uses):
         if op.region is not None:
             arg = op.body.args[i]
@@ -380,7 +381,7 @@ def _bring(copies: _Copies, value: Value, share: Fraction) -> None:
 
 
 def _outside_of_repeats(region: Region, value: Value) -> Region:
-    """The region around repeats whose layers share a value from outside of them."""
+    """The region outside of all repeats around `region` whose layers share the value."""
     while region is not value.region and region.owner.has(Repeats) and region.owner.parent:
         region = region.owner.parent
     return region

@@ -17,9 +17,9 @@ PASS = "place-buffers"
 
 
 class PlaceBuffers(Pass):
-    """State the offset of every buffer in a planned module, of the first stage of each function.
+    """State the offset of every buffer in a planned module, for the first stage of each function.
 
-    All sizes have to be known.
+    All sizes need values.
 
     Before:
         stg.symbols[B = 64]
@@ -69,8 +69,8 @@ class PlaceBuffers(Pass):
 
 
 def _place_buffers(module: Module, func: Operation, policy: str) -> None:
-    """Add an `stg.arena` for each memory that a function uses. Raises `DiagnosticError` for open
-    sizes."""
+    """Add an `stg.arena` for each memory that a function uses. Raises `DiagnosticError` for sizes
+    without values."""
     stage = next(iter(stages_of(func)), 0)
     timeline = MemoryTimeline(module, func, stage, MemoryTimeline.planner(module, func))
     try:
@@ -111,8 +111,8 @@ def _arena(
 def _lifetimes(
     timeline: MemoryTimeline, space: str
 ) -> tuple[dict[int, tuple[int, int]], dict[int, Value]]:
-    """When each buffer starts and ends, and of which value it is. Time counts the starts and
-    ends of buffers."""
+    """Start and end of each buffer by number, and the value of each buffer. Time is counted in
+    starts and ends of buffers."""
     times: dict[int, tuple[int, int]] = {}
     values: dict[int, Value] = {}
     events = list(timeline.events(space))

@@ -1,8 +1,9 @@
-"""plan-memory: lifetimes of buffers made explicit, and the bytes of each category on one rank.
+"""plan-memory: makes lifetimes of buffers explicit and states the bytes of each category on one
+rank.
 
-Gradient buffers are held through the whole step, as frameworks with persistent gradient buffers do,
-or where the strategy frees them, from backward on.
-The peak is the static state and the worst moment of everything else.
+Gradient buffers persist through the whole step, as in frameworks with persistent gradient buffers;
+if the strategy frees them, they exist from backward on. The peak is the static state plus the
+highest moment of all other buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PASS = "plan-memory"
 
 
 class PlanMemory(Pass):
-    """Insert `stg.free` where buffers die, and a `stg.memory` that states the bytes of each
+    """Insert `stg.free` where buffers end, and a `stg.memory` that states the bytes of each
     category.
 
     Before:
@@ -53,7 +54,7 @@ class PlanMemory(Pass):
 
 
 def plan_memory(module: Module) -> None:
-    """Insert `stg.free` after each buffer's last user and a `stg.memory` with the bytes on one
+    """Insert `stg.free` after the last user of each buffer and a `stg.memory` with the bytes on one
     rank."""
     for func in module.functions:
         _Plan(module, func).state()
@@ -64,7 +65,7 @@ def _is_transient(buffer: Buffer) -> bool:
 
 
 class _Plan:
-    """The plan of one function, as the module states it."""
+    """Writes the plan of one function into the module."""
 
     def __init__(self, module: Module, func: Operation) -> None:
         self._module, self._func, self._body = module, func, func.body
@@ -75,7 +76,7 @@ class _Plan:
         self._long = frozenset(n for c in counts for n in c.symbols) - frozenset(axes)
 
     def state(self) -> None:
-        """Put what is planned into the module."""
+        """Add the statements of the plan to the module."""
         b = Builder(
             self._module.registry, self._module.root.body, loc=made_by(PASS, self._func.loc)
         )
@@ -90,8 +91,8 @@ class _Plan:
             b.op("stg.working", (), self._of_work(work), types=())
 
     def _whole(self) -> dict[str, RawAttr]:
-        """What the plan states of the function. If the function has actions, this is about the
-        step around them."""
+        """The attributes of `stg.memory`. If the function has actions, they cover the step around
+        these."""
         parts, outside = self._plan.parts(), self._planner.run(None)
         runs = [*self._planner.alone(), outside]
         plan: dict[str, RawAttr] = {
@@ -104,7 +105,7 @@ class _Plan:
         return plan | ({"host": host} if host != 0 else {})
 
     def _of_work(self, work: ActionInState) -> dict[str, RawAttr]:
-        """What the plan states of some actions that run one after the other."""
+        """The attributes of `stg.working` for actions that run one after the other."""
         runs, before = work
         regions = [r for r in runs if not is_first_run(r)]
         firsts = tuple(kind for kind, c in regions if first_run((kind, c)) in runs)
@@ -128,7 +129,7 @@ class _Plan:
 
 
 def _insert_frees(module: Module, body: Region, keep: set[Value], roots: Roots) -> None:
-    """One `stg.free` after each op, naming the buffers that die there."""
+    """Add one `stg.free` after each op with the buffers that end there."""
     users = last_users(body, roots)
     carried = {a for region in users for a in region.args if _is_carried(region.owner, a)}
     keep |= {a for region in users for a in region.args} - carried

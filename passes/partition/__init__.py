@@ -1,1 +1,1 @@
-"""From global view to ranks: placements, and the collectives that they need."""
+"""From the global view to ranks: placements, and the collectives that they need."""

@@ -1,9 +1,9 @@
-"""coalesce-collectives: makes one call where a framework makes one.
+"""coalesce-collectives: merges collectives that a framework issues as one call.
 
 The gathers of the parameters that one region uses become one call: an FSDP unit, which is a block
 or the root. Its parameters are resharded together. The reductions of parameter gradients in one
 region become one call for each group of axes, or buckets of a given size. Sums of several norms
-become one call where a strategy says so.
+become one call where a strategy asks for it.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class CoalesceCollectives(Pass):
 _Key = tuple[str, ...]
 
 
-#: Attributes that a call has once for each operand.
+#: Attributes with one value per operand of a call.
 _EACH = frozenset(("dim", "from"))
 
 
 def coalesce(module: Module) -> None:
     """Merge the collectives of parameters and of their gradients, in place."""
     strategy = read_strategy(module)
-    bucket = strategy.bucket if strategy.zero < 2 else 0  # sharded gradients go unit by unit
+    bucket = strategy.bucket if strategy.zero < 2 else 0  # else reduced by unit
     ends = strategy.zero >= 3 and strategy.one(ShardUnitsRule).outer == "ends"
     for func in module.functions:
         for region in _regions(func.body):
@@ -91,8 +91,8 @@ def coalesce(module: Module) -> None:
 
 
 def _add_buckets(func: Operation) -> None:
-    """Give a function buffers for the copies of the gradients that it reduces in buckets, one for
-    each element type; what only ranks add up among which parameters are split has none."""
+    """Give a function one buffer per element type for the copies of the gradients that it reduces
+    in buckets. A gradient that is reduced only over axes that split parameters has no copy."""
     elements: dict[str, list[Expr]] = {}
     args = [a.tensor for a in func.body.args if a.tensor.role == "param"]
     split = {axis for type_ in args for axis in type_.axes}
@@ -118,7 +118,7 @@ def _is_movement(op: Operation) -> bool:
 
 
 def _key(op: Operation) -> _Key:
-    """Movements with the same key may be one call."""
+    """The key of a movement; those with equal keys may be one call."""
     dtype = op.operands[0].tensor.dtype
     attrs = (f"{n}={attr_text(v)}" for n, v in sorted(op.attrs.items()) if n not in _EACH)
     return (op.name, op.phase, dtype, *attrs)
@@ -133,17 +133,17 @@ def _groups(ops: Iterable[Operation], wanted: Callable[[Operation], bool]) -> li
 
 
 def _goes_several_ways(op: Operation) -> bool:
-    """Whether it is an exchange whose axes move between different dimensions."""
+    """Whether an op is an exchange of axes between several pairs of dimensions."""
     moved = op.attrs.get("from")
     return isinstance(moved, tuple) and len(moved) > 1 and len(op.operands) == 1
 
 
 def _merge_gathers(region: Region) -> None:
     """Merge gathers of parameters at the place of the first one. Their operands are arguments, so
-    they are known there.
+    they are available there.
 
-    One call serves recomputation and backward, so it belongs to the phase of the region, and what
-    both need is gathered once.
+    One call serves recomputation and backward, so it belongs to the phase of the region, and a
+    parameter that both need is gathered once.
     """
     ops = [op for op in region.ops if _is_movement(op) and all(map(is_parameter, op.operands))]
     for op in ops:
@@ -169,8 +169,8 @@ def _merge_updates(region: Region) -> None:
 
 
 def _merge_statistics(region: Region) -> None:
-    """Merge the sums that norms divide by with those before them that they do not wait for; what
-    they are made of is computed before the first one."""
+    """Merge the reductions of norm statistics with earlier ones on which they do not depend. The
+    ops that compute their operands move before the first one."""
     for group in _groups(region.ops, _is_statistics):
         first = group[0]
         for op in group[1:]:
@@ -185,13 +185,13 @@ def _merge_statistics(region: Region) -> None:
 
 
 def _is_statistics(op: Operation) -> bool:
-    """Whether norms take what is added up beside the rows that they normalize."""
+    """Whether all users of a reduction are norms that take it as statistics, not as rows."""
     uses = [use for value in op.results for use in value.uses]
     return bool(uses) and all(isinstance(u.definition, NormBase) and index for u, index in uses)
 
 
 def _makers(op: Operation, first: Operation) -> Sequence[Operation]:
-    """What an op is made of from `first` on, in the order of the region."""
+    """The ops from `first` on, in program order, on which an op depends."""
     region, makers = first.parent, set[Operation]()
     waiting = [op]
     while waiting:
@@ -206,7 +206,7 @@ def _makers(op: Operation, first: Operation) -> Sequence[Operation]:
 
 
 def _is_final(op: Operation) -> bool:
-    """Whether it moves what was updated, and no other computation takes it."""
+    """Whether an op moves an updated parameter that no computation uses afterwards."""
     users = {user for value in op.results for user, _ in value.uses}
     return op.phase == "optimizer" and all(
         user.has(Terminates) or (_is_movement(user) and _is_final(user)) for user in users
@@ -220,12 +220,13 @@ def _is_backward_blocks(op: Operation) -> bool:
 def _merge_reductions(
     region: Region, bucket: int, blocks: Operation | None, *, whole: bool
 ) -> None:
-    """Move the reductions of gradients, and the ops behind them, to the end of backward, wave by
-    wave. With `blocks` those of gradients that are made before these go before them; where `blocks`
-    reduce what all microbatches have made, those that stand before them.
+    """Move the reductions of gradients, and the ops after them, to the end of backward, wave by
+    wave. With `blocks` (a repeat), reductions of gradients that are made before it move to its
+    front; if `blocks` reduces the sums of all microbatches itself, this holds for reductions before
+    it.
 
-    The wave of a collective is the number of collectives that its gradient went through before. The
-    collectives of one wave are merged.
+    The wave of a collective is the number of earlier collectives on its gradient. The collectives
+    of one wave are merged.
     """
     waves = _waves(region)
     end = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
@@ -257,8 +258,8 @@ def _merge_reductions(
 
 
 def _waves(region: Region) -> dict[Operation, int]:
-    """The reductions of phase gradient and what comes after them in it, with the number of
-    collectives before each."""
+    """The reductions of phase `gradient` and the ops of that phase that depend on them, each with
+    its wave."""
     waves: dict[Operation, int] = {}
     for op in region.ops:
         if op.phase != "gradient" or op.region is not None or op.has(Terminates):
@@ -270,7 +271,7 @@ def _waves(region: Region) -> dict[Operation, int]:
 
 
 def _merge(ops: list[Operation], position: int) -> Operation:
-    """One op for several, at a place where all operands are known and no result is used yet."""
+    """Replace several ops by one, at a place where all operands exist and no result is used yet."""
     if len(ops) == 1:
         return ops[0]
     first, region = ops[0], ops[0].parent

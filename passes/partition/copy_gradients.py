@@ -1,4 +1,4 @@
-"""copy-gradients: gradients of a unit of ZeRO-3 are reduced in a buffer of their own."""
+"""copy-gradients: reduces the gradients of a ZeRO-3 unit in a buffer of their own."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, r
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import stacked_outside
 from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats
-from stagec.ir_spec.ops.comm import AllReduce, AllSlice, ReduceScatter, operand_dim
+from stagec.ir_spec.ops.comm import AllReduce, AllSlice, CopyIn, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.layout import Reshard
 from stagec.ir_spec.ops.selection import Pad
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
+from stagec.sharding.gathers import gathers_of
 
 
 class CopyGradients(Pass):
     """Copy the gradients of a unit into the buffer of the call that reduces them, as
-    `stg.shard_units[copies]` says. Casts for the reduction become part of the copy: gradients wait
-    for it in their own type. What replicas reduce stays until backward ends where it is not the
-    gradient itself, but is cast to its type, or added to that of the microbatches before
-    (FSDPParamGroup._all_reduce_state of PyTorch). What is cast is added to the sum of microbatches
-    behind all casts of its unit. What other ranks split or add up of a gradient comes before its
-    unit is dropped, and a part that a rank keeps is a copy.
+    `stg.shard_units[copies]` states. Casts for the reduction become part of the copy, so gradients
+    wait for it in their own type.
+
+    The buffer that replicas reduce stays until backward ends if it is not the gradient itself, but
+    is cast to its type or added to the sum over microbatches (FSDPParamGroup._all_reduce_state of
+    PyTorch). Cast gradients are added to that sum after all casts of their unit. Reductions and
+    slices of a gradient over other axes come before its unit is dropped, and the part that a rank
+    keeps is a copy. Parameters that a pipeline stage has gathered once are dropped unit by unit,
+    each before its gradients are reduced.
 
     Before:
         stg.mesh @pod[dp]
@@ -78,12 +82,13 @@ class CopyGradients(Pass):
                     copy_part(module, op)
                 elif isinstance(op.definition, AllReduce):
                     keep_reduced(module, op)
+            drop_with_reductions(module, func)
 
 
 def reduce_before_casts(reduction: Operation, made_in: str) -> None:
-    """Reduce, or take a part of, in the type of gradients what other ranks than those of ZeRO add
-    up or split, in place: the copy for the call of the unit casts
-    (FSDPParam._get_grad_inner_tensor of PyTorch)."""
+    """Let a reduction or a slice over axes other than those of ZeRO use the type of gradients, in
+    place: the later copy for the call of the unit casts (FSDPParam._get_grad_inner_tensor of
+    PyTorch)."""
     for value, result in zip(list(reduction.operands), reduction.results, strict=True):
         source = _source(value, None, made_in)
         if source.tensor.shape == value.tensor.shape and source is not value:
@@ -93,8 +98,9 @@ def reduce_before_casts(reduction: Operation, made_in: str) -> None:
 
 
 def drop_behind(reduction: Operation) -> None:
-    """Drop what the unit has gathered behind what other ranks than those of ZeRO add up or split of
-    its gradients, in place: `FSDPParamGroup.post_backward` takes the gradients first."""
+    """Drop gathered parameters of the unit after the reductions and slices of its gradients over
+    axes other than those of ZeRO, in place: `FSDPParamGroup.post_backward` takes the gradients
+    first."""
     region, made = reduction.parent, reduction.operands[0].producer
     if region is None or made is None or made.parent is not region:
         return
@@ -105,8 +111,8 @@ def drop_behind(reduction: Operation) -> None:
 
 
 def copy_part(module: Module, part: Operation) -> None:
-    """Copy the part of a gradient that a rank keeps of what all of them have, in place: DTensor
-    clones it (`Shard._replicate_to_shard`), and nothing has the whole then."""
+    """Copy the part that a rank keeps of a replicated gradient, in place: DTensor clones it
+    (`Shard._replicate_to_shard`), so that the whole gradient can be freed."""
     if isinstance(part.definition, AllSlice):
         users = part.result.uses
         builder = Builder.after(module.registry, part, loc=part.loc, phase="gradient")
@@ -117,8 +123,8 @@ def copy_part(module: Module, part: Operation) -> None:
 
 
 def copy_operands(module: Module, reduction: Operation, made_in: str) -> None:
-    """Copy the operands of a reduction right before it, in its element type, in place. `made_in` is
-    the type of the gradients of what the unit gathered."""
+    """Copy the operands of a reduction directly before it, in its element type, in place. `made_in`
+    is the element type in which gradients of gathered parameters are computed."""
     builder = Builder.before(module.registry, reduction, loc=reduction.loc, phase="gradient")
     dims = [operand_dim(reduction, i) for i in range(len(reduction.operands))]
     made = [
@@ -140,10 +146,10 @@ def copy_operands(module: Module, reduction: Operation, made_in: str) -> None:
 
 
 def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> None:
-    """Keep until the unit is reduced, over replicas too, and cast, in place: what is reduced, which
-    one call casts, and of a unit beside the blocks the gradient of the last parameter, which a
-    local name of `foreach_reduce` has. What forward uses last has the first gradient; of blocks
-    norms are the last parameters, which are small."""
+    """Keep values until the unit has been reduced (also over replicas) and cast, in place: the
+    results of the reduction, because one call casts them, and for a unit outside of the blocks the
+    gradient of its last parameter, to which a local name of `foreach_reduce` refers. The parameter
+    that forward uses last has the first gradient. In blocks this is a norm, which is small."""
     rest = [op for op in _reducing(reduction) if not op.has(FinalGradient)]
     kept = list(reduction.results) if any(op.has(Recasts) for op in rest) else []
     first = [v for v in made if v.producer is not None and v.region is reduction.parent]
@@ -160,7 +166,7 @@ def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> No
 
 
 def _add_up(b: Builder, cast: Value) -> None:
-    """Add what has been cast to the sum of microbatches, which is another tensor."""
+    """Add a cast gradient to the sum over microbatches, which is another tensor."""
     users, type_ = list(cast.uses), cast.tensor
     attrs: dict[str, RawAttr] = {"to": type_.dtype}
     total = b.value("stg.accumulate_grad", [cast], attrs, type=type_, hint=f"{cast.name}_sum")
@@ -168,7 +174,7 @@ def _add_up(b: Builder, cast: Value) -> None:
 
 
 def _reducing(op: Operation) -> Iterator[Operation]:
-    """A reduction, and what follows it in its call: that of replicas, and casts."""
+    """A reduction, and the ops after it in its call: the reduction over replicas, and casts."""
     yield op
     for user in dict.fromkeys(user for value in op.results for user, _ in value.uses):
         if user.phase == "gradient" and user.results and user.parent is op.parent:
@@ -185,8 +191,7 @@ def _erase_unused(value: Value, made_in: str) -> None:
 
 
 def _source(value: Value, dim: int | None, made_in: str) -> Value:
-    """What was cast for a reduction, or filled up along the dimension that it splits, and for
-    nothing else; else the value."""
+    """The value before casts and padding along dimension `dim` that serve only the reduction."""
     while (op := value.producer) is not None and _is_of_copy(op, made_in) and len(value.uses) == 1:
         if isinstance(op.definition, Pad) and dim is not None and op.integer("dim") != dim:
             break
@@ -195,23 +200,23 @@ def _source(value: Value, dim: int | None, made_in: str) -> Value:
 
 
 def _is_of_copy(op: Operation, made_in: str) -> bool:
-    """Whether the copy into the buffer of a call does it: fill up, or cast what gradients are made
-    in. Where a product casts a parameter that is gathered in fp32, as under autocast, backward of
-    that cast gives the gradient."""
+    """Whether the copy into the buffer of a call does the op: padding, or a cast from the type
+    `made_in`. Where a product casts a parameter that is gathered in fp32, as under autocast,
+    backward of that cast makes the gradient."""
     filled = isinstance(op.definition, Pad) and "start" not in op.attrs
     return filled or (op.has(Recasts) and op.operands[0].tensor.dtype == made_in)
 
 
 def _is_cast(reduction: Operation) -> bool:
-    """Whether what replicas have reduced is cast behind it."""
+    """Whether the result of a reduction over replicas is cast."""
     marked = [user for result in reduction.results for user, _ in result.uses]
     users = [u for mark in marked for result in mark.results for u, _ in result.uses]
     return any(u.has(Recasts) and u.phase == "gradient" for u in (*marked, *users))
 
 
 def keep_reduced(module: Module, reduction: Operation) -> None:
-    """Keep what replicas reduce until backward ends, in place, of a repeat as stacks: what they
-    have reduced if it is cast, its buffer if it is added to a sum."""
+    """Keep the values that replicas reduce until backward ends, in place, in a repeat as stacks:
+    the result if it is cast, the operand if the result is added to a sum."""
     cast, region = _is_cast(reduction), outside_repeats(reduction)
     if cast or region.owner.has(Accumulates):
         kept = stacked_outside(reduction.results if cast else reduction.operands)
@@ -227,3 +232,46 @@ def outside_repeats(op: Operation) -> Region:
         op, outer = outer, outer.parent_op
     assert op.parent is not None
     return op.parent
+
+
+def drop_with_reductions(module: Module, func: Operation) -> None:
+    """Drop each unit that was gathered before the microbatches of a stage right before its
+    gradients are reduced, in place (`perform_reduce_grad` of PyTorch calls
+    `FSDPParamGroup.post_backward` of one unit after the other)."""
+    steps = next(
+        (op for op in func.body.ops if op.has(Accumulates) and "schedule" in op.attrs), None
+    )
+    if steps is None:
+        return
+    before, behind = func.body.ops[: steps.position()], func.body.ops[steps.position() + 1 :]
+    gathering = [op for op in before if op.has(Repeats) and gathers_of(op.body)]
+    reducing = [op for op in behind if op.has(Repeats) and op.phase == "gradient"]
+    for kept, reduced in zip(gathering, reducing, strict=False):
+        if kept.expr("count") == reduced.expr("count"):
+            slices = list[Value]()
+            for made, inside in zip(kept.results, kept.body.terminator.operands, strict=True):
+                reduced.add_operand(made)
+                slices.append(reduced.body.add_arg(made.name, inside.tensor, made.loc))
+            first = Builder.before(module.registry, reduced.body.ops[0], loc=reduced.loc)
+            first.op("stg.reshard", slices, types=())
+    for drop in [op for op in behind if isinstance(op.definition, Reshard)]:
+        places = [op.position() for v in drop.operands for op in _reductions_of(v)]
+        if places:
+            func.body.ops.remove(drop)
+            func.body.insert(min(places) - 1, drop)
+
+
+def _reductions_of(gathered: Value) -> Iterator[Operation]:
+    """The copy for the reduction of the gradient of a parameter that has been gathered."""
+    source = gathered.producer.operands[gathered.index] if gathered.producer else gathered
+    for update, _ in source.uses:
+        for value in update.operands if update.phase == "optimizer" else ():
+            yield from _copies_of(value)
+
+
+def _copies_of(gradient: Value) -> Iterator[Operation]:
+    made = gradient.producer
+    if made is not None and isinstance(made.definition, CopyIn):
+        yield made
+    elif made is not None and made.phase == "gradient":
+        yield from _copies_of(made.operands[gradient.index])

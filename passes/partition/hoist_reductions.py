@@ -1,10 +1,10 @@
-"""hoist-reductions: what tensor-parallel ranks add to a gradient is added once a step.
+"""hoist-reductions: reduces gradients over tensor-parallel ranks once per step.
 
 Under ZeRO-2 and 3 the gradient of a layer is reduced over data-parallel ranks as soon as it is
-there. The gradient of a parameter that tensor-parallel ranks hold whole (a norm under sequence
-parallelism, a router) is a partial sum over these as well. Nothing needs this sum before the
-optimizer. Inside of the layer it would wait for the reduction over data-parallel ranks, and the
-next layer's activations would wait behind it.
+complete. The gradient of a parameter that is replicated over tensor-parallel ranks (a norm under
+sequence parallelism, a router) is a partial sum over these as well. Nothing needs this sum before
+the optimizer. Inside of the layer it would wait for the reduction over data-parallel ranks, and the
+activations of the next layer would wait for it.
 
 Megatron-LM does the same: `finalize_model_grads` first ends the data-parallel reductions, then sums
 the gradients of norms over tensor-parallel ranks in one call.
@@ -37,8 +37,9 @@ class HoistReductions(Pass):
     """Move the sums of gradients over axes that split other parameters behind the loops over layers
     and microbatches.
 
-    The sums of a loop have the same axes, so they become one sum of what the loop stacks or adds
-    up. Axes of ZeRO, and those that split no parameter, are reduced where they were.
+    The sums in the iterations of a loop have the same axes, so they become one sum of the result
+    that the loop stacks or adds up. Reductions over axes of ZeRO, and over those that split no
+    parameter, are not moved.
 
     Before:
         stg.strategy @s[mesh = @pod] {
@@ -99,8 +100,8 @@ def hoist_reductions(module: Module) -> None:
 
 
 def _way_out(op: Operation) -> list[Value]:
-    """The values that hand a gradient on to the outermost loop around it: results of casts and of
-    loops. None if anything else uses it."""
+    """The values through which a gradient leaves the loops around it: results of casts and of
+    loops, outermost last. Empty if anything else uses it."""
     way: list[Value] = []
     left = 0
     value = op.result
@@ -119,7 +120,7 @@ def _way_out(op: Operation) -> list[Value]:
 
 
 def _hands_on(loop: Operation, index: int) -> bool:
-    """Whether a loop stacks or adds up what it yields there. Both are linear."""
+    """Whether a loop stacks or adds up the value that it yields at `index`; both are linear."""
     return loop.has(Accumulates) or (loop.has(Repeats) and index >= loop.integer("carry", 1))
 
 
@@ -147,7 +148,7 @@ def _reduce_outside(
 def _leave_partial(
     final: Operation, reduction: Operation, over: tuple[str, ...], way: Sequence[Value]
 ) -> None:
-    """Hand the gradient on as a partial sum over these axes."""
+    """Leave the gradient a partial sum over these axes."""
     rest = tuple(a for a in reduction.names("over") if a not in over)
     for value in (reduction.result, *way):
         value.type = replace(value.tensor, partial=_partial(value.tensor, over))

@@ -1,5 +1,4 @@
-"""hold-inputs: tokens, tables of rotations and masks are in the program, so in its plan of
-memory."""
+"""hold-inputs: adds tokens, rotation tables and masks to the program, and so to its memory plan."""
 
 from __future__ import annotations
 
@@ -24,20 +23,22 @@ from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Accumulates
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.pipeline import ActionOp
-from stagec.ir_spec.ops.rope import RotaryEmbedding
+from stagec.ir_spec.ops.rope import RelativeBiasGrad, RotaryEmbedding
 from stagec.ir_spec.ops.softmax import SinkSoftmax, Softmax
 from stagec.ir_spec.strategy.inputs import BUFFER, COS_SIN, EACH, MADE, NONE, InputsRule
 from stagec.ir_spec.strategy.kernels import MATH, KernelsRule
 
 
 class HoldInputs(Pass):
-    """Give a function buffers for tokens in 64 bits and for tables of rotations, or forward tables
-    that stay until backward ends, as `stg.inputs` says. In stages of a pipeline no table is made.
+    """Give a function buffers for tokens in 64 bits and for rotation tables, as `stg.inputs`
+    states. Tables that forward computes instead stay until backward ends. In pipeline stages no
+    table is computed.
 
-    Where forward makes tables and attention runs operation by operation, but not as `math`, it
-    makes masks too, in the type that blocks carry: one for causal attention and one for each window
-    (`eager_mask` of transformers, masking_utils.py). They stay until the blocks end, those of
-    checkpoints until their backward.
+    Where forward computes tables and attention is unfused, except as `math`, it also makes masks in
+    the type of the carried activations: one for causal attention and one for each window
+    (`eager_mask` of transformers, masking_utils.py). They stay until the blocks end, with
+    checkpoints until their backward ends. The buckets of a bias by distance are made in 64 bits,
+    and stay until its gradient has been made (`T5Attention.compute_bias`).
 
     Before:
         stg.symbols[B, S, H, K]
@@ -90,6 +91,10 @@ class HoldInputs(Pass):
                 if read_strategy(module).one(KernelsRule).attention != MATH:
                     ends = [op for op in func.body.walk() if _is_masked(op)]
                     _make(module, func, "mask", list(_masks(ends)), ends)
+                for op in [
+                    o for o in func.body.walk() if isinstance(o.definition, RelativeBiasGrad)
+                ]:
+                    _make(module, func, "buckets", [_buckets(op)], [op])
             tables_kept += len(tables) if rule.rotations != MADE or not staged else 0
             if rule.tokens != NONE:
                 _hold_tokens(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])
@@ -118,7 +123,7 @@ def _is_rotation(op: Operation) -> bool:
 
 
 def _is_masked(op: Operation) -> bool:
-    """Whether an operation of unfused attention has a mask, in backward where it runs again."""
+    """Whether an operation is a masked softmax of unfused attention, in forward or recomputed."""
     masked = op.flag("causal") or "window" in op.attrs
     kinds = (Softmax, SinkSoftmax)
     return masked and isinstance(op.definition, kinds) and op.phase in ("forward", "recompute")
@@ -136,16 +141,23 @@ def _masks(softmaxes: Sequence[Operation]) -> Iterator[TensorType]:
             yield replace(op.result.tensor, dtype=dtype, dims=(batch, rows, columns))
 
 
+def _buckets(op: Operation) -> TensorType:
+    """The buckets of all pairs of a query and a key, in 64 bits: `[2, queries, keys]`."""
+    bias = op.operands[0].tensor
+    return TensorType("i32", (Dim(const(2)), *bias.dims[1:]), placed=True)
+
+
 def _hold_tables(func: Operation, tables: Sequence[TensorType], start: int) -> None:
-    """Buffers in fp32 of the dimensions from one on: of cosines and sines, or of complex numbers,
-    which are half as many."""
+    """Add fp32 buffers with the dimensions of the tables from `start` on: 0 for cosines and sines,
+    1 for complex numbers, which need half the bytes."""
     for table in tables:
         type_ = replace(table, dtype="f32", dims=table.dims[start:], role="bucket")
         func.body.add_arg("rotations", type_, func.loc)
 
 
 def _parts(func: Operation) -> int:
-    """How many parts of the model, each with its buffers, a rank of a pipeline has, else 1."""
+    """The number of model chunks of a pipeline rank, each with its own buffers; 1 without a
+    pipeline."""
     actions = [op for op in func.body.walk() if isinstance(op.definition, ActionOp)]
     turning = (op for op in actions if any(map(_is_rotation, op.body.walk())))
     return len({op.expr("chunk") for op in turning}) or 1
@@ -157,8 +169,8 @@ def _ids(func: Operation) -> list[Value]:
 
 
 def _hold_tokens(func: Operation, ids: Sequence[Value]) -> None:
-    """Buffers of twice the size of tokens, and of labels where they have their own; all stages of a
-    pipeline have both."""
+    """Add a buffer of twice the size for tokens, and for labels if they have their own. All
+    pipeline stages have both."""
     for arg in ids:
         dims = (Dim(const(2)), *arg.tensor.dims)
         type_ = replace(arg.tensor, dims=dims, role="bucket")
@@ -168,8 +180,8 @@ def _hold_tokens(func: Operation, ids: Sequence[Value]) -> None:
 def _make(
     module: Module, func: Operation, name: str, types: Sequence[TensorType], users: list[Operation]
 ) -> None:
-    """Make tensors where forward begins, and keep them until the backward of the blocks that use
-    them ends, or the blocks, in place."""
+    """Add tensors at the start of forward and keep them until the last of their users (for ops in
+    blocks, the block) has run, in place."""
     steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
     region = func.body if steps is None else steps.body
     ends = [enclosing(op, region) for op in users]

@@ -1,8 +1,8 @@
-"""insert-collectives: every change of placement becomes an op.
+"""insert-collectives: makes every change of placement an op.
 
-The rule of an op and the placement of its results say how the op needs its operands. Where a value
-has another placement, the pass inserts the steps of `Resharding.plan` before the first user. All
-later users share them.
+The rule of an op and the placement of its results determine the placement of its operands. Where a
+value has another placement, the pass inserts the steps of `Resharding.plan` before the first user.
+Later users share them.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ _Key = tuple[Value, CollectiveStep, str, Region]
 def insert_collectives(module: Module, *, save_gathered: bool = False) -> None:
     """Make placements explicit in all functions, in place.
 
-    With `save_gathered`, backward takes what forward gathered for a split matmul; else backward
-    gathers it again. Backward takes in any case what forward exchanged or reduced. Raises
+    With `save_gathered`, backward uses the operand that forward gathered for a split matmul; else
+    it gathers it again. Values that forward exchanged or reduced are always reused. Raises
     `DiagnosticError` where a placement cannot be reached.
     """
     for func in module.functions:
@@ -111,7 +111,7 @@ class _Inserter:
                 self._region_op(op)
         self._terminator(region)
 
-    # -- what each user needs ----------------------------------------------------------------------
+    # -- required placements -----------------------------------------------------------------------
 
     def _rule_op(self, op: Operation, rule: Rule) -> None:
         sizes = factor_sizes(op, rule)
@@ -134,7 +134,7 @@ class _Inserter:
             self._partition(op, special)
 
     def _partition(self, op: Operation, special: dict[str, Axes]) -> None:
-        """An op that must be rewritten where a special factor is split."""
+        """Replace an op with a split special factor by the ops of its `partition`."""
         if op.parent is None:
             return
         builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
@@ -166,7 +166,7 @@ class _Inserter:
                 end, i, end.operands[i], [d.axes for d in target.dims], target.partial_axes
             )
 
-    # -- making it so ------------------------------------------------------------------------------
+    # -- moving values -----------------------------------------------------------------------------
 
     def _require(
         self, op: Operation, index: int, value: Value, splits: Sequence[Axes], partial: Axes
@@ -193,8 +193,7 @@ class _Inserter:
     def _existing(
         self, value: Value, step: CollectiveStep, shared: str, home: Region
     ) -> Value | None:
-        """The moved value, if it was made for an earlier user in this region or in one around
-        it."""
+        """The moved value, if an earlier user in this region or in one around it needed it."""
         region: Region | None = home
         while region is not None:
             known = self._cache.get((value, step, shared, region))
@@ -204,8 +203,8 @@ class _Inserter:
         return None
 
     def _reduce_in_groups(self, op: Operation, passing: Axes) -> None:
-        """A sum of scalars with different unreduced axes: add those that are alike first, reduce
-        each sum once."""
+        """In a sum of scalars with different unreduced axes, add those with equal axes first, so
+        that each such sum is reduced once."""
         groups: dict[Axes, list[Value]] = {}
         for value in op.operands:
             groups.setdefault(
@@ -241,7 +240,7 @@ def _emit(b: Builder, value: Value, step: CollectiveStep) -> Value:
 
 
 def _passed(op: Operation, rule: Rule) -> Axes:
-    """Partial axes that the op hands from operands to results."""
+    """Partial axes that the op passes from operands to results."""
     if not rule.linear or not op.results:
         return ()
     handed = passing_partial(op, rule)
@@ -251,8 +250,8 @@ def _passed(op: Operation, rule: Rule) -> Axes:
 def _keep_moved(region: Region, *, save_gathered: bool) -> None:
     """Where backward would move a stashed value again, stash the moved value instead.
 
-    A value that was exchanged or reduced is not larger, so this is always done. It is done for a
-    gathered value only with `save_gathered`.
+    An exchanged or reduced value is not larger, so it is always stashed. A gathered value is
+    stashed only with `save_gathered`.
     """
     for op in region.ops:
         if op.region is not None and op.has(Repeats):
@@ -264,8 +263,9 @@ def _keep_moved(region: Region, *, save_gathered: bool) -> None:
 
 
 def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
-    """Stash the result of one movement that forward and all users in backward make, those too that
-    recall the value where some iterations compute it again."""
+    """Stash the result of one movement that forward and all users in backward make, including users
+    that recall the value because some iterations recompute it. Returns whether a value was
+    replaced."""
     end = op.body.terminator
     uses = [(user, slot) for user, slot in op.results[index].uses if user.region is not None]
     args = [user.body.args[slot] for user, slot in uses]
@@ -286,8 +286,8 @@ def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
 
 
 def _recomputed(recall: Operation, move: Operation) -> Operation | None:
-    """The movement of what is computed again, if it comes before those of what is recalled and all
-    of them are like `move`."""
+    """The movement of the recomputed operand of a recall, if it precedes all users of the recall
+    and these are movements equal to `move`; else None."""
     users = [u for u, _ in recall.result.uses]
     alike = users and all(_same_move(u, move) and u.parent is recall.parent for u in users)
     made = (u for u, _ in recall.operands[0].uses if u.parent is recall.parent)
@@ -297,8 +297,8 @@ def _recomputed(recall: Operation, move: Operation) -> Operation | None:
 
 
 def _take_moved(user: Operation, move: Operation, stashed: Value) -> None:
-    """Take a stashed value that is moved already, in place of a movement or of what is recalled and
-    moved."""
+    """Use a stashed value that is moved already instead of a movement, or of a recall with
+    movements."""
     moves, value = [user], stashed
     if user.has(Recalls) and (again := _recomputed(user, move)) is not None:
         moves, value = [u for u, _ in user.result.uses], user.result
@@ -314,8 +314,8 @@ def _take_moved(user: Operation, move: Operation, stashed: Value) -> None:
 
 
 def _gathers_again(move: Operation, save_gathered: bool) -> bool:
-    """Whether a movement is a gather that backward repeats: of a pin that says so, or of any split
-    matmul without `save_gathered`."""
+    """Whether a movement is a gather that backward repeats: for a sharding constraint with `again`,
+    or for any split matmul without `save_gathered`."""
     pinned = any(user.flag("again") for user, _ in move.result.uses)
     return isinstance(move.definition, AllGather) and (pinned or not save_gathered)
 

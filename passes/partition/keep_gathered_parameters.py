@@ -1,8 +1,8 @@
-"""keep-gathered-parameters: when parameters are gathered, and how long they stay.
+"""keep-gathered-parameters: determines when parameters are gathered, and how long they are kept.
 
 Backward of a repeat gathers the slices of its parameters again, as FSDP does with
-reshard_after_forward, unless the strategy says `reshard = never` or `last`. Only this pass reads
-`reshard` and `prefetch`; it leaves what later passes need on the gathers themselves.
+reshard_after_forward, unless the strategy states `reshard = never` or `last`. Only this pass reads
+`reshard` and `prefetch`; later passes read the attributes that it puts on the gathers.
 """
 
 from __future__ import annotations
@@ -11,22 +11,27 @@ from collections.abc import Iterator
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import replace_op
+from stagec.ir.rewrite import enclosing, replace_op
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.flag_values import Axes
+from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.passes.partition.reshards import reshard_behind
 from stagec.sharding.gathers import gathers_of, is_sliced, single_gathers_of, source_of
 from stagec.sharding.stages import accumulation, pipeline_rule
 
 
 class KeepGatheredParameters(Pass):
-    """Keep for backward the parameters that forward has gathered, as `stg.shard_params` says.
+    """Keep the parameters that forward has gathered for backward, as `stg.shard_params` states.
 
-    With `reshard = never` backward takes all of them from forward, layer by layer, and drops each
-    when its layer has run. With `last` it takes those of the last layer, with which it begins. In a
-    pipeline `never` marks the gathers `once`, for `gather-parameters-once`. A `prefetch` other than
-    1 becomes `ahead` of the gathers in repeats. With axes `within`, forward of a repeat keeps a
-    part over these of what it gathers, and backward gathers that. Otherwise nothing happens.
+    With `reshard = never` backward uses all of them, layer by layer, and drops each when its layer
+    has run. With `last` it uses those of the last layer, with which it begins. In a pipeline
+    `never` marks the gathers `once`, for `gather-parameters-once`; with `always`, and `copies` of
+    `stg.shard_units`, gathers behind the blocks are marked `once`, and gathers before the blocks or
+    in their backward `stays`, since FSDP2 keeps both (`PipelineStage.backward_maybe_with_nosync`
+    calls `set_reshard_after_backward(False)`). A `prefetch` other than 1 becomes the attribute
+    `ahead` of the gathers in repeats. With axes `within`, forward of a repeat keeps the part of a
+    gathered parameter that is split over these axes, and backward gathers that part. Otherwise
+    nothing happens.
 
     Before:
         stg.strategy @s[mesh = @pod] {
@@ -72,7 +77,8 @@ class KeepGatheredParameters(Pass):
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
         never = strategy.gathers_first or strategy.reshard != "always"
-        return never or strategy.prefetch != 1 or bool(strategy.within)
+        copies = strategy.zero >= 3 and strategy.one(ShardUnitsRule).copies
+        return never or strategy.prefetch != 1 or bool(strategy.within) or copies
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
@@ -83,6 +89,9 @@ class KeepGatheredParameters(Pass):
         piped = steps is not None and pipeline_rule(steps) is not None
         if steps is not None and (strategy.gathers_first or (piped and policy == "never")):
             _gather_once(steps)
+        elif steps is not None and piped and policy == "always":
+            if strategy.one(ShardUnitsRule).copies:
+                _keep_in_pipeline(steps.body)
         elif strategy.within:
             keep_parts(module, strategy.within)
         else:
@@ -90,7 +99,7 @@ class KeepGatheredParameters(Pass):
 
 
 def _prefetch(module: Module, ahead: int) -> None:
-    """Issue the gathers of repeats that many iterations early."""
+    """Issue the gathers of repeats `ahead` iterations early."""
     for op in module.walk():
         if op.has(Repeats):
             for gather in gathers_of(op.body):
@@ -98,16 +107,28 @@ def _prefetch(module: Module, ahead: int) -> None:
 
 
 def _gather_once(steps: Operation) -> None:
-    """Ask for the gathers of all microbatches to be one, before them."""
+    """Mark the gathers of an accumulation to run once, before all microbatches."""
     regions = [op.body for op in steps.body.walk() if op.region is not None]
     for region in (steps.body, *regions):
         for gather in gathers_of(region):
             gather.attrs["once"] = True
 
 
+def _keep_in_pipeline(body: Region) -> None:
+    """Mark the gathered parameters that pipeline stages keep for longer than one use, in place."""
+    repeats = [op for op in body.ops if op.has(Repeats)]
+    first = next((op.position() for op in repeats if op.phase == "forward"), 0)
+    for gather in gathers_of(body):
+        users = (enclosing(user, body).position() for user, _ in gather.result.uses)
+        gather.attrs["once" if min(users, default=first) > first else "stays"] = True
+    for back in (op for op in repeats if op.phase == "backward"):
+        for gather in gathers_of(back.body):
+            gather.attrs["stays"] = True
+
+
 def keep_parameters(module: Module, policy: str) -> None:
-    """Keep what forward gathered: of no iteration (`always` reshard), of all (`never`), or of the
-    last one, with which backward begins (`last`). In place."""
+    """Keep the gathered parameters of no iteration (policy `always`: always reshard), of all
+    (`never`), or of the last one, with which backward begins (`last`), in place."""
     if policy == "always":
         return
     for func in module.functions:
@@ -117,7 +138,7 @@ def keep_parameters(module: Module, policy: str) -> None:
                 mine.attrs["keep"] = again.attrs["kept"] = const(1)
                 continue
             if again.parent is None:
-                continue  # of a parameter that several repeats share
+                continue  # several repeats share the parameter
             if is_sliced(mine):
                 value, user = _handed_over(forward, back, mine.result), back.body.terminator
             else:
@@ -132,8 +153,8 @@ def keep_parameters(module: Module, policy: str) -> None:
 
 
 def keep_parts(module: Module, within: Axes) -> None:
-    """Keep the part of a rank over these axes of what each iteration of forward gathers, and gather
-    that in backward, in place."""
+    """In each iteration of forward keep the part of a gathered parameter that is split over these
+    axes, and gather that part in backward, in place."""
     kept: dict[Operation, Value] = {}
     for forward, back, mine, again in list(_pairs(module.main.body)):
         if not is_sliced(mine) or not {*within} < {*mine.names("over")}:
@@ -152,7 +173,7 @@ def keep_parts(module: Module, within: Axes) -> None:
 
 
 def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Operation]]:
-    """Gathers of one parameter in a repeat and in the repeat that runs back over it: both repeats,
+    """The gathers of one parameter in a forward repeat and in its backward repeat: both repeats,
     both gathers."""
     for op in region.ops:
         if op.region is not None:
@@ -167,7 +188,7 @@ def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Op
 
 
 def _before(forward: Operation, gather: Operation) -> Value:
-    """The result of a gather that all layers share, which is moved in front of them."""
+    """Move a gather that all layers share before their repeat; returns its result."""
     if gather.parent is forward.body and forward.parent is not None:
         forward.body.ops.remove(gather)
         forward.parent.insert(forward.position(), gather)
@@ -179,7 +200,7 @@ def _alike(a: Operation, b: Operation) -> bool:
 
 
 def _handed_over(forward: Operation, back: Operation, value: Value) -> Value:
-    """The argument of `back` that brings a value of `forward`, iteration by iteration."""
+    """Stack a value of `forward` and bind it in `back`; returns the argument of `back`."""
     forward.body.terminator.add_operand(value)
     stacked = value.tensor.stacked(forward.expr("count"))
     back.add_operand(forward.add_result(value.prefixed("kept_"), stacked, value.loc))

@@ -1,4 +1,4 @@
-"""keep-inputs: inputs of split products stay until their module has its output."""
+"""keep-inputs: keeps inputs of split products until the output of their module is complete."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from stagec.sharding.gathers import is_of_parameter
 
 
 class KeepInputs(Pass):
-    """Keep what forward gathers for split products until the sum of what is computed from it, and
-    what a product takes until its own sum, as `stg.tp_inputs[until = module]` says.
+    """Keep gathered inputs of split products in forward until the reduction of the result computed
+    from them, and other inputs of a product until its own reduction, as `stg.tp_inputs[until =
+    module]` states.
 
     Before:
         stg.mesh @pod[tp]
@@ -55,8 +56,8 @@ class KeepInputs(Pass):
 
 
 def _keep_inputs(module: Module, region: Region) -> None:
-    """Keep the inputs of each sum over ranks in forward of a region until it is there."""
-    gathered: dict[Value, set[Value]] = {}  # and what is computed from it
+    """In forward of a region, keep the inputs of each reduction over ranks until it ends."""
+    gathered: dict[Value, set[Value]] = {}  # and the values computed from it
     for op in [op for op in region.ops if op.phase == "forward"]:
         for known in gathered.values():
             if not known.isdisjoint(op.reads()):
@@ -72,14 +73,14 @@ def _keep_inputs(module: Module, region: Region) -> None:
 
 
 def _copied(value: Value) -> Value:
-    """A value, or the copy that is all that takes it."""
+    """A value, or its copy if that is the only user."""
     users = [user for user, _ in value.uses]
     alone = len(users) == 1 and isinstance(users[0].definition, Reorder)
     return users[0].result if alone else value
 
 
 def _inputs(value: Value) -> list[Value]:
-    """The activations that a product takes which makes a value, copied or not."""
+    """The activations among the operands of the product that makes a value, which may be copied."""
     op = value.producer
     if op is not None and isinstance(op.definition, Reorder):
         return _inputs(op.operands[0])

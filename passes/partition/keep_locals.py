@@ -1,4 +1,4 @@
-"""keep-locals: what PyTorch has names for while forward runs stays until these are gone."""
+"""keep-locals: keeps values to which local names of PyTorch code refer while forward runs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.sharding.gathers import is_of_parameter
 
-#: Forms of a loss that is a function in Python.
+#: Forms of a loss that is a Python function.
 _FORMS = ("stock", "compiled")
 
 
 class KeepLocals(Pass):
     """Keep logits, before and after their cast, until a loss of the form `stock` is computed,
     because they are arguments of functions (`ForCausalLMLoss` of transformers, `cross_entropy_loss`
-    of torchtitan). Where the model computes the loss, it has the input of its head as well
-    (`hidden_states` of `LlamaForCausalLM.forward`). A split vocabulary has logits once more, less
-    the maximum, until their log-softmax is there (`_log_softmax` of
+    of torchtitan). Where the model computes the loss, keep the input of its head as well
+    (`hidden_states` of `LlamaForCausalLM.forward`). With a split vocabulary there is a further copy
+    of the logits, shifted by their maximum, until their log-softmax is computed (`_log_softmax` of
     torch.distributed.tensor.parallel.loss). A `compiled` loss has logits as its argument, but no
     name for their cast.
 
-    Under autocast, with PyTorch's graph (`stg.saved_tensors[until = node]`), keep the casts of
-    parameters until forward ends where blocks are computed again: its cache has them (`cached_cast`
-    of ATen/autocast_mode.cpp). Where no block is, backward takes these casts, and nothing changes;
-    nor in stages of a pipeline.
+    Under autocast, with the graph of PyTorch (`stg.saved_tensors[until = node]`) and recomputed
+    blocks, keep the casts of parameters until forward ends: they are in the cache of autocast
+    (`cached_cast` of ATen/autocast_mode.cpp). Without recomputed blocks backward uses these casts,
+    and nothing changes; nor does it in pipeline stages.
 
     Before:
         stg.strategy @s {
@@ -80,15 +80,16 @@ class KeepLocals(Pass):
 
 
 def _casts_parameters(module: Module) -> bool:
-    """Whether PyTorch's graph saves tensors, and its autocast casts parameters."""
+    """Whether the graph of PyTorch saves tensors and autocast casts parameters."""
     strategy = read_strategy(module)
     graph = strategy.one(SavedTensorsRule).until == "node"
     return graph and any(rule.on for rule in strategy.all(AutocastRule))
 
 
 def _keep_logits(module: Module, op: Operation, *, inside: bool, eager: bool) -> None:
-    """Keep the logits that a log-softmax takes until the loss is there, in place; where that is
-    `inside` of the model, also what is cast for the head, and where it is `eager` their cast."""
+    """Keep the logits that a log-softmax takes until the loss is computed, in place. With `inside`
+    (the model computes the loss) also keep the input of the head before its cast; with `eager` also
+    the cast of the logits."""
     logits, region = op.operands[0], op.parent
     if op.phase != "forward" or region is None:
         return
@@ -112,7 +113,7 @@ def _keep_logits(module: Module, op: Operation, *, inside: bool, eager: bool) ->
 
 
 def _cast_for_head(logits: Value) -> list[Value]:
-    """What was cast for the product that makes logits, or what these are made of."""
+    """The activations before their cast for the product that makes logits."""
     head = logits.producer
     while head is not None and head.operands and not isinstance(head.definition, Einsum):
         head = head.operands[0].producer
@@ -121,7 +122,7 @@ def _cast_for_head(logits: Value) -> list[Value]:
 
 
 def _have_shifted(module: Module, op: Operation) -> None:
-    """Have the logits less their maximum beside a log-softmax of a split vocabulary, in place."""
+    """Add a buffer for shifted logits beside a log-softmax of a split vocabulary, in place."""
     x = op.operands[0]
     before = Builder.before(module.registry, op, loc=op.loc, phase="forward")
     shifted = before.value("stg.workspace", type=replace(x.tensor, dtype="f32"), hint="shifted")
@@ -140,7 +141,7 @@ def _keep_casts(module: Module, region: Region) -> None:
 
 
 def _casts(region: Region) -> list[Value]:
-    """Those of trained parameters in 32 bits. What is cast to 8 bits is not in the cache."""
+    """The results of casts of trained fp32 parameters in forward of a region."""
     forward = [op for op in region.ops if op.has(Recasts) and op.phase == "forward"]
     return [
         op.result
@@ -150,8 +151,8 @@ def _casts(region: Region) -> list[Value]:
 
 
 def _is_trained(value: Value) -> bool:
-    """Whether what is cast, viewed or gathered is a parameter with a gradient: the cache has casts
-    of no other."""
+    """Whether a value is derived from a parameter with a gradient; the cache has casts of no
+    others."""
     if (op := value.producer) is not None:
         return _is_trained(op.operands[0])
     outer = value.region.owner.operands

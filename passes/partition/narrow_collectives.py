@@ -1,4 +1,4 @@
-"""narrow-collectives: moves a value in the smaller of the two types of its cast.
+"""narrow-collectives: moves a value in the smaller of the two element types of its cast.
 
 | written                             | done         |                                          |
 |-------------------------------------|--------------|------------------------------------------|
@@ -31,10 +31,10 @@ _MOVES = (AllGather, AllToAll)
 class NarrowCollectives(Pass):
     """Swap a gather or an exchange with a cast if this moves fewer bytes; in a step of serving also
     the op that copies tokens for experts. With `stg.moe[payload = tokens]` rows of experts are
-    exchanged as they are.
+    exchanged without a swap.
 
-    A parameter is gathered before it is cast: what is gathered is kept whole. To the type of
-    `stg.dtypes[compute]` the gather casts itself, each rank its part.
+    A parameter is gathered before it is cast, because the gathered parameter is kept. A cast to the
+    type of `stg.dtypes[compute]` becomes part of the gather: each rank casts its part.
 
     Before:
         stg.func @f(%x: f32[B, D@tp]) {
@@ -58,7 +58,7 @@ class NarrowCollectives(Pass):
 
 
 def narrow_collectives(module: Module) -> None:
-    """Swap moves and casts if fewer bytes move then, or if a parameter itself moves."""
+    """Swap moves and casts if this moves fewer bytes, or if a parameter moves, in place."""
     compute = read_strategy(module).dtypes.compute
     kinds = (*_MOVES, Dispatch) if module.serving else _MOVES
     every = (op for op in module.main.body.walk() if isinstance(op.definition, kinds))
@@ -93,7 +93,7 @@ def _narrows(op: Operation) -> bool:
 
 
 def _moves_first(cast: Operation) -> bool:
-    """Whether a move after a cast comes before it: the cast widens, or is that of a parameter."""
+    """Whether a move is swapped with the cast before it: the cast widens, or casts a parameter."""
     if not cast.has(Recasts):
         return False
     types = (cast.operands[0].tensor.dtype, cast.result.tensor.dtype)
@@ -103,19 +103,19 @@ def _moves_first(cast: Operation) -> bool:
 
 
 def _is_cast_weight(cast: Operation, move: Operation) -> bool:
-    """Whether a gather is of a parameter that is cast."""
+    """Whether an op gathers a parameter after its cast."""
     gathers = isinstance(move.definition, AllGather)
     return gathers and cast.has(Recasts) and is_parameter(cast.operands[0])
 
 
 def _only_user(value: Value) -> Operation | None:
-    """The operation of the same region that uses a value alone."""
+    """The only user of a value, if it is in the same region; else None."""
     user = value.uses[0][0] if len(value.uses) == 1 else None
     return user if user is not None and user.parent is value.region else None
 
 
 def _is_weight(value: Value) -> bool:
-    """Whether it is a parameter, or one that was cast or has moved."""
+    """Whether a value is a parameter, possibly cast or moved."""
     op = value.producer
     if op is not None and (op.has(Recasts) or isinstance(op.definition, _MOVES)):
         return _is_weight(op.operands[0])
@@ -133,7 +133,7 @@ def _cast_before(module: Module, move: Operation, cast: Operation) -> None:
 
 
 def _cast_within(cast: Operation, move: Operation) -> None:
-    """The gather of a parameter gives what the cast before it gives."""
+    """Make the cast before the gather of a parameter part of the gather."""
     move.set_operand(0, cast.operands[0])
     move.attrs["to"] = cast.text("to")
     if not cast.result.uses:

@@ -1,14 +1,14 @@
-"""propagate-sharding: every value gets a placement.
+"""propagate-sharding: gives every value a placement.
 
-A pin of a result says where the value shall be, not how its op computes it. While the pass looks
-for placements, a pin is a `stg.sharding_constraint` behind the op. The op may then get another
+A pin of a result states the placement of the value, not how its op computes it. While the pass
+searches placements, a pin is a `stg.sharding_constraint` after the op. The op may then get another
 placement if fewer bytes move:
 
     %y = stg.softmax(%x) : f32[A, B@x]      before
     %y = stg.softmax(%x) : f32[A, B]        while placements are found
     %y_placed = stg.sharding_constraint(%y) : f32[A, B@x]
 
-If the op gives its result as pinned, the constraint is removed again.
+If the result of the op has the placement of the pin, the constraint is removed again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from stagec.sharding.row_sources import check_rows
 class PropagateSharding(Pass):
     """Spread the placements of arguments and pinned values over all values.
 
-    They flow through the rules of the ops. Placements of priority 0 go first, then those at rest
+    They are propagated by the rules of the ops: first placements of priority 0, then those at rest
     (`!1`, `!2`).
 
     Before:
@@ -72,7 +72,8 @@ class PropagateSharding(Pass):
 def propagate_sharding(module: Module) -> None:
     """Give every value of every function a placement, in place.
 
-    Raises `DiagnosticError` for pins that contradict each other, also where rows are numbered.
+    Raises `DiagnosticError` for pins that contradict each other, and for contradictory placements
+    of numbered rows.
     """
     for func in module.functions:
         constraints = _part_pins(module, func.body)
@@ -112,7 +113,7 @@ def _partial_of_arg(arg: Value) -> Partial | None:
 
 
 def _settled(type_: TensorType, splits: Sequence[Split], partial: Partial | None) -> TensorType:
-    """The type placed so, without priorities."""
+    """The type with this placement, without priorities."""
     dims = tuple([_dim(d, s) for d, s in zip(type_.dims, splits, strict=True)])
     return replace(type_, dims=dims, partial=partial, placed=True)
 
@@ -126,8 +127,7 @@ def _dim(dim: Dim, split: Split) -> Dim:
 
 
 def _part_pins(module: Module, region: Region) -> list[Operation]:
-    """Take the pins off the results of ops with rules. Returns the constraints that have them
-    now."""
+    """Replace the pins of results of ops with rules by sharding constraints. Returns these."""
     made: list[Operation] = []
     for op in list(region.ops):
         if op.region is not None:
@@ -148,8 +148,8 @@ def _part_pins(module: Module, region: Region) -> list[Operation]:
 
 
 def _check_parts(value: Value, pin: TensorType) -> None:
-    """Refuse a pin that makes parts of a whole value: their sum would count the value once for
-    each rank."""
+    """Raise `DiagnosticError` for a pin that makes a complete value partial: the sum would count
+    the value once per rank."""
     op, has = value.producer, value.tensor.partial
     rest = [a for a in pin.partial_axes if a not in value.tensor.partial_axes]
     what = f"whole, not unreduced over {', '.join(rest)}"
@@ -162,8 +162,8 @@ def _check_parts(value: Value, pin: TensorType) -> None:
 
 
 def _join_pins(constraints: list[Operation]) -> None:
-    """Take away the constraints that change nothing. Raises `DiagnosticError` for a pinned partial
-    sum that the op does not leave."""
+    """Remove the constraints that change nothing. Raises `DiagnosticError` for a pin to a partial
+    sum that the op does not make."""
     for op in constraints:
         (value,), pin = op.operands, op.result.tensor
         _check_parts(value, pin)

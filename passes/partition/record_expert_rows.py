@@ -1,4 +1,4 @@
-"""record-expert-rows: states how many rows the loads of experts are relative to."""
+"""record-expert-rows: states the number of rows to which loads of experts are relative."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PASS = "record-expert-rows"
 class RecordExpertRows(Pass):
     """Add a `stg.rows` for each load of experts, and number the repeats by layers.
 
-    It states the rows that a rank's experts take under even load, to which a load is relative.
+    It states the rows of the experts of a rank under even load, to which a load is relative.
     Without a `stg.expert_load` nothing happens.
 
     Before:
@@ -67,7 +67,8 @@ class RecordExpertRows(Pass):
 def record_expert_rows(module: Module) -> None:
     """Add a `stg.rows` for each load in a partitioned module, and number the repeats by layers.
 
-    A remark says so if all ranks hold all experts: loads only say then how many of them are read.
+    If all ranks have all experts, loads only determine the number of experts that are read; a
+    remark reports this.
     """
     strategy = read_strategy(module)
     rows: dict[Load, dict[str, RawAttr]] = {}
@@ -91,13 +92,13 @@ def record_expert_rows(module: Module) -> None:
 
 
 def _even_rows(type_: TensorType) -> Expr:
-    """The rows of a rank's experts under even load: those that come to them, each of all features,
-    the last dimension."""
+    """The rows of the experts of a rank under even load. A row has all features, the last
+    dimension."""
     return type_.even.local_elements / type_.local_shape[-1]
 
 
 def _loaded(module: Module) -> Iterator[tuple[Value, Load]]:
-    """Values of one layer that have the rows of experts with loads, and the experts."""
+    """Values of one layer whose rows are those of experts with a load, each with that load."""
     for op in module.main.body.walk():
         for value in op.results if op.region is None else ():
             dims = value.type.dims if isinstance(value.type, TensorType) else ()

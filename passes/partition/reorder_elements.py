@@ -1,4 +1,4 @@
-"""reorder-elements: collectives along other dimensions than the first one copy what they move."""
+"""reorder-elements: adds the copies of collectives along dimensions other than the first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OF_ACTIVATIONS = ("forward", "backward", "recompute")
 
 
 class ReorderElements(Pass):
-    """Copy activations after gathers and before reductions along a dimension other than their
-    first, as `stg.collectives[order = copied]` says, and the part of a whole gradient that an
-    update takes. Parameters and other gradients are moved by calls of their own, and what products
-    take or make in steps is not copied.
+    """Copy activations after gathers and before reductions along a dimension other than the first,
+    as `stg.collectives[order = copied]` states. Also copy the part of a replicated gradient that an
+    update takes. Parameters and other gradients are moved by calls of their own, and operands or
+    results of products in steps are not copied.
 
     Before:
         stg.mesh @pod[tp]
@@ -70,7 +70,7 @@ class ReorderElements(Pass):
 
 
 def _copy_part(module: Module, part: Operation) -> None:
-    """Copy the part of a whole gradient that an update takes; the gradient stays whole."""
+    """Copy the part of a replicated gradient that an update takes; the gradient stays."""
     named = [user for user, _ in part.result.uses]
     if len(named) != 1 or not isinstance(named[0].definition, Gradient):
         return
@@ -84,7 +84,7 @@ def _copy_part(module: Module, part: Operation) -> None:
 
 
 def _copy_results(module: Module, gather: Operation) -> None:
-    """Copy what is gathered, right behind the gather."""
+    """Copy the results of a gather, directly after it."""
     b = Builder.after(module.registry, gather)
     for index, value in enumerate(gather.results):
         if operand_dim(gather, index):
@@ -94,7 +94,7 @@ def _copy_results(module: Module, gather: Operation) -> None:
 
 
 def _copy_operands(module: Module, reduction: Operation) -> None:
-    """Copy what is reduced, right before the reduction."""
+    """Copy the operands of a reduction, directly before it."""
     b = Builder.before(module.registry, reduction)
     for index, value in enumerate(reduction.operands):
         if operand_dim(reduction, index):

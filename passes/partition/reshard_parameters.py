@@ -1,7 +1,7 @@
-"""reshard-parameters: gathered parameters are dropped, unit by unit.
+"""reshard-parameters: drops gathered parameters, unit by unit.
 
-What one call gathers is a unit (FSDP's: a block, the root). It is resharded at once, when all
-forward and backward of the region that gathers it has run.
+The parameters that one call gathers are a unit of FSDP (a block, or the root). They are resharded
+together when all forward and backward ops of their region have run.
 """
 
 from __future__ import annotations

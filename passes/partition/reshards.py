@@ -1,4 +1,4 @@
-"""Where the gathered parameters of a region are dropped."""
+"""The place at which the gathered parameters of a region are dropped."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from stagec.ir.traits import Accumulates, Recasts
 
 
 def reshard_behind(module: Module, region: Region, values: Sequence[Value]) -> None:
-    """Drop values when the last forward or backward of their region has run: of a pipeline, when
-    its microbatches have, not behind what joins their results."""
+    """Drop values after the last forward or backward op of their region; with an accumulation or a
+    pipeline, directly after the microbatches."""
     ops = region.ops[:-1]
     steps = next((i for i, op in enumerate(ops) if op.has(Accumulates)), len(ops))
     ran = [op for op in ops[: steps + 1] if not _is_of_reduction(op)]
@@ -21,7 +21,7 @@ def reshard_behind(module: Module, region: Region, values: Sequence[Value]) -> N
 
 
 def _is_of_reduction(op: Operation) -> bool:
-    """Whether an op reduces gradients, casts them for that, or uses them."""
+    """Whether an op reduces gradients, casts them for a reduction, or belongs to the update."""
     late = ("gradient", "optimizer")
     users = {user.phase for result in op.results for user, _ in result.uses}
     return op.phase in late or (op.has(Recasts) and bool(users) and users <= {*late})

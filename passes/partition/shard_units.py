@@ -1,4 +1,4 @@
-"""shard-units: gathers of parameters outside of blocks become the units that the strategy says."""
+"""shard-units: gathers parameters outside of blocks in the units that the strategy states."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stagec.sharding.stages import accumulation, pipeline_rule
 
 
 class ShardUnits(Pass):
-    """Drop and gather parameters outside of blocks as `stg.shard_units` says.
+    """Drop and gather parameters outside of blocks as `stg.shard_units` states.
 
-    With `outer = ends` what is gathered before the blocks is dropped behind its last use there and
-    gathered again in backward, behind the blocks; what is gathered behind them is dropped when
-    backward comes to the blocks. With `loss = inside` the gathers of the blocks
-    are marked `beside_loss`, with `copies` those of forward `copied_out`, for the plan of memory.
-    Backward of a block gathers all that its forward gathers, whether an operation reads it or not.
-    In a pipeline nothing happens.
+    With `outer = ends` parameters that are gathered before the blocks are dropped after their last
+    use there and gathered again in backward, after the blocks; those that are gathered after the
+    blocks are dropped before backward of the blocks. For the memory plan, the gathers of the blocks
+    are marked `beside_loss` with `loss = inside`, and those of forward `copied_out` with `copies`.
+    Backward of a block gathers all parameters that its forward gathers, even if no operation reads
+    them. In a pipeline nothing happens.
 
     Before:
         stg.strategy @s[mesh = @pod] {
@@ -59,11 +59,12 @@ class ShardUnits(Pass):
     def run(self, module: Module) -> None:
         rule, steps = read_strategy(module).one(ShardUnitsRule), accumulation(module)
         if steps is not None and pipeline_rule(steps) is not None:
-            module.diagnostics.remark(
-                "'stg.shard_units' changes nothing: pipeline stages gather parameters once, before "
-                "their microbatches, and keep them",
-                rule.loc,
-            )
+            if not rule.copies:
+                module.diagnostics.remark(
+                    "'stg.shard_units' changes nothing: pipeline stages gather parameters once, "
+                    "before their microbatches, and keep them",
+                    rule.loc,
+                )
             return
         body = module.main.body if steps is None else steps.body
         gather_whole_units(module, body)
@@ -78,8 +79,9 @@ class ShardUnits(Pass):
 
 
 def gather_whole_units(module: Module, body: Region) -> None:
-    """Gather in backward of blocks what only their forward gathers, such as biases, or weights of
-    which autocast keeps copies, in place. FSDP2: `FSDPParamGroup.pre_backward` gathers a unit."""
+    """Gather in backward of blocks the parameters that only their forward gathers, such as biases,
+    or weights of which autocast keeps copies, in place. `FSDPParamGroup.pre_backward` of FSDP2
+    gathers the whole unit."""
     repeats = [op for op in body.ops if op.has(Repeats)]
     for back in (op for op in repeats if op.phase == "backward"):
         known = {_gathered(op)[0] for op in gathers_of(back.body)}
@@ -93,8 +95,8 @@ def gather_whole_units(module: Module, body: Region) -> None:
 
 
 def _gathered(gather: Operation) -> tuple[Value, list[Operation]]:
-    """The stack or the parameter that a gather in a repeat is of, and the operations in the repeat
-    that make of it what is gathered, the gather last."""
+    """The stack or parameter that a gather in a repeat reads, and the chain of operations in the
+    repeat from it to the gather, which is last."""
     value, chain = gather.operands[0], [gather]
     while (op := value.producer) is not None and op.parent is gather.parent:
         value, chain = op.operands[0], [op, *chain]
@@ -103,7 +105,7 @@ def _gathered(gather: Operation) -> tuple[Value, list[Operation]]:
 
 
 def _gather_again(module: Module, place: Operation, source: Value, chain: list[Operation]) -> None:
-    """Gather a parameter that nothing in a backward repeat reads, in front of an operation."""
+    """Gather a parameter that no operation in a backward repeat reads, before an operation."""
     value, back = chain[0].operands[0], place.parent_op
     if value is not source and back is not None:
         back.add_operand(source)
@@ -115,7 +117,8 @@ def _gather_again(module: Module, place: Operation, source: Value, chain: list[O
 
 
 def copy_out(body: Region) -> None:
-    """Mark the gathers of forward, in place: a unit is copied out of what its call receives."""
+    """Mark the gathers of forward `copied_out`, in place: a unit is copied out of the buffer of its
+    call."""
     for region in (body, *(op.body for op in body.ops if op.has(Repeats))):
         for gather in gathers_of(region):
             if gather.phase == "forward":
@@ -123,8 +126,8 @@ def copy_out(body: Region) -> None:
 
 
 def mark_gathers(body: Region) -> None:
-    """Mark the gathers of the last blocks of forward and of the first ones of backward, in
-    place."""
+    """Mark the gathers of the last blocks of forward and of the first blocks of backward
+    `beside_loss`, in place."""
     repeats = [op for op in body.ops if op.has(Repeats)]
     forward = [op for op in repeats if op.phase == "forward"]
     for op in (*forward[-1:], *[o for o in repeats if o.phase == "backward"][:1]):
@@ -133,9 +136,9 @@ def mark_gathers(body: Region) -> None:
 
 
 def unite_before_blocks(module: Module, body: Region, *, again: bool, within: Axes = ()) -> None:
-    """Gather what is used before the blocks in a call of its own, in place; `again`: drop it behind
-    its use, and gather it behind the backward of the blocks, from parts that ranks keep of it over
-    the axes `within`."""
+    """Gather the parameters that are used before the blocks in a call of their own, in place. With
+    `again` drop them after their use, and gather them again after the backward of the blocks, from
+    parts that ranks keep over the axes `within`."""
     repeats = [op for op in body.ops if op.has(Repeats)]
     first = next((op for op in repeats if op.phase == "forward"), None)
     last = next((op for op in reversed(repeats) if op.phase == "backward"), None)
@@ -164,8 +167,8 @@ def unite_before_blocks(module: Module, body: Region, *, again: bool, within: Ax
 
 
 def drop_behind_blocks(module: Module, body: Region) -> None:
-    """Drop what is gathered and used behind the blocks of forward, before backward comes to the
-    blocks, in place."""
+    """Drop the parameters that are gathered and used after the blocks of forward, before the
+    backward of the blocks, in place."""
     repeats = [op for op in body.ops if op.has(Repeats)]
     first = next((op for op in repeats if op.phase == "forward"), None)
     back = next((op for op in repeats if op.phase == "backward"), None)

@@ -1,4 +1,4 @@
-"""sort-expert-rows: rows that ranks exchange are copied into the order of experts, and back."""
+"""sort-expert-rows: adds the copies of exchanged rows into the order of experts, and back."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from stagec.ir_spec.strategy.moe import MoeRule
 
 
 class SortExpertRows(Pass):
-    """Add `stg.sort_rows` behind each all_to_all that brings rows to experts, and before each that
-    takes them from there.
+    """Add `stg.sort_rows` after each all_to_all that sends rows to experts, and before each that
+    sends them back.
 
     `stg.moe[sort]` asks for it, as Megatron-Core does (megatron/core/transformer/moe,
     token_dispatcher.py: `sort_chunks_by_idxs` in `dispatch_postprocess` and `combine_preprocess`).
-    A rank with one expert has nothing to sort, and `stg.moe[dispatch = deepep]` does it by itself.
+    A rank with one expert has nothing to sort, and the kernels of `stg.moe[dispatch = deepep]` sort
+    themselves.
 
     Before:
         stg.symbols[B, S, D, E, T]
@@ -66,7 +67,7 @@ class SortExpertRows(Pass):
 
 
 def sort_expert_rows(module: Module) -> None:
-    """Sort what exchanges bring to experts and take from there, in place."""
+    """Sort the rows that exchanges send to experts and back, in place."""
     moves = [op for op in module.main.body.walk() if isinstance(op.definition, AllToAll)]
     for op in moves:
         for index, (value, result) in enumerate(zip(op.operands, op.results, strict=True)):
@@ -77,7 +78,7 @@ def sort_expert_rows(module: Module) -> None:
 
 
 def _has_experts(type_: TensorType) -> bool:
-    """Whether a value has the rows of several experts per rank, from all peers of the rank."""
+    """Whether a value has rows of several experts per rank, split over ranks by expert."""
     routed = {d.routed.of for d in type_.dims if d.routed}
     loaded = {d.load.of for d in type_.dims if d.load}
     sizes = [d for d in type_.dims if d.size in routed or d.size.symbol_name in loaded]

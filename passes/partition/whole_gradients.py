@@ -1,4 +1,4 @@
-"""whole-gradients: ranks that split a table of embeddings make the gradient of all of its rows."""
+"""whole-gradients: makes the gradient of all rows of a split embedding table on each rank."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from stagec.ir_spec.strategy.gradients import GradientsRule
 
 
 class WholeGradients(Pass):
-    """Give each rank the gradient of all rows of a table, as `stg.gradients[tables = whole]` says:
-    a partial sum over the axes that split the tokens. What only these axes reduce is reduced by the
-    update, and stays until the step ends; what data-parallel ranks add up as well is reduced in
-    backward.
+    """Give each rank the gradient of all rows of a table, as `stg.gradients[tables = whole]`
+    states: a partial sum over the axes that split the tokens. A gradient that only these axes
+    reduce is reduced by the update, and stays until the step ends; one that data-parallel ranks
+    also reduce is reduced in backward.
 
     Before:
         stg.mesh @pod[tp]
@@ -55,7 +55,7 @@ class WholeGradients(Pass):
 
 
 def make_whole(op: Operation) -> None:
-    """Give a gradient of a table, and what is cast or added up of it, all rows, in place."""
+    """Give the gradient of a table, its casts and its sums over microbatches all rows, in place."""
     table = op.result.tensor
     axes = table.dims[0].axes
     tokens = {a for d in op.operands[1].tensor.dims[:-1] for a in d.axes}
@@ -73,7 +73,7 @@ def make_whole(op: Operation) -> None:
 
 
 def _becomes(value: Value) -> Iterator[Value]:
-    """A gradient, its casts, and what microbatches add up of it."""
+    """A gradient, its casts, and its sums over microbatches."""
     yield value
     for user, index in list(value.uses):
         owner = user.parent_op

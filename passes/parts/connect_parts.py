@@ -1,4 +1,4 @@
-"""connect-parts: what crosses to another part, or from it, becomes messages between ranks."""
+"""connect-parts: turns values that cross between parts of a model into messages between ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PASS = "connect-parts"
 class ConnectParts(Pass):
     """Insert the messages to and from one other part of the model.
 
-    Each rank that holds a part of a value gets each byte of it once, in the placement that it has
-    there. The other pod is a `peer` of the job, or a text, `module`, in the phase `partitioned`.
-    Sizes have to be known.
+    Each rank that has a part of a value receives each byte of it once, in the placement that the
+    value has there. The other pod is a `peer` of the job, or the text `module`, in the phase
+    `partitioned`. Sizes need values.
     """
 
     name = PASS
@@ -37,9 +37,9 @@ class ConnectParts(Pass):
 
 
 def connect_parts(module: Module, other: Module) -> None:
-    """Make messages of what crosses to another pod, and from it, in place.
+    """Replace the ends of values that cross to or from another pod by messages, in place.
 
-    Raises `DiagnosticError` for ends that do not fit together, and sizes that are open or do not
+    Raises `DiagnosticError` for ends that do not match, and sizes that have no value or do not
     divide.
     """
     if not any(True for _ in ends_of(module)):
@@ -78,8 +78,8 @@ def _message(
 
 
 def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) -> None:
-    """Raises `DiagnosticError` for a dimension that is cut into parts which are not whole, and for
-    messages without a whole number of bytes."""
+    """Raises `DiagnosticError` for a dimension that is not divisible by its number of parts, and
+    for messages without a whole number of bytes."""
     if crossing.whole or not op.operands:
         return
     remedy = "choose a batch and degrees that divide each other"

@@ -1,4 +1,5 @@
-"""cut-part: a pod keeps one part of the model, and the ends of what crosses to other parts."""
+"""cut-part: keeps one part of the model in a pod, and the ends of values that cross to other
+parts."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.core import renumber
 from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED, FLOATS, PARAMETERS
 from stagec.ir_spec.ops.parts import Arrive, Depart, arrive, depart
@@ -32,13 +34,13 @@ AHEAD = "gpipe"
 
 
 class CutPart(Pass):
-    """Keep one part of the model as `stg.part` says: its operations, its parameters, and one end of
-    each value that enters or leaves it.
+    """Keep one part of the model as `stg.part` states: its operations, its parameters, and one end
+    of each value that enters or leaves it.
 
-    The part has the operations that only its result needs. Values that depend on no parameter, such
-    as a mask, are computed in every part. A parameter that the rest of the model uses too, such as
-    a tied embedding, is main's: what takes it there is main's, and crosses to the part. The loss is
-    main's.
+    The part consists of the operations on which its result depends. Values that depend on no
+    parameter, such as a mask, are computed in every part. A parameter that the rest of the model
+    uses too, such as a tied embedding, belongs to `main`, and so do its users; their results cross
+    to the part. The loss belongs to `main`.
 
     Before:
         stg.strategy @s {
@@ -75,10 +77,9 @@ class CutPart(Pass):
 
 
 def _check_stages(module: Module, pipeline: PipelineRule) -> None:
-    """Refuse pipeline stages that would wait for another part, and it for them, since they begin
-    several microbatches before the gradient of the first comes back: of a part that both gives
-    values to another one and takes some, and of one that does not run ahead. Raises
-    `DiagnosticError`."""
+    """Raise `DiagnosticError` for pipeline stages that would deadlock with another part: they start
+    several microbatches before the gradient of the first one arrives. This concerns a part that
+    both sends values to another part and receives some, and a part that does not run ahead."""
     part = module.main.text("part")
     ends = [op for op in module.main.body.ops if isinstance(op.definition, Arrive | Depart)]
     gone = [op for op in ends if isinstance(op.definition, Depart)]
@@ -102,10 +103,11 @@ def _check_stages(module: Module, pipeline: PipelineRule) -> None:
 
 
 def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = MAIN) -> None:
-    """Keep one part of the main function, in place; `rest` is the name of what no rule names.
+    """Keep one part of the main function, in place; `rest` is the name of the part that no rule
+    names.
 
-    Raises `DiagnosticError` for names that are unknown or stand twice, values that are no result of
-    the function itself, parts of parts, and parameters of two parts.
+    Raises `DiagnosticError` for unknown or repeated names, values that are not results of the
+    function itself, nested parts, and parameters that two parts use.
     """
     known = [rest, *(rule.name for rule in rules)]
     if keep not in known or len(known) == 1:
@@ -128,7 +130,7 @@ def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = M
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """A value of a part that another one takes."""
+    """A value of one part that another part uses."""
 
     value: Value
     source: str
@@ -137,14 +139,14 @@ class _Crossing:
 
 
 class _Parts:
-    """What crosses between the parts of a function, and so what each of them has."""
+    """The values that cross between the parts of a function, which define the parts."""
 
     def __init__(self, body: Region, rest: str) -> None:
         self.body, self.rest = body, rest
         self.crossings: list[_Crossing] = []
 
     def add(self, rule: PartRule) -> None:
-        """A part, by the value that it computes. Raises `DiagnosticError`."""
+        """Add a part, given by the value that it computes. Raises `DiagnosticError`."""
         if rule.name == self.rest or any(rule.name == c.source for c in self.crossings):
             what = "is the rest of the model" if rule.name == self.rest else "stands twice"
             raise error(f"the part '{rule.name}' {what}", rule.loc, remedy="choose another name")
@@ -153,7 +155,7 @@ class _Parts:
         self._share(rule)
 
     def _share(self, rule: PartRule) -> None:
-        """Leave main what takes a parameter that main uses too, and nothing of the part."""
+        """Leave ops to the rest that use a parameter of the rest and nothing of the part."""
         mine, theirs = self.args(rule.name), self.args(self.rest)
         users = (op for v in _parameters(mine) if v in theirs for op, _ in v.uses)
         part = self.ops(rule.name)
@@ -162,15 +164,15 @@ class _Parts:
                 self.crossings.append(_Crossing(op.results[0], self.rest, rule.name, rule.loc))
 
     def ops(self, part: str) -> set[Operation]:
-        """The operations of the function that a part has."""
+        """The operations of the function that belong to a part."""
         return self._takes(self._ends(part), self._stops(part))[0]
 
     def args(self, part: str) -> set[Value]:
-        """The arguments of the function that a part takes."""
+        """The arguments of the function that a part uses."""
         return self._takes(self._ends(part), self._stops(part))[1]
 
     def trains(self, crossing: _Crossing) -> bool:
-        """Whether a trained parameter has a part in what crosses."""
+        """Whether a crossing value depends on a trained parameter."""
         _, args = self._takes([crossing.value], ())
         return any(v.tensor.role == "param" for v in args)
 
@@ -184,7 +186,8 @@ class _Parts:
     def _takes(
         self, ends: Iterable[Value], stops: Iterable[Value]
     ) -> tuple[set[Operation], set[Value]]:
-        """The operations and the arguments that values are computed of, up to those that cross."""
+        """The operations and arguments on which the values `ends` depend, up to the values
+        `stops`."""
         ops, args = set[Operation](), set[Value]()
         pending, seen = list(ends), set(stops)
         while pending:
@@ -201,7 +204,7 @@ class _Parts:
         return ops, args
 
     def check(self) -> None:
-        """Refuse parts of parts, and parameters that two parts use. Raises `DiagnosticError`."""
+        """Raise `DiagnosticError` for nested parts, and for parameters that two parts use."""
         users: dict[Value, str] = {}
         for part in dict.fromkeys([self.rest, *(c.source for c in self.crossings)]):
             ops = self.ops(part)
@@ -263,7 +266,7 @@ def _named(body: Region, rule: PartRule) -> Value:
 
 
 def _cut(module: Module, parts: _Parts, keep: str) -> None:
-    """Put the ends of a part in the place of what crosses, and erase what other parts have."""
+    """Replace crossing values by the ends of a part, and erase the ops of other parts."""
     body, mine = parts.body, parts.ops(keep)
     trained = {c: parts.trains(c) for c in parts.crossings}
     theirs = [op for op in body.ops[:-1] if op not in mine]
@@ -276,8 +279,7 @@ def _cut(module: Module, parts: _Parts, keep: str) -> None:
     for op in reversed(theirs):
         op.erase()
     body.args[:] = [arg for arg in body.args if arg.uses]
-    for index, arg in enumerate(body.args):
-        arg.index = index
+    renumber(body.args)
     used = {op.attrs.get("order") for op in body.walk() if op.has(Repeats)}
     names = {str(order).lstrip("@") for order in used}
     for op in module.ops("stg.order"):
@@ -286,7 +288,7 @@ def _cut(module: Module, parts: _Parts, keep: str) -> None:
 
 
 def _end(module: Module, crossing: _Crossing, *, trained: bool, arrives: bool) -> None:
-    """The end of what crosses: it goes where it is made, or comes where it would be made."""
+    """Add the end of a crossing value: it departs where it is made, or arrives there instead."""
     value, op = crossing.value, crossing.value.producer
     if op is None:
         return

@@ -1,4 +1,4 @@
-"""run-ahead: a part whose values others wait for computes those of all microbatches first."""
+"""run-ahead: lets a part for which others wait run forward of all microbatches first."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RunAhead(Pass):
     """Split the accumulation of a part that precedes others into two: forward of all microbatches,
     then backward of all. The gradients come back while it computes further microbatches.
 
-    What backward takes of forward is joined over the microbatches: the stash of all of them is
-    there at once. Nothing changes where forward waits for another part itself, and where backward
-    takes a value that has no dimension of the batch.
+    The values that backward takes from forward are joined over the microbatches: the stash of all
+    of them is in memory at once. Nothing changes if forward itself waits for another part, or if
+    backward takes a value without a batch dimension.
 
     Before:
         stg.func @f[part = encoder](%x: f32[B], %w: f32[B | param]) -> f32[B] {
@@ -71,7 +71,7 @@ class RunAhead(Pass):
 
 
 def _run_ahead(module: Module, op: Operation) -> None:
-    """Make two accumulations of one, in place."""
+    """Split one accumulation into two, in place."""
     forward = [inner for inner in op.body.ops[:-1] if inner.phase == "forward"]
     kinds = [inner.definition for inner in forward]
     if not any(isinstance(k, Depart) for k in kinds) or any(isinstance(k, Arrive) for k in kinds):

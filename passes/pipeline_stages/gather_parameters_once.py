@@ -1,4 +1,4 @@
-"""gather-parameters-once: a stage gathers its parameters before the microbatches."""
+"""gather-parameters-once: gathers the parameters of a stage once, before the microbatches."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
+from stagec.ir.rewrite import enclosing, stacked_outside
 from stagec.ir.traits import Accumulates, Repeats
-from stagec.sharding.gathers import is_sliced, single_gathers_of, source_of
+from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.sharding.gathers import gathers_of, is_sliced, single_gathers_of, source_of
 
 
 class GatherParametersOnce(Pass):
-    """Gather parameters before the microbatches where the gathers of actions say `once`.
+    """Gather parameters before the microbatches where the gathers of actions have the flag `once`.
 
-    They are gathered block by block, and kept to the end of the last microbatch. This is what
-    `reshard = never` means in a pipeline: `keep-gathered-parameters` writes `once`.
+    They are gathered block by block, and kept to the end of the last microbatch. With `reshard =
+    never` in a pipeline, `keep-gathered-parameters` sets the flag. What has
+    the flag `stays` is dropped where its action ends.
 
     Before:
         stg.symbols[B, D, L]
@@ -75,13 +78,13 @@ class GatherParametersOnce(Pass):
         gather_once(module)
 
 
-#: A parameter, and how it is gathered.
+#: A parameter, and the dimension and axes of its gather.
 _Gathered = tuple[Value, Attr, Attr]
 
 
 def gather_once(module: Module) -> None:
-    """Gather before the microbatches, block by block, what the actions of stages gather `once`, and
-    keep it to the end of the last one. In place."""
+    """Move the gathers with the flag `once` before the microbatches, block by block, in place.
+    Their results are kept to the end of the last microbatch."""
     for func in module.functions:
         accumulate = next((op for op in func.body.ops if op.has(Accumulates)), None)
         if accumulate is not None:
@@ -90,10 +93,49 @@ def gather_once(module: Module) -> None:
             inside = [o.body for o in accumulate.body.walk() if o.region is not None]
             for region in [accumulate.body, *inside]:
                 _take_out(region, before, known)
+            actions = [op for op in accumulate.body.ops if isinstance(op.definition, ActionOp)]
+            for action in actions:
+                _gather_again(module, action, actions)
+            for action in actions:
+                _keep_to_end(module, action.body)
+
+
+def _gather_again(module: Module, action: Operation, actions: Sequence[Operation]) -> None:
+    """Drop what stays, and forward of a chunk gathers before its blocks, behind its last use there,
+    and gather it in backward of the chunk behind that of the blocks, in place."""
+    later = [a for a in actions if a.text("kind") == "backward" and _chunk(a) == _chunk(action)]
+    for gather in gathers_of(action.body) if action.text("kind") == "forward" else ():
+        if later and _is_marked(gather):
+            users = [enclosing(user, action.body) for user, _ in gather.result.uses]
+            behind = Builder.after(module.registry, max(users, key=Operation.position))
+            behind.op("stg.reshard", gather.results, types=())
+            end = later[0].body.terminator
+            b = Builder.before(module.registry, end, loc=gather.loc, phase="backward")
+            attrs = {n: a for n, a in gather.attrs.items() if n != "phase"} | {"stays": True}
+            b.op(gather.name, gather.operands, attrs, names=[gather.result.name])
+
+
+def _is_marked(gather: Operation) -> bool:
+    """Whether a gather has said that it stays, which it no longer does."""
+    return "stays" in gather.attrs and bool(gather.attrs.pop("stays"))
+
+
+def _chunk(action: Operation) -> int:
+    return action.integer("chunk")
+
+
+def _keep_to_end(module: Module, action: Region) -> None:
+    """Keep what gathers of an action say until it ends, in place."""
+    regions = [op.body for op in action.ops if op.has(Repeats)] + [action]
+    gathers = [g for region in regions for g in gathers_of(region)]
+    kept = [r for g in gathers if _is_marked(g) for r in stacked_outside(g.results)]
+    if kept:
+        end = Builder.before(module.registry, action.terminator, loc=kept[0].loc, phase="backward")
+        end.op("stg.reshard", kept, types=())
 
 
 def _take_out(region: Region, before: Builder, known: dict[_Gathered, Value]) -> None:
-    """Replace the gathers of a region, of an action or a repeat, by values made outside."""
+    """Replace the gathers of a region by values that are gathered before the microbatches."""
     repeat = region.owner if region.owner.has(Repeats) else None
     gathers = [op for op in single_gathers_of(region) if op.flag("once")]
     keys = {op: (source_of(op), op.attrs["dim"], op.attrs["over"]) for op in gathers}
@@ -124,7 +166,7 @@ def _copied(gathers: Sequence[Operation], before: Builder) -> Iterator[Value]:
 
 
 def _in_turn(gathers: Sequence[Operation], repeat: Operation, before: Builder) -> Iterable[Value]:
-    """One repeat that gathers slice by slice, in the order in which forward uses them."""
+    """Gather slices in one repeat, in the order in which forward uses them."""
     count = repeat.expr("count")
     operands = [source_of(op) for op in gathers]
     order = {"order": repeat.attrs["order"]} if "order" in repeat.attrs else {}

@@ -1,4 +1,4 @@
-"""keep-stage-values: what stages receive has buffers of its own, what they return stays."""
+"""keep-stage-values: extends the lifetimes of values that pipeline stages receive and return."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from stagec.passes.pipeline_stages.sections import ActionKind, yielded
 
 
 class KeepStageValues(Pass):
-    """Extend the lifetimes of the buffers of a stage, as `stg.stage_buffers` says: it receives into
-    a buffer for each microbatch, keeps its results until the backward of their microbatch or the
-    step ends, and the gradient that it sends until that of the next microbatch exists.
+    """Extend the lifetimes of the buffers of a stage, as `stg.stage_buffers` states: the stage
+    receives into one buffer per microbatch, and keeps its results until the backward of their
+    microbatch or the step ends, the last one until gradients have been reduced if the stage has one
+    part of the model. It keeps the gradient that it sends until that of the next microbatch exists.
 
     Before:
         stg.symbols[B, D]
@@ -86,6 +87,8 @@ class KeepStageValues(Pass):
             } : bf16[D, D | rep]
             stg.yield(%d_w)
           } : bf16[D, D | rep]
+          %y_last = stg.workspace[phase = backward] : bf16[B/4, D | rep]
+          stg.discard[phase = backward](%y_last)
           stg.return(%g)
         }
         stg.func @f_stage1[over = pp, stages = 1, parameters = D^2] (
@@ -123,16 +126,17 @@ class KeepStageValues(Pass):
                 _receive_ahead(func, accumulate)
             if rule.results != SENT:
                 _keep_results(module, accumulate)
+                _keep_last(module, func, accumulate)
             if rule.results == STEP:
                 _keep_outputs(module, func, accumulate)
             if rule.graph == WEIGHTS:
                 _keep_graph(module, func, accumulate)
-            if rule.gradients == NEXT and accumulate.integer("chunks", 1) == 1:
+            if rule.gradients == NEXT and accumulate.text("schedule") == "1f1b":
                 _keep_gradients(accumulate)
 
 
 def _receive_ahead(func: Operation, accumulate: Operation) -> None:
-    """Give each message a buffer of the function with a part for each microbatch."""
+    """Give each received message a buffer of the function with one slice per microbatch."""
     for op in [op for op in accumulate.body.walk() if isinstance(op.definition, RecvOp)]:
         stack = op.result.tensor.stacked(accumulate.expr("count"))
         type_ = replace(stack, role="bucket", placed=True)
@@ -140,7 +144,7 @@ def _receive_ahead(func: Operation, accumulate: Operation) -> None:
 
 
 def _keep_results(module: Module, accumulate: Operation) -> None:
-    """Keep what forward of a chunk returns until its backward ends."""
+    """Keep the results of forward of a chunk until its backward ends."""
     for forward in _actions(accumulate, ActionKind.FORWARD):
         for back in _actions(accumulate, ActionKind.BACKWARD):
             if back.integer("chunk") == forward.integer("chunk"):
@@ -151,9 +155,22 @@ def _keep_results(module: Module, accumulate: Operation) -> None:
                     b.op("stg.discard", kept, types=())
 
 
+def _keep_last(module: Module, func: Operation, accumulate: Operation) -> None:
+    """Keep what the last forward has sent until gradients have been reduced: a schedule of one
+    chunk has a name for it (`output` of `ScheduleGPipe` and `Schedule1F1B`)."""
+    forward, *others = _actions(accumulate, ActionKind.FORWARD)
+    end = next((op for op in func.body.ops if op.phase == "optimizer"), func.body.terminator)
+    for op in forward.body.ops if not others else ():
+        for value in op.operands if isinstance(op.definition, SendOp) else ():
+            after = Builder.after(module.registry, accumulate, loc=op.loc, phase="backward")
+            last = after.value("stg.workspace", type=value.tensor, hint=f"{value.name}_last")
+            before = Builder.before(module.registry, end, loc=op.loc, phase="backward")
+            before.op("stg.discard", [last], types=())
+
+
 def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> None:
-    """Join the logits of all microbatches when gradients have been reduced, and keep them to the
-    end of the step (`step` of PyTorch's schedules, `_merge_outputs`)."""
+    """Join the logits of all microbatches after gradients have been reduced, and keep them to the
+    end of the step (`step` and `_merge_outputs` of the schedules of PyTorch)."""
     for forward in _actions(accumulate, ActionKind.FORWARD):
         for value in _logits(forward):
             every = _keep_over_step(module, func, accumulate, yielded(forward, value))
@@ -165,8 +182,9 @@ def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> Non
 
 
 def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:
-    """Keep what forward of a chunk saves until the gradients of its weights have been made, but for
-    the loss, which is detached before, and those of what it receives over the step."""
+    """Keep the values that forward of a chunk saves until the gradients of its weights are
+    computed, except for the loss, which is detached before. Keep the gradients of received values
+    to the end of the step."""
     for weights in _actions(accumulate, ActionKind.WEIGHTS):
         forward, back = (
             next(
@@ -192,7 +210,7 @@ def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:
 
 
 def _keep_over_step(module: Module, func: Operation, accumulate: Operation, value: Value) -> Value:
-    """Keep a value of each microbatch to the end of the step; all of them, one after the other."""
+    """Keep a value of each microbatch to the end of the step. Returns the value that joins them."""
     accumulate.body.terminator.add_operand(value)
     every = accumulate.add_result(value.name, joined(accumulate, value.tensor), value.loc)
     end = func.body.terminator
@@ -202,7 +220,7 @@ def _keep_over_step(module: Module, func: Operation, accumulate: Operation, valu
 
 
 def _keep_gradients(accumulate: Operation) -> None:
-    """Keep the gradient that backward sends until that of the next microbatch is there."""
+    """Keep the gradient that backward sends until that of the next microbatch exists."""
     for back in _actions(accumulate, ActionKind.BACKWARD):
         for op in back.body.ops:
             if isinstance(op.definition, SendOp):
@@ -215,7 +233,7 @@ def _actions(accumulate: Operation, kind: ActionKind) -> list[Operation]:
 
 
 def _returned(forward: Operation) -> Iterator[Value]:
-    """What a chunk sends, whole where ranks send a part each, or gives to the loss."""
+    """The values that a chunk sends (before ranks take their parts), or gives to the loss."""
     for op in forward.body.ops:
         for value in op.operands if isinstance(op.definition, SendOp) else ():
             made = value.producer
@@ -225,7 +243,7 @@ def _returned(forward: Operation) -> Iterator[Value]:
 
 
 def _logits(forward: Operation) -> Iterator[Value]:
-    """What the head of the model makes, before it is cast for the loss."""
+    """The logits of the model before their cast for the loss."""
     for op in forward.body.ops:
         if op.has(TakesLogits):
             made = op.operands[0].producer

@@ -1,13 +1,13 @@
-"""Which values of a training step count layers in a dimension, so that stages hold a part of each.
+"""Values of a training step with a dimension of layers, of which each stage has a part.
 
-The repeats say it: what they slice and what they stack counts their iterations first. Index rules
-hand it on, to gradients, updated parameters and the optimizer's state:
+The values that repeats slice and stack have their iterations as first dimension. The index rules of
+ops propagate this dimension to gradients, updated parameters and optimizer state:
 
     %y, %H  = stg.repeat[count = L, carry = 1] (%h = %x, %w = %W)    %W and %H count layers
     %g_sum  = stg.sum["lbd->bd"](%H)                                 %g_sum does not, it is a sum
     %W_new, %m_new = stg.sgd(%W, %g_W, %m)                           %m and the results do, as %W
 
-A dimension that is only as large as the number of layers is not one of these.
+A dimension of equal size that is not derived from a repeat does not count.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class LayerDim(NamedTuple):
 
 
 def runs_layers(op: Operation) -> bool:
-    """Whether an operation runs layers, which have slices of what it takes or stack what they make.
-    The rounds of a ring only carry: they are one operation of the layer that they stand in.
+    """Whether an operation runs layers: its iterations take slices or stack results. The rounds of
+    a ring only carry values, so a ring is one operation of its layer.
 
     | operation                                     | runs layers |
     |-----------------------------------------------|-------------|
@@ -42,8 +42,8 @@ def runs_layers(op: Operation) -> bool:
 
 
 def layer_dims(repeats: Iterable[Sequence[Operation | None]]) -> dict[Value, LayerDim]:
-    """The dimension of each value, in an accumulation and around it, that counts layers: those of
-    the k-th repeat of each row. Where repeats share a value, the first one counts."""
+    """The dimension of layers of each value in an accumulation and around it; `repeat` is the index
+    of the repeat in its row. Where repeats share a value, the first one counts."""
     dims: dict[Value, LayerDim] = {}
     for row in repeats:
         for number, repeat in enumerate(row):
@@ -61,8 +61,8 @@ def layer_dims(repeats: Iterable[Sequence[Operation | None]]) -> dict[Value, Lay
 
 
 def _alike(value: Value, dim: int) -> Iterator[tuple[Value, int]]:
-    """The values and dimensions that count the same as a dimension of this value. They follow
-    from the op that makes it and from the ops that use it."""
+    """The values and dimensions that have the same layers as a dimension of this value, by the op
+    that makes it and the ops that use it."""
     op = value.producer
     if isinstance(value.owner, Region) and value.owner.owner.has(Accumulates):
         yield value.owner.owner.operands[value.index], dim
@@ -83,7 +83,7 @@ def _alike(value: Value, dim: int) -> Iterator[tuple[Value, int]]:
 
 
 def _alike_in(op: Operation, place: int, dim: int) -> Iterator[tuple[Value, int]]:
-    """The same by one straight op, of which `place` counts operands, then results."""
+    """The same by one op without layers; `place` is an index into its operands and results."""
     values = [*op.operands, *op.results]
     if op.has(Repeats) and not dim:
         alike = (*op.operands[carried(op) :], *op.results[carried(op) :])

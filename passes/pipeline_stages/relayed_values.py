@@ -1,8 +1,9 @@
 """Values that are used beyond the layers that a pipeline cuts, such as the output of an encoder.
 
-They travel from piece to piece beside the values that the repeats carry: in forward towards the
-last piece, in backward towards the first one. If several pieces hold the layers of a repeat, a sum
-over its layers, such as the gradient of such a value, grows on its way: each piece adds its part.
+They are sent from piece to piece with the values that the repeats carry: in forward towards the
+last piece, in backward towards the first one. If the layers of a repeat are on several pieces, a
+sum over these layers, such as the gradient of such a value, is accumulated on the way: each piece
+adds its part.
 
     encoder | encoder, decoder | decoder | decoder, loss
               %enc  ---------->  ------>               forward: sent on
@@ -23,7 +24,7 @@ from stagec.sharding.stages import ModelPiece
 
 @dataclass
 class RelayedValues:
-    """What enters each piece from the one before it, by the direction of the work."""
+    """The relayed values that enter each piece from the previous one, by direction."""
 
     enters: dict[ActionKind, list[tuple[Value, ...]]]
     numbers: dict[tuple[ActionKind, Value], int] = field(
@@ -35,14 +36,14 @@ class RelayedValues:
         return self.enters[part][depth] if part in self.enters else ()
 
     def leaving(self, part: ActionKind, depth: int) -> tuple[Value, ...]:
-        """The values that a piece sends: what enters the next one."""
+        """The values that a piece sends: those that enter the next one."""
         rows = self.enters.get(part, [])
         after = depth + (1 if part is ActionKind.FORWARD else -1)
         return rows[after] if 0 <= after < len(rows) else ()
 
 
 def relayed_values(sections: Sections, pieces: Sequence[ModelPiece]) -> RelayedValues:
-    """Find them. Raises `DiagnosticError` for a value that no message can bring in time."""
+    """Find the relayed values. Raises `DiagnosticError` for a value that cannot arrive in time."""
     ways: dict[tuple[ActionKind, Value], tuple[int, int]] = {}
     order: dict[Value, int] = {}
     for op in sections.body.ops[:-1]:
@@ -81,7 +82,7 @@ def uses(op: Operation, sections: Sections) -> Iterator[tuple[Value, int]]:
 
 
 def critical_ops(sections: Sections) -> set[Operation]:
-    """The straight operations for which a value that backward carries, or sends, waits."""
+    """The operations outside of layers on which values depend that backward carries or sends."""
     ops: set[Operation] = set()
     for op in sections.body.ops[:-1]:
         if runs_layers(op) and op.phase != "forward":
@@ -96,8 +97,8 @@ def critical_ops(sections: Sections) -> set[Operation]:
 def _ways(
     op: Operation, value: Value, position: int, sections: Sections, pieces: Sequence[ModelPiece]
 ) -> Iterator[tuple[ActionKind, int, int]]:
-    """In which direction, and between which pieces (the lower one, the upper one), a value is
-    sent for a use."""
+    """The directions in which a value is sent for a use, each with the lower and the upper piece.
+    Raises `DiagnosticError` if it cannot be sent."""
     slots = sections.slots_of(value)
     if not slots or any(s.position == position for s in slots):
         return

@@ -1,4 +1,5 @@
-"""retain-graphs: gradients of weights from a graph that the first part of backward kept."""
+"""retain-graphs: computes gradients of weights from a graph that the first part of backward
+keeps."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from functools import partial
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, made_by, read_strategy
 from stagec.ir.clone import Copier
+from stagec.ir.core import renumber
 from stagec.ir.rewrite import drop_unused_results
 from stagec.ir.traits import Accumulates, EndsLifetime, Recalls, Repeats, Terminates
 from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp
@@ -18,13 +20,14 @@ PASS = "retain-graphs"
 
 
 class RetainGraphs(Pass):
-    """Compute gradients of weights weight by weight, as `stg.stage_buffers[graph = weights]` says.
+    """Compute gradients of weights weight by weight, as `stg.stage_buffers[graph = weights]`
+    states.
 
-    What the first part of backward has made for an operation is handed over, also to norms, whose
-    backward runs again for the weight. Where blocks are computed again, that happens for each
-    weight, and what it saves for other operations stays until the weights of the microbatch are
-    done. Layers come before what stands behind them in the model. The first part of the model has
-    no gradient of its input, and one backward.
+    Values that the first part of backward made for an operation are passed on, also to norms, whose
+    backward runs again for the weight. Recomputed blocks are recomputed for each weight, and the
+    values that this saves for other operations stay until the weights of the microbatch are done.
+    Layers come before the ops that follow them in the model. The first chunk of the model has no
+    gradient of its input, and a single backward.
 
     Before:
         stg.symbols[B, D, L]
@@ -230,8 +233,8 @@ def _retain(module: Module, weights: Operation) -> None:
 
 
 def _move_ahead(second: Operation) -> None:
-    """Let layers come first, as their weights do among the parameters of a model: what the weights
-    behind them need stays until then."""
+    """Run layers first, in the order of the parameters of a model. The values for the weights after
+    them stay until then."""
     region = second.parent
     if region is not None:
         needed = region.ancestors(second.operands)
@@ -243,7 +246,7 @@ def _move_ahead(second: Operation) -> None:
 
 
 def _first_part(second: Operation) -> Operation | None:
-    """The repeat of the first part of backward, whose values the second one takes."""
+    """The repeat of the first part of backward whose values the second repeat takes."""
     for value in second.operands:
         inside = _inside(value).producer
         action = None if inside is None else inside.parent_op
@@ -255,7 +258,7 @@ def _first_part(second: Operation) -> Operation | None:
 
 
 def _begins(weights: Operation) -> bool:
-    """Whether a chunk is the first part of the model: it takes nothing from another one."""
+    """Whether a chunk is the first one of the model: it takes no value of another chunk."""
     region = weights.parent
     chunk, kind = weights.integer("chunk"), ActionKind.FORWARD.label
     forward = next(
@@ -271,7 +274,7 @@ def _begins(weights: Operation) -> bool:
 
 
 def _move_backward(first: Operation, weights: Operation) -> None:
-    """Let the action of the weights do all of backward but for what it receives."""
+    """Move all of backward except its receives into the action of the weights."""
     back = first.parent_op
     if back is None:
         return
@@ -290,12 +293,11 @@ def _move_backward(first: Operation, weights: Operation) -> None:
     kept = [v for v in back.body.terminator.operands if v.region is back.body]
     back.results[:] = [yielded(back, value) for value in kept]
     back.body.terminator.set_operands(kept)
-    for index, result in enumerate(back.results):
-        result.index = index
+    renumber(back.results)
 
 
 def _fuse(first: Operation, second: Operation) -> None:
-    """Make one repeat of two; each operation stands behind what it needs."""
+    """Merge the second repeat into the first; each operation comes after its operands."""
     body, end = first.body, first.body.terminator
     taken = dict(zip(first.operands, body.args, strict=True))
     for arg, outer in zip(second.body.args, second.operands, strict=True):
@@ -327,14 +329,14 @@ class _Graph:
 
     def __init__(self, module: Module, first: Operation, second: Operation) -> None:
         self._registry, self._first, self._second = module.registry, first, second
-        #: What the values of the second part are in the first one, and the other way round.
+        #: Maps values of the second part to those of the first one; `_bound` is the inverse.
         self._origin = self._origins()
         self._bound = {value: arg for arg, value in self._origin.items()}
         self._again = [op for part in (first, second) for op in part.body.ops if _is_again(op)]
         self._weights = [self._operations(y) for y in second.body.terminator.operands]
 
     def by_weight(self) -> list[Value]:
-        """Run what the gradient of each weight needs, weight by weight; the stacks that stay."""
+        """Order the second part weight by weight. Returns the stacks that have to stay."""
         second, end = self._second, self._second.body.terminator
         saved, kept = self._saved(), defaultdict[int, list[Value]](list)
         old, gradients = second.body.ops[:-1], list(end.operands)
@@ -376,7 +378,7 @@ class _Graph:
         return made is not None and _is_again(made)
 
     def _operations(self, gradient: Value) -> list[Operation]:
-        """What computes the gradient of a weight, also that which the first part does."""
+        """The operations that compute the gradient of a weight, in both parts of backward."""
         body = self._second.body
         behind = body.ancestors([gradient])
         here = [op for op in body.ops if op in behind and not _is_again(op)]
@@ -385,8 +387,8 @@ class _Graph:
         return [*(op for op in made if op is not None), *here]
 
     def _saved(self) -> dict[Value, int]:
-        """The values that blocks compute again for other operations, and the number of the last
-        weight before whose end one of these needs it."""
+        """The recomputed values that operations use, each with the number of the last weight whose
+        gradient needs it (the number of weights if another operation does)."""
         nodes = {op: i for i, every in enumerate(self._weights) for op in every}
         saved: dict[Value, int] = {}
         for value in (r for op in self._again if not op.has(Recalls) for r in op.results):
@@ -414,7 +416,7 @@ class _Graph:
             self._second.body.insert(end.position(), copy)
 
     def _taken(self, value: Value) -> Value:
-        """The argument of the second part that is a value of the first one."""
+        """The argument of the second part for a value of the first one."""
         if value.region is self._second.body:
             return value
         if value not in self._bound:
@@ -434,7 +436,7 @@ class _Graph:
 
 
 def _inside(value: Value) -> Value:
-    """The value of an action that it yields as this one."""
+    """The value inside of an action that it yields as this one; other values themselves."""
     made = value.producer
     if made is None or not isinstance(made.definition, ActionOp):
         return value

@@ -1,8 +1,8 @@
-"""The sections of a training step: its repeats, and the operations before, between and behind them.
+"""The sections of a training step: its repeats, and the operations before, between and after them.
 
-A model is a chain: straight operations, a repeat, straight operations, and so on. Positions along
-the chain are even for straight sections and odd for repeats; backward walks the same positions the
-other way. Pipeline stages are cut along positions.
+A model is a chain: straight operations (outside of layers), a repeat, straight operations, and so
+on. Straight sections have even positions, repeats odd ones; backward runs over the same positions
+in reverse. Pipeline stages are cut along positions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stagec.passes.pipeline_stages.layers import LayerDim, layer_dims, runs_laye
 
 
 class ActionKind(IntEnum):
-    """The parts of a microbatch's work."""
+    """The parts of the work on a microbatch."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -36,23 +36,23 @@ class ActionKind(IntEnum):
 
 
 class Slot(NamedTuple):
-    """Where on the chain, and in which part of the work."""
+    """A position on the chain, in one part of the work."""
 
     position: int
     part: ActionKind
 
     @property
     def time(self) -> tuple[bool, int, ActionKind]:
-        """Orders slots as they run."""
+        """A key that orders slots in execution order."""
         later = self.part is not ActionKind.FORWARD
         return later, -self.position if later else self.position, self.part
 
 
 @dataclass
 class Sections:
-    """A dissected region. `repeats[part][k]` is the k-th repeat of a part; `slots` says where each
-    operation stands: several slots for a sum of contributions from several sections, none for what
-    can be computed wherever it is used."""
+    """A region with its sections. `repeats[part][k]` is the k-th repeat of a part. `slots` has the
+    slots of each operation: several for a sum of contributions from several sections, none for an
+    operation that can run wherever its result is used."""
 
     body: Region
     repeats: dict[ActionKind, list[Operation | None]] = field(
@@ -69,7 +69,7 @@ class Sections:
 
     @cached_property
     def layers(self) -> dict[Value, LayerDim]:
-        """The values of the step that count layers, of which stages hold a part each."""
+        """The values of the step with a dimension of layers, of which each stage has a part."""
         return layer_dims(self.repeats.values())
 
     def repeat(self, part: ActionKind, position: int) -> Operation | None:
@@ -77,8 +77,8 @@ class Sections:
         return self.repeats[part][position // 2]
 
     def slots_of(self, value: Value) -> tuple[Slot, ...]:
-        """Where a value comes from; none for arguments, what is computed anywhere, and what has not
-        been looked at yet."""
+        """The slots at which a value is made; none for arguments, for values that can be computed
+        anywhere, and for operations without slots yet."""
         op = value.producer
         slots = self.slots.get(op, ()) if op is not None else ()
         if op is None or not slots or not runs_layers(op) or value.index >= carried(op):
@@ -88,7 +88,7 @@ class Sections:
 
 
 def dissect(body: Region) -> Sections:
-    """Find the sections of a differentiated step. Raises `DiagnosticError` if it is no chain."""
+    """Find the sections of a differentiated step. Raises `DiagnosticError` if it is not a chain."""
     sections = Sections(body)
     forward = [op for op in body.ops if _part(op) is ActionKind.FORWARD and runs_layers(op)]
     if not forward:
@@ -118,9 +118,9 @@ def dissect(body: Region) -> Sections:
 
 
 def _slot_of_end(op: Operation, sections: Sections) -> Slot | None:
-    """Where what crosses to another part, or from it, has its end: of what forward takes, and its
-    gradient, the first section; of the gradient of what forward gives away the last one. None for
-    what is given away where it is made."""
+    """The slot of the end of a value that crosses to or from another part of the model. A value
+    that forward receives, and its gradient, is in the first section; the gradient of a value that
+    forward sends is in the last one. None for a value that is sent where it is made."""
     part = _part(op)
     if isinstance(op.definition, Arrive):
         return Slot(0 if part is ActionKind.FORWARD else sections.last, part)
@@ -137,7 +137,7 @@ def _reads_data(op: Operation, body: Region) -> bool:
 
 
 def _slots_of_users(op: Operation, sections: Sections) -> tuple[Slot, ...]:
-    """Where a value that is computed of the data is needed first."""
+    """The first slot that needs a value which depends on the data only."""
     slots: set[Slot] = set()
     for user, index in (use for r in op.results for use in r.uses):
         for position, part in sections.slots.get(user, ()):
@@ -167,7 +167,7 @@ def _slot_of_repeat(op: Operation, forward: list[Operation], sections: Sections)
 
 
 def _matches(op: Operation, forward: list[Operation], sections: Sections) -> Iterator[int]:
-    """The forward repeats whose stash, or whose slices, a backward repeat takes."""
+    """The indices of forward repeats whose stash or slices a backward repeat takes."""
     for value in op.operands[carried(op) :]:
         for slot in sections.slots_of(value):
             if slot.position % 2:
@@ -178,8 +178,8 @@ def _matches(op: Operation, forward: list[Operation], sections: Sections) -> Ite
 
 
 def _due(body: Region, forward: list[Operation], sections: Sections) -> dict[Operation, int]:
-    """The lowest position at which an operation of backward can stand: what the layers of a repeat
-    go on with has to be there before them. Operations for which nothing waits are left out."""
+    """The lowest position at which an operation of backward can run, because the carried values of
+    a repeat depend on it. Other operations are left out."""
     positions: dict[Operation, int] = {}
     for op in body.ops[:-1]:
         if not runs_layers(op) or _part(op) is ActionKind.FORWARD or not carried(op):
@@ -191,8 +191,8 @@ def _due(body: Region, forward: list[Operation], sections: Sections) -> dict[Ope
 
 
 def _slots_of_straight(op: Operation, sections: Sections, due: int) -> tuple[Slot, ...]:
-    """Where an operation stands: behind its operands. What forward makes before the position `due`
-    is sent on to where backward needs it."""
+    """The slots of an operation: after its operands. An operand that forward makes before the
+    position `due` is sent to where backward needs it."""
     slots = {s for v in op.operands for s in sections.slots_of(v)}
     if _part(op) is ActionKind.BACKWARD:
         slots = {
@@ -210,8 +210,9 @@ def _slots_of_straight(op: Operation, sections: Sections, due: int) -> tuple[Slo
 
 
 def _beside_stack(op: Operation, slot: Slot, own: set[Slot], sections: Sections) -> Slot:
-    """Where backward takes what layers of a stack have added up, of which each piece has a part:
-    behind all of them, if it takes that of several kinds, or does more than to add."""
+    """The slot of an operation of backward on sums over the layers of a stack, of which each piece
+    has a part. It runs after all layers if it takes sums of several kinds of layers, or is not
+    linear."""
     repeat = sections.repeat(ActionKind.FORWARD, slot.position) if slot.position % 2 else None
     if repeat is None:
         return slot
@@ -222,14 +223,14 @@ def _beside_stack(op: Operation, slot: Slot, own: set[Slot], sections: Sections)
 
 
 def _adds_up(op: Operation) -> bool:
-    """Whether the operation, and everything behind it, only adds up what the region yields."""
+    """Whether the operation and all that depend on it only add up values that the region yields."""
     if op.has(Terminates):
         return True
     return is_linear(op) and all(_adds_up(user) for r in op.results for user, _ in r.uses)
 
 
 def is_linear(op: Operation) -> bool:
-    """Whether the operation on a sum is the sum of those on its parts."""
+    """Whether the operation is linear: applied to a sum, it gives the sum of its results."""
     if isinstance(op.definition, Movement) or op.has(Recasts):
         return True
     rule = op.definition.rule(op)
@@ -237,7 +238,7 @@ def is_linear(op: Operation) -> bool:
 
 
 def too_far(op: Operation, value: Value) -> DiagnosticError:
-    """The error for a value that pipeline stages cannot hand over."""
+    """The error for a value that pipeline stages cannot pass on."""
     return error(
         f"%{value.name} is used after the layers that form pipeline stages, but no message brings "
         "it there in time",
@@ -248,7 +249,7 @@ def too_far(op: Operation, value: Value) -> DiagnosticError:
 
 
 def yielded(action: Operation, value: Value) -> Value:
-    """The result of an action that is a value of its region."""
+    """The result of an action for a value of its region, which it yields on demand."""
     end = action.body.terminator
     if value in end.operands:
         return action.results[list(end.operands).index(value)]

@@ -1,8 +1,8 @@
 """split-stages: cuts a training step into the functions of pipeline stages.
 
-Stages that hold the same share one function. In it the accumulation over microbatches becomes a
-list of actions, with sends and receives where the model is cut; what comes after the accumulation
-is kept for the parameters that the stage holds.
+Equal stages share one function. In it the accumulation over microbatches becomes a list of actions,
+with sends and receives where the model is cut. Operations after the accumulation are kept for the
+parameters of the stage.
 """
 
 from __future__ import annotations
@@ -51,14 +51,12 @@ PASS = "split-stages"
 
 
 class SplitStages(Pass):
-    """Cut the step into functions of pipeline stages, as its
-    accumulation says (`pipeline`).
+    """Cut the step into functions of pipeline stages, as its accumulation states (`pipeline`).
 
-    Stages that hold the same share a function. Its accumulation becomes a list of `stg.action`s,
-    with `stg.send` and `stg.recv` where the model is cut; a schedule with split backward gets
-    actions for the gradients of weights. Reductions between stages (the gradient norm, tied
-    embeddings) are inserted. The first stage holds parameters that nothing uses. Without `pipeline`
-    nothing happens.
+    Equal stages share a function. Its accumulation becomes a list of `stg.action`s, with `stg.send`
+    and `stg.recv` where the model is cut; a schedule with split backward gets actions for the
+    gradients of weights. Reductions between stages (the gradient norm, tied embeddings) are
+    inserted. Unused parameters are on the first stage. Without `pipeline` nothing happens.
 
     Before:
         stg.symbols[B, D, L]
@@ -163,13 +161,13 @@ def split_stages(module: Module) -> None:
 
 
 def _declared(repeat: Operation) -> Operation | None:
-    """The declaration of the order of the whole stack, of which stages hold parts."""
+    """The declaration of the order of the whole stack, which is divided among stages."""
     name = repeat.attrs.get("order")
     return declaration_of(repeat, name) if isinstance(name, SymbolRef) else None
 
 
 def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
-    """Move straight operations for which no other stage waits to the later part, too."""
+    """Also move straight operations for which no other stage waits to the weights part."""
     for op, slots in sections.slots.items():
         if not runs_layers(op) and op not in critical:
             sections.slots[op] = tuple(
@@ -181,7 +179,7 @@ def _mark_weights(sections: Sections, critical: set[Operation]) -> None:
 def _kind(
     pipeline: StagePlan, pieces: Sequence[ModelPiece], relayed: RelayedValues, stage: int
 ) -> tuple[object, ...]:
-    """What the function of a stage depends on. Stages of the same kind share a function."""
+    """A key of all on which the function of a stage depends; equal stages share a function."""
     return tuple(
         (
             placed.home.chunk,
@@ -201,7 +199,7 @@ def _kind(
 
 
 class _StageMaker:
-    """Builds the function of some stages that are alike."""
+    """Builds the function of equal stages."""
 
     def __init__(
         self,
@@ -228,8 +226,8 @@ class _StageMaker:
         counts: Mapping[str, Expr],
         unused: Sequence[Value],
     ) -> Operation:
-        """The function, not yet in the module; `counts` are those of the parameters. It holds those
-        that are `unused`."""
+        """Build the function, without adding it to the module. `counts` are the parameter counts of
+        the model, `unused` parameters that become arguments as well."""
         over = self._pipeline.rule.over
         func = Operation(
             old.definition,
@@ -263,7 +261,7 @@ class _StageMaker:
         return func
 
     def _first_layers(self, placed: PlacedPiece, repeat: int) -> tuple[Expr, ...]:
-        """The number of the first layer of a repeat that each of the stages holds in this place."""
+        """The number of the first layer of a repeat in this piece, for each of the stages."""
         place = self._placed.index(placed)
         pieces_by_stage = (placed_pieces(self._pipeline, self._pieces, s) for s in self._stages)
         return tuple(
@@ -272,7 +270,7 @@ class _StageMaker:
         )
 
     def orders(self) -> Iterator[Operation]:
-        """The orders of the layers of several kinds that the stages hold."""
+        """The declarations of the orders of layers of several kinds on the stages."""
         for placed in self._placed:
             for name, order in placed.piece.orders:
                 attrs: dict[str, Attr] = {"layers": order}
@@ -282,7 +280,7 @@ class _StageMaker:
                 )
 
     def _order_name(self, placed: PlacedPiece, name: SymbolRef) -> SymbolRef:
-        """What the order of a stack is called on a chunk of these stages."""
+        """The name of the order of a stack on a chunk of these stages."""
         chunk = f"_c{placed.home.chunk}" if len(self._placed) > 1 else ""
         return SymbolRef(f"{name.name}_stage{self._stages[0]}{chunk}")
 
@@ -322,8 +320,8 @@ class _StageMaker:
             action.parent = None
 
     def _ordered(self, part: ActionKind, placed: PlacedPiece) -> Iterator[Operation]:
-        """The operations of a piece in the order in which they run. A sum over several sections
-        runs with the last of them."""
+        """The operations of a piece in execution order. A sum over several sections runs in the
+        last of them."""
         slots = {Slot(position, part) for position in placed.piece.positions}
         when: dict[Slot, list[Operation]] = {}
         for op in self._sections.body.ops[:-1]:
@@ -336,8 +334,8 @@ class _StageMaker:
     # -- messages ----------------------------------------------------------------------------------
 
     def _entry(self, part: ActionKind, placed: PlacedPiece) -> tuple[Operation | None, bool]:
-        """The repeat at which a piece is cut off from the one before, and whether the piece goes on
-        with it (else the piece begins behind it)."""
+        """The repeat at the cut between a piece and the previous one, and whether the piece
+        continues this repeat (else it begins after it)."""
         first = placed.cut_in if part is ActionKind.FORWARD else placed.cut_out
         if first % 2:
             return self._sections.repeat(part, first), True
@@ -360,8 +358,8 @@ class _StageMaker:
     def _receive(
         self, values: StageValues, inner: Region, part: ActionKind, placed: PlacedPiece
     ) -> list[Value]:
-        """The carried values that enter a piece. The repeat goes on with them, or has ended with
-        them."""
+        """The carried values that enter a piece, as inputs or as results of the repeat at the
+        cut."""
         by = placed.comes_from if part is ActionKind.FORWARD else _reverse(placed.goes_to)
         repeat, goes_on = self._entry(part, placed)
         entered: list[Value] = []
@@ -380,7 +378,7 @@ class _StageMaker:
     def _receive_relayed(
         self, values: StageValues, inner: Region, part: ActionKind, placed: PlacedPiece
     ) -> None:
-        """Values from further away. To a sum over layers the piece adds its own part."""
+        """Receive relayed values. To a sum over layers the piece adds its own part."""
         by = placed.comes_from if part is ActionKind.FORWARD else _reverse(placed.goes_to)
         for value in self._relayed.entering(part, placed.depth) if by is not None else ():
             index = self._first_relayed + self._relayed.numbers[part, value]
@@ -402,7 +400,7 @@ class _StageMaker:
         value: Value,
         type_: TensorType,
     ) -> Value:
-        """What the piece before sends or, on the same stage, keeps."""
+        """The value that the previous piece sends or, on the same stage, keeps."""
         if by == 0:
             return values.kept(placed, index, part)
         b = Builder(self._registry, inner, loc=made_by(PASS, value.loc), phase=_phase(part))
@@ -416,8 +414,8 @@ class _StageMaker:
         placed: PlacedPiece,
         entered: list[Value],
     ) -> None:
-        """The values that leave a piece. From a piece without layers the values leave that have
-        entered it."""
+        """Send the values that leave a piece. A piece without layers sends the values that entered
+        it."""
         by = placed.goes_to if part is ActionKind.FORWARD else _reverse(placed.comes_from)
         if by is None or part is ActionKind.WEIGHTS:
             return

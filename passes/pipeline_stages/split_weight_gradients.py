@@ -1,12 +1,13 @@
-"""split-weight-gradients: backward in two parts, as zero-bubble schedules need it.
+"""split-weight-gradients: splits backward in two parts, for zero-bubble schedules.
 
-The gradients of activations, on which the previous stage waits, come first; those of parameters can
-come later.
+The gradients of activations, for which the previous stage waits, come first; those of parameters
+can come later.
 """
 
 from __future__ import annotations
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, made_by
+from stagec.ir.core import renumber
 from stagec.ir.layers import kind_of
 from stagec.ir.rewrite import carried
 from stagec.ir_spec.strategy.pipeline import PipelineRule
@@ -22,9 +23,9 @@ PASS = "split-weight-gradients"
 class SplitWeightGradients(Pass):
     """Split each backward repeat in two where the schedule runs the gradients of weights later.
 
-    The first repeat has the gradients of activations; the second one has those of parameters, and
-    carries nothing. The first one yields what it needs, stacked. Without a `stg.pipeline` whose
-    schedule splits backward nothing happens.
+    The first repeat computes the gradients of activations; the second one computes those of
+    parameters and carries nothing. Values that the second one needs are stacked results of the
+    first. Without a `stg.pipeline` whose schedule splits backward nothing happens.
 
     Before:
         stg.symbols[B, D, L]
@@ -96,8 +97,8 @@ def _splits(module: Module, rule: PipelineRule) -> bool:
 
 
 def split_weight_gradients(module: Module, body: Region) -> None:
-    """Split every backward repeat of a step's region, in place. Raises `DiagnosticError` where it
-    is no chain of repeats."""
+    """Split every backward repeat in the region of a step, in place. Raises `DiagnosticError` if
+    the step is not a chain of repeats."""
     critical = critical_ops(dissect(body))
     for op in list(body.ops):
         if runs_layers(op) and op.phase != "forward" and carried(op):
@@ -140,15 +141,14 @@ class _Split:
             old = op.results[i]
             old.replace_with(second.add_result(old.name, old.type, old.loc))
         kept = [i for i in range(len(yielded)) if i not in moved]
-        kept += range(len(yielded), len(self._end.operands))  # what is handed over
+        kept += range(len(yielded), len(self._end.operands))  # values for the second repeat
         self._end.set_operands([self._end.operands[i] for i in kept])
         op.results[:] = [op.results[i] for i in kept]
-        for index, result in enumerate(op.results):
-            result.index = index
+        renumber(op.results)
         self._insert(second)
 
     def _bound(self, second: Operation, value: Value) -> Value:
-        """The argument of the second repeat that stands for a value of the first."""
+        """The argument of the second repeat for a value of the first."""
         if value not in self._inside:
             if isinstance(value.owner, Region) and value.index >= self._carry:
                 outer = self._op.operands[value.index]
@@ -161,7 +161,7 @@ class _Split:
         return self._inside[value]
 
     def _insert(self, second: Operation) -> None:
-        """Move it to the end of the region, where its users are."""
+        """Insert the second repeat directly after the first."""
         body = self._op.parent
         if body is None:
             return

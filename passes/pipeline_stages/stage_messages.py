@@ -1,7 +1,7 @@
-"""Messages between pipeline stages, whole or in parts.
+"""Messages between pipeline stages, complete or in parts.
 
-With `scatter` axes, ranks that hold the same value send a part each, which the receivers put
-together (Megatron-LM's scatter-gather):
+With `scatter` axes, ranks with the same value send one part each, and the receivers gather the
+parts (scatter-gather of Megatron-LM):
 
     %p = stg.all_slice[dim = 1, over = tp](%y) : bf16[B, S@tp, D]              // the sender
     stg.send[over = pp, by = 1](%p)
@@ -22,12 +22,12 @@ from stagec.ir.facts import divisible
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.strategy import PipelineRule
 
-#: The dimension that is cut, and the axes.
+#: The dimension that is split for a message, and the axes over which it is split.
 _Cut = tuple[int, tuple[str, ...]]
 
 
 class StageMessages:
-    """Writes the ends of messages."""
+    """Inserts the ends of messages."""
 
     def __init__(self, module: Module, rule: PipelineRule) -> None:
         self._module, self._rule = module, rule
@@ -35,7 +35,7 @@ class StageMessages:
         self._cuts: dict[TensorType, _Cut | None] = {}
 
     def send(self, b: Builder, value: Value, attrs: Mapping[str, RawAttr]) -> None:
-        """Send a value, or the rank's part of it."""
+        """Send a value, or the part of this rank."""
         cut = self._cut(value.tensor)
         if cut is not None:
             value = b.value("stg.all_slice", [value], _moved(cut), hint=f"{value.name}_s")
@@ -44,7 +44,7 @@ class StageMessages:
     def receive(
         self, b: Builder, type_: TensorType, attrs: Mapping[str, RawAttr], name: str
     ) -> Value:
-        """Receive a value of this type, or the rank's part of it and those of the others."""
+        """Receive a value of this type, or receive a part and gather the others."""
         cut = self._cut(type_)
         if cut is None:
             return b.value("stg.recv", (), attrs, type=type_, hint=name)
@@ -56,7 +56,7 @@ class StageMessages:
         return b.value("stg.all_gather", [got], _moved(cut), hint=name)
 
     def _cut(self, type_: TensorType) -> _Cut | None:
-        """How a value is cut; None if the ranks along the axes hold different values already."""
+        """How a value is split; None if the axes split it already."""
         over = tuple(a for a in self._rule.scatter if a not in type_.axes)
         if not over:
             return None
@@ -65,7 +65,7 @@ class StageMessages:
         return self._cuts[type_]
 
     def _dividing(self, type_: TensorType, over: tuple[str, ...]) -> int:
-        """The first dimension that divides over the axes, which is assumed from then on."""
+        """The first dimension that divides over the axes; adds this to the assumptions."""
         env, ranks = self._module.env, axis_size(over)
         for d, dim in enumerate(type_.dims):
             above, below = numerator_and_denominator(dim.local)

@@ -1,10 +1,10 @@
-"""What a stage does after its microbatches: the reductions and updates of what it holds.
+"""The operations of a stage after its microbatches: reductions and updates of its parameters.
 
-A stage keeps only the operations of the whole step that work on values it holds. A sum over
-parameters of all stages, such as the gradient norm, is reduced over the stages where a whole one is
-needed; a gradient to which several stages contribute (tied embeddings, two copies of the model) is
-reduced between them. With layers `%W` on all stages and an embedding `%e` that the first and the
-last stage use, a stage keeps of the step
+A stage keeps only the operations of the whole step on values that it has. A sum over parameters of
+all stages, such as the gradient norm, is reduced over the stages where the complete sum is needed.
+A gradient to which several stages contribute (tied embeddings, two copies of the model) is reduced
+between them. With layers `%W` on all stages and an embedding `%e` that the first and the last stage
+use, a stage keeps these operations of the step:
 
     %g_e, %g_W = stg.accumulate ...        %g_W is held; of %g_e two stages have a share each
     %sq_e = stg.squared_norm(%g_e)         a square needs the whole %g_e: all_reduce in the pair
@@ -37,7 +37,7 @@ MIRRORED = "mirrored"
 
 
 class SpreadState(Enum):
-    """How a value of the step is spread over the stages."""
+    """How a value of the step is distributed over the stages."""
 
     WHOLE = auto()  # whole, on the stages that hold what it belongs to
     SHARE = auto()  # the same, but to be summed with that of other stages that hold it
@@ -46,7 +46,7 @@ class SpreadState(Enum):
 
 
 class Owner(NamedTuple):
-    """What a value belongs to: the layers of a repeat, or straight sections."""
+    """The owner of a value: the layers of a repeat, or straight sections."""
 
     repeat: int | None
     sections: frozenset[int] = frozenset()
@@ -54,7 +54,7 @@ class Owner(NamedTuple):
 
 @dataclass(slots=True)
 class Spread:
-    """A value of the whole step on this stage: one value for each chunk, or one (`None`)."""
+    """A value of the whole step on this stage: one value per chunk, or one for all (key None)."""
 
     state: SpreadState
     owner: Owner | None
@@ -62,7 +62,7 @@ class Spread:
 
 
 class StageStep:
-    """Keeps what a stage needs of the step."""
+    """Copies the operations after the accumulation that a stage needs."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class StageStep:
         self._builder = Builder(module.registry, values.func.body)
 
     def run(self) -> None:
-        """Yield what the actions make, and copy the operations behind the accumulation."""
+        """Yield the results of actions, and copy the operations after the accumulation."""
         end = Operation(self._module.registry["stg.yield"], (), loc=self._old.loc)
         self._new.body.append(end)
         for value, result in zip(
@@ -97,7 +97,7 @@ class StageStep:
                 self._op(op)
         self._return(body.terminator)
 
-    # -- what the accumulation gives ---------------------------------------------------------------
+    # -- results of the accumulation ---------------------------------------------------------------
 
     def _yielded(self, value: Value, result: Value) -> Spread:
         slots = self._sections.slots_of(value)
@@ -126,7 +126,8 @@ class StageStep:
         return spread
 
     def _pairs(self, owner: Owner) -> str | None:
-        """Which stages contribute to a gradient: '' for all, mirrored for pairs, None for one."""
+        """The stages that contribute to a gradient: '' for all, MIRRORED for pairs, None for one.
+        Raises `DiagnosticError` for other sets."""
         stages, placement = self._pipeline.stages, self._pipeline.placement
         if owner.repeat is not None:
             return MIRRORED if placement.copies > 1 else None
@@ -145,7 +146,7 @@ class StageStep:
         )
 
     def _homes(self, owner: Owner) -> list[int]:
-        """The ranks of the pipeline that hold these places of the model, first copy first."""
+        """The pipeline ranks that have these sections of the model, first copy first."""
         placement = self._pipeline.placement
         return [
             home.rank
@@ -170,7 +171,7 @@ class StageStep:
         if not tracked and op.operands:
             return  # computed where it is used
         if isinstance(op.definition, Depart) and not self._is_first():
-            return  # another part is told once
+            return  # another part receives it once
         state, owner = _combined(tracked)
         keys = self._keys(op, tracked, state)
         made: dict[int | None, list[Value]] = {key: self._copy(op, key) for key in keys}
@@ -182,8 +183,8 @@ class StageStep:
             self._spread[result] = spread
 
     def _of_layers(self, op: Operation) -> None:
-        """What runs for each layer by itself needs what it takes from around whole. Raises
-        `DiagnosticError` for what hands values from layer to layer."""
+        """Complete the values that a repeat over single layers captures. Raises `DiagnosticError`
+        for an operation that carries values from layer to layer."""
         if not op.has(Repeats) or carried(op):
             raise error(
                 f"'{op.name}' after the microbatches cannot be divided among pipeline stages",
@@ -200,7 +201,7 @@ class StageStep:
     def _keys(
         self, op: Operation, tracked: list[Spread], state: SpreadState
     ) -> Iterable[int | None]:
-        """For which chunks an operation is done here."""
+        """The chunks of this stage for which an operation is copied."""
         if state is SpreadState.EVERYWHERE or not tracked:
             return [None]
         owned = [s for s in tracked if s.state is not SpreadState.EVERYWHERE]
@@ -220,7 +221,7 @@ class StageStep:
         return new.results
 
     def _copy_region(self, old: Region, new: Region, key: int | None) -> None:
-        """Copy what runs for each layer; what it takes from around is that of the stage."""
+        """Copy the body of a repeat over layers; captured values are those of the stage."""
         inside = {arg: new.add_arg(arg.name, arg.type, arg.loc) for arg in old.args}
         for op in old.ops:
             operands = [inside[v] if v in inside else self._operand(v, key) for v in op.operands]
@@ -237,7 +238,7 @@ class StageStep:
         return self._values.argument(value, self._holding(key))
 
     def _lazy(self, value: Value, op: Operation, key: int | None) -> Value:
-        """Compute values of arguments alone in each place where they are used."""
+        """Copy an operation that depends on arguments only, once per chunk that uses it."""
         known = self._floating.get((op, key))
         if known is None:
             phase = self._builder.phase
@@ -253,7 +254,7 @@ class StageStep:
     # -- sums over stages --------------------------------------------------------------------------
 
     def _contracted(self, spread: Spread, result: Value) -> Spread:
-        """A sum over layers: each stage has the part of its own."""
+        """A sum over layers: each stage has the part of its own layers."""
         parts = [v for key, v in spread.here.items() if self._counts(spread.owner, key)]
         made = Spread(SpreadState.SUM, None)
         if parts:
@@ -261,13 +262,13 @@ class StageStep:
         return made
 
     def _counts(self, owner: Owner | None, key: int | None) -> bool:
-        """Whether sums count this copy. They count the first copy only."""
+        """Whether sums count this copy of the model: they count the first one only."""
         if owner is None or owner.repeat is not None:
             return self._holding(key).copy == 0
         return self._homes(owner)[0] in self._stages
 
     def _add(self, op: Operation) -> None:
-        """A sum over values of different stages: each stage adds up its own."""
+        """Copy a sum over values of different stages: each stage adds up its own."""
         parts: list[Value] = []
         for value in op.operands:
             spread = self._spread[value]
@@ -295,7 +296,7 @@ class StageStep:
         return self._builder.value("stg.add", values, hint=name, type=values[0].tensor)
 
     def _complete(self, value: Value, op: Operation) -> None:
-        """Reduce over the stages what an operation needs whole."""
+        """Reduce a value over the stages, for an operation that needs the complete value."""
         spread = self._spread[value]
         if spread.state is SpreadState.SHARE and spread.owner is not None:
             pairs = self._pairs(spread.owner)
@@ -315,7 +316,7 @@ class StageStep:
         self._builder.phase = op.phase
 
     def _in_model_order(self, here: dict[int | None, Value]) -> list[tuple[int | None, Value]]:
-        """Put first layers first. The mirrored stage has them in the same order."""
+        """Order chunks by their layers, so that mirrored stages reduce in the same order."""
         depth = {h.home.chunk: h.depth for h in self._values.placed}
         return sorted(here.items(), key=lambda item: depth.get(item[0] or 0, 0))
 
@@ -349,7 +350,7 @@ def _differ(tracked: list[Spread]) -> bool:
 
 
 def _combined(tracked: list[Spread]) -> tuple[SpreadState, Owner | None]:
-    """The state of what is computed from values in these states."""
+    """The state and owner of a result that is computed from values in these states."""
     for state in (SpreadState.SHARE, SpreadState.WHOLE, SpreadState.SUM):
         for spread in tracked:
             if spread.state is state:
@@ -358,7 +359,7 @@ def _combined(tracked: list[Spread]) -> tuple[SpreadState, Owner | None]:
 
 
 def _is_linear(op: Operation, index: int) -> bool:
-    """Whether an operation passes a sum on: the sum of its results is its result for the sum."""
+    """Whether an operation is linear in an operand."""
     if isinstance(op.definition, Movement):
         return op.text("kind", "sum") == "sum"
     rule = op.definition.rule(op)

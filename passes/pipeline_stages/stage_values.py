@@ -1,7 +1,7 @@
-"""The values of a stage's function that stand for those of the whole step.
+"""The values of the function of a stage that represent those of the whole step.
 
-Each chunk has its own; parameters that repeats slice are cut along with the layers. If another
-action uses a value, the action that makes it yields it, on demand.
+Each chunk has its own values; parameters that repeats slice are cut with the layers. An action
+yields a value on demand, if another action uses it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from stagec.api import (
     Type,
     Value,
 )
+from stagec.ir.core import renumber
 from stagec.ir.layers import LayerStack, kind_of, stack_of
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.pipeline import ActionOp
@@ -31,7 +32,7 @@ from stagec.sharding.stages import PlacedPiece
 
 
 def chunk_name(name: str, chunk: int) -> str:
-    """The name of the part of a stacked value that a chunk holds."""
+    """The name of the part of a stacked value that belongs to a chunk."""
     return f"{name}_c{chunk}"
 
 
@@ -44,7 +45,7 @@ def _cut(type_: TensorType, dim: int, size: Expr) -> TensorType:
 
 
 class StageValues:
-    """Looks values up, and makes them where they are missing."""
+    """Looks up the values of a stage, and creates missing ones."""
 
     def __init__(
         self,
@@ -70,40 +71,40 @@ class StageValues:
         self._action: Operation | None = None
         self._holding: PlacedPiece = placed[0]
 
-    # -- where we are ------------------------------------------------------------------------------
+    # -- the current action ------------------------------------------------------------------------
 
     def enter(self, action: Operation | None, holding: PlacedPiece) -> None:
-        """Work on an action of a chunk from now on."""
+        """Make an action of a chunk the current one."""
         self._action, self._holding = action, holding
 
     def define(self, original: Value, value: Value) -> None:
-        """What stands for a value of the whole step, on the present chunk."""
+        """Define the value that represents one of the whole step on the current chunk."""
         self._env[self._holding.home.chunk][original] = value
 
     def keep_for_next(
         self, holding: PlacedPiece, value: Value, index: int, part: ActionKind
     ) -> None:
-        """Hand a value to the next piece of the model, which is on the same stage."""
+        """Keep a value for the next piece of the model, which is on the same stage."""
         depth = holding.depth + (1 if part is ActionKind.FORWARD else -1)
         self._kept[holding.copy, depth, part, index] = value
 
     def kept(self, holding: PlacedPiece, index: int, part: ActionKind) -> Value:
-        """What the piece before has kept for this one."""
+        """The value that the previous piece has kept for this one."""
         return self.reach(self._kept[holding.copy, holding.depth, part, index])
 
     def feed(self, repeat: Operation, index: int, value: Value) -> None:
-        """A repeat that another stage has begun goes on with this carried value, here."""
+        """Define a carried value with which a repeat of another stage continues on this chunk."""
         self._fed[self._holding.home.chunk, repeat, index] = value
 
     def add_to(self, original: Value, value: Value) -> None:
-        """What later layers have of a sum: this chunk adds its own part."""
+        """Define the received part of a sum over layers, to which this chunk adds its own."""
         self._arrived[self._holding.home.chunk, original] = value
 
     # -- looking up --------------------------------------------------------------------------------
 
     def get(self, original: Value, region: Region) -> Value:
-        """What stands for a value, usable in a region. Raises `DiagnosticError` if there is
-        nothing."""
+        """The value that represents one of the whole step, usable in a region. Raises
+        `DiagnosticError` if there is none."""
         value = self._env[self._holding.home.chunk].get(original)
         if value is not None:
             return self.reach(value)
@@ -117,7 +118,7 @@ class StageValues:
         raise too_far(producer, original)
 
     def reach(self, value: Value) -> Value:
-        """The value, or the result of the action that makes it if that is another one."""
+        """The value, or the result of the action that makes it if that is not the current one."""
         home = value.region.owner
         if home is self._action or not isinstance(home.definition, ActionOp):
             return value
@@ -127,13 +128,13 @@ class StageValues:
         return self._exports[value]
 
     def here(self, original: Value, holding: PlacedPiece) -> Value | None:
-        """What stands for a value on a chunk, as a result of its action; None if nothing does."""
+        """The value for one of the whole step on a chunk, as a result of its action, or None."""
         value = self._env[holding.home.chunk].get(original)
         self.enter(None, holding)
         return None if value is None else self.reach(value)
 
     def argument(self, original: Value, holding: PlacedPiece) -> Value:
-        """The stage's argument for one of the whole step: of a chunk if repeats slice it."""
+        """The argument of the stage for one of the whole step; per chunk if repeats slice it."""
         is_cut = original in self.sections.layers
         key = original, holding.home.chunk if is_cut else None
         if key not in self._args:
@@ -145,7 +146,7 @@ class StageValues:
         return self._args[key]
 
     def _data_argument(self, original: Value) -> Value:
-        """The part of a microbatch: bound to the whole by the accumulation."""
+        """The argument of the accumulation for one of the whole step: a microbatch of data."""
         chunk = self._holding.home.chunk if original in self.sections.layers else None
         if (original, chunk) not in self._data:
             outer = self.sections.body.owner.operands[original.index]
@@ -156,7 +157,7 @@ class StageValues:
         return self._data[original, chunk]
 
     def _floating_value(self, original: Value, op: Operation) -> Value:
-        """A value that is computed wherever it is used, once in each action."""
+        """A value that is computed wherever it is used, once per action."""
         action = self._action
         if action is None:
             raise too_far(op, original)
@@ -174,8 +175,8 @@ class StageValues:
     def clone(self, op: Operation, region: Region, within: frozenset[int] = frozenset()) -> None:
         """Copy an operation of the whole step to the end of a region.
 
-        `within` are the positions of the piece: of a sum over several sections only their share is
-        added up.
+        `within` are the positions of the piece: a sum over several sections adds up their share
+        only.
         """
         operands = [v for v in op.operands if self._is_within(op, v, within)]
         if len(operands) == 1 and len(op.operands) > 1 and len(self.sections.slots[op]) > 1:
@@ -190,19 +191,19 @@ class StageValues:
         new = self._copy(op, inputs, {}, region)
         for old, value in zip(op.results, new.results, strict=True):
             self.define(old, self._added(chunk, old, value, region))
-        if stack.order is not None:  # kinds that the piece does not hold pass on what they get
+        if stack.order is not None:  # kinds without layers in the piece pass values on
             for other in stack.members:
                 for old, value in zip(other.results[: stack.carried], new.results, strict=False):
                     self.define(old, value)
 
     def _carried(self, stack: LayerStack, op: Operation, index: int, value: Value) -> Value:
-        """What a repeat takes: if the piece holds none of the kinds before it, what these take."""
+        """The input of a repeat; if the piece has no layer of the kinds before it, their input."""
         known = value in self._env[self._holding.home.chunk]
         first = stack.order is None or op is stack.members[0] or index >= stack.carried
         return value if known or first else stack.inputs[index]
 
     def _added(self, chunk: int, original: Value, own: Value, region: Region) -> Value:
-        """A part of a sum, and what has arrived of the others."""
+        """The own part of a sum, plus the received part if there is one."""
         arrived = self._arrived.get((chunk, original))
         if arrived is None:
             return own
@@ -253,7 +254,7 @@ class StageValues:
             inside.update(zip(op.results, copy.results, strict=True))
 
     def _repeat_index(self, op: Operation) -> int | None:
-        """Which repeat of the chain an operation is."""
+        """The index of a repeat in the chain; None for other operations."""
         if op.parent is not self.sections.body or not runs_layers(op):
             return None
         return self.sections.slots[op][0].position // 2
@@ -276,5 +277,4 @@ class StageValues:
             return original.index, -1 if chunk is None else chunk
 
         self.func.body.args.sort(key=place)
-        for index, arg in enumerate(self.func.body.args):
-            arg.index = index
+        renumber(self.func.body.args)

@@ -1,4 +1,5 @@
-"""absorb-latent: attention goes to a latent itself, not to keys and values that are made of it."""
+"""absorb-latent: attention reads the cached latent directly instead of keys and values made of
+it."""
 
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ from stagec.ir_spec.ops.selection import Concat, Cut
 class AbsorbLatent(Pass):
     """Rewrite attention whose keys and values are products of a latent, by associativity.
 
-    `q . (c W) = (q W^T) . c`, and `sum of p (c V) = (sum of p c) V`: queries are brought to the
-    size of the latent, all heads see one key, the latent with the rotated part that they share, and
-    values are its first columns (arXiv 2405.04434, section 2.1.2). With few queries that is less
-    work, and no keys and values are made of all that is cached.
+    `q . (c W) = (q W^T) . c`, and `sum of p (c V) = (sum of p c) V`: queries are projected to the
+    size of the latent. All heads share one key, the latent with the shared rotated part, and the
+    values are its first columns (arXiv 2405.04434, section 2.1.2). With few queries this is less
+    work, and no keys and values are computed for all cached tokens.
 
     Before:
         stg.func @f(%q: bf16[B, S, H, K], %c: bf16[B, S, E], %w: bf16[E, H, K], %u: bf16[E, H, F]) {
@@ -72,9 +73,10 @@ class AbsorbLatent(Pass):
 
 
 def absorb_latent(module: Module, queries: int = 0, selected: bool = False) -> int:
-    """Rewrite attention that goes to keys and values made of a latent, in place; returns how many
-    ops there were. With `queries` only where a sequence is known to have no more, with `selected`
-    only there, if `queries` are given, and where queries select their keys."""
+    """Rewrite attention on keys and values that are made of a latent, in place; returns the number
+    of rewritten ops. With `queries` only attention of sequences that are known to have at most this
+    number of queries is rewritten; with `selected` only that (if `queries` is given) and attention
+    whose queries select their keys."""
     body = module.main.body
     every = [op for op in body.walk() if isinstance(op.definition, FlashAttention)]
     ops = [
@@ -98,7 +100,8 @@ def _few(module: Module, op: Operation, queries: int) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A part of keys or values [B, T, H, K]: rows [B, T, C] that all heads share, and the weight
-    that makes K elements of each head of them; without a weight each head has the rows."""
+    that projects them to K elements per head; without a weight each head has the rows
+    themselves."""
 
     rows: Value
     weight: Value | None = None
@@ -147,7 +150,7 @@ def _absorb(module: Module, op: Operation) -> bool:
 
 
 def _parts(keys: Value) -> list[_Part] | None:
-    """The parts of the last dimension of keys; None if one of them is not made of shared rows."""
+    """The parts of keys along the last dimension; None if one is not made of shared rows."""
     op = keys.producer
     joined = op is not None and isinstance(op.definition, Concat) and op.integer("dim", 3) == 3
     values = op.operands if op is not None and joined else (keys,)
@@ -180,7 +183,7 @@ def _cut(b: Builder, q: Value, keys: Value, parts: list[_Part]) -> Sequence[Valu
 
 
 def _one_head(b: Builder, rows: list[Value]) -> Value:
-    """Rows that lie together, as the keys of a single head [B, T, 1, C + ...]."""
+    """Concatenated rows as the keys of a single head [B, T, 1, C + ...]."""
     op = rows[0].producer
     together = op is not None and isinstance(op.definition, Cut) and list(op.results) == rows
     flat = op.operands[0] if op is not None and together else rows[0]

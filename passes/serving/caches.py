@@ -1,11 +1,11 @@
-"""The state that a step of serving keeps: arguments of the function with the role `cache` or
-`recurrent`, updated in place. Of a key `%k` in a repeat of L layers
+"""The state of a step of serving: arguments of the function with the role `cache` or `recurrent`,
+updated in place. For a key `%k` in a repeat of L layers
 
     %keys = step.append(%k)
 
-makes an argument `%k_cache: bf16[L, B, past + S, G, K | cache]`, binds it to the repeat, writes
-the S new rows behind those that are cached, hands the result out of the repeat as a stack and
-returns it from the function. `%keys` are the rows that queries may see, the new ones last.
+adds an argument `%k_cache: bf16[L, B, past + S, G, K | cache]`, binds it to the repeat, writes the
+S new rows after the cached ones, returns the result from the repeat as a stack and from the
+function. `%keys` are the rows that queries may see, the new ones last.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from stagec.passes.serving.latent import rows_of_latent
 
 @dataclass(slots=True)
 class CachingStep(ServingStep):
-    """A step of a function with this `body`. `env` has the values that are known. Rows of caches
-    are of `dtype`, or as they are made; there are whole pages of `page` tokens on each of `parts`
-    ranks."""
+    """A step of a function with this `body`. `env` has the known values of symbols. Rows of caches
+    have the element type `dtype`, or that of the cached value if it is empty. Each of `parts` ranks
+    has whole pages of `page` tokens."""
 
     body: Region
     env: Mapping[str, int]
     dtype: str = ""
     page: int = 1
     parts: Expr = ONE
+    sequences: Expr | None = None  # of a class of a mixed step, and what names of it end with
+    ending: str = ""
     kept: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
     _appended: dict[tuple[Value, int, Expr | None], Value] = field(
         default_factory=dict[tuple[Value, int, "Expr | None"], Value]
@@ -58,13 +60,13 @@ class CachingStep(ServingStep):
         return updated
 
     def _typed(self, new: Value) -> Value:
-        """What is cached, in the element type of caches."""
+        """A value cast to the element type of caches."""
         if not self.dtype or new.tensor.dtype == self.dtype:
             return new
         return self.b.value("stg.cast", [new], {"to": self.dtype}, hint=new.name)
 
     def _rows(self, span: Expr | None) -> Expr:
-        """The rows of a cache, whole pages on each of the ranks that split it."""
+        """The number of rows of a cache: whole pages on each of the ranks that split it."""
         rows, unit = self.seen, self.parts * self.page
         if span is not None and self.past != ZERO:
             rows = call("min", [rows, span - 1 + self.new])
@@ -78,7 +80,10 @@ class CachingStep(ServingStep):
 
     def once(self, value: Value) -> Value:
         value = self._typed(value)
-        row = cache = self.cache(value.name + "_cache", value.tensor)
+        type_ = value.tensor
+        if self.sequences is not None:
+            type_ = replace(type_, dims=(Dim(self.sequences), *type_.dims[1:]))
+        row = cache = self.cache(f"{value.name}{self.ending}_cache", type_)
         if self.mode != "decode" and self.past == ZERO:
             row = self.b.value("stg.append", [cache, value], hint=f"{value.name}_rows")
         self.keep(cache, row)
@@ -93,13 +98,13 @@ class CachingStep(ServingStep):
         return made.results[:-1]
 
     def state(self, name: str, type_: TensorType) -> Value:
-        """State of a size that does not grow with the context, such as that of a scan: as `cache`,
+        """State whose size does not depend on the context, such as that of a scan: like `cache`,
         with the role `recurrent`. It is 0 before the first token."""
         return self.cache(name, type_, "recurrent")
 
     def cache(self, name: str, type_: TensorType, role: str = "cache") -> Value:
-        """Rows of tokens, of this type at the op: an argument of the function, of which repeats
-        around the op have a slice for each layer. `keep` says what it becomes."""
+        """Rows of tokens, with this type at the op: an argument of the function, of which repeats
+        around the op take one slice per layer. `keep` defines its updated value."""
         repeats = list(_around(self.b.region))
         whole = type_.unplaced()
         for op in repeats:
@@ -113,18 +118,18 @@ class CachingStep(ServingStep):
         return value
 
     def keep(self, cache: Value, updated: Value) -> None:
-        """What state becomes in the step: its type is that of `cache`. All state is kept once."""
+        """Define the updated value of state, of the type of `cache`; once for each state."""
         self.kept.append((cache, updated))
 
     def hand_out(self) -> list[Value]:
-        """Hand what is kept out of repeats: what the function returns, one value for each argument
-        with the role `cache`, in their order."""
+        """Return updated state from repeats. Gives the values that the function returns, one for
+        each argument with the role `cache`, in their order."""
         self.kept.sort(key=lambda pair: _argument(pair[0]).index)
         return [_handed_out(updated, cache) for cache, updated in self.kept]
 
 
 def _argument(cache: Value) -> Value:
-    """The argument of the function that state is a slice of."""
+    """The argument of the function of which state is a slice."""
     while (op := cache.region.owner).has(Repeats):
         cache = op.operands[cache.index]
     return cache

@@ -1,4 +1,4 @@
-"""copy-experts: ranks hold more experts than the router chooses among, copies of some of them."""
+"""copy-experts: adds redundant experts, copies of some of those among which the router chooses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stagec.api import (
     evaluate,
     read_strategy,
 )
-from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.infer import infer_again
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 
 #: The parameter of ops that choose among experts with copies.
@@ -26,11 +26,11 @@ COPIES = "copies"
 
 
 class CopyExperts(Pass):
-    """Add redundant experts, the copies of popular experts that servers hold
-    (`stg.redundant_experts`): routers choose among the others.
+    """Add redundant experts, copies of popular experts on servers (`stg.redundant_experts`):
+    routers choose among the others.
 
-    The number of experts of the module counts copies. Routers, with all that only they use, get the
-    dimension of the others; the load is even over all that are held.
+    The number of experts of the module includes copies. Routers, and the values that only they use,
+    get the dimension without copies. The load is even over all experts.
 
     Before:
         stg.strategy @s {
@@ -68,10 +68,10 @@ class CopyExperts(Pass):
 
 
 def copy_experts(module: Module, count: int) -> None:
-    """Make so many of the experts copies, in place.
+    """Make `count` of the experts copies, in place.
 
-    Raises `DiagnosticError` for a model without routers, for more copies than experts, and for less
-    than none.
+    Raises `DiagnosticError` for a model without routers, for more copies than experts, and for a
+    negative count.
     """
     if count < 0:
         raise error(
@@ -95,10 +95,8 @@ def copy_experts(module: Module, count: int) -> None:
             )
             value.type = replace(value.tensor, dims=dims)
         op.attrs[COPIES] = const(count)
-        _assume(module, op, Relation(experts, ">=", const(2 * count)))
-    for op in module.main.body.ops:
-        forget_types(op)
-    infer_module(module)
+        module.assume(Relation(experts, ">=", const(2 * count)), op.loc)
+    infer_again(module)
 
 
 def _check(module: Module, op: Operation, experts: Expr, count: int) -> None:
@@ -111,16 +109,9 @@ def _check(module: Module, op: Operation, experts: Expr, count: int) -> None:
         )
 
 
-def _assume(module: Module, op: Operation, relation: Relation) -> None:
-    if relation not in {r for r, _ in module.relations}:
-        definition = module.registry["stg.assume"]
-        stated = Operation(definition, (), {"relations": (relation,)}, loc=op.loc)
-        module.root.body.insert(module.main.position(), stated)
-
-
 def _chosen_by(op: Operation, experts: Expr) -> Iterator[Value]:
-    """The arguments with a dimension of all experts by which an op chooses, in every region that
-    they come through."""
+    """The arguments with a dimension of experts on which the choice of an op depends, in each
+    region through which they are passed."""
     seen: set[Value] = set()
     stack = list(op.operands)
     while stack:

@@ -1,5 +1,5 @@
-"""draft-ahead: a step that verifies drafts makes those of the next step, with the model's own
-module that predicts a token further ahead."""
+"""draft-ahead: a step that verifies drafts also makes those of the next step, with the multi-token
+prediction module of the model."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.clone import Copier
+from stagec.ir.core import renumber
 from stagec.ir.drafts import CHOSEN, DRAFTS, MOST_DRAFTS, most_likely, state
 from stagec.ir.expr import ONE
-from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.infer import infer_again
 from stagec.ir.serving_step import PAST
 
 _ROW = Quoted("(ao)b->aob")
 
 
 class DraftAhead(Pass):
-    """Make `count` drafts for the next step in a decode step that verifies as many, with the
-    model's module of multi-token prediction (arXiv 2412.19437, section 2.2).
+    """Make `count` drafts for the next step in a decode step that verifies the same number, with
+    the multi-token prediction module of the model (arXiv 2412.19437, section 2.2).
 
-    The module runs over all tokens of the step, behind those that the step chooses: it fills its
-    caches, and its head makes the first draft, of the last position. Each further draft is a step
-    of one token: the module takes the draft before it and what it made of it, as engines repeat
-    the one module that a model has.
+    The module runs over all tokens of the step, after the step has chosen tokens: it fills its
+    caches, and its head makes the first draft, for the last position. Each further draft is a step
+    of one token: the module takes the previous draft and its own output for it. Engines repeat the
+    single module of a model in this way.
 
     Before:
         stg.symbols[B, S = 2, D, V]
@@ -76,10 +77,10 @@ class DraftAhead(Pass):
 
 
 def draft_ahead(module: Module, count: int) -> None:
-    """Make `count` drafts in the main function, in place; a remark says so if the step has no
-    module for them.
+    """Make `count` drafts in the main function, in place; a remark reports a step without a module
+    for drafts.
 
-    Raises `DiagnosticError` for a module whose head is another than that of the model, for several
+    Raises `DiagnosticError` for a module whose head differs from that of the model, for several
     modules, and for too many drafts.
     """
     if not 1 <= count <= MOST_DRAFTS:
@@ -121,7 +122,7 @@ class _Ahead:
         self._ahead = ahead
 
     def _given(self, chooses: Collection[Operation]) -> Value:
-        """The argument with the next tokens, which only the module takes."""
+        """The argument with the next tokens, which only the module uses."""
         args = (a for a in self._body.args if not a.tensor.role and a.uses)
         ids = [a for a in args if not any(user in chooses for user, _ in a.uses)]
         if len(ids) != 1 or ids[0].tensor.dtype[0] not in "iu":
@@ -129,7 +130,8 @@ class _Ahead:
         return ids[0]
 
     def _ends(self, ahead: Value, chooses: set[Operation]) -> tuple[Value, Value]:
-        """What the module makes its rows of, and the rows: both heads go on from there alike."""
+        """The rows of the model that its head takes, and those of the module; both heads are
+        equal."""
         mine, theirs = ahead, self._logits
         used = {v for op in self._own for v in op.operands}
         while theirs not in used:
@@ -142,7 +144,7 @@ class _Ahead:
         return theirs, mine
 
     def _behind(self, values: Sequence[Value]) -> list[Operation]:
-        """The module's ops that depend on these values, in order."""
+        """The ops of the module that depend on these values, in order."""
         reached, behind = set(values), list[Operation]()
         for op in self._own:
             if any(v in reached for v in op.reads()):
@@ -167,8 +169,7 @@ class _Ahead:
         chosen = most_likely(at, self._logits, CHOSEN)
         self._next.replace_with(chosen)
         body.args.remove(self._next)
-        for index, arg in enumerate(body.args):
-            arg.index = index
+        renumber(body.args)
         lengthened = self._lengthen(size)
         b = Builder.before(module.registry, body.terminator, loc=made)
         block = [op for op in self._behind([chosen, self._from]) if op not in self._head]
@@ -189,13 +190,12 @@ class _Ahead:
         body.terminator.set_operands([self._logits, sent, *kept.values()])
         for op in reversed(self._head):
             op.erase()
-        for op in body.ops:
-            forget_types(op)
-        infer_module(module)
+        infer_again(module)
         body.returns = tuple(v.tensor for v in body.terminator.operands)
 
     def _lengthen(self, size: Expr) -> dict[Value, Value]:
-        """Give the module's caches rows for all drafts; by each of them what it becomes."""
+        """Give the caches of the module rows for all drafts. Maps each cache to its updated
+        value."""
         ends = dict(zip(state(self._module), self._kept, strict=True))
         lengthened = {
             a: end for a, end in ends.items() if any(user in self._own for user, _ in a.uses)
@@ -206,7 +206,7 @@ class _Ahead:
         return lengthened
 
     def _choose(self, b: Builder, row: Value, number: int) -> Value:
-        """The draft that the head makes of one row of each sequence."""
+        """The draft that the head makes from one row of each sequence."""
         copier = _copier({self._made: row}, number, self._next.tensor.shape[1])
         for op in self._head:
             b.insert(copier.copy(op))
@@ -214,7 +214,7 @@ class _Ahead:
 
 
 def _copier(taken: dict[Value, Value], number: int, size: Expr) -> Copier:
-    """What copies the module for one token of each sequence, the `number`-th behind the step."""
+    """Copies the module for one token of each sequence, the `number`-th after the step."""
     past = symbol(PAST) + size + (number - 1)
     sizes = {**dict.fromkeys(size.symbols, ONE), **({PAST: past} if number else {})}
     return Copier(taken, sizes, lambda name: f"ahead{number}/{name}", lambda loc: loc)

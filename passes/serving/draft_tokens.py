@@ -1,5 +1,5 @@
-"""draft-tokens: a step of decode becomes several, each of which takes the token that the one before
-it chose."""
+"""draft-tokens: a decode step becomes several, each of which takes the token that the previous one
+chose."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from stagec.ir.drafts import (
     logits_chosen,
     most_likely,
     state,
-    words_taken,
+    tokens_taken,
 )
-from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.infer import infer_again
 from stagec.ir.serving_step import PAST
 from stagec.ir_spec.ops.parts import arrive, depart
 from stagec.ir_spec.strategy.part import MAIN
 
-#: What says how many keys a query sees.
+#: Attributes that limit the number of keys that a query sees.
 _SPANS = {"span", "window", "chunk"}
 
 
@@ -44,9 +44,9 @@ class DraftTokens(Pass):
     """Repeat a decode step of one token `count` times, as a draft model does before the model that
     verifies (arXiv 2211.17192).
 
-    Each step takes the most likely token of the one before it, writes its rows behind those of that
-    one, and so on. The drafts go to the pod `main`, whose tokens come back: of each sequence the
-    drafts up to the first other token were right.
+    Each step takes the most likely token of the previous one and writes its rows after those of
+    that step. The drafts are sent to the pod `main`, which returns its tokens: in each sequence the
+    drafts up to the first different token were accepted.
 
     Before:
         stg.symbols[B, S = 1, D, V, past]
@@ -86,19 +86,19 @@ class DraftTokens(Pass):
 def draft_tokens(module: Module, count: int) -> None:
     """Make `count` steps of the main function, in place.
 
-    Raises `DiagnosticError` for a step of more than one token, one without tokens before it, and
-    one that takes other values than tokens.
+    Raises `DiagnosticError` for a step of more than one token, one without cached tokens, and one
+    with inputs other than tokens.
     """
     body = module.main.body
-    words, logits, states = words_taken(module), logits_chosen(module), state(module)
-    _check(module, words, count)
+    tokens, logits, states = tokens_taken(module), logits_chosen(module), state(module)
+    _check(module, tokens, count)
     made = kept = body.terminator.operands[1:]
-    step, size = body.ops[:-1], words.tensor.shape[1]
-    _lengthen(words, states, count)
+    step, size = body.ops[:-1], tokens.tensor.shape[1]
+    _lengthen(tokens, states, count)
     b = Builder.before(module.registry, body.terminator, loc=made_by(DraftTokens.name, logits.loc))
     drafts = [most_likely(b, logits, "draft")]
     for number in range(1, count):
-        taken = dict(zip((words, *states), (drafts[-1], *kept), strict=True))
+        taken = dict(zip((tokens, *states), (drafts[-1], *kept), strict=True))
         copier = _copier(taken, number)
         for op in step:
             _see_rows(b.insert(copier.copy(op)), size, number, count)
@@ -106,27 +106,25 @@ def draft_tokens(module: Module, count: int) -> None:
         drafts.append(most_likely(b, copier.values[logits], copier.named("draft")))
     for op in step:
         _see_rows(op, size, 0, count)
-    chosen = _exchange(b, words, logits, drafts)
+    chosen = _exchange(b, tokens, logits, drafts)
     body.terminator.set_operands([chosen, *kept])
     module.main.attrs["part"] = DRAFT
-    for op in body.ops:
-        forget_types(op)
-    infer_module(module)
+    infer_again(module)
     body.returns = tuple(v.tensor for v in body.terminator.operands)
 
 
-def _check(module: Module, words: Value, count: int) -> None:
+def _check(module: Module, tokens: Value, count: int) -> None:
     if not 1 <= count <= MOST_DRAFTS:
         raise error(
             f"a draft model makes 1 to {MOST_DRAFTS} drafts per step, found {count}",
             remedy="give --speculative 4",
         )
-    size = words.tensor.shape[1]
+    size = tokens.tensor.shape[1]
     if size.symbol_name is None or module.env.get(size.symbol_name) != 1:
         raise error(
             "a draft model decodes one token at a time, expected a symbol with the value 1, found "
             f"{size}",
-            words.loc,
+            tokens.loc,
             remedy="declare S = 1",
         )
     if PAST not in module.symbols:
@@ -137,22 +135,22 @@ def _check(module: Module, words: Value, count: int) -> None:
         )
 
 
-def _lengthen(words: Value, states: Sequence[Value], count: int) -> None:
-    """Caches have rows for the tokens of all steps."""
-    rows = dict.fromkeys(words.tensor.shape[1].symbols, const(count))
+def _lengthen(tokens: Value, states: Sequence[Value], count: int) -> None:
+    """Give caches rows for the tokens of all steps."""
+    rows = dict.fromkeys(tokens.tensor.shape[1].symbols, const(count))
     for arg in states:
         arg.type = arg.tensor.substitute(rows)
 
 
 def _copier(taken: dict[Value, Value], number: int) -> Copier:
-    """What copies the step behind `number` others."""
+    """Copies the step after `number` others."""
     sizes = {PAST: symbol(PAST) + number}
     return Copier(taken, sizes, lambda name: f"step{number}/{name}", lambda loc: loc)
 
 
 def _see_rows(op: Operation, size: Expr, number: int, count: int) -> None:
-    """Let a step look at caches with the rows of all steps: those of windows keep the rows of steps
-    behind it, and what has an element for each row has more."""
+    """Adapt a step to caches with the rows of all steps: caches of windows keep the rows of later
+    steps, and values with one element per row get more."""
     ahead = count - 1 - number
     rows = {symbol(PAST) + size + number: symbol(PAST) + count}
     for each in (op, *(op.region.walk() if op.region is not None else ())):
@@ -165,14 +163,14 @@ def _see_rows(op: Operation, size: Expr, number: int, count: int) -> None:
                 )
 
 
-def _exchange(b: Builder, words: Value, logits: Value, drafts: Sequence[Value]) -> Value:
-    """Send the drafts, and take what was chosen."""
-    batch, vocabulary = words.tensor.shape[0], logits.tensor.shape[2]
+def _exchange(b: Builder, tokens: Value, logits: Value, drafts: Sequence[Value]) -> Value:
+    """Send the drafts, and receive the chosen tokens."""
+    batch, vocabulary = tokens.tensor.shape[0], logits.tensor.shape[2]
     sent = drafts[0]
     if len(drafts) > 1:
         sent = b.value("stg.concat", drafts, {"dim": const(1)}, hint=DRAFTS)
     about: dict[str, RawAttr] = {"vocabulary": vocabulary}
     depart(b, sent, sent.tensor, {"value": DRAFTS, "source": DRAFT, "to": MAIN, **about})
-    rows = replace(words.tensor.dims[1], size=const(len(drafts) + 1))
-    type_ = replace(words.tensor.inner, dims=(replace(words.tensor.dims[0], size=batch), rows))
+    rows = replace(tokens.tensor.dims[1], size=const(len(drafts) + 1))
+    type_ = replace(tokens.tensor.inner, dims=(replace(tokens.tensor.dims[0], size=batch), rows))
     return arrive(b, type_, {"value": CHOSEN, "source": MAIN, "to": DRAFT, **about}, CHOSEN)

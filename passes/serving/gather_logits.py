@@ -1,5 +1,5 @@
-"""gather-logits: logits split over the vocabulary are gathered before a token is chosen, or before
-a loss that wants them whole."""
+"""gather-logits: gathers logits that are split over the vocabulary before a token is chosen, or
+before a loss that needs all of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from stagec.sharding.placer import Placer
 
 
 class GatherLogits(Pass):
-    """Pin logits whole in the vocabulary where a token is chosen from them, in the element type of
-    the head, as engines gather them before they sample in f32 (vLLM's `LogitsProcessor`, SGLang's).
-    With `stg.loss[logits = gathered]` those of a loss are pinned, too.
+    """Replicate logits over the vocabulary where a token is chosen from them, in the element type
+    of the head: engines gather them before they sample in f32 (`LogitsProcessor` of vLLM and of
+    SGLang). With `stg.loss[logits = gathered]` this also applies to a loss.
 
-    Without it each rank chooses among its own part of the vocabulary, and a maximum of each rank is
-    gathered (`stg.argmax`).
+    Without this pass each rank chooses among its own part of the vocabulary, and the maximum of
+    each rank is gathered (`stg.argmax`).
 
     Before:
         stg.mesh @pod[tp]
@@ -56,7 +56,7 @@ class GatherLogits(Pass):
 
 
 def gather_logits(module: Module) -> None:
-    """Pin the logits of all tokens that the main function chooses, or judges, in place."""
+    """Pin the logits from which the main function chooses tokens, or of losses, in place."""
     strategy = read_strategy(module)
     assumptions = Assumptions(module, GatherLogits.name, strategy.loc)
     placer = Placer(module, strategy, assumptions)
@@ -66,7 +66,7 @@ def gather_logits(module: Module) -> None:
 
 
 def _users(module: Module) -> list[Operation]:
-    """What takes whole rows of logits."""
+    """The ops that take complete rows of logits."""
     gathered = read_strategy(module).one(LossRule).logits == "gathered"
     kinds = (PicksOne, TakesLogits) if gathered else (PicksOne,)
     return [op for op in module.main.body.walk() if any(map(op.has, kinds))]

@@ -1,4 +1,5 @@
-"""hand-over: what sequences keep goes from the pod that prefills to the pod that decodes."""
+"""hand-over: transfers the caches of sequences from the pod that prefills to the pod that
+decodes."""
 
 from __future__ import annotations
 
@@ -36,11 +37,11 @@ class HandOver(Pass):
     """Send the caches of a prefill step to the pod that decodes, or receive them from the pod that
     prefills.
 
-    A cache goes to the cache of the same name in the other pod, and to the placement that it has
-    there; each rank that holds a part gets each byte of it once. It is sent where the step has
-    updated it, layer by layer, and received before the step uses it. Where one pod has two half
-    batches, a cache of the other one crosses in two halves. The other pod is one of the job, or a
-    text, `module`, in the phase `partitioned`. Sizes have to be known.
+    A cache is sent to the cache of the same name in the other pod, in the placement that it has
+    there; each rank that has a part receives each byte of it once. It is sent after the step has
+    updated it, layer by layer, and received before the step uses it. If one pod has two half
+    batches, a cache of the other pod crosses in two halves. The other pod is one of the job, or the
+    text `module`, in the phase `partitioned`. Sizes need values.
 
     Before:
         %k_rows = stg.append(%k_i, %k) : bf16[B, S, G@tp, K]
@@ -66,10 +67,10 @@ class HandOver(Pass):
 
 
 def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") -> None:
-    """Hand the caches of a module over to another pod, or take them over from it, in place.
+    """Send the caches of a module to another pod, or receive them from it, in place.
 
-    Raises `DiagnosticError` for caches that the other pod does not have, sizes that are open, and
-    placements whose parts do not fall together.
+    Raises `DiagnosticError` for caches that the other pod does not have, sizes without values, and
+    placements whose parts do not match.
     """
     pods = (module, other) if to else (other, module)
     ways = crossings(*pods)
@@ -92,7 +93,7 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
 def _attrs(
     crossing: Crossing, crossings: Crossings, func: Operation, chunk: int, *, sends: bool
 ) -> dict[str, RawAttr]:
-    """What an end says of its messages."""
+    """The attributes that an end states about its messages."""
     here, there = crossing.source, crossing.target
     if not sends:
         here, there = there, here
@@ -110,8 +111,9 @@ def _attrs(
 
 
 def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
-    """The dimension of tokens, without those of layers, and how many rows it has of the tokens
-    before the step; nothing for state of fixed size."""
+    """The dimension of tokens, not counting those of layers, and its number of rows for tokens
+    before the step; empty for state of fixed size. Raises `DiagnosticError` for sizes without
+    values."""
     rows = rows_of(cache)
     if rows is None:
         return {}
@@ -128,8 +130,8 @@ def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
 
 
 def _ends_of(module: Module, *, sends: bool) -> Iterator[tuple[_End, Operation, str, int]]:
-    """What crosses, where the step makes or uses it, in order; its function, its name, and its
-    chunk. Raises `DiagnosticError` for a cache that the step does not update."""
+    """The ends of crossing values, in the order in which the step makes or uses them, each with its
+    function, name and chunk. Raises `DiagnosticError` for a cache that the step does not update."""
     ends: list[tuple[_End, Operation, str, int]] = []
     for func, arg, name, chunk in caches_of(module):
         op, index, depth = used(arg)
@@ -148,7 +150,7 @@ def _ends_of(module: Module, *, sends: bool) -> Iterator[tuple[_End, Operation, 
 
 
 def _made(op: Operation, index: int) -> Value:
-    """What an operation makes of a cache. Raises `DiagnosticError`."""
+    """The updated cache of an operation. Raises `DiagnosticError` if there is none."""
     for result in op.results:
         if op.definition.reuses(op, result.index) == index:
             return result
@@ -160,9 +162,9 @@ def _made(op: Operation, index: int) -> Value:
 
 
 class _End:
-    """Where a step has what crosses: in the function, in a microbatch, or in a repeat of layers.
-    What crosses in halves does so layer by layer, all of one half before the other one, as a pod
-    with two half batches computes it."""
+    """The place of a crossing value in a step: in the function, in a microbatch, or in a repeat of
+    layers. A value that crosses in halves does so layer by layer, the whole first half before the
+    second, in the order in which a pod with two half batches computes them."""
 
     def __init__(
         self,
@@ -183,8 +185,8 @@ class _End:
         *,
         first: bool,
     ) -> None:
-        """Send it as soon as it is there, or the second half behind all that was sent before of its
-        layer, which is in `places`."""
+        """Send the value directly after it is made, or a second half after all that was sent before
+        in its layer, which is in `places`."""
         place = self.op if first else places[self.op.parent]
         b = Builder.after(self._module.registry, place, loc=made_by(PASS, self.op.loc))
         pieces = crossing.way.pieces * crossing.source.parts
@@ -199,8 +201,8 @@ class _End:
         crossing: Crossing,
         places: dict[Region | None, Operation],
     ) -> None:
-        """Receive it before the step uses it, or halves before the first use in their layer of what
-        crosses, which is in `places`."""
+        """Receive the value before the step uses it; halves before the first use of a crossing
+        value in their layer, which is in `places`."""
         halves = crossing.target.halves
         place = places.setdefault(self.op.parent, self.op) if halves > 1 else self.op
         users = list(self.value.uses)
@@ -225,8 +227,8 @@ class _End:
             ) from None
 
     def _check_cuts(self, op: Operation, crossing: Crossing) -> None:
-        """Raises `DiagnosticError` for a dimension, but that of tokens, that is cut into parts
-        which are not whole. Of tokens each rank gets an even share."""
+        """Raises `DiagnosticError` for a dimension that is not divisible by its number of parts,
+        except that of tokens, of which each rank gets an even share."""
         split = read_strategy(self._module).batch
         for d, dim in enumerate(self.value.tensor.dims):
             cuts = crossing.way.cuts[d + self._depth]

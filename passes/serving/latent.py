@@ -1,8 +1,8 @@
-"""Values that serving caches in place of what follows from them: the flag `cached` of an op.
+"""Values that serving caches instead of values computed from them: the flag `cached` of an op.
 
-The keys and values of latent attention are made of a latent and of a rotated key that all heads
-share. Of these, flagged `cached`, the step packs the new rows in one, appends them to what is
-cached, and makes the rows of keys and values again from all that are there:
+The keys and values of latent attention are computed from a latent and from a rotated key that all
+heads share. These have the flag `cached`: the step packs their new rows into one value, appends it
+to the cache, and recomputes the rows of keys and values from all cached rows:
 
     %latent_c_parts = stg.concat(%c, %kr1)                             // [B, S, C + R]
     %latent_c = stg.reshape["bs(zc)->bszc", ...](%latent_c_parts)      // [B, S, 1, C + R]
@@ -62,7 +62,7 @@ def rows_of_latent(step: ServingStep, values: Sequence[Value]) -> list[Value] | 
 
 
 def is_cached(value: Value) -> bool:
-    """Whether serving caches a value, or what it is a view of, not what follows from it."""
+    """Whether serving caches a value, or the value of which it is a view."""
     return _flagged(value) is not None
 
 
@@ -74,8 +74,8 @@ def _flagged(value: Value) -> Operation | None:
 
 
 def _cached(step: ServingStep, sources: Sequence[Value]) -> Sequence[Value]:
-    """The rows of values [B, S, C] that lie together in one cache [B, T, 1, C + ...], as keys of a
-    single head do."""
+    """All rows of values [B, S, C] that share one cache [B, T, 1, C + ...], like keys of a single
+    head. Raises `DiagnosticError` for values of another rank."""
     for value in sources:
         if value.tensor.rank != 3:
             raise error(

@@ -1,9 +1,9 @@
-"""Mixed steps: what `to-serving` does where the sequences of a step are of several classes.
+"""Mixed steps: how `to-serving` rewrites steps whose sequences are of several classes.
 
-B counts groups of sequences that step together, S the new tokens of a group: those of the first
-class, sequence by sequence, then those of the next. Ops that treat each token by itself go over all
-of them. Any other op works on each class by itself: a plain step of B*n sequences, q new tokens of
-each behind c cached ones:
+B is the number of groups of sequences that step together, S the number of new tokens of a group:
+those of the first class, sequence by sequence, then those of the next. Ops that treat each token
+separately run over all of them. Any other op runs once for each class, as a plain step of B*n
+sequences with q new tokens each after c cached ones:
 
     %q                                            [B, S, H, K], all tokens
     %q_0, %q_1 = stg.cut(%q)                      [B, n*q, H, K], of each class
@@ -11,8 +11,8 @@ each behind c cached ones:
     ...                                           the op, with a cache of this class
     stg.reshape["(ab)cde->a(bc)de"], stg.concat   [B, S, H, K], all tokens
 
-Class i has the symbols `count<i>`, `new<i>` and `past<i>`. The count of the last one is what makes
-up S, so that the parts of S add up to it.
+Class i has the symbols `count<i>`, `new<i>` and `past<i>`. The count of the last class is derived
+from S, so that the parts of S add up to it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from stagec.api import (
     Builder,
+    Dim,
     Expr,
     Module,
     OpDef,
@@ -47,9 +48,9 @@ from stagec.serving.step import Step, parse_step
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """A class of a step: sequences of a group, new tokens of each and those cached before; `tokens`
-    are its new tokens of a group. The last new token is sampled, or `all_` are, or (`none`) no
-    one."""
+    """A class of a step: the sequences per group, new tokens and cached tokens per sequence, and
+    new tokens per group (`tokens`). The last new token of a sequence is sampled, or all (`all_`),
+    or no token (`none`)."""
 
     count: Expr
     new: Expr
@@ -60,14 +61,14 @@ class _Class:
 
 
 def parsed_classes(classes: Sequence[str]) -> Step:
-    """The step that the option `classes` says. Raises `DiagnosticError`."""
+    """The step that the option `classes` states. Raises `DiagnosticError` for invalid classes."""
     return parse_step(",".join(classes))
 
 
 @dataclass(slots=True)
 class Mixed:
-    """Serves the ops of a mixed step. `step` is that of all tokens. `parts` are what values are for
-    each class, where a region has used them, `latent` those that follow from cached ones."""
+    """Rewrites the ops of a mixed step. `step` is the step of all tokens. `parts` are the values of
+    each class, by original value and region; `latent` are values computed from cached ones."""
 
     step: CachingStep
     classes: Sequence[_Class]
@@ -78,7 +79,8 @@ class Mixed:
 
     @classmethod
     def of(cls, module: Module, step: CachingStep, given: Step) -> Mixed:
-        """The classes of a step, whose sizes become symbols of the module."""
+        """Declare the sizes of the classes of a step as symbols of the module. Raises
+        `DiagnosticError` for a symbol that exists."""
         declared, tokens = module.ops("stg.symbols")[0], step.new
         parts: list[_Class] = []
         for i, each in enumerate(given.classes):
@@ -99,12 +101,20 @@ class Mixed:
             own = left if last else count * new
             parts.append(_Class(count, new, past, own, each.sampled == each.new, not each.sampled))
         step.env = module.env
+        begun = [each for each in parts if each.past == ZERO]
+        if len(begun) == 1:
+            _encode(module.main.body, tokens, begun[0].count)
         return cls(step, parts)
+
+    @property
+    def _encodes(self) -> bool:
+        """Whether an encoder has the sequences of one class, or none of any."""
+        return sum(each.past == ZERO for each in self.classes) < 2
 
     # -- ops ---------------------------------------------------------------------------------------
 
     def serve(self, op: Operation) -> Sequence[Value] | None:
-        """Build what an op becomes, see `OpDef.serve`."""
+        """Build the form of an op in a mixed step, see `OpDef.serve`."""
         region = self.step.b.region
         if not self._runs_alone(op):
             return op.definition.serve(self.step, op)
@@ -117,12 +127,12 @@ class Mixed:
         taken = [v for v in op.operands if any(map(self._in_tokens, v.tensor.shape))]
         follows = bool(taken) and all(v in self.latent or is_cached(v) for v in taken)
         if op.flag("cached") or follows:
-            self.latent.update(results)  # not what queries find there: that is of new tokens
+            self.latent.update(results)  # not results of attention: these are of new tokens
         return results
 
     def _runs_alone(self, op: Operation) -> bool:
-        """Whether each class has the op by itself: it has a form that serves, or it takes what
-        depends on positions, or what follows from a value that is cached in its place."""
+        """Whether the op runs once for each class: it has a form of its own for serving, or takes
+        values that depend on positions, or values computed from a cached one."""
         known = any(self._is_parts(v) for v in op.operands)
         own = type(op.definition).serve is not OpDef.serve and not self._by_token(op)
         sizes = (size for v in (*op.operands, *op.results) for size in v.tensor.shape)
@@ -133,7 +143,7 @@ class Mixed:
         return bool(size.symbols & self.step.new.symbols)
 
     def _by_token(self, op: Operation) -> bool:
-        """Whether an op treats each token by itself, wherever it is."""
+        """Whether an op treats each token separately, at any position."""
         rule = op.definition.rule(op)
         if rule is None or "past" in op.definition.params_by_name:
             return False
@@ -143,7 +153,7 @@ class Mixed:
         return len(tokens) < 2 and tokens <= taken and not self.step.mixes(op)
 
     def _is_parts(self, value: Value) -> bool:
-        """Whether there is nothing of the value but what it is for each class."""
+        """Whether a value exists only as one value per class."""
         return (value, value.region) in self.parts and not self._has_tokens(value)
 
     def _of_class(self, op: Operation, number: int) -> Sequence[Value]:
@@ -157,7 +167,9 @@ class Mixed:
         made = b.op(op.name, operands, attrs, types=types, names=names)
         step = replace(
             self.step,
-            mode="decode" if mine.all_ else "prefill",
+            mode="decode" if mine.all_ and mine.past != ZERO else "prefill",
+            sequences=symbol(BATCH) * mine.count,
+            ending=f"_{number}",
             new=mine.new,
             past=mine.past,
             b=Builder.before(b.registry, made, loc=made.loc),
@@ -174,14 +186,14 @@ class Mixed:
     # -- values ------------------------------------------------------------------------------------
 
     def _has_tokens(self, value: Value) -> bool:
-        """Whether a value is [B, S, ...], and nothing else of it depends on the tokens."""
+        """Whether a value is [B, S, ...] and no other dimension depends on the tokens."""
         shape = value.tensor.shape
         if any(map(self._in_tokens, shape[2:])):
             return False
         return len(shape) > 1 and shape[0] == symbol(BATCH) and self.step.is_tokens(shape[1])
 
     def _part(self, op: Operation, value: Value, number: int) -> Value:
-        """What a value is for one class."""
+        """The value of one class. Raises `DiagnosticError` for a value without tokens per class."""
         b = self.step.b
         made = self.parts.get((value, value.region)) if self._is_parts(value) else None
         parts = made or self.parts.get((value, b.region))
@@ -191,13 +203,14 @@ class Mixed:
         if parts is not None:
             return parts[number]
         shape = value.tensor.shape
-        if symbol(BATCH) in shape or any(map(self._in_tokens, shape)):
+        encoded = bool(shape) and symbol(BATCH).symbols <= shape[0].symbols
+        if any(map(self._in_tokens, shape[1:])) or (encoded and not self._encodes):
             raise error(
                 f"'{op.name}' takes %{value.name}: {value.type}, which cannot be divided among "
                 f"the classes of a mixed step: expected [B, {self.step.new}, ...]",
                 op.loc,
-                remedy="serve the model in steps of one class: --serve prefill, --serve decode, "
-                "or stagec serve with --prompt-steps alone and no requests over time",
+                remedy="let one class begin its sequences, or serve the model in steps of one "
+                "class: --serve prefill or --serve decode",
             )
         return value
 
@@ -256,6 +269,16 @@ class Mixed:
     def samples(self) -> bool:
         """Whether any token is sampled."""
         return not all(c.none for c in self.classes)
+
+
+def _encode(body: Region, tokens: Expr, count: Expr) -> None:
+    """An encoder has the sequences of the class that begins, so many of each group: the others have
+    what it made."""
+    for arg in body.args:
+        shape = arg.tensor.shape
+        if shape and shape[0] == symbol(BATCH) and tokens not in shape:
+            dims = (Dim(shape[0] * count), *arg.tensor.dims[1:])
+            arg.type = replace(arg.tensor, dims=dims)
 
 
 def _resized(type_: TensorType, values: Mapping[str, Expr]) -> TensorType:

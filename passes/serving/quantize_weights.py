@@ -1,4 +1,4 @@
-"""quantize-weights: the weights of the blocks are stored in few bits."""
+"""quantize-weights: stores the weights of blocks in few bits."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from stagec.ir_spec.strategy.axes import HEADS
 from stagec.ir_spec.strategy.weights import AUTO, WeightsRule
 
 PASS = "quantize-weights"
-#: Blocks get no smaller than this part of what the format has.
+#: Blocks have at least the size of the format divided by this number.
 _SMALLEST = 8
 _LETTERS = "wvuzyxtsrqponmlkjihgfedcba"
-#: Sizes that count heads, not elements of them.
+#: Sizes that are numbers of heads.
 _COUNTS = frozenset(HEADS) - {"I"}
 
 
 class QuantizeWeights(Pass):
     """Store the weights of the blocks in few bits, with scales for blocks of elements.
 
-    `stg.weights[format = ...]` of a strategy asks for it, or the option. It takes the parameters
-    that one product inside of a repeat uses, of the `parts` that the statement says. Routers,
-    embeddings, the head, norms, and matrices of less than half a block keep their type; with
-    blocks of columns those of a number for each head, too: engines refuse ranks with a part of a
-    block (SGLang, layers/quantization/fp8.py: validate_block_quant_shapes). A block does not reach
-    over the dimensions of a weight: along heads of 64 it has 64 elements, along 192 as well.
+    `stg.weights[format = ...]` of a strategy, or the option, asks for it. It applies to parameters
+    that a single product in a repeat uses, in the `parts` of the model that the statement names.
+    Routers, embeddings, the head, norms, and matrices of less than half a block keep their type.
+    With blocks of columns, so do matrices with one column per head: engines refuse ranks with a
+    part of a block (SGLang, layers/quantization/fp8.py: validate_block_quant_shapes). A block does
+    not cross dimensions of a weight: along heads of 64 or 192 elements it has 64 elements.
 
     Before:
         stg.strategy @s {
@@ -113,9 +113,8 @@ def quantize_weights(
 ) -> None:
     """Store the weights of products inside of repeats in a format, in place.
 
-    `block` is the number of elements of a block along a dimension, where it is not that of the
-    format, `parts` says of which parts of the model. Raises `DiagnosticError` for a size that has
-    no whole blocks.
+    `block` is the number of elements of a block along a dimension (0: that of the format), `parts`
+    names parts of the model. Raises `DiagnosticError` for a size that has no whole blocks.
     """
     if block:
         rows = format_.rows and block
@@ -138,7 +137,7 @@ def quantize_weights(
 
 
 def _is_weight(param: Value) -> bool:
-    """Whether one product, inside of a repeat, uses a parameter, and nothing chooses by that."""
+    """Whether a single product in a repeat uses a parameter, and it is not that of a router."""
     uses = uses_inside(param)
     return len(uses) == 1 and all(
         depth and isinstance(op.definition, Einsum) and not is_chosen_by(op.result)
@@ -147,7 +146,7 @@ def _is_weight(param: Value) -> bool:
 
 
 def _of_parts(module: Module, weights: Sequence[Value], parts: str, auto: bool) -> list[Value]:
-    """The weights of these parts of the model; all with `auto`, if it has no experts."""
+    """The weights of these parts of the model; with `auto` all, if it has no experts."""
     products = {param: uses_inside(param)[0][0] for param in weights}
     routed = {param for param, op in products.items() if any(map(_is_routed, op.operands))}
     if parts == ROUTED and (routed or not auto):
@@ -159,13 +158,13 @@ def _of_parts(module: Module, weights: Sequence[Value], parts: str, auto: bool) 
 
 
 def _is_routed(value: Value) -> bool:
-    """Whether a router deals the rows of a value."""
+    """Whether a router distributes the rows of a value."""
     return any(dim.routed or dim.load for dim in value.tensor.dims)
 
 
 def _attention(module: Module) -> set[Operation]:
-    """Attention and scans with what they take and what is made of their results, up to the sums
-    between the blocks."""
+    """Attention and scans with the ops on which they depend and those that use their results, up to
+    the residual sums."""
     mixers = (AttentionWork, ScanOp)
     waiting = [op for op in module.main.body.walk() if isinstance(op.definition, mixers)]
     behind: set[Operation] = set()
@@ -184,14 +183,15 @@ def _attention(module: Module) -> set[Operation]:
 
 
 def _is_sum(op: Operation) -> bool:
-    """Whether an op adds values of one shape, as the sums between blocks."""
+    """Whether an op adds values of one shape, such as a residual sum."""
     return isinstance(op.definition, Add) and len({v.tensor.shape for v in op.operands}) == 1
 
 
 def _is_large(module: Module, format_: WeightFormat, param: Value) -> bool:
-    """Whether the matrix of a weight has at least half a block of rows and of columns, as the 64
-    columns of rotated keys beside a latent, which checkpoints have in one matrix with it, and in
-    blocks of columns more than a number for each head; a size that is not known is large."""
+    """Whether the matrix of a weight has at least half a block of rows and of columns. The 64
+    columns of rotated keys beside a latent are enough, since checkpoints have them in one matrix
+    with it. With blocks of columns, a matrix with one column per head is not large. Sizes without
+    values count as large."""
     ((op, index, _),) = uses_inside(param)
     shapes, (out,) = parse_rule(op.text("spec"))
     weight, x = shapes[index], shapes[1 - index]
@@ -208,14 +208,14 @@ def _is_large(module: Module, format_: WeightFormat, param: Value) -> bool:
 
 
 class _Weight:
-    """A parameter that is to be stored in few bits, and the product that uses it."""
+    """Stores a parameter in few bits, for the product that uses it."""
 
     def __init__(self, module: Module, format_: WeightFormat, param: Value) -> None:
         self._module, self._format, self._param = module, format_, param
         ((self._op, self._index, self._depth),) = uses_inside(param)
 
     def store(self) -> None:
-        """Change its type, add what its blocks share, and multiply by both."""
+        """Change the type, add arguments for scales and zeros, and replace the product."""
         type_ = self._param.tensor
         blocks = _Blocks(self._module, self._format, self._op, self._index)
         dims = (*type_.dims[: self._depth], *blocks.dims)
@@ -253,7 +253,7 @@ class _Weight:
         replace_op(op, made.results[:1])
 
     def _cast(self, build: Builder, x: Value) -> Value:
-        """The activations in the type that the product computes in; once for all products."""
+        """The activations in the type in which the product computes, cast once for all products."""
         casts = (u for u, _ in x.uses if u.has(Recasts) and u.text("to") == self._format.compute)
         there = next(casts, None)
         if there is not None:
@@ -263,8 +263,8 @@ class _Weight:
 
 
 class _Blocks:
-    """How a weight falls into blocks: `dims`, one for each dimension of what the blocks share, and
-    `spec`, the rule of the product with that.
+    """The division of a weight into blocks: `dims` are the dimensions of its scales, and `spec` is
+    the rule of the product with scales.
 
     | product       | blocks                  | rule                                |
     |---------------|-------------------------|-------------------------------------|
@@ -304,10 +304,11 @@ class _Blocks:
         self.spec = f"{opened(x)},{opened(weight)}{more}->{opened(out)}"
 
     def _block(self, size: Expr, block: int) -> Expr:
-        """The elements of a block along a dimension: all, where it has fewer, and 64 along 192, so
-        that blocks are whole. Where the size has no value, it is assumed that they are.
+        """The elements of a block along a dimension: all if it has fewer, else the largest divisor
+        that blocks of the format allow (64 along 192). A size without a value is assumed to have
+        whole blocks.
 
-        Raises `DiagnosticError` for blocks of less than an eighth of what the format has.
+        Raises `DiagnosticError` for blocks of less than an eighth of the size of the format.
         """
         env = self._module.env
         if size.symbols <= env.keys():
@@ -322,11 +323,5 @@ class _Blocks:
                 )
             block = whole if number > block else number
         if size.symbols:
-            self._assume(Relation(size, "==", const(0), const(block)))
+            self._module.assume(Relation(size, "==", const(0), const(block)), self._op.loc)
         return const(block)
-
-    def _assume(self, relation: Relation) -> None:
-        if relation not in {r for r, _ in self._module.relations}:
-            definition = self._module.registry["stg.assume"]
-            stated = Operation(definition, (), {"relations": (relation,)}, loc=self._op.loc)
-            self._module.root.body.insert(self._module.main.position(), stated)

@@ -1,4 +1,4 @@
-"""sample-tokens: a step of serving returns the tokens that it chooses, not logits."""
+"""sample-tokens: makes a step of serving return the chosen tokens instead of logits."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class SampleTokens(Pass):
 
 
 def sample_tokens(module: Module) -> None:
-    """Sample by all logits that the main function returns, in place. Where a token is chosen by
-    them already, as for a draft model, that one is returned."""
+    """Sample from all logits that the main function returns, in place. If a token is already chosen
+    from them, as for a draft model, it is returned."""
     body = module.main.body
     returned = list(body.terminator.operands)
     for index, logits in enumerate(returned[: len(returned) - len(state(module))]):

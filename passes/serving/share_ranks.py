@@ -1,4 +1,4 @@
-"""share-ranks: a draft model runs on the ranks of the model that it drafts for, before it."""
+"""share-ranks: runs a draft model on the ranks of the model for which it drafts, before it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _OWN = "leave on=model out: the draft model gets ranks of its own"
 class ShareRanks(Pass):
     """Run the step of a draft model on the ranks of the model that verifies, before its step.
 
-    Both become one function. What would cross between pods stays where it is: the drafts are a
-    value, and the tokens that were chosen do not go back. Symbols of the draft model other than the
-    batch and the cached tokens get the prefix `draft_`, its values `draft/`. Its axes are some of
-    the mesh, of the same sizes; over the others every rank does the same. The draft model is a
-    `peer` of the job, or a text, `module`, in the phase `partitioned`.
+    Both become one function. Nothing is sent: the drafts are a value of the function, and the
+    chosen tokens are not sent back. Symbols of the draft model other than the batch and the cached
+    tokens get the prefix `draft_`, its values `draft/`. Its axes are axes of the mesh with the same
+    sizes; along the other axes all ranks do the same. The draft model is a `peer` of the job, or
+    the text `module`, in the phase `partitioned`.
     """
 
     name = PASS
@@ -61,8 +61,8 @@ class ShareRanks(Pass):
 def share_ranks(module: Module, draft: Module) -> None:
     """Put the step of a draft model before that of the module, in place.
 
-    Raises `DiagnosticError` for ends that do not fit together, ranks that the module does not have,
-    sequences that are split otherwise, and microbatches.
+    Raises `DiagnosticError` for ends that do not match, ranks that the module does not have,
+    sequences that are split differently, and microbatches.
     """
     _check_ranks(module, draft)
     pods = {pod_of(each): each for each in (module, draft)}
@@ -91,22 +91,22 @@ def share_ranks(module: Module, draft: Module) -> None:
 
 
 def _sizes(draft: Module, ends: Ends) -> Mapping[str, Expr]:
-    """What stands for the symbols of a draft model: those of its step have their values, since the
-    other model has others of the same names."""
+    """The replacements for the symbols of a draft model. Symbols that count crossing tokens get
+    their values, because the other model has different symbols of the same names."""
     names = draft.symbols.keys() - {BATCH, PAST}
     return {name: symbol(f"{DRAFT}_{name}") for name in names} | _counts(draft, ends)
 
 
 def _counts(module: Module, ends: Ends) -> dict[str, Expr]:
-    """The values of the symbols by which the tokens that cross are counted."""
+    """The values of the symbols in the number of crossing tokens."""
     shapes = (end.value.tensor.shape for each in ends.values() for end in each)
     names = {name for shape in shapes for name in shape[1].symbols}
     return {name: const(module.env[name]) for name in names}
 
 
 def _declare(module: Module, draft: Module, sizes: Mapping[str, Expr]) -> None:
-    """Declare the symbols, assumptions and orders of a draft model. Its step has no others, but
-    the mesh and the strategy, which it no longer needs."""
+    """Declare the symbols, assumptions and orders of a draft model. Its other declarations, mesh
+    and strategy, are no longer needed."""
     renamed = {e.symbol_name: draft.symbols[n] for n, e in sizes.items() if e.symbol_name}
     values: dict[str, RawAttr] = {
         name: True if value is None else const(value) for name, value in sorted(renamed.items())
@@ -127,8 +127,8 @@ def _name_orders(op: Operation) -> None:
 
 
 def _hand_on(way: PartWay, made: Value, taken: Value) -> None:
-    """Use a value of the draft model where it would arrive. Raises `DiagnosticError` for another
-    placement."""
+    """Use a value of the draft model where it would arrive. Raises `DiagnosticError` if the
+    placements differ."""
     if made.tensor.axes != taken.tensor.axes or made.tensor.shape != taken.tensor.shape:
         raise error(
             f"{way} is {made.type} in the draft model and {taken.type} here, so a rank lacks the "
@@ -169,7 +169,7 @@ def _axes(module: Module) -> Mapping[str, int | None]:
 
 
 def _kernels(module: Module, axes: Mapping[str, int | None]) -> tuple[object, ...]:
-    """What passes behind this one read of a strategy: it is that of one of the models."""
+    """The properties of a strategy that later passes read; they apply to both models."""
     strategy = read_strategy(module)
     fused = strategy.one(FusionRule)
     return fused.kind, fused.gradients, {*strategy.blocking} & axes.keys()

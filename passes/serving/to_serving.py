@@ -1,4 +1,4 @@
-"""to-serving: the forward of training becomes a step of prefill or decode."""
+"""to-serving: turns the forward of training into a step of prefill or decode."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.core import renumber
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
@@ -41,11 +42,11 @@ from stagec.support.suggest import did_you_mean
 
 class ToServing(Pass):
     """Turn the forward of training into a step of serving: S new tokens of each of B sequences,
-    behind `past` tokens that are cached.
+    after `past` cached tokens.
 
     The step returns logits instead of a loss: those of all its tokens in decode, those of the last
     one in prefill. Ops that mix tokens of a sequence, such as attention, get state: arguments with
-    the role `cache`, updated in place, and returned behind the logits. Parameters are frozen.
+    the role `cache`, updated in place, and returned after the logits. Parameters are frozen.
 
     Before:
         stg.symbols[B, S, D, H, K, V]
@@ -96,8 +97,8 @@ class ToServing(Pass):
 def to_serving(module: Module, given: ToServing) -> None:
     """Rewrite the main function, in place.
 
-    Raises `DiagnosticError` for an unknown mode, a model without a token to choose, and ops that
-    have no form that serves.
+    Raises `DiagnosticError` for an unknown mode, a model without logits, and ops without a form for
+    serving.
     """
     mode = given.mode
     if mode not in MODES:
@@ -112,7 +113,7 @@ def to_serving(module: Module, given: ToServing) -> None:
         )
     mixes = parsed_classes(given.classes) if given.classes else None
     only_decodes = mixes is not None and all(c.sampled == c.new for c in mixes.classes)
-    module.serving = DECODE if only_decodes else mode  # which engines capture as a graph
+    module.serving = DECODE if only_decodes else mode  # engines capture decode steps as a graph
     plain = given.context == 0 or mode == MIXED
     past = ZERO if plain else _declare(module, PAST, given.context)
     body = module.main.body
@@ -144,8 +145,8 @@ def to_serving(module: Module, given: ToServing) -> None:
 
 
 def _limit_each(module: Module, mixed: Mixed) -> None:
-    """What is assumed of the tokens of a sequence is assumed of those of each class, for S are the
-    tokens of all."""
+    """Apply assumptions about the tokens of a sequence to each class instead, because S is the
+    number of tokens of all sequences."""
     lengths = [dict.fromkeys(mixed.step.new.symbols, each.new) for each in mixed.classes]
     for op in module.declaring("relations"):
         kept: dict[Relation, None] = {}
@@ -157,7 +158,7 @@ def _limit_each(module: Module, mixed: Mixed) -> None:
 
 
 def _parts(module: Module, new: Expr) -> Expr:
-    """Over how many ranks the strategy splits what is cached along its tokens."""
+    """The number of ranks over which the strategy splits caches along tokens."""
     splits = read_strategy(module).splits if module.ops("stg.strategy") else ()
     cached = [r for r in splits if {PAST, *new.symbols} & set(r.dims) and not r.rest]
     over = axis_size(dict.fromkeys(a for rule in cached for a in rule.over))
@@ -165,7 +166,7 @@ def _parts(module: Module, new: Expr) -> Expr:
 
 
 def _declare(module: Module, name: str, value: int) -> Expr:
-    """Declare a symbol unless it is, with a value if that is above 0."""
+    """Declare a symbol if it is not declared, with `value` if that is above 0."""
     declared = module.ops("stg.symbols")
     if not declared:
         raise error(
@@ -182,9 +183,9 @@ def _declare(module: Module, name: str, value: int) -> Expr:
 
 
 def _return_logits(module: Module, body: Region) -> Expr:
-    """Return the logits that losses judge, and drop what only the losses need; the size of their
-    dimension of tokens, a symbol: that of the decoder's, where there is an encoder. Logits that are
-    made of labels, such as those of tokens further on, are not there when tokens are chosen."""
+    """Make the function return the logits of losses instead of these. Returns the size of their
+    dimension of tokens, a symbol (with an encoder, that of the decoder). Logits that depend on
+    labels, such as those of multi-token prediction, are left out. Raises `DiagnosticError`."""
     losses = [op for op in body.walk() if op.definition.logits(op) is not None]
     labels = {v for op in losses for v in op.operands if v is not op.definition.logits(op)}
     judged = [v for op in losses if (v := op.definition.logits(op)) is not None]
@@ -207,13 +208,12 @@ def _return_logits(module: Module, body: Region) -> Expr:
 
 
 def _erase(body: Region, used: Sequence[Value]) -> None:
-    """Erase what the step does not compute, and arguments that it alone used: labels, and in decode
-    an encoder with its weights and inputs."""
+    """Erase unused operations, and arguments among `used` without further uses: labels, and in
+    decode an encoder with its weights and inputs."""
     while erase_unused(body):
         pass
     body.args = [a for a in body.args if a.uses or a not in used]
-    for index, arg in enumerate(body.args):
-        arg.index = index
+    renumber(body.args)
 
 
 def _made_of(value: Value, sources: set[Value]) -> bool:
@@ -229,8 +229,8 @@ def _freeze(body: Region) -> None:
 
 
 def _last(step: CachingStep, value: Value, choose: Callable[[Value, Builder], Value]) -> Value:
-    """The rows of a value [B, S, ...] that are chosen: of what it is made of, as far as each token
-    is computed by itself."""
+    """Choose rows of a value [B, S, ...]. The choice moves before ops that compute each token
+    separately."""
     op = value.producer
     if op is not None and _runs_alone(step, op):
         operands = [_last(step, v, choose) if _has_tokens(step, v) else v for v in op.operands]
@@ -261,8 +261,8 @@ def _has_tokens(step: CachingStep, value: Value) -> bool:
 
 
 def _runs_alone(step: CachingStep, op: Operation) -> bool:
-    """Whether an op computes a row of dimension 1 from the same rows of operands, whatever their
-    positions and number."""
+    """Whether an op computes a row of dimension 1 from the same rows of operands only,
+    independently of their positions and number."""
     if op.region is not None or len(op.results) != 1 or "past" in op.definition.params_by_name:
         return False
     rule = op.definition.rule(op)
@@ -284,8 +284,8 @@ def _runs_alone(step: CachingStep, op: Operation) -> bool:
 
 
 def _cut_tables(module: Module, step: CachingStep, longest: int) -> None:
-    """Parameters with a row for each position keep all rows; of these `stg.slice` takes those of
-    the new tokens."""
+    """Give parameters with one row per position all rows; `stg.slice` takes those of the new
+    tokens."""
     for arg in list(step.body.args):
         dims = [d for d, size in enumerate(arg.tensor.shape) if step.is_tokens(size)]
         if not arg.tensor.role or not dims:
@@ -310,7 +310,7 @@ def _symbol_once(module: Module, name: str) -> Expr:
 
 
 def _serve_region(step: CachingStep, region: Region, mixed: Mixed | None) -> None:
-    """Serve the ops of a region, in order; types follow."""
+    """Rewrite the ops of a region for serving, in order, and update their types."""
     for op in list(region.ops):
         if op.region is not None:
             _set_types(op.region.args, op.definition.region_args(op) or ())
@@ -332,7 +332,7 @@ def _serve(step: CachingStep, op: Operation, mixed: Mixed | None) -> None:
 
 
 def _set_types(values: Sequence[Value], types: Sequence[Type]) -> None:
-    """Give values types of other shapes; what keeps its shape keeps what is said of it."""
+    """Set the types of values whose shapes change; other values keep their types."""
     for value, new in zip(values, types, strict=False):
         if isinstance(new, TensorType) and not same_shape(value.tensor.shape, new.shape):
             value.type = new.unplaced()

@@ -1,5 +1,5 @@
-"""verify-drafts: a step of decode takes the tokens of a draft model, and sends back what it
-chose."""
+"""verify-drafts: a decode step receives the tokens of a draft model, and sends back its own
+choice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stagec.api import Builder, Module, Pass, Phase, Value, const, error, made_by
 from stagec.ir.builder import RawAttr
-from stagec.ir.drafts import CHOSEN, DRAFT, DRAFTS, logits_chosen, most_likely, words_taken
+from stagec.ir.drafts import CHOSEN, DRAFT, DRAFTS, logits_chosen, most_likely, tokens_taken
 from stagec.ir.expr import ONE
 from stagec.ir_spec.ops.parts import arrive, depart
 from stagec.ir_spec.strategy.part import MAIN
@@ -48,9 +48,9 @@ class VerifyDrafts(Pass):
 
 
 def verify_drafts(module: Module) -> None:
-    """Let the main function verify drafts, in place. Raises `DiagnosticError` for a step without
-    any."""
-    body, tokens, logits = module.main.body, words_taken(module), logits_chosen(module)
+    """Let the main function verify drafts, in place. Raises `DiagnosticError` for a step of one
+    token."""
+    body, tokens, logits = module.main.body, tokens_taken(module), logits_chosen(module)
     size = tokens.tensor.shape[1]
     if size == ONE or module.env.get(size.symbol_name or "") == 1:
         raise error(
@@ -68,7 +68,7 @@ def verify_drafts(module: Module) -> None:
 
 
 def _take_drafts(b: Builder, tokens: Value, about: dict[str, RawAttr]) -> None:
-    """Let the step take the token that was chosen last, and behind it the drafts."""
+    """Let the step take the token that was chosen last, followed by the drafts."""
     users, (batch, rows) = list(tokens.uses), tokens.tensor.dims
     first, others = replace(rows, size=ONE), replace(rows, size=rows.size - 1)
     type_ = replace(tokens.tensor, dims=(batch, others))

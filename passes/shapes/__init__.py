@@ -1,1 +1,1 @@
-"""Sizes: shape inference and numbers for symbols."""
+"""Sizes: inlining, shape inference, and values of symbols."""

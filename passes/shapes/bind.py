@@ -1,4 +1,4 @@
-"""bind: numbers for symbols and mesh axes."""
+"""bind: replaces symbols and mesh axes by numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stagec.ir.bind import bind
 class Bind(Pass):
     """Replace symbols and axes by numbers, `bind{B=64,tp=8}`; without options, by their defaults.
 
-    Every assumption whose symbols all have values is checked. Axes of size 1 vanish.
+    Every assumption whose symbols all have values is checked. Axes of size 1 are removed.
 
     Before:
         stg.symbols[B, D]
@@ -39,7 +39,8 @@ class Bind(Pass):
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Self:
-        """Any NAME=VALUE. Raises `DiagnosticError` for a value that is not an integer."""
+        """The pass for any NAME=VALUE. Raises `DiagnosticError` for a value that is not an
+        integer."""
         for name, text in options.items():
             if not text.isdecimal() or len(text) > 18:
                 raise error(

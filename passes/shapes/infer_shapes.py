@@ -1,4 +1,4 @@
-"""infer-shapes: every value gets a type."""
+"""infer-shapes: gives every value a type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stagec.ir.infer import infer_module
 
 
 class InferShapes(Pass):
-    """Infer the types that the text leaves out, and compare those that it states.
+    """Infer the types that the text leaves out, and check those that it states.
 
     Before:
         stg.func @f(%x: bf16[B, S, D], %w: bf16[D, F]) {

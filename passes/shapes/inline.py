@@ -1,4 +1,4 @@
-"""inline: opens calls of private functions, and makes parameters arguments of the function.
+"""inline: replaces calls of private functions by their bodies, and makes parameters arguments.
 
     stg.func @ffn[private] (%x) {
       %w = stg.param : bf16[D, D]
@@ -9,7 +9,7 @@
       %a = stg.call @ffn(%h)                      %layers/ffn/y = stg.einsum(...)
       stg.yield(%a)                               stg.yield(%layers/ffn/y)
 
-A value is named by its path: the repeats and functions around it. A second call or repeat of one
+The name of a value is its path: the repeats and functions around it. A second call or repeat of one
 name gets a number, and so does a second parameter. The location of an operation is its place in the
 function, under the path of the call. Options are resolved while a function is copied
 (`stagec.passes.shapes.options`).
@@ -59,7 +59,7 @@ class Inline(Pass):
     """Inline calls of private functions, including those of imported texts.
 
     Parameters become arguments of the function, with a leading dimension for each repeat around
-    them. Values are named by their path.
+    them. The name of a value becomes its path.
 
     Before:
         stg.func @ffn[private] (%x) {
@@ -100,9 +100,9 @@ class Inline(Pass):
 
 
 def inline(module: Module) -> None:
-    """Open all calls in the main function, and drop private functions and imports.
+    """Inline all calls in the main function, and drop private functions and imports.
 
-    Raises `DiagnosticError` for a call that does not fit its function, and as `read_blocks` does.
+    Raises `DiagnosticError` for a call that does not match its function, and as `read_blocks` does.
     """
     blocks = read_blocks(module)
     _Inliner(module, blocks).run()
@@ -113,8 +113,8 @@ def inline(module: Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """Where operations stand: their path, the repeats around them, the calls on the way, and the
-    symbols that these gave values."""
+    """The surroundings of operations: their path, the repeats and calls around them, and the
+    symbols to which these calls give values."""
 
     path: tuple[str, ...] = ()
     repeats: tuple[Operation, ...] = ()
@@ -126,7 +126,7 @@ class _Context:
         return "/".join((*self.path, name))
 
     def placed(self, loc: Loc) -> Loc:
-        """A place in the text, with the path."""
+        """A location in the text, with the path."""
         place = file_loc(loc)
         return loc if place is None else NameLoc("/".join(self.path), place)
 
@@ -145,7 +145,7 @@ class _Inliner:
         self._ops(list(self._main.body.ops), _Context())
 
     def _scope(self, at: _Context, name: str) -> tuple[str, ...]:
-        """The path of a call or a repeat there: each has its own."""
+        """A new path for a call or a repeat; each has its own."""
         path = _untaken(name, lambda n: (*at.path, n) in self._scopes)
         self._scopes.add((*at.path, path))
         return (*at.path, path)
@@ -172,7 +172,7 @@ class _Inliner:
     # -- parameters --------------------------------------------------------------------------------
 
     def _hoist(self, op: Operation, at: _Context) -> None:
-        """An argument of the function, sliced by each repeat around."""
+        """Make a parameter an argument of the function, sliced by each repeat around it."""
         type_ = op.result.type
         if not isinstance(type_, TensorType):
             raise error(
@@ -194,7 +194,7 @@ class _Inliner:
     # -- calls -------------------------------------------------------------------------------------
 
     def _open(self, call: Operation, at: _Context) -> None:
-        """Put the operations of a function in the place of its call."""
+        """Replace a call by the operations of its function."""
         name = call.symbol or ""
         block = self._block(call, name, at)
         sizes = {**at.sizes, **self._sizes(call, block, name)}
@@ -229,8 +229,8 @@ class _Inliner:
         self._ops(made, inner)
 
     def _count(self, made: Iterable[Operation], loc: Loc) -> None:
-        """A module that was opened is a text that can be read again. Raises `DiagnosticError` for
-        one that is too long."""
+        """Count inlined operations. Raises `DiagnosticError` if the module gets too long to be read
+        again as a text."""
         self._operations += sum(1 for _ in _within(made))
         if self._operations > MAX_OPERATIONS:
             raise error(
@@ -240,7 +240,7 @@ class _Inliner:
             )
 
     def _block(self, call: Operation, name: str, at: _Context) -> ImportedFunction:
-        """The function that is called. Raises `DiagnosticError` if the call does not fit it."""
+        """The function of a call. Raises `DiagnosticError` if the call does not match it."""
         block = self._blocks.get(name)
         if block is None:
             raise error(
@@ -276,8 +276,8 @@ class _Inliner:
     def _options(
         self, call: Operation, block: ImportedFunction, sizes: Mapping[str, Expr]
     ) -> dict[str, Choice]:
-        """What the options of a function are in a call. Raises `DiagnosticError` for a wrong
-        value."""
+        """The values of the options of a function in a call. Raises `DiagnosticError` for an
+        invalid one."""
         chosen: dict[str, Choice] = {}
         for name, option in declared_options(block.func).items():
             given = call.attrs.get(name)
@@ -294,14 +294,14 @@ class _Inliner:
         return chosen
 
     def _given(self, call: Operation) -> dict[str, Attr]:
-        """What a call gives symbols of its function."""
+        """The attributes of a call that give values to symbols of its function."""
         block = self._blocks.get(call.symbol or "")
         options = declared_options(block.func) if block is not None else {}
         return {n: v for n, v in call.attrs.items() if n != AS and n not in options}
 
     def _sizes(self, call: Operation, block: ImportedFunction, name: str) -> dict[str, Expr]:
-        """The values that a call gives symbols. Raises `DiagnosticError` for one that the function
-        does not have, and for what is no size."""
+        """The values that a call gives to symbols. Raises `DiagnosticError` for a symbol that the
+        function does not have, and for a value that is not a size."""
         sizes: dict[str, Expr] = {}
         given = self._given(call)
         known = self._symbols_of(block) if given else set[str]()
@@ -326,7 +326,7 @@ class _Inliner:
         return sizes
 
     def _symbols_of(self, block: ImportedFunction, depth: int = 0) -> set[str]:
-        """The symbols of a function, and of those that it calls unless it gives them values."""
+        """The symbols of a function, and of functions that it calls without giving them values."""
         name = block.func.symbol or ""
         if name not in self._known:
             if depth >= MAX_DEPTH:
@@ -362,7 +362,7 @@ class _Inliner:
             )
 
     def _assume(self, call: Operation, block: ImportedFunction, sizes: Mapping[str, Expr]) -> None:
-        """Keep what the text of a function states, in the sizes of the call."""
+        """Add the assumptions of the text of a function, in the sizes of the call."""
         relations = (r.substitute(sizes) for r in block.relations)
         new = [
             r
@@ -385,8 +385,8 @@ class _Inliner:
 
 
 def _settle(value: Value, type_: Type | None, loc: Loc) -> None:
-    """A value has the type that is stated for it at a place; shape inference compares. Raises
-    `DiagnosticError` if it is known to have another."""
+    """Give a value the type that is stated for it at a location. Raises `DiagnosticError` if it has
+    another type already."""
     if not isinstance(type_, TensorType):
         return
     if value.type is None:
@@ -414,7 +414,7 @@ def _untaken(name: str, taken: Callable[[str], bool]) -> str:
 
 
 def _within(ops: Iterable[Operation]) -> Iterator[Operation]:
-    """Operations and what is in their regions."""
+    """Operations and those in their regions."""
     for op in ops:
         yield op
         if op.region is not None:

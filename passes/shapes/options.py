@@ -1,4 +1,4 @@
-"""Options of blocks, resolved while 'inline' copies a function into the place of its call.
+"""Options of blocks, which are resolved while 'inline' copies a function to its call.
 
 stg.option @bias[no, yes]                         (bias = yes)
 stg.statics @rope[base = theta]                   (rope = (base = 100))
@@ -26,17 +26,17 @@ from stagec.ir_spec.ops.functions import CallOp
 
 @dataclass(frozen=True, slots=True)
 class ChosenCopier(Copier):
-    """Copies the operations of a function whose options are as chosen. What they leave out is
-    `nothing`: it is no operand of what is copied, but keeps its place in a call. `call` is where
-    the function is called."""
+    """Copies the operations of a function with these values of its options. A value that they leave
+    out is `nothing`: it is dropped from operands, but keeps its place in a call. `call` is the
+    location of the call."""
 
     options: Mapping[str, Choice]
     nothing: Value
     call: Loc
 
     def copies(self, op: Operation) -> list[Operation]:
-        """What stands for an operation. Raises `DiagnosticError` for one that its options leave
-        without something that it needs, and for static parameters that it does not have."""
+        """The copies of an operation. Raises `DiagnosticError` if the options leave out an operand
+        that it needs, and for static parameters that it does not have."""
         if op.definition.declares in ("option", "statics"):
             return []
         if op.has(Conditional):
@@ -49,7 +49,7 @@ class ChosenCopier(Copier):
         return [new]
 
     def given(self, value: Value, user: Operation) -> Value:
-        """What stands for a value. Raises `DiagnosticError` if it is left out."""
+        """The copy of a value. Raises `DiagnosticError` if it is left out."""
         copied = self.values.get(value, value)
         if copied is self.nothing:
             raise error(
@@ -63,14 +63,14 @@ class ChosenCopier(Copier):
     # -- stg.when ----------------------------------------------------------------------------------
 
     def _passed(self, op: Operation) -> list[Operation]:
-        """No operation: the results are the operands."""
+        """Drop a `stg.when` that does not hold: its results are its operands."""
         operands = [self.values.get(v, v) for v in op.operands]
         passed = operands or [self.nothing] * len(op.results)
         self.values.update(zip(op.results, passed, strict=True))
         return []
 
     def _opened(self, op: Operation) -> list[Operation]:
-        """The operations of its region."""
+        """Copy the operations in the region of a `stg.when` that holds."""
         made = [each for inner in op.body.ops[:-1] for each in self.copies(inner)]
         for result, yielded in zip(op.results, op.body.terminator.operands, strict=True):
             value = self.values.get(yielded, yielded)
@@ -81,14 +81,14 @@ class ChosenCopier(Copier):
     # -- operations --------------------------------------------------------------------------------
 
     def _hand_on(self, call: Operation) -> None:
-        """Options of this function in a call are what they are here."""
+        """Replace options of this function in the attributes of a call by their values."""
         for name, value in call.attrs.items():
             own = value.symbol_name if isinstance(value, Expr) else None
             if own is not None and own in self.options:
                 call.attrs[name] = handed_on(self.options[own])
 
     def _complete(self, op: Operation, new: Operation) -> None:
-        """Give an operation its static parameters, and take away operands that are left out."""
+        """Give an operation its static parameters, and drop operands that are left out."""
         if new.has(HasRegion):
             for value in op.operands:
                 self.given(value, op)
@@ -105,7 +105,7 @@ class ChosenCopier(Copier):
             )
 
     def _statics(self, op: Operation, name: str) -> dict[str, Attr]:
-        """The static parameters of an option, in the forms that the op has them."""
+        """The static parameters that an option has, converted for the op."""
         chosen = self.options[name]
         known = op.definition.params_by_name
         converted: dict[str, Attr] = {}
@@ -113,5 +113,5 @@ class ChosenCopier(Copier):
             try:
                 converted[key] = convert_param(known[key], value) if key in known else value
             except ValueError:
-                converted[key] = value  # the signature tells of it
+                converted[key] = value  # the signature check reports it
         return converted

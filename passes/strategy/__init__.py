@@ -1,1 +1,1 @@
-"""Puts a model on a mesh as its strategy says."""
+"""Passes that apply a strategy to a model: element types, kernels, and placements on a mesh."""

@@ -1,4 +1,4 @@
-"""add-dropout: elements are dropped where the model's configuration says so."""
+"""add-dropout: inserts the dropouts that the configuration of the model states."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from stagec.models import is_shipped
 
 
 class AddDropout(Pass):
-    """Apply dropout to what layers add to the residual stream (`hidden_dropout` of the module) and
-    to the input of the first layer (`embedding_dropout`), as `stg.dropouts` says.
+    """Apply dropout to the values that layers add to the residual stream (`hidden_dropout` of the
+    module) and to the input of the first layer (`embedding_dropout`), as `stg.dropouts` states.
 
     A layer adds a product, with its bias, to another value. `expand-attention` applies the dropout
     of attention.
@@ -67,8 +67,8 @@ def add_dropout(module: Module) -> None:
 
 
 def _added(repeat: Operation) -> Iterator[tuple[Operation, int]]:
-    """The additions of a layer that take a product beside another value, and which operand it
-    is."""
+    """The additions of a layer that add a product to another value, and the index of the
+    product."""
     for op in repeat.body.ops:
         if isinstance(op.definition, Add) and op.result.type == repeat.body.args[0].type:
             values = [v for v in op.operands if not is_parameter(v)]
@@ -86,7 +86,7 @@ def _is_product(value: Value) -> bool:
 
 
 def _drop(module: Module, user: Operation, index: int, rate: str, seed: int) -> None:
-    """Give an operation an operand of which elements are dropped."""
+    """Apply dropout to an operand of an operation."""
     value = user.operands[index]
     names = [f"{value.name}_left", f"{value.name}_mask"]
     b = Builder.before(module.registry, user, loc=made_by(AddDropout.name, user.loc))

@@ -1,4 +1,5 @@
-"""add-lora: low-rank adapters beside products with parameters, and all other parameters frozen."""
+"""add-lora: adds low-rank adapters beside products with parameters, and freezes all other
+parameters."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ class AddLora(Pass):
     """Add low-rank adapters (arXiv 2106.09685) beside products with the parameters of these names,
     and freeze all other parameters.
 
-    Without options it does what `stg.lora` and `stg.adapters` of the strategy say. A name is the
-    last part of a parameter's path. A parameter that is used in several products has one adapter. A
-    dimension of the number 2 or 3 that is not contracted packs matrices (gate and up; query, key
-    and value), each of which has an adapter of its own. Where `stg.kernels` names `part_of`,
-    parameters whose products code makes as one are one module, whose adapter has one A.
+    Without options it applies `stg.lora` and `stg.adapters` of the strategy. A name is the last
+    part of the path of a parameter. A parameter that is used in several products has one adapter. A
+    dimension of size 2 or 3 that is not contracted packs matrices (gate and up; query, key and
+    value), each of which has an adapter of its own. If `stg.kernels` names `part_of`, parameters
+    whose products run as one are one module, whose adapter has a single A.
 
     Before:
         stg.strategy @s {
@@ -98,7 +99,7 @@ class AddLora(Pass):
 
 
 def _in_32_bits(strategy: Strategy) -> bool:
-    """Whether adapters have 32 bits beside parameters that have 16, also where they compute."""
+    """Whether adapters have 32 bits while parameters are stored and computed in 16."""
     param = strategy.dtypes.param
     narrow = param != WIDE and computed_in(strategy.dtypes, strategy.zero, param) == param
     return narrow and strategy.one(AdaptersRule).dtype == WIDE
@@ -109,9 +110,9 @@ WIDE = "f32"
 
 
 def add_lora(module: Module, rule: LoraRule, *, wide: bool = False) -> None:
-    """Add adapters to the main function, in place; `wide`: adapters in fp32.
+    """Add adapters to the main function, in place; with `wide` in fp32.
 
-    Raises `DiagnosticError` for a name that no parameter has, or one that is used in no product.
+    Raises `DiagnosticError` for a name that no parameter has, or of a parameter without products.
     """
     adapted = adapted_parameters(module, rule)
     for param in module.parameters():
@@ -121,7 +122,7 @@ def add_lora(module: Module, rule: LoraRule, *, wide: bool = False) -> None:
 
 
 def _modules(module: Module, adapted: list[Value]) -> list[list[Value]]:
-    """The parameters with adapters, those of one module together."""
+    """The parameters with adapters, grouped by module."""
     joined = "part_of" in read_strategy(module).one(KernelsRule).eager
     modules: dict[Value | Operation, list[Value]] = {}
     for param in adapted:
@@ -133,7 +134,7 @@ def _modules(module: Module, adapted: list[Value]) -> list[list[Value]]:
 
 
 def _part_of(value: Value) -> Operation | None:
-    """What says that a product, with its bias, is a part of one."""
+    """The `stg.part_of` of a product, to which a bias may be added; None if there is none."""
     for user, _ in value.uses:
         if isinstance(user.definition, PartOf):
             return user
@@ -151,7 +152,7 @@ class _Adapter:
         self._lows: dict[Value, Value] = {}
 
     def add(self, params: list[Value]) -> None:
-        """Add the parameters A and B, and what is computed with them."""
+        """Add the parameters A and B, and the products with them."""
         kinds = [low_rank_types(param, self._rule.rank) for param in params]
         a = self._matrix(params[0], "a", kinds[0][0])
         for param, (_, type_) in zip(params, kinds, strict=True):
@@ -163,7 +164,7 @@ class _Adapter:
         return self._module.main.body.add_arg(name, type_, param.loc)
 
     def _adapt(self, w: Value, a: Value, b: Value) -> None:
-        """Add the adapter where w is used."""
+        """Add the adapter to all products with w."""
         for op, index in list(w.uses):
             if op.has(Repeats) and index >= carried(op):
                 if op not in self._slices:
@@ -192,8 +193,8 @@ class _Adapter:
         y.replace_with(adapted, users)
 
     def _cast_input(self, build: Builder, cut: LowRankCut, x: Value) -> tuple[Value, Quoted]:
-        """The input in fp32, once for each adapter that the parameter packs, and the rule of the
-        first product."""
+        """The input in fp32, with one copy for each adapter that the parameter packs, and the rule
+        of the product with A."""
         x = cast_to(build, x, WIDE)
         if not cut.packed:
             return x, cut.down

@@ -1,4 +1,4 @@
-"""autocast: ops of a model in fp32 cast their operands, each as its kind does."""
+"""autocast: casts the operands of ops of an fp32 model by the kind of the op."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
 from stagec.models import is_shipped
 
-#: What is kept in 32 bits.
+#: The element type of parameters and of ops that need 32 bits.
 WIDE = "f32"
 
 
@@ -41,11 +41,11 @@ class Autocast(Pass):
     """Cast the operands of products to the type of `stg.autocast`, those of other ops to f32 where
     they differ.
 
-    A parameter is cast once in a region, an activation for each product that takes it. A bias of a
-    product is cast like it: they are one call. Products that are parts of one share a cast. Where a
-    product takes a packed parameter, the activation is cast for each of those that it packs. A
-    compiler that fuses element-wise ops (`stg.fusion`) casts a value once. Of a model that computes
-    in 16 bits nothing is cast.
+    A parameter is cast once per region, an activation once for each product that takes it. The bias
+    of a product is cast like its operands, because both are one call. Products that are parts of
+    one product share a cast. For a packed parameter the activation is cast once for each parameter
+    in it. A compiler that fuses element-wise ops (`stg.fusion`) casts each value once. A model that
+    computes in 16 bits is not changed.
 
     Before:
         stg.strategy @s {
@@ -92,12 +92,13 @@ class Autocast(Pass):
 
 
 def _is_left(strategy: Strategy, rule: AutocastRule) -> bool:
-    """Whether software does not cast, since its parameters are sharded."""
+    """Whether the software does not cast because its parameters are sharded."""
     return rule.sharded == "left" and strategy.zero == 3
 
 
 def autocast(module: Module, rule: AutocastRule, *, once: bool = False) -> None:
-    """Insert the casts, in place, `once` for each value; a remark says so if nothing is cast."""
+    """Insert the casts, in place, with `once` a single one per value. A remark reports a model
+    without products in fp32."""
     caster = _Caster(module, rule, once=once)
     caster.region(module.main.body)
     if not caster.products:
@@ -132,7 +133,7 @@ class _Caster:
                 self._cast(end, index, type_.dtype)
 
     def _repeat(self, op: Operation) -> None:
-        """What is carried has the type that the first iteration takes."""
+        """Cast the body of a repeat; carried values have the types of its arguments."""
         for arg, value in zip(op.body.args, op.operands, strict=False):
             if value.tensor.dtype != arg.tensor.dtype and arg.tensor.dtype in FLOATS:
                 self._cast(op, arg.index, arg.tensor.dtype)
@@ -160,8 +161,8 @@ class _Caster:
                     self._cast(op, index, WIDE)
 
     def _wide_norm(self, op: Operation) -> None:
-        """A norm that runs operation by operation takes what a product has made in fp32; what it
-        makes, and scales in fp32, has the type of what it was given."""
+        """Cast around an unfused norm: it takes its operand in fp32, scales in fp32, and its result
+        is cast to the type of the operand."""
         narrow = op.operands[0].tensor.dtype
         if narrow == WIDE:
             return
@@ -204,7 +205,7 @@ class _Caster:
             self._together[whole, value] = self._cached[key]
 
     def _copy(self, op: Operation, index: int, packed: Mapping[str, int]) -> None:
-        """Give a product with a packed parameter a copy for each product that it packs."""
+        """Give a product with a packed parameter one copy of an operand for each packed product."""
         sides, results = parse_rule(op.text("spec"))
         text, new = shape_text(sides[index]), "".join(packed) + shape_text(sides[index])
         b = Builder.before(self._module.registry, op, loc=made_by(Autocast.name, op.loc))
@@ -219,7 +220,7 @@ class _Caster:
 
 
 def _product_of(value: Value) -> Operation | None:
-    """The product that has made a value, to which a bias may have been added."""
+    """The product that makes a value, possibly with a bias; None if there is none."""
     op = value.producer
     if op is not None and isinstance(op.definition, Add):
         op = op.operands[0].producer
@@ -227,7 +228,7 @@ def _product_of(value: Value) -> Operation | None:
 
 
 def _adds_bias(op: Operation) -> bool:
-    """Whether an operation adds a bias to a product: they are one call, `linear`."""
+    """Whether an operation adds a bias to a product, which is one call of `linear`."""
     if not isinstance(op.definition, Add) or len(op.operands) != 2:
         return False
     product, bias = op.operands[0].producer, op.operands[1]
@@ -236,8 +237,9 @@ def _adds_bias(op: Operation) -> bool:
 
 
 def _packed(op: Operation) -> dict[str, int]:
-    """The dimensions of literal size of a parameter which the result has, and no other operand: the
-    products that an einsum packs. The last one is no such dimension, but the rank of an adapter."""
+    """The dimensions of the products that an einsum packs, with their sizes: dimensions of literal
+    size that only the parameter and the result have, except the last one, which is the rank of an
+    adapter."""
     params = [i for i, v in enumerate(op.operands) if is_parameter(v)]
     if len(params) != 1 or "spec" not in op.attrs or len(op.operands) != 2:
         return {}
@@ -249,7 +251,7 @@ def _packed(op: Operation) -> dict[str, int]:
 
 
 def _infer(op: Operation) -> None:
-    """Give the results of an op the types that follow from its operands."""
+    """Set the types of the results of an op to those inferred from its operands."""
     if not op.results:
         return
     for result, type_ in zip(op.results, op.definition.infer(op), strict=False):

@@ -1,4 +1,4 @@
-"""choose-recompute: writes on each repeat what its backward computes again."""
+"""choose-recompute: writes on each repeat which values its backward recomputes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from stagec.support.suggest import did_you_mean
 
 
 class ChooseRecompute(Pass):
-    """Write `stg.recompute` as attributes of the repeats that it applies to.
+    """Write `stg.recompute` as attributes of the repeats to which it applies.
 
-    `selective` is written as the list of ops that `stg.selective` states. 'differentiate' reads
-    these attributes, and removes them.
+    `selective` becomes the list of ops that `stg.selective` states. 'differentiate' reads these
+    attributes and removes them.
 
     Before:
         stg.strategy @s {
@@ -57,9 +57,9 @@ class ChooseRecompute(Pass):
 
 
 def choose_recompute(module: Module, what: RecomputeRule, selective: SelectiveRule) -> None:
-    """Write the choice on all repeats, in place.
+    """Write the policy on all repeats, in place.
 
-    Raises `DiagnosticError` for ops that no repeat has.
+    Raises `DiagnosticError` for ops that no repeat contains.
     """
     repeats = [op for op in module.main.body.walk() if op.has(Repeats)]
     _check_ops(repeats, what)
@@ -68,7 +68,7 @@ def choose_recompute(module: Module, what: RecomputeRule, selective: SelectiveRu
 
 
 def _listed(what: RecomputeRule, selective: SelectiveRule, repeat: Operation) -> RecomputeRule:
-    """What is computed again in a repeat, with `selective` as the list that it stands for there."""
+    """The rule of a repeat, with `selective` replaced by the list of ops that it means there."""
     if what.policy != "selective" or selective.what == "scores":
         return what
     attention = (op for op in repeat.body.ops if isinstance(op.definition, AttentionOp))
@@ -80,7 +80,7 @@ def _listed(what: RecomputeRule, selective: SelectiveRule, repeat: Operation) ->
 
 
 def _check_ops(repeats: list[Operation], what: RecomputeRule) -> None:
-    """Refuse names of ops that no repeat has."""
+    """Raise `DiagnosticError` for names of ops that no repeat contains."""
     inside = (op for repeat in repeats for op in repeat.body.ops if op.definition.rule(op))
     known = sorted({op.name.partition(".")[2] for op in inside})
     for name in (*what.ops, *what.keep):

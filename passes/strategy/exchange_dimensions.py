@@ -1,4 +1,4 @@
-"""exchange-dimensions: a split moves to other dimensions around an op (Ulysses)."""
+"""exchange-dimensions: moves a split to other dimensions around an op (Ulysses)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PIN = "stg.sharding_constraint"
 
 
 class ExchangeDimensions(Pass):
-    """Move the split of a dimension to others around an op, as `stg.exchange` says (Ulysses).
+    """Move the split of a dimension to others around an op, as `stg.exchange` states (Ulysses).
 
-    Two constraints stand before each operand and behind the result. One is the placement outside,
-    the other one is the placement in which the op works. 'insert-collectives' makes an all_to_all
-    of each pair.
+    Two constraints are added before each operand and after the result: one for the placement
+    outside, one for the placement in which the op runs. 'insert-collectives' turns each pair into
+    an all_to_all.
 
     Before:
         stg.mesh @pod[cp]
@@ -71,7 +71,7 @@ class ExchangeDimensions(Pass):
 
 
 def exchange_dimensions(module: Module, strategy: Strategy) -> None:
-    """Pin the operands and results concerned, in place.
+    """Pin operands and results of the affected ops, in place.
 
     Raises `DiagnosticError` if there is no such op, and for sizes that do not divide.
     """
@@ -94,7 +94,7 @@ def exchange_dimensions(module: Module, strategy: Strategy) -> None:
 
 
 def _has(op: Operation, dims: Sequence[str]) -> bool:
-    """Whether the result has one of these dimensions; without one the op stays as it is."""
+    """Whether the result of an op has one of these dimensions; other ops are not changed."""
     return any(d.size.symbol_name in dims for d in op.results[0].tensor.dims)
 
 

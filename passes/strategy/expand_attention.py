@@ -1,4 +1,4 @@
-"""expand-attention: fused attention becomes its products and the softmax between them."""
+"""expand-attention: replaces fused attention by its products and the softmax between them."""
 
 from __future__ import annotations
 
@@ -25,22 +25,24 @@ from stagec.ir_spec.strategy.dropout import ATTENTION, CONFIGURED, DropoutRule
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
 from stagec.passes.strategy.local_sizes import on_rank
 
-#: What a plain softmax of plain products does for itself.
-_PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "given_type", "phase"}
+#: Attributes of attention that the unfused ops can express.
+_PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "bias", "given_type", "phase"}
 
 
 class ExpandAttention(Pass):
-    """Replace each fused attention by the ops that it consists of, as `stg.kernels` says.
+    """Replace each fused attention by the ops of which it consists, as `stg.kernels` states.
 
-    The scores of all pairs are in memory, those that a causal mask hides, too. With `math` the
-    softmax is one kernel; with `eager` keys and values that heads share are copied for each of
-    these, and the softmax is computed in fp32 and cast back, so that backward keeps it in both
-    types (`eager_attention_forward` of transformers, models/llama/modeling_llama.py). Attention
-    stays fused where it has other masks than these and windows, or a bias, and where its
-    sequence, or heads that share keys, are split. Without fused attention forms and names of
-    kernels change nothing. Where `eager` names `alibi`, `sinks` or `softcap`, attention with a bias
-    by distance, with sinks or with a bound of its scores is `eager` whatever the kernel of others
-    is (`BloomAttention.forward` and `MptAttention.forward` of transformers call no kernel,
+    The scores of all pairs are in memory, including those that a causal mask hides. With `math` the
+    softmax is one kernel. With `eager` shared keys and values are copied for each head, and the
+    softmax is computed in fp32 and cast back, so that backward keeps it in both types
+    (`eager_attention_forward` of transformers, models/llama/modeling_llama.py), and a bias is added
+    to the scores. Attention stays fused if it has masks other than causal ones and windows, a bias
+    with `math`, and if its sequence, or heads that share keys, are split. Without fused
+    attention, forms and names of kernels change nothing.
+
+    If `eager` names `alibi`, `sinks` or `softcap`, attention with a bias by distance, with sinks or
+    with bounded scores is `eager` whatever the kernel of other attention is
+    (`BloomAttention.forward` and `MptAttention.forward` of transformers call no kernel,
     `_supports_sdpa = False` of gpt-oss and Gemma 2). The softmax with sinks has the type of the
     scores.
 
@@ -94,8 +96,8 @@ class ExpandAttention(Pass):
 def _idle(
     rule: KernelsRule, fused: list[Operation], code: list[Operation]
 ) -> tuple[str, str] | None:
-    """What the statement asks for in vain where no attention is replaced, and why. That a model
-    has no attention for `eager`, `expand-kernels` says."""
+    """The clause of the statement without effect where no attention is replaced, and the reason.
+    `expand-kernels` reports a model without attention for `eager`."""
     form = f"'stg.kernels[attention = {rule.attention}]'"
     stays = "it has masks, or its sequence or heads that share keys are split"
     if rule.attention != DEVICE and not fused:
@@ -109,7 +111,7 @@ def _idle(
 
 
 def _drops(module: Module, strategy: Strategy) -> Expr | None:
-    """The rate with which shares are dropped; None where none are."""
+    """The dropout rate of attention shares; None without dropout."""
     if strategy.one(DropoutRule).rates != CONFIGURED or ATTENTION not in module.root.attrs:
         return None
     return module.root.expr(ATTENTION)
@@ -118,11 +120,13 @@ def _drops(module: Module, strategy: Strategy) -> Expr | None:
 def expand_attention(
     module: Module, op: Operation, *, eager: bool, view: bool = False, drops: Expr | None = None
 ) -> None:
-    """Replace one attention, in place. Queries that share keys are a dimension of their own, `r`,
-    or with `eager` have copies of them, unless these are a `view`; packed keys and values are
-    unpacked. With a rate of shares that `drops`, these are dropped in the type of their product."""
+    """Replace one attention, in place. Queries that share keys are a dimension `r`; with `eager`
+    keys are copied for them instead, unless the copies are a `view`. Packed keys and values are
+    unpacked. `drops` is the dropout rate of the shares, which applies in the type of their
+    product."""
     b = Builder.before(module.registry, op, loc=made_by(ExpandAttention.name, op.loc))
     q, k, *values = op.operands
+    bias = [values.pop()] if op.flag("bias") else []
     sinks = [values.pop()] if op.flag("sinks") else []
     if not values:
         k, *values = b.op("stg.unbind", [k], {"dim": 1, "count": 2}, names=["k", "v"]).results
@@ -151,6 +155,10 @@ def expand_attention(
         scores = b.value("stg.scale", [scores], capped, hint=scores.name)
         scores = b.value("stg.tanh", [scores], hint=f"{name}_capped")
         scores = b.value("stg.scale", [scores], {"by": bound}, hint=f"{name}_scores")
+    elif bias:
+        scores = _biased(
+            b, b.value("stg.scale", [scores], {"rsqrt": scale}, hint=scores.name), *bias
+        )
     else:
         given["rsqrt"] = scale
     given_type = sinks or not eager or op.flag("given_type")
@@ -168,17 +176,23 @@ def expand_attention(
     replace_op(op, [new])
 
 
+def _biased(b: Builder, scores: Value, bias: Value) -> Value:
+    """Scores with a bias that all sequences have in common."""
+    attrs: dict[str, RawAttr] = {"spec": Quoted("bgst,gst->bgst")}
+    return b.value("stg.add", [scores, bias], attrs, hint=f"{scores.name}_biased")
+
+
 def _copied(b: Builder, value: Value) -> Value:
-    """A copy of what is a part of one product: `torch.matmul` multiplies matrices that lie next to
-    each other (`reshape` of ATen/native/LinearAlgebra.cpp)."""
+    """A copy of a value that is a part of a larger product: `torch.matmul` needs contiguous
+    matrices (`reshape` of ATen/native/LinearAlgebra.cpp). Other values are returned unchanged."""
     made = value.producer
     part = made is not None and isinstance(made.definition, PartOf)
     return b.value("stg.reorder", [value], hint=value.name) if part else value
 
 
 def _is_plain(op: Operation, *, eager: bool) -> bool:
-    """Whether a softmax of products is all that it is, with sinks if heads have keys of their
-    own."""
+    """Whether attention is only a softmax of products, which has sinks only if heads have keys of
+    their own."""
     if not {*op.attrs} <= _PLAIN or len(op.results) != 1:
         return False
     rows, columns = (v.tensor.dims[-3].size for v in op.operands[:2])
@@ -187,12 +201,15 @@ def _is_plain(op: Operation, *, eager: bool) -> bool:
         return False
     if op.flag("sinks") and (not eager or len(op.operands) < 4):
         return False
+    if op.flag("bias") and (not eager or len(op.operands) < 4 or _shares_keys(op)):
+        return False
     return rows == columns or not masked
 
 
 def _is_view(module: Module, strategy: Strategy, op: Operation) -> bool:
-    """Whether copies of keys are a view: all heads of one sequence share them (`expand` and
-    `reshape` of `repeat_kv`; `torch.matmul` copies what is expanded in the second dimension)."""
+    """Whether copies of keys are a view, because all heads of one sequence share them (`expand` and
+    `reshape` of `repeat_kv`; `torch.matmul` copies values that are expanded in the second
+    dimension)."""
     batch, *_ = (d.size for d in op.operands[0].tensor.dims)
     parts = strategy.microbatches if strategy.batch in batch.symbols else 1
     heads = op.operands[1].tensor.dims[-2].size

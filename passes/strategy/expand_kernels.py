@@ -1,4 +1,4 @@
-"""expand-kernels: ops that run operation by operation become these operations."""
+"""expand-kernels: replaces ops that have no fused kernel by the operations that run instead."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from stagec.support.suggest import did_you_mean
 class ExpandKernels(Pass):
     """Replace the ops that `stg.kernels` names by those that PyTorch runs without a compiler.
 
-    Each op defines them. Where gate and up come out of one product, they get products, and
-    parameters, of their own, as modules have them; statements that name the packed parameter then
-    name these. So they do for `gate_in_place` where recompute counts products. A remark says so if
-    the model has none of these ops, unless a stack that is shipped names them. `stg.part_of` stays
-    where `part_of` is named and no axis splits heads of some parts only, and goes elsewhere.
+    Each op defines these operations. Gate and up in one product get products, and parameters, of
+    their own, like those of modules; statements that name the packed parameter then name these.
+    This also applies to `gate_in_place` where recompute counts products. A remark reports a model
+    without these ops, unless a built-in stack names them. `stg.part_of` stays if `part_of` is named
+    and no axis splits the heads of some parts only; else it is removed.
 
     Before:
         stg.strategy @s {
@@ -69,7 +69,7 @@ class ExpandKernels(Pass):
 def expand_kernels(module: Module, strategy: Strategy) -> None:
     """Replace the ops that the statement names, in place.
 
-    Raises `DiagnosticError` for names of ops that are one operation, or no ops.
+    Raises `DiagnosticError` for names of ops that are single kernels, or do not exist.
     """
     rule = strategy.one(KernelsRule)
     _leave_out_parts(module, strategy)
@@ -104,21 +104,21 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
 
 
 def _counts_products(strategy: Strategy) -> bool:
-    """Whether recompute counts products, which are then those of modules."""
+    """Whether recompute counts products, so that each module has its own."""
     what, selective = strategy.recompute, strategy.one(SelectiveRule)
     return what.products > 0 or (what.policy == "selective" and selective.what == "products")
 
 
 def _named(rule: KernelsRule, op: Operation, *, counts: bool) -> Iterator[str]:
-    """The names of forms that an op has; with recompute that counts products gate and up are two,
-    and what is computed from them is computed again in any case."""
+    """The names of the forms that an op has. If recompute `counts` products, gate and up are two
+    products, and the values computed from them are always recomputed."""
     for name in rule.eager:
         if name in op.definition.eager_forms():
             yield op.name.partition(".")[2] if name == IN_PLACE and counts else name
 
 
 def _parts(module: Module) -> Iterator[Operation]:
-    """What code makes as a part of one product."""
+    """The values that are computed as parts of one product."""
     return (op for op in module.main.body.walk() if isinstance(op.definition, PartOf))
 
 
@@ -130,8 +130,8 @@ def _leave_out_parts(module: Module, strategy: Strategy) -> None:
 
 
 def _is_split(op: Operation, strategy: Strategy) -> bool:
-    """Whether a strategy splits a dimension that some of the parts have only, such as heads that
-    share keys: these would be split by one axis twice."""
+    """Whether a strategy splits a dimension that only some of the parts have, such as heads that
+    share keys, which one axis would split twice."""
     shapes = [{*value.tensor.shape} for value in op.operands]
     own = {size for shape in shapes for size in shape if any(size not in s for s in shapes)}
     names = {name for size in own for name in size.symbols}

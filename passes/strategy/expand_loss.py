@@ -1,4 +1,4 @@
-"""expand-loss: a cross entropy becomes what software makes of it."""
+"""expand-loss: replaces a cross entropy by the ops that software runs for it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from stagec.ir_spec.strategy.loss import LossRule
 
 
 class ExpandLoss(Pass):
-    """Replace each loss of the next tokens by the ops of a form of `stg.loss`, as its op builds
-    them.
+    """Replace each loss of the next tokens by the ops of a form of `stg.loss`, which its op
+    defines.
 
-    In `stock` the log-softmax is what backward needs, not the logits.
+    In the form `stock` backward needs the log-softmax, not the logits.
 
     Before:
         stg.strategy @s {
@@ -53,7 +53,7 @@ class ExpandLoss(Pass):
 
 
 def expand_loss(module: Module, strategy: Strategy, op: Operation) -> bool:
-    """Build one loss in the form of the strategy, in place; whether it has that form."""
+    """Replace one loss by the form of the strategy, in place. Returns whether it has that form."""
     rule = strategy.one(LossRule)
     form = LossForm(rule.form, rule.chunks, _is_split(module, strategy, op))
     b = Builder.before(module.registry, op, loc=made_by(ExpandLoss.name, op.loc))
@@ -63,7 +63,7 @@ def expand_loss(module: Module, strategy: Strategy, op: Operation) -> bool:
     if loss is not op.result:
         loss.name = op.result.name
         replace_op(op, [loss])
-        erase_unused(module.main.body)  # the head, or a cast, that it has inside
+        erase_unused(module.main.body)  # the head, or a cast, inside of the loss
     return True
 
 

@@ -1,4 +1,4 @@
-"""freeze-parameters: parameters of these names are not trained."""
+"""freeze-parameters: freezes the parameters that a strategy names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from stagec.support.suggest import did_you_mean
 
 
 class FreezeParameters(Pass):
-    """Give the parameters that `stg.freeze` names the role `frozen`, or where it says so `param`.
+    """Give the parameters that `stg.freeze` names the role `frozen`, or `param` for negated
+    patterns.
 
     Before:
         stg.strategy @s {
@@ -39,8 +40,8 @@ class FreezeParameters(Pass):
 
 
 def freeze_parameters(module: Module, rule: FreezeRule) -> None:
-    """Freeze the parameters of the main function, in place. Raises `DiagnosticError` for a pattern
-    that none has, or if none is left to train."""
+    """Freeze parameters of the main function, in place. Raises `DiagnosticError` for a pattern that
+    matches no parameter, or if no parameter is left to train."""
     params = module.parameters()
     for pattern, _ in rule.patterns:
         if not any(matches(p.name, pattern) for p in params):

@@ -1,4 +1,4 @@
-"""fuse-attention: products and the softmax between them become one kernel."""
+"""fuse-attention: replaces products and the softmax between them by fused attention."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.ops.softmax import Softmax
 from stagec.ir_spec.strategy.kernels import DEVICE, UNFUSED, KernelsRule
 
-#: Both products, letters in the order in which they come: "bshk,bthk->bhst", "bhst,bthk->bshk".
+#: Both products, with letters in order of appearance: "bshk,bthk->bhst", "bhst,bthk->bshk".
 _SCORES, _VALUES = "abcd,aecd->acbe", "abcd,adbe->acbe"
-#: What a kernel does as well as a softmax.
+#: Attributes of a softmax that a fused kernel supports.
 _PLAIN = {"causal", "window", "rsqrt", "phase"}
 
 
 class FuseAttention(Pass):
     """Replace products of queries and keys, their softmax and the product with values by fused
-    attention, where `stg.kernels` names a kernel of it.
+    attention, if `stg.kernels` names a kernel for it.
 
-    Heads have keys of their own, and nothing else uses what is in between. Shares that a dropout
-    takes are dropped in the kernel, which stores no mask (`flash_attn_func` with `dropout_p`,
-    `DotProductAttention` of Transformer Engine with `attention_dropout`). Other softmaxes stay:
-    those with a bias by distance, of cached keys, or of scores that code changes.
+    Heads have keys of their own, and the intermediate values have no other users. A dropout of
+    shares becomes part of the kernel, which stores no mask (`flash_attn_func` with `dropout_p`,
+    `DotProductAttention` of Transformer Engine with `attention_dropout`). Other softmaxes are not
+    changed: those with a bias by distance, of cached keys, or of modified scores.
 
     Before:
         stg.strategy @s {
@@ -69,8 +69,8 @@ class FuseAttention(Pass):
 
 
 def _composed(module: Module) -> Iterator[tuple[Operation, Operation, Operation]]:
-    """The product of queries and keys, the softmax, and the product with values of each attention
-    that is not fused."""
+    """The product of queries and keys, the softmax, and the product with values of each unfused
+    attention."""
     for softmax in module.main.body.walk():
         if not isinstance(softmax.definition, Softmax) or not {*softmax.attrs} <= _PLAIN:
             continue
@@ -84,13 +84,13 @@ def _composed(module: Module) -> Iterator[tuple[Operation, Operation, Operation]
 
 
 def _only_user(op: Operation) -> Operation | None:
-    """What alone uses the results of an op, as its first operand."""
+    """The only user of the results of an op, if it takes one as first operand; else None."""
     uses = [use for result in op.results for use in result.uses]
     return uses[0][0] if len(uses) == 1 and uses[0][1] == 0 else None
 
 
 def _is(op: Operation, spec: str) -> bool:
-    """Whether it is this product, with other letters."""
+    """Whether an op is a product with this rule, up to the names of letters."""
     if not isinstance(op.definition, Einsum) or op.text("to", ""):
         return False
     text = op.text("spec")

@@ -1,5 +1,5 @@
-"""gather-dimensions: gathers operands in a dimension whose split an op treats specially, and the
-tokens of experts where these are."""
+"""gather-dimensions: gathers operands in a dimension whose split an op treats specially, and tokens
+at the ranks of their experts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ PIN = "stg.sharding_constraint"
 
 
 class GatherDimensions(Pass):
-    """Pin operands whole in the dimensions of `stg.gather` where an op treats a split specially.
+    """Pin operands as unsplit in the dimensions of `stg.gather` where an op treats a split
+    specially.
 
-    With the sequence of keys and values whole, each rank computes attention for its own queries.
-    Where `stg.moe[dispatch = gather]` made ops `local`, what they take of tokens is pinned as not
-    split over the axes of the experts.
-    With `regather` the pins are marked `again`: 'differentiate' gives backward pins of its own.
+    With an unsplit sequence of keys and values, each rank computes attention for its own queries.
+    Where `stg.moe[dispatch = gather]` made ops `local`, their token operands are pinned as not
+    split over the axes of the experts. With `regather` the pins are marked `again`: 'differentiate'
+    gives backward pins of its own.
 
     Before:
         stg.mesh @pod[cp]
@@ -71,7 +72,7 @@ class GatherDimensions(Pass):
 
 
 def gather_dimensions(module: Module, strategy: Strategy) -> None:
-    """Pin the operands concerned, in place; a remark says so if there are none."""
+    """Pin the affected operands, in place; a remark reports that there are none."""
     assumptions = Assumptions(module, GatherDimensions.name, strategy.loc)
     placer = Placer(module, strategy, assumptions)
     for rule in (rule for rule in strategy.all(GatherRule) if not rule.of):
@@ -88,7 +89,7 @@ def gather_dimensions(module: Module, strategy: Strategy) -> None:
 
 
 def gather_tokens(module: Module, strategy: Strategy) -> None:
-    """Pin what ops that are `local` take of tokens, in place, where tokens are split over axes of
+    """Pin the token operands of ops that are `local`, in place, where tokens are split over axes of
     the experts."""
     placer = Placer(module, strategy, Assumptions(module, GatherDimensions.name, strategy.loc))
     pinned: dict[Value, Value] = {}
@@ -115,8 +116,8 @@ def _buffer(op: Operation) -> Value:
 
 
 def _concerned(module: Module, rule: GatherRule) -> dict[Operation, list[int]]:
-    """The ops that treat a split of one of the dimensions specially, and the operands that have
-    it."""
+    """The ops that treat a split of one of the dimensions specially, and the indices of the
+    operands that have it."""
     concerned: dict[Operation, list[int]] = {}
     for name in rule.dims:
         ops = special_ops(module.main.body, name, None)

@@ -1,4 +1,5 @@
-"""insert-fp8-casts: blocks multiply by their parameters in floats of 8 or 4 bits."""
+"""insert-fp8-casts: casts operands of products with parameters in blocks to floats of 8 or 4
+bits."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ from stagec.ir_spec.ops.contraction import HADAMARD
 
 
 class Recipe(NamedTuple):
-    """The element types of activations, of parameters and of gradients that products take. A scale
-    for a tensor, or for 128 x 128 elements of a parameter, is in no type: it takes less than a byte
-    for 4,000 elements. `quantizes`: casts are kernels of their own."""
+    """The element types of activations, parameters and gradients in products. A scale per tensor,
+    or per 128 x 128 elements of a parameter, is not part of a type: it takes less than a byte per
+    4,000 elements. `quantizes` states that casts are kernels of their own."""
 
     activations: str
     parameters: str
@@ -48,17 +49,15 @@ RECIPES = {
 
 
 class InsertFp8Casts(Pass):
-    """Cast both operands of matrix products with a parameter, inside repeats, to floats of 8 or 4
-    bits.
+    """Cast both operands of matrix products with a parameter, in repeats, to floats of 8 or 4 bits.
 
-    `stg.dtypes[fp8 = ...]` asks for it. A parameter in 32 bits that is cast where it is used is one
-    as well: the cast is cast. With `block` activations and gradients have a scale for
-    each 128 elements, which moves and is held with them. Results keep their type of 16 bits.
-    Products whose results choose (routers) stay as they are, and products in 32 bits beside others,
-    such as those of adapters. Embedding and head stand outside of repeats and stay as well. With
-    `scaling = current`, `mxfp8` and `nvfp4` casts are `stg.quantize`, also those of gradients. With
-    `nvfp4` what weight gradients take of activations and gradients is turned by a random Hadamard
-    matrix first (`hadamard`).
+    `stg.dtypes[fp8 = ...]` asks for it. A 32-bit parameter that is cast where it is used counts as
+    well: its cast is cast again. With `block` activations and gradients have one scale per 128
+    elements, which is moved and stored with them. Results keep their 16-bit type. Products of
+    routers are not changed, nor are 32-bit products beside others, such as those of adapters.
+    Embedding and head are outside of repeats and not changed either. With `scaling = current`,
+    `mxfp8` and `nvfp4`, casts are `stg.quantize`, also those of gradients. With `nvfp4` the
+    operands of weight gradients are multiplied by a random Hadamard matrix first (`hadamard`).
 
     Before:
         stg.strategy @s {
@@ -99,7 +98,7 @@ class InsertFp8Casts(Pass):
 
 
 def insert_fp8_casts(module: Module, recipe: str, loc: Loc, *, quantize: bool = False) -> None:
-    """Cast the operands of the products concerned, in place, or quantize them; a remark says so if
+    """Cast or `quantize` the operands of the affected products, in place; a remark reports that
     there are none.
 
     Raises `DiagnosticError` for blocks that compute in 32 bits.
@@ -112,7 +111,8 @@ def insert_fp8_casts(module: Module, recipe: str, loc: Loc, *, quantize: bool = 
 
 
 def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantize: bool) -> int:
-    """The number of products whose operands are now of few bits; each value is cast once."""
+    """Cast the operands of the products of a block, each value once. Returns their number. Raises
+    `DiagnosticError` for blocks that compute in 32 bits."""
     types = RECIPES[recipe]
     name = "stg.quantize" if quantize else "stg.cast"
     cast: dict[Value, Value] = {}
@@ -142,7 +142,7 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantiz
 
 
 def _is_linear(op: Operation) -> bool:
-    """Whether it multiplies an activation by a parameter, and no op chooses by the result."""
+    """Whether an op multiplies an activation by a parameter and is not a router."""
     if not op.definition.params_by_name.keys() >= {"to", "grad"}:
         return False
     if sum(is_parameter(uncast(value)) for value in op.operands) != 1:

@@ -1,4 +1,4 @@
-"""Sizes on one rank, before values are split."""
+"""Sizes per rank, before values are split."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stagec.ir.queries import plain
 
 
 def on_rank(module: Module, strategy: Strategy, size: Expr) -> int | None:
-    """A size on one rank, as the strategy splits its symbols; None if it is open."""
+    """A size per rank, as the strategy splits its symbols; None if it has no value."""
     axes = [a for rule in strategy.splits if size.symbols & {*rule.dims} for a in rule.over]
     parts = [module.mesh.sizes.get(a) if module.mesh is not None else None for a in axes]
     env = plain(module.env)

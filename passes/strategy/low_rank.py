@@ -1,5 +1,5 @@
-"""Low-rank adapters beside products: which parameters have some, their types, and the rules of the
-products with them."""
+"""Low-rank adapters beside products: the parameters that have one, the types of adapters, and the
+rules of the products with them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LETTERS = "rabcdefghijklmnopqstuvwxyz"
 
 
 def adapted_parameters(module: Module, rule: LoraRule) -> list[Value]:
-    """The parameters with adapters. Raises `DiagnosticError` for a name that no parameter has, or
-    one that is used in no product."""
+    """The parameters with adapters. Raises `DiagnosticError` for a rank below 1, for a name that no
+    parameter has, and for a parameter without products."""
     params = module.parameters()
     if rule.rank < 1:
         raise error(f"an adapter has a rank of 1 or more, found {rule.rank}", rule.loc)
@@ -32,7 +32,7 @@ def adapted_parameters(module: Module, rule: LoraRule) -> list[Value]:
                 remedy=did_you_mean(name, known) or f"choose some of {', '.join(sorted(known))}",
             )
     named = [param for param in params if rule.adapts(param)]
-    adapted = [param for param in named if uses_inside(param)] or named  # a step may lack a tower
+    adapted = [param for param in named if uses_inside(param)] or named  # a step may lack towers
     for param in adapted:
         if not _products(param):
             raise error(
@@ -45,7 +45,7 @@ def adapted_parameters(module: Module, rule: LoraRule) -> list[Value]:
 
 
 def _products(value: Value) -> list[tuple[Operation, int, int]]:
-    """The products in which a parameter is used, as `uses_inside` has them."""
+    """The products that use a parameter, in the form of `uses_inside`."""
     return [use for use in uses_inside(value) if isinstance(use[0].definition, Einsum)]
 
 
@@ -74,7 +74,7 @@ class LowRankCut:
     | ebcd,edf->ebcf  | ebcd,edr->ebcr | ebcr,erf->ebcf  |
     | bsd,dzf->bzsf   | bsd,dzr->zbsr  | zbsr,rzf->bzsf  |
 
-    The second one is of experts, the third one of a parameter that packs two or three matrices.
+    The second product is that of experts; the parameter of the third one packs several matrices.
     """
 
     def __init__(self, op: Operation, index: int) -> None:

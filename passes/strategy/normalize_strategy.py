@@ -1,4 +1,5 @@
-"""normalize-strategy: removes axes of size 1, and checks what the statements of a strategy name."""
+"""normalize-strategy: removes axes of size 1, and checks the names in the statements of a
+strategy."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from stagec.support.suggest import did_you_mean
 class NormalizeStrategy(Pass):
     """Remove mesh axes of size 1 from the module, and check the names in its `stg.strategy`.
 
-    A statement over such axes alone is removed with them. The pass refuses unknown meshes, axes,
-    dimensions and values, and statements that contradict each other. A remark names an axis that no
+    A statement over such axes only is removed with them. Unknown meshes, axes, dimensions and
+    values, and statements that contradict each other, are errors. A remark names an axis that no
     statement uses.
 
     Before:
@@ -45,7 +46,7 @@ class NormalizeStrategy(Pass):
 def normalize_strategy(module: Module) -> None:
     """Remove axes of size 1, in place.
 
-    Raises `DiagnosticError` with all names that are unknown, and all contradictions.
+    Raises `DiagnosticError` with all unknown names and all contradictions.
     """
     _drop_unit_axes(module)
     strategy = read_strategy(module)
@@ -82,8 +83,7 @@ def _check_mesh(module: Module, problems: DiagnosticList) -> None:
 
 
 def _check_names(module: Module, strategy: Strategy, problems: DiagnosticList) -> None:
-    """Refuse an axis that stands twice, and unknown values; the verifier knows axes and
-    dimensions."""
+    """Report repeated axes and unknown values; the verifier checks axes and dimensions."""
     for rule in strategy.splits:
         if len(set(rule.over)) < len(rule.over):
             problems.error(
@@ -95,7 +95,7 @@ def _check_names(module: Module, strategy: Strategy, problems: DiagnosticList) -
 
 
 def _check_values(rule: SplitRule | GatherRule, body: Region, problems: DiagnosticList) -> None:
-    """Refuse unknown values, and values that do not have the dimension."""
+    """Report unknown values, and values without the dimension."""
     for name in rule.of:
         named = [v for v in body.values() if v.is_called(name)]
         if not named:
@@ -119,7 +119,7 @@ def _check_values(rule: SplitRule | GatherRule, body: Region, problems: Diagnost
 def _check_alone(
     module: Module, strategy: Strategy, rule: PipelineRule, problems: DiagnosticList
 ) -> None:
-    """The axis of pipeline stages is used for nothing else."""
+    """Report other uses of the axis of pipeline stages."""
     others = [(s.over, s.loc) for s in strategy.splits]
     others += [(strategy.zero_axes, strategy.loc), (strategy.deferred, strategy.loc)]
     others += [(arg.tensor.axes, arg.loc) for arg in module.main.body.args]
@@ -133,7 +133,7 @@ def _check_alone(
 
 
 def _check_sequences(strategy: Strategy, problems: DiagnosticList) -> None:
-    """A dimension is gathered, exchanged, or goes round a ring."""
+    """Report dimensions with more than one of `stg.gather`, `stg.exchange` and `stg.ring`."""
     exchanged = [name for name, _ in strategy.exchanged]
     for name in exchanged:
         if name in strategy.gathered:

@@ -1,5 +1,5 @@
-"""overlap-batches: a step of serving becomes two half batches, of which one computes while tokens
-of the other are on their way to experts."""
+"""overlap-batches: splits a step of serving into two half batches; one computes while tokens of the
+other are sent to experts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from stagec.ir_spec.strategy.moe import MoeRule
 
 
 class OverlapBatches(Pass):
-    """Make two half batches of a step of serving, as `stg.moe[two_batches]` says.
+    """Split a step of serving into two half batches, as `stg.moe[two_batches]` states.
 
-    Values with the batch as a dimension, caches included, exist twice, with half the size; weights
-    exist once. In a layer the halves alternate: up to the dispatch of tokens to experts, up to
-    their combination, and to its end. Collectives of one half run beside the computation of the
+    Values with a batch dimension, including caches, exist twice with half the size; weights exist
+    once. In a layer the halves alternate: up to the dispatch of tokens to experts, up to their
+    combination, and up to its end. Collectives of one half overlap with the computation of the
     other.
 
     Before:
@@ -72,9 +72,9 @@ class OverlapBatches(Pass):
 
 
 def overlap_batches(module: Module, batch: str, loc: Loc) -> None:
-    """Put a function of two half batches in the place of the main one.
+    """Replace the main function by one of two half batches.
 
-    Raises `DiagnosticError` for a step of training, and for a function without the batch.
+    Raises `DiagnosticError` for a step of training, and for a function without the batch dimension.
     """
     func = module.main
     if not any(a.tensor.role in CACHED for a in func.body.args):
@@ -102,7 +102,7 @@ def overlap_batches(module: Module, batch: str, loc: Loc) -> None:
 
 
 class _Halves:
-    """Copies of what has the batch, for each half, and of the rest, for both."""
+    """Copies ops and values with the batch once for each half, all others once for both."""
 
     def __init__(self, batch: str) -> None:
         self._batch = batch
@@ -122,13 +122,13 @@ class _Halves:
             copier.values[arg] = region.add_arg(copier.named(arg.name), type_, arg.loc)
 
     def types(self, type_: Type) -> list[Type]:
-        """The types of what stands for a value of a type."""
+        """The types of the copies of a value of a type."""
         if not isinstance(type_, TensorType) or not _mentions(type_, self._batch):
             return [type_]
         return [type_.substitute(self._sizes)] * 2
 
     def body(self, old: Region, new: Region) -> None:
-        """Copy the operations of a region: segments of both halves take turns."""
+        """Copy the operations of a region; segments of both halves alternate."""
         *ops, end = old.ops
         for segment in _segments(ops):
             for half, copier in enumerate(self._copiers):
@@ -169,7 +169,7 @@ class _Halves:
         new.append(made)
 
     def _values(self, value: Value) -> list[Value]:
-        """What stands for a value: one for each half, or one for both."""
+        """The copies of a value: one for each half, or one for both."""
         return list(dict.fromkeys(copier.values[value] for copier in self._copiers))
 
     def _keep(self, old: Value, new: Value) -> None:
@@ -181,8 +181,9 @@ class _Halves:
 
 
 def _segments(ops: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """The operations up to those that deal rows, with casts of these, and from those that take them
-    back, behind what does not need them, such as shared experts; repeats stand alone."""
+    """Segments of operations. A segment ends after ops that dispatch rows to experts and casts of
+    these rows, and before ops that combine rows; operations that do not need the combined rows,
+    such as shared experts, come before the cut. Each repeat is a segment."""
     segment: list[Operation] = []
     waiting, dealt = list(ops), set[Value]()
     while waiting:
@@ -209,7 +210,7 @@ def _casts(op: Operation, values: set[Value]) -> bool:
 
 
 def _users(first: Operation, ops: Sequence[Operation]) -> list[Operation]:
-    """Those of these operations that need what the first one makes."""
+    """Those of the operations that depend on the results of the first one."""
     made, users = set(first.results), list[Operation]()
     for op in ops:
         if not made.isdisjoint(op.reads()):
@@ -219,7 +220,8 @@ def _users(first: Operation, ops: Sequence[Operation]) -> list[Operation]:
 
 
 def _of_rows(op: Operation) -> tuple[bool, bool]:
-    """Whether an op numbers the rows of a result by tokens, and whether those of an operand."""
+    """Whether an op dispatches rows (numbers rows of a result by tokens), and whether it combines
+    them (numbers rows of an operand by tokens)."""
     rule = op.definition.rule(op) if op.region is None else None
     if rule is None or not rule.numbered:
         return False, False

@@ -1,4 +1,4 @@
-"""pad-dimensions: sizes become multiples of what a strategy says."""
+"""pad-dimensions: rounds sizes up to the multiples that a strategy states."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stagec.ir_spec.strategy.weights import WeightsRule
 
 
 class PadDimensions(Pass):
-    """Give symbols the next multiple of what `stg.pad_dimensions` says of them, times the ranks
-    that split them; the width of experts, of a block, where `stg.weights[fill]` has their format.
-    A remark states how many parameters that adds.
+    """Round symbols up to the multiple in `stg.pad_dimensions` times the number of ranks that split
+    them. The width of experts is rounded up to a block of their format, if that is
+    `stg.weights[fill]`. A remark states the number of added parameters.
 
     Before:
         stg.symbols[B, D = 64, M = 90]
@@ -52,8 +52,8 @@ class PadDimensions(Pass):
 
 
 def pad_dimensions(module: Module, strategy: Strategy) -> None:
-    """Change the values of the symbols, in place; a remark says so where `stg.pad_dimensions`
-    changes nothing."""
+    """Change the values of the symbols, in place; a remark reports a `stg.pad_dimensions` without
+    effect."""
     for rule in strategy.all(PadDimensionsRule):
         if not _pad(module, strategy, rule.dims, rule.multiple, rule.loc):
             module.diagnostics.remark(
@@ -65,14 +65,14 @@ def pad_dimensions(module: Module, strategy: Strategy) -> None:
 
 
 def _fills(module: Module, rule: WeightsRule) -> bool:
-    """Whether experts are in the format in which they are filled up."""
+    """Whether experts have the format for which their width is padded."""
     return rule.fill == rule.format and EXPERT_WIDTH in module.symbols
 
 
 def _pad(
     module: Module, strategy: Strategy, dims: Iterable[str], multiple: int, loc: Loc
 ) -> Mapping[str, int]:
-    """Fill dimensions up; gives the sizes that changed."""
+    """Pad dimensions to a multiple. Returns the changed sizes."""
     sizes = dict[str, int]()
     for name in dims:
         size, wanted = module.symbols[name], multiple * strategy.ranks_of(name, module.mesh)
@@ -94,7 +94,7 @@ def _pad(
 
 
 def _parameters(module: Module) -> int | None:
-    """The elements of all parameters; None if a size is open."""
+    """The number of elements of all parameters; None if a size has no value."""
     sizes = [product(p.tensor.shape) for p in module.parameters()]
     if any(not size.symbols <= module.env.keys() for size in sizes):
         return None

@@ -1,4 +1,4 @@
-"""pad-vocabulary: the size of the vocabulary becomes a multiple of what a strategy says."""
+"""pad-vocabulary: rounds the size of the vocabulary up to a multiple that a strategy states."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyRule
 
 
 class PadVocabulary(Pass):
-    """Give the symbol of the vocabulary, the last dimension of the logits of a loss, the next
-    multiple of `stg.pad_vocabulary` times the ranks that split it, or without these where it says
-    `whole`. A step of serving has had its vocabulary filled up before `to-serving` took the loss.
+    """Round the symbol of the vocabulary, the last dimension of the logits of a loss, up to the
+    multiple in `stg.pad_vocabulary` times the number of ranks that split it, or to the multiple
+    itself with `whole`. In a step of serving this happens before `to-serving` removes the loss.
 
     Before:
         stg.symbols[B, S, V = 1000]
@@ -42,8 +42,8 @@ class PadVocabulary(Pass):
 
 
 def pad_vocabulary(module: Module, strategy: Strategy) -> None:
-    """Change the value of the symbol, in place; one that is a multiple stays as it is. A remark
-    says that there is no such symbol."""
+    """Change the value of the symbol, in place, if it is not a multiple. A remark reports that
+    there is no such symbol."""
     rule = strategy.one(PadVocabularyRule)
     judged = [op.definition.logits(op) for op in module.main.body.walk()]
     names = {str(v.tensor.dims[-1].size.symbol_name or "") for v in judged if v is not None} - {""}

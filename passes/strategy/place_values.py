@@ -1,4 +1,5 @@
-"""place-values: splits of a strategy become placements of arguments, carried and named values."""
+"""place-values: turns splits of a strategy into placements of arguments, carried and named
+values."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ from stagec.sharding.propagate import is_carried
 
 class PlaceValues(Pass):
     """Place the arguments of the function, carried values, the values that statements name, and
-    what crosses to another part of the model.
+    values that cross to another part of the model.
 
-    `stg.split` says over which axes a dimension is split; `stg.gather[..., of = ...]` says which
-    values are whole. The pass assumes that the sizes divide. A placement that the model pins wins.
-    All other values get their placements from 'propagate-sharding'.
+    `stg.split` states the axes over which a dimension is split; `stg.gather[..., of = ...]` names
+    values that are not split. The pass assumes that the sizes divide. A placement that the model
+    pins takes precedence. All other values get their placements from 'propagate-sharding'.
 
     Before:
         stg.mesh @pod[dp = 2]
@@ -64,7 +65,7 @@ class PlaceValues(Pass):
 
 
 def place_values(module: Module, strategy: Strategy) -> None:
-    """Place values as the strategy says, in place. Raises `DiagnosticError` for sizes that do not
+    """Place values as the strategy states, in place. Raises `DiagnosticError` for sizes that do not
     divide."""
     assumptions = Assumptions(module, PlaceValues.name, strategy.loc)
     placer, body = Placer(module, strategy, assumptions), module.main.body
@@ -108,7 +109,7 @@ def _place_named(module: Module, strategy: Strategy, placer: Placer) -> None:
 
 
 def _place_crossing(module: Module, placer: Placer) -> None:
-    """Pin what goes to another part of the model, or comes from it, as between layers."""
+    """Pin values that cross to or from another part of the model, like those between layers."""
     for op in list(module.main.body.walk()):
         if isinstance(op.definition, Arrive):
             value = op.result
@@ -122,8 +123,8 @@ def _place_crossing(module: Module, placer: Placer) -> None:
 
 
 def _place_appended(module: Module) -> None:
-    """Pin what is written into caches to their placements: new rows are few, and move; a cache
-    stays where it is."""
+    """Pin values that are written into caches to the placements of the caches: few new rows are
+    moved, and the cache is not."""
     for op in list(module.main.body.walk()):
         if not op.has(InPlace) or not op.results:
             continue
@@ -144,7 +145,7 @@ def _place_appended(module: Module) -> None:
 
 
 def _argument(value: Value) -> Value | None:
-    """The argument of the function that a value is, or a slice or a microbatch of."""
+    """The argument of the function of which a value is all, a slice or a microbatch, or None."""
     while value.producer is None:
         owner = value.region.owner
         if value.index >= len(owner.operands):
@@ -154,7 +155,7 @@ def _argument(value: Value) -> Value | None:
 
 
 def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:
-    """Give all users of a value a pinned one in its place."""
+    """Replace a value by a pinned one for all users."""
     users, owner = list(value.uses), value.owner
     made = made_by(PlaceValues.name, loc)
     b = (
@@ -167,7 +168,7 @@ def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:
 
 
 def _divide_shares(module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
-    """Assume that a dimension divides if it is a share of a split one: S*T/E rows of S."""
+    """Assume that a dimension divides if it is a fraction of a split one, as S*T/E is of S."""
     values = [v for v in module.main.body.values() if v.producer]
     for size in dict.fromkeys(s for v in values for s in v.tensor.shape):
         above, below = numerator_and_denominator(size)
@@ -178,6 +179,6 @@ def _divide_shares(module: Module, strategy: Strategy, assumptions: Assumptions)
 
 
 def _factors(size: Expr) -> set[str]:
-    """The symbols that a size is a product with: S of S*T, and none of S - T."""
+    """The symbols that are factors of a size: S and T in S*T, neither in S - T."""
     others = {s: numerator_and_denominator(size / symbol(s))[1] for s in size.symbols}
     return {s for s, below in others.items() if s not in below.symbols}

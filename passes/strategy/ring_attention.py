@@ -1,4 +1,4 @@
-"""ring-attention: attention over a split sequence passes keys and values round the ranks."""
+"""ring-attention: passes keys and values of attention over a split sequence round the ranks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from stagec.sharding.strategy import RingRule
 
 
 class RingAttention(Pass):
-    """Make attention over a split dimension a ring, as `stg.ring` says (arXiv 2310.01889).
+    """Make attention over a split dimension a ring, as `stg.ring` states (arXiv 2310.01889).
 
-    In zigzag order each rank has two chunks of the positions; a `stg.zigzag` declares that.
+    In zigzag order each rank has two chunks of the positions; a `stg.zigzag` declares this.
 
     Before:
         stg.mesh @pod[cp]
@@ -80,17 +80,17 @@ class RingAttention(Pass):
 def ring_attention(
     module: Module, strategy: Strategy, ring: RingRule
 ) -> tuple[list[Operation], tuple[str, ...]]:
-    """Make the ops concerned rings, in place; returns them, and the axes over which positions are
+    """Make the affected ops rings, in place. Returns them, and the axes over which positions are
     split.
 
-    Raises `DiagnosticError` if there is no such op, and for one that a ring does not take.
+    Raises `DiagnosticError` if there is no such op, and for one that cannot run as a ring.
     """
     name = ring.dim
     special = [op for op, _ in special_ops(module.main.body, name)]
     ops = [op for op in special if "ring" in op.definition.params_by_name]
     others = [op for op in special if "ring" not in op.definition.params_by_name]
     if not ops and others:
-        return [], ()  # they pass states or edges of their parts to the next rank
+        return [], ()  # scans and convolutions pass states or edges to the next rank
     if not ops:
         raise error(
             f"no op can use {name} in a ring: the model has no fused attention along {name} alone",
@@ -106,7 +106,7 @@ def ring_attention(
                 remedy="use --cp-order plain",
             )
         op.attrs["ring"] = ring.order
-        op.attrs.pop("given_type", None)  # about model code, which runs no ring
+        op.attrs.pop("given_type", None)  # it describes model code, which has no ring
         _run_in_steps(module, op, strategy.one(KernelsRule).ring)
         for message in (*op.definition.verify(op), *_another_sequence(op)):
             remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
@@ -133,8 +133,8 @@ def ring_attention(
 
 
 def _run_in_steps(module: Module, op: Operation, form: str) -> None:
-    """Merge the parts operation by operation: the result is in the order of heads, so that what
-    follows takes a copy of it."""
+    """Merge the parts by unfused operations: the result is ordered by heads, so its users take a
+    copy."""
     if form == "fused":
         return
     op.attrs["steps"] = form
@@ -146,7 +146,7 @@ def _run_in_steps(module: Module, op: Operation, form: str) -> None:
 
 
 def _another_sequence(op: Operation) -> Iterator[str]:
-    """What is wrong with cross attention: its queries do not stand where its keys do."""
+    """The message for cross attention, whose queries and keys have different positions."""
     rows, keys = key_rows(op, 0)
     if rows.size != keys.size:
         yield f"is cross attention of {rows.size} queries to {keys.size} keys: expected as many"

@@ -1,5 +1,5 @@
-"""separate-attention: attention of all layers on one pipeline stage, all feed-forward on the other
-one."""
+"""separate-attention: puts attention of all layers on one pipeline stage, and feed-forward on the
+other."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from stagec.api import (
     note,
     read_strategy,
 )
+from stagec.ir.core import renumber
 from stagec.ir.expr import UnboundError
 from stagec.ir.layers import LayerStack, declaration_of, stack_of
 from stagec.ir.order import LayerOrder, compact
@@ -33,7 +34,7 @@ from stagec.ir_spec.ops.scan_base import ScanOp
 from stagec.ir_spec.strategy.pipeline import PipelineOp, PipelineRule
 
 PASS = "separate-attention"
-#: What the other stage has to do.
+#: Products of feed-forward, of which the second stage needs one.
 _PRODUCTS = (Einsum, ScaledEinsum)
 #: The schedule in which half layers follow each other from stage to stage.
 SCHEDULE = "interleaved"
@@ -41,13 +42,13 @@ SCHEDULE = "interleaved"
 
 class SeparateAttention(Pass):
     """Split each layer after its attention, so that one of two pipeline stages has the attention of
-    all layers, with its caches, and the other one has the rest, as `stg.pipeline[afd]` says
+    all layers, with its caches, and the other one has the rest, as `stg.pipeline[afd]` states
     (MegaScale-Infer, arXiv 2504.02263; Step-3, arXiv 2507.19427).
 
-    A repeat becomes two, whose layers take turns; the stages have a chunk for each of them, and
-    the `interleaved` schedule: with two microbatches a stage works on one while the other one is on
-    the other stage, and what a layer hands on goes to and fro once. The cut is at the first place
-    behind attention at which the layer has one value: the sum of its input and attention.
+    A repeat becomes two, whose layers alternate. The stages have one chunk per layer and the
+    `interleaved` schedule: with two microbatches each stage works on one of them, and the value
+    between layers is sent in both directions once per layer. The cut is at the first place after
+    attention with a single live value: the sum of the input of the layer and attention.
 
     Before:
         stg.symbols[B, S, P, H, K, L = 2]
@@ -108,8 +109,8 @@ class SeparateAttention(Pass):
 def separate_attention(module: Module, rule: PipelineRule) -> None:
     """Cut the layers of the main function, in place, and state the schedule of the stages.
 
-    Raises `DiagnosticError` for other numbers of stages than two, for a step of training, and for
-    layers that cannot be cut behind their attention.
+    Raises `DiagnosticError` for a number of stages other than two, for a step of training, and for
+    layers that cannot be cut after their attention.
     """
     if module.env.get(rule.over) != 2:
         raise error(
@@ -141,7 +142,7 @@ def _first_of(repeat: Operation) -> Operation:
 
 
 def _number(module: Module, repeat: Operation, loc: Loc) -> int:
-    """The layers of a repeat."""
+    """The number of layers of a repeat. Raises `DiagnosticError` if it has no value."""
     try:
         return evaluate(repeat.expr("count"), module.env)
     except UnboundError as unbound:
@@ -153,7 +154,7 @@ def _number(module: Module, repeat: Operation, loc: Loc) -> int:
 
 
 def _separate(module: Module, stack: LayerStack, suffix: str, loc: Loc) -> None:
-    """Cut the layers of a stack, and state their order; a name that is made ends like this."""
+    """Cut the layers of a stack, and declare their order; new names end with `suffix`."""
     names = {op: op.symbol or f"layers{suffix}" for op in stack.members}
     kinds = [
         names[stack.members[t.member]] for t in stack.turns(_number(module, stack.members[0], loc))
@@ -177,8 +178,8 @@ def _declare(module: Module, name: str, order: LayerOrder) -> None:
 
 
 def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:
-    """Move what is behind attention of a layer to a repeat of its own, behind this one. Raises
-    `DiagnosticError`."""
+    """Move the operations of a layer after attention to a second repeat, after this one. Raises
+    `DiagnosticError` for a layer without a place to cut."""
     place, handed = _place(op, loc)
     body, end = op.body, op.body.terminator
     tail, yields, users = body.ops[place:-1], end.operands, list(op.results[0].uses)
@@ -211,8 +212,7 @@ def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:
     for number, result in zip(leaving[1:], results[1:], strict=True):
         op.results[number].replace_with(result)
     op.results = [op.results[0], *(op.results[n] for n in staying)]
-    for number, result in enumerate(op.results):
-        result.index = number
+    renumber(op.results)
     op.results[0].name += "_attended"
     op.symbol = kind
     op.attrs["order"] = SymbolRef(order)
@@ -226,8 +226,8 @@ def _below(op: Operation) -> list[Operation]:
 
 
 def _place(op: Operation, loc: Loc) -> tuple[int, Value]:
-    """Where a layer is cut: the number of the first operation behind, and the value that it hands
-    on. Raises `DiagnosticError`."""
+    """Where a layer is cut: the index of the first operation after the cut, and the value that
+    crosses it. Raises `DiagnosticError` if there is no such place."""
     ops = op.body.ops[:-1]
     attends = [n for n, each in enumerate(ops) if _mixes(each)]
     first = attends[-1] + 1 if attends and carried(op) == 1 else len(ops)
@@ -246,14 +246,14 @@ def _place(op: Operation, loc: Loc) -> tuple[int, Value]:
 
 
 def _mixes(op: Operation) -> bool:
-    """Whether an operation is attention, or what takes the rows of a cache."""
+    """Whether an operation is attention or a scan, or uses the rows of a cache."""
     makers = [op, *(v.producer for v in op.operands if v.producer is not None)]
     cached = any(each.has(AppendsRows) for each in makers)
     return cached or isinstance(op.definition, (AttentionWork, ScanOp))
 
 
 def _handed(body: Region, place: int) -> list[Value]:
-    """What operations from a place on, and the next layer, take of those before."""
+    """The values that operations from a place on, or the next layer, take from earlier ones."""
     known = {body.args[0], *(v for op in body.ops[:place] for v in op.results)}
     tail = [inner for op in body.ops[place:-1] for inner in (op, *_below(op))]
     taken = [v for op in tail for v in op.operands] + [body.terminator.operands[0]]

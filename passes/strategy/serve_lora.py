@@ -1,4 +1,4 @@
-"""serve-lora: in a step of serving each sequence has a low-rank adapter of its own."""
+"""serve-lora: gives each sequence of a step of serving a low-rank adapter of its own."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ class ServeLora(Pass):
     """Multiply tokens by the low-rank adapters of their sequences, beside products with the
     parameters of these names.
 
-    Without options it does what `stg.lora` says, in a step of serving. Ranks hold as many adapters
-    of each parameter as there are `slots`; `%adapter` has the number of each token's. Products that
-    take one value, such as those of queries, keys and values, stay together, then come all products
-    with A, then those with B, as engines launch them. With `stg.kernels[shrink = cleared]` a kernel
-    clears buffers for the products with A before, and with `adapters = all` all linear modules of
-    layers have slots, whichever of them adapters are for.
+    Without options it applies `stg.lora`, in a step of serving. Ranks have `slots` adapters of each
+    parameter; `%adapter` has the number of the adapter of each token. Products with the same input,
+    such as those of queries, keys and values, stay together; then come all products with A, then
+    those with B, in the order in which engines launch them. With `stg.kernels[shrink = cleared]` a
+    kernel clears buffers for the products with A before, and with `adapters = all` all linear
+    modules of layers have slots, even those without adapters. The rank of adapters
+    is rounded up to one of `adapter_ranks`.
 
     Before:
         stg.func @f(%x: bf16[B, S, D], %layers/wq: bf16[L, D, D | frozen]) -> bf16[B, S, D] {
@@ -97,14 +98,21 @@ class ServeLora(Pass):
         rule, kernels = strategy.one(LoraRule), strategy.one(KernelsRule)
         if kernels.adapters == ALL_MODULES:
             rule = replace(rule, targets=(*rule.targets, ALL_LINEAR))
+        rank = kernels.adapter_rank(rule.rank)
+        if rank is None:
+            raise error(
+                f"adapters have at most rank {kernels.adapter_ranks[-1]} here, found {rule.rank}",
+                rule.loc,
+                remedy=f"lower the rank to {kernels.adapter_ranks[-1]}",
+            )
+        rule = replace(rule, rank=rank)
         cleared = kernels.shrink == CLEARED
         serve_lora(module, given if self.targets else rule, cleared=cleared)
 
 
 @dataclass(slots=True)
 class _Product:
-    """A product with a parameter, with its adapters A and B there; `result` is what it makes, with
-    its bias."""
+    """A product with a parameter, and the adapters A and B in its region."""
 
     op: Operation
     index: int
@@ -113,12 +121,12 @@ class _Product:
 
     @property
     def x(self) -> Value:
-        """What the parameter is multiplied by."""
+        """The other operand of the product."""
         return self.op.operands[1 - self.index]
 
     @property
     def result(self) -> Value:
-        """What the product makes; with a bias, what the sum with it makes."""
+        """The result of the product, or of the sum with its bias."""
         y = self.op.result
         users = [user for user, _ in y.uses]
         if len(users) == 1 and isinstance(users[0].definition, Add) and "spec" in users[0].attrs:
@@ -127,11 +135,11 @@ class _Product:
 
 
 def serve_lora(module: Module, rule: LoraRule, *, cleared: bool = False) -> None:
-    """Add adapters to the main function, in place; `cleared`: products with A add up in buffers
-    that a kernel clears, one for all products that take one value.
+    """Add adapters to the main function, in place. With `cleared` products with A accumulate into
+    buffers that a kernel clears, one kernel for all products with the same input.
 
-    Raises `DiagnosticError` for a name that no parameter has, or that is used in no product, and
-    where all are matrices of experts.
+    Raises `DiagnosticError` for a name that no parameter has, for a parameter without products, and
+    if all are matrices of experts.
     """
     body = module.main.body
     products: list[_Product] = []
@@ -148,8 +156,8 @@ def serve_lora(module: Module, rule: LoraRule, *, cleared: bool = False) -> None
 
 
 def _served(module: Module, rule: LoraRule) -> list[Value]:
-    """The parameters that get adapters: those that are a matrix for each expert or head get none,
-    which a remark says. Raises `DiagnosticError` if there are no others."""
+    """The parameters that get adapters. Parameters with one matrix per expert or head get none,
+    which a remark reports. Raises `DiagnosticError` if there are no others."""
     named = adapted_parameters(module, rule)
     several = [param for param in named if any(cut.batch for cut in _cuts(param))]
     served = [param for param in named if param not in several]
@@ -182,8 +190,8 @@ def _products(w: Value, a: Value, b: Value) -> Iterator[_Product]:
 
 
 def _groups(products: Sequence[_Product]) -> Iterator[list[_Product]]:
-    """Products that take one value, in their order, none of which comes behind an op that uses what
-    one of them makes."""
+    """Groups of products with the same input, in program order. No product of a group comes after
+    an op that uses the result of another one."""
     by_input: dict[tuple[Region | None, Value], list[_Product]] = {}
     for each in products:
         by_input.setdefault((each.op.parent, each.x), []).append(each)
@@ -200,7 +208,7 @@ def _groups(products: Sequence[_Product]) -> Iterator[list[_Product]]:
 
 
 def _place(value: Value) -> int:
-    """Where the op that makes a value is in its region."""
+    """The position of the op that makes a value in its region; -1 for arguments."""
     return value.producer.position() if value.producer is not None else -1
 
 
@@ -263,8 +271,8 @@ def _buffers(
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The numbers of the adapters of tokens, their dimensions in a rule, and how many sequences an
-    element of the first one has."""
+    """The value with the adapter numbers of tokens, its dimensions in a rule, and attributes with
+    the number of sequences per element of the first dimension."""
 
     value: Value
     dims: Shape
@@ -273,13 +281,14 @@ class _Chosen:
 
 @dataclass(slots=True)
 class _Adapters:
-    """The arguments that say which adapter tokens have, one for each shape of tokens."""
+    """The arguments with the adapter numbers of tokens, one for each shape of tokens."""
 
     module: Module
     known: dict[tuple[Expr, ...], Value] = field(default_factory=dict[tuple[Expr, ...], Value])
 
     def of(self, product: _Product, cut: LowRankCut) -> _Chosen:
-        """That of the rows of a product. Raises `DiagnosticError` where these have no sequences."""
+        """The adapter numbers for the rows of a product. Raises `DiagnosticError` for an input
+        without sequences."""
         op, x = product.op, product.x
         rows = [(g, d) for g, d in zip(cut.x, x.tensor.dims, strict=True) if g in cut.out]
         if not rows:
@@ -299,8 +308,9 @@ class _Adapters:
         return _Chosen(self.known[shape], tuple(g for g, _ in rows), attrs)
 
     def _sequences(self, shape: Sequence[Expr]) -> Expr:
-        """The sequences of an element of the first dimension: in a mixed step, where that counts
-        groups of ranks, those of all classes, and of rows that are sampled one each."""
+        """The number of sequences per element of the first dimension. In a mixed step, where this
+        dimension counts groups of sequences, it is that of all classes, or one per row for sampled
+        rows."""
         known, body = self.module.symbols, self.module.main.body
         if "new0" not in known or shape[0].symbol_name != BATCH:
             return ONE

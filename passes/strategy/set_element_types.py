@@ -1,4 +1,4 @@
-"""set-element-types: the model's 16-bit type becomes those that the strategy chooses."""
+"""set-element-types: replaces the 16-bit type of the model by those that the strategy states."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.dtypes import computed_in
 
-#: The 16-bit type that models are written in.
+#: The 16-bit type in which models are written.
 WRITTEN = "bf16"
 
 
 class SetElementTypes(Pass):
     """Give parameters and activations the element type of `stg.dtypes[param = ...]`.
 
-    What the model writes in bf16 gets that type; what it writes in f32 stays. If ZeRO-3 shards
-    parameters and `compute` names another type, activations get that, and each parameter is cast to
-    it where it is used; in a repeat `again` in backward.
+    Values in bf16 get that type; values in f32 are not changed. If ZeRO-3 shards parameters and
+    `compute` names another type, activations get that one, and each parameter is cast to it where
+    it is used; in a repeat also in backward (`again`).
 
     Before:
         stg.strategy @s {
@@ -75,7 +75,7 @@ def _compute(strategy: Strategy) -> str:
 
 
 def set_element_type(module: Module, dtype: str) -> None:
-    """Replace the type that models are written in, in place."""
+    """Replace the type in which models are written, in place."""
     body = module.main.body
     for value in body.values():
         if value.type is not None:
@@ -88,7 +88,7 @@ def set_element_type(module: Module, dtype: str) -> None:
 
 
 def cast_parameters(module: Module, compute: str, rest: str, loc: Loc) -> None:
-    """Give parameters of type `compute` the type `rest`, and their users casts of them, in
+    """Give parameters of type `compute` the type `rest` at rest, and their users a cast, in
     place."""
     for region in (module.main.body, *(op.body for op in module.main.body.walk() if op.region)):
         for param in [v for v in region.args if is_parameter(v) and v.tensor.dtype == compute]:
@@ -97,7 +97,8 @@ def cast_parameters(module: Module, compute: str, rest: str, loc: Loc) -> None:
 
 
 def _cast_users(module: Module, region: Region, param: Value, compute: str, loc: Loc) -> None:
-    """Give the users of a parameter in its region a cast of it; what binds it takes it as it is."""
+    """Give the users of a parameter in its region a cast of it, except ops that bind it to a
+    region."""
     users = [(user, index) for user, index in param.uses if user.region is None]
     if not users:
         return

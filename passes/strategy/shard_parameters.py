@@ -1,4 +1,4 @@
-"""shard-parameters: ZeRO splits parameters at rest over the axes of data parallelism."""
+"""shard-parameters: splits parameters at rest over the axes of data parallelism (ZeRO)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stagec.sharding.zero import Sharder
 
 
 class ShardParameters(Pass):
-    """Split parameters at rest as `stg.shard_params[zero = 3]` says, or stage 1 with `overlap`.
+    """Split parameters at rest as `stg.shard_params[zero = 3]` states, or stage 1 with `overlap`.
 
-    At stages 1 and 2 parameters stay as they are otherwise; the pass only assumes that the sizes of
-    their gradients and state divide. A remark names the parameters of which no dimension divides.
-    With `stg.shard_padding` such are filled up, and their users take a view of what is theirs.
+    At other stages the pass only assumes that the sizes of gradients and state divide. A remark
+    names the parameters without a dimension that divides. With `stg.shard_padding` these are
+    padded, and their users take a view without the padding.
 
     Before:
         stg.mesh @pod[dp]
@@ -48,7 +48,7 @@ class ShardParameters(Pass):
 def shard_parameters(module: Module, strategy: Strategy) -> None:
     """Split the parameters, in place.
 
-    Raises `DiagnosticError` if more than 1% of them would stay whole.
+    Raises `DiagnosticError` if more than 1% of their elements would not be split.
     """
     assumptions = Assumptions(module, ShardParameters.name, strategy.loc)
     sharder = Sharder(module, strategy, assumptions)
@@ -66,7 +66,7 @@ def shard_parameters(module: Module, strategy: Strategy) -> None:
 def _without_padded(
     module: Module, strategy: Strategy, params: list[Value], *, at_rest: bool
 ) -> list[Value]:
-    """Fill up parameters that ranks do not divide, and shard them at rest; the others are left."""
+    """Pad parameters that do not divide over ranks, and shard them at rest. Returns the others."""
     rule, left = strategy.one(ShardPaddingRule).rule, list[Value]()
     counts = module.parameter_counts()
     for param in params:

@@ -1,5 +1,5 @@
-"""size-experts: capacity factors of experts, loads that differ between them, and which ops deal
-rows where the experts are."""
+"""size-experts: capacity factors and loads of experts, and flags of the ops that dispatch rows to
+them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.expr import UnboundError
-from stagec.ir.infer import forget_types, infer_module
+from stagec.ir.infer import infer_again
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.moe import GATHER, MoeRule
 from stagec.ir_spec.strategy.routing import SPREAD, RoutingRule
@@ -29,10 +29,11 @@ from stagec.sharding.strategy import ExpertLoadRule
 class SizeExperts(Pass):
     """Give the buffers of experts the sizes of `stg.capacity`, or the loads of `stg.expert_load`.
 
-    With `stg.routing[popularity = spread]` the ops that deal rows to experts have the flag
-    `spread`. With `stg.moe[dispatch = gather]` those that deal rows and take them back are `local`.
+    With `stg.routing[popularity = spread]` the ops that dispatch rows to experts get the flag
+    `spread`. With `stg.moe[dispatch = gather]` those that dispatch and combine rows get the flag
+    `local`.
 
-    A capacity factor becomes an attribute of the ops that fill these buffers. With loads, their
+    A capacity factor becomes an attribute of the ops that fill the buffers. With loads, their
     attribute `load_from` is the number of their first layer with experts. Sizes are inferred again.
 
     Before:
@@ -70,10 +71,10 @@ class SizeExperts(Pass):
 
 
 def size_experts(module: Module, strategy: Strategy) -> None:
-    """Give the ops that have a capacity the factor of a strategy, or say from which layer on their
-    experts have loads. Sizes are inferred again.
+    """Give the ops with a capacity the factor of the strategy, or the number of the first layer
+    whose experts have loads, in place. Sizes are inferred again.
 
-    Raises `DiagnosticError` for loads that do not fit the model.
+    Raises `DiagnosticError` for loads that do not match the model.
     """
     if strategy.capacity is not None:
         for op in _with_capacity(module, strategy.loc, "stg.capacity"):
@@ -84,11 +85,11 @@ def size_experts(module: Module, strategy: Strategy) -> None:
         for op in module.walk():
             if name in op.definition.params_by_name:
                 op.attrs[name] = True
-    _infer_again(module)
+    infer_again(module)
 
 
 def _flags(strategy: Strategy) -> list[str]:
-    """The flags of the ops that deal rows to experts, or take them back."""
+    """The flags of the ops that dispatch rows to experts, or combine them."""
     spread = strategy.one(RoutingRule).popularity == SPREAD
     local = strategy.one(MoeRule).dispatch == GATHER
     return [name for name, said in (("spread", spread), ("local", local)) if said]
@@ -123,8 +124,8 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
 
 
 def _check_kinds(ops: list[Operation], strategy: Strategy) -> None:
-    """Loads of single layers go by their number among those with experts, which is that of a
-    repeat's slice: so one kind of a stack has experts, or all layers have the same loads."""
+    """Raise `DiagnosticError` for loads of single layers if several kinds of layers of a stack have
+    experts: a layer is found by its slice of the repeat of its kind."""
     kinds: dict[Attr, set[str | None]] = {}
     for op in ops:
         if op.parent_op is not None and "order" in op.parent_op.attrs:
@@ -141,7 +142,7 @@ def _check_kinds(ops: list[Operation], strategy: Strategy) -> None:
 
 
 def _layers(op: Operation) -> Expr:
-    """The layers that an op stands for."""
+    """The number of layers for which an op stands."""
     around = op.parent_op
     repeated = around is not None and around.has(Repeats)
     return around.expr("count") if around is not None and repeated else const(1)
@@ -203,7 +204,8 @@ def _with_capacity(module: Module, loc: Loc, statement: str) -> list[Operation]:
 
 
 def _check_symbols(module: Module, load: Load, loc: Loc) -> None:
-    """The symbols of a load stand in lowered sizes: no size of the model may have their names."""
+    """Raise `DiagnosticError` if the model declares a symbol of a load, which lowered sizes
+    contain."""
     for name in load.names:
         if name in module.symbols:
             raise error(
@@ -212,9 +214,3 @@ def _check_symbols(module: Module, load: Load, loc: Loc) -> None:
                 loc,
                 remedy="rename the symbol in the model, or leave out stg.expert_load",
             )
-
-
-def _infer_again(module: Module) -> None:
-    for op in module.main.body.ops:
-        forget_types(op)
-    infer_module(module)

@@ -1,5 +1,5 @@
-"""split-microbatches: the step becomes one over microbatches, for gradient accumulation and
-pipeline stages."""
+"""split-microbatches: makes the step a loop over microbatches, for gradient accumulation and
+pipelines."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class SplitMicrobatches(Pass):
     """Wrap the step into a `stg.accumulate` over the microbatches of `stg.microbatches`.
 
     Data arguments become those of one microbatch, and so do sizes that ops state, such as those of
-    a broadcast. What `stg.pipeline` says is written on the
-    `stg.accumulate`, also with one microbatch: 'split-stages' reads it there. Layers of open number
-    are assumed to divide into the parts of the pipeline.
+    a broadcast. `stg.pipeline` becomes attributes of the `stg.accumulate`, also with one
+    microbatch: 'split-stages' reads them there. A number of layers without a value is assumed to
+    divide into the parts of the pipeline.
 
     Before:
         stg.strategy @s {
@@ -72,7 +72,7 @@ class SplitMicrobatches(Pass):
 def split_microbatches(module: Module, strategy: Strategy) -> None:
     """Wrap the body of the main function, in place.
 
-    Raises `DiagnosticError` if no argument has the batch, and for a pipeline that cannot be.
+    Raises `DiagnosticError` if no argument has the batch, and for an impossible pipeline.
     """
     rule = strategy.pipeline
     assumptions = Assumptions(module, SplitMicrobatches.name, strategy.loc)
@@ -91,7 +91,8 @@ def split_microbatches(module: Module, strategy: Strategy) -> None:
 def _check_pipeline(
     module: Module, rule: PipelineRule, microbatches: int, assumptions: Assumptions
 ) -> None:
-    """Refuse stages that cannot be before any work; assume that layers of open number divide."""
+    """Raise `DiagnosticError` for impossible stages early; assume that a symbolic number of layers
+    divides."""
     pipeline = read_pipeline(module, rule, microbatches)
     repeats = [op for op in module.main.body.ops if op.has(Repeats)]
     cut(module, pipeline, repeats)
@@ -150,8 +151,8 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
 
 
 def _shrink(op: Operation, batch: str, count: int) -> None:
-    """Sizes that an op and those in its region state are those of a microbatch. Raises
-    `DiagnosticError` for a value of pairs of the batch."""
+    """Replace sizes that an op and those in its region state by those of a microbatch. Raises
+    `DiagnosticError` for a value of pairs along the batch."""
     env = {batch: symbol(batch) / const(count)}
     for inner in (op, *(op.region.walk() if op.region is not None else ())):
         for value in inner.results if count > 1 else ():

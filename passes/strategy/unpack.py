@@ -1,11 +1,11 @@
-"""Products with a packed parameter, whose parts run separately, become products with parameters of
-their own."""
+"""Splits products with a packed parameter into products with parameters of their own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Quoted, Region, Value, is_parameter
+from stagec.ir.core import renumber
 from stagec.ir.rewrite import drop_unused_bindings, replace_op, slice_into
 from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Recasts
@@ -14,8 +14,8 @@ from stagec.ir_spec.strategy.statement import patterns
 
 
 def unpack_product(module: Module, unbind: Operation) -> None:
-    """Give the parts that an op unbinds products of their own, in place, if it unbinds what a
-    product has of its parameter alone, or of a cast of it, and nothing else takes that."""
+    """Give the parts that an op unbinds products of their own, in place. This needs a dimension
+    that the product has from its parameter (or a cast of it) only, and no other user of both."""
     product = unbind.operands[0].producer
     if product is None or not isinstance(product.definition, Einsum) or "to" in product.attrs:
         return
@@ -26,7 +26,7 @@ def unpack_product(module: Module, unbind: Operation) -> None:
     mine, packed = sides[params[0]], out[unbind.integer("dim")]
     weight = product.operands[params[0]]
     chain, cast = _chain(_uncast(weight)), weight.producer
-    experts = {*sides[0]} & {*sides[1]} & {*out}  # their products are grouped, and packed
+    experts = {*sides[0]} & {*sides[1]} & {*out}  # grouped products stay packed
     if packed in sides[1 - params[0]] or packed not in mine or experts or not chain:
         return
     names = _names(chain[-1].name, len(unbind.results))
@@ -54,15 +54,15 @@ def unpack_product(module: Module, unbind: Operation) -> None:
 
 
 def _uncast(value: Value) -> Value:
-    """What was cast for this use alone; else the value."""
+    """The value before a cast without other users; else the value itself."""
     cast = value.producer
     alone = cast is not None and cast.has(Recasts) and len(value.uses) == 1
     return cast.operands[0] if cast is not None and alone else value
 
 
 def _chain(param: Value) -> list[Value]:
-    """A parameter as the product takes it, as the repeats around take it, and as the function does;
-    none if another op takes it too."""
+    """The values of a parameter from the operand of the product over the repeats around it to the
+    argument of the function; empty if another op uses it."""
     chain = [param]
     while len(param.uses) == 1 and param.index < len(param.region.owner.operands):
         param = param.region.owner.operands[param.index]
@@ -71,7 +71,7 @@ def _chain(param: Value) -> list[Value]:
 
 
 def _part(module: Module, chain: list[Value], name: str, dim: int) -> Value:
-    """A parameter of the function that is a part of the packed one, as the product takes it."""
+    """Add a parameter for a part of the packed one. Returns its slice for the product."""
     whole = chain[-1].tensor
     at = whole.rank - chain[0].tensor.rank + dim
     type_ = replace(whole, dims=(*whole.dims[:at], *whole.dims[at + 1 :]))
@@ -82,7 +82,7 @@ def _part(module: Module, chain: list[Value], name: str, dim: int) -> Value:
 
 
 def _names(packed: str, count: int) -> list[str]:
-    """`w_gate` and `w_up` of `w_gate_up`; numbers of others."""
+    """The names of the parts: `w_gate` and `w_up` of `w_gate_up`, numbered ones for others."""
     path, _, last = packed.rpartition("/")
     lead, parts = last.partition("_")[0], last.split("_")[1:]
     own = [f"{lead}_{p}" for p in parts] if len(parts) == count else []
@@ -91,8 +91,8 @@ def _names(packed: str, count: int) -> list[str]:
 
 
 def _name_parts(module: Module, packed: str, parts: list[str]) -> None:
-    """Let statements that name a packed parameter, such as `stg.offload`, name its parts, and the
-    packed one while another parameter is called so."""
+    """Let statements that name a packed parameter, such as `stg.offload`, name its parts instead,
+    and also the packed one while another parameter has that name."""
     named = [*parts, *(packed for p in module.parameters() if p.is_called(packed))]
     for op in (op for strategy in module.ops("stg.strategy") for op in strategy.body.ops):
         for param in (p for p in op.definition.params if p.kind in ("values", "patterns")):
@@ -114,5 +114,4 @@ def _last(path: str) -> str:
 def _drop(body: Region, arg: Value) -> None:
     """Remove an argument that nothing uses."""
     del body.args[arg.index]
-    for index, each in enumerate(body.args):
-        each.index = index
+    renumber(body.args)

@@ -193,6 +193,8 @@ class Compiled:
         flops = None if watch.flops is None else step_flops(watch.flops, module.graphs)
         self.model_flops = flops
         self._issued: list[Issued] = []
+        #: How many nodes the programs have that are kept.
+        self.nodes = 0
         if not self._plans_late:
             _forget_origins(module)
 
@@ -240,12 +242,8 @@ class Compiled:
         self._module.set_values(values)
         issued = Issued.of(self._module)
         self._issued = [issued, *self._issued[: _MOST_ISSUED - 1]]
+        self.nodes = sum(each.size for each in self._issued)
         return issued
-
-    @property
-    def nodes(self) -> int:
-        """The number of nodes of the cached programs."""
-        return sum(each.size for each in self._issued)
 
     def forget(self) -> None:
         """Drop everything that evaluations do not need; the rest is computed again on demand."""

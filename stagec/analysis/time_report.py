@@ -169,6 +169,7 @@ def time_report(
     )
     meshes = [job.mesh for job in issued.jobs]
     kernels = list(dict.fromkeys(filter(None, (_attention(job, machine) for job in issued.jobs))))
+    blocks = dict.fromkeys(job.software.kernels.blocks for job in issued.jobs)
     used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
     return TimeReport(
         model=model,
@@ -189,7 +190,7 @@ def time_report(
         levers=tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
         costed_by={name: step.ways.get(way, 0) for name, way in _FOUND.items()},
         used_ranks={e.name: e.used for e in used if e.used not in (None, e.ranks)},
-        cautions=(*cautions(machine, meshes), *of_software(machine, kernels)),
+        cautions=(*cautions(machine, meshes), *of_software(machine, kernels, blocks)),
         attention=", ".join(kernels),
         ranks_of_classes=[len(each) for each in members],
         step=step,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stagec.ir.serving_step import PREFILL
 from stagec.jobs.request.options import IDEAL
-from stagec.models import library_text
+from stagec.models import library_text, stack_release
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -73,9 +73,9 @@ def kind_of(serve: str | None) -> str:
 
 
 def stack_errors(stack: str, machine: Machine) -> StackErrors | None:
-    """The intervals of a stack, given with or without a version, on a machine; None for `ideal`,
-    which cannot be measured."""
-    name = stack.partition("@")[0]
+    """The intervals of a stack, given with or without a version, on a machine. An earlier release
+    has only those measured with it. None for `ideal`, which cannot be measured."""
+    name = stack_release(stack)
     if name == IDEAL:
         return None
     known = _measured()

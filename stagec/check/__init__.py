@@ -1,1 +1,1 @@
-"""Proofs about jobs: form, order, agreement of ranks, deadlock."""
+"""Checks of jobs: form, order, agreement of ranks, freedom from deadlock."""

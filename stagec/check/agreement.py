@@ -1,8 +1,8 @@
-"""What must hold between the ranks of a job: groups, collectives and messages that agree.
+"""Checks that the ranks of a job agree on groups, collectives and messages.
 
 Programs are compared per pair of rank classes, so a thousand ranks of one class cost one
-comparison. Groups and peers of all ranks are compared as arrays; ranks of which something does not
-hold are looked at one by one, to say what.
+comparison. Groups and peers of all ranks are compared as arrays; only ranks with a problem are
+examined one by one, to describe it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from stagec.support.words import counted
 
 @dataclass(frozen=True)
 class CheckedJob:
-    """The traces that could be read by rank, all ranks with a file, and the groups file."""
+    """The traces of a job that could be read, by rank; all ranks with a trace file; and the groups
+    file."""
 
     directory: Path
     traces: RankTable
@@ -52,17 +53,17 @@ class CheckedJob:
 
     @cached_property
     def uses(self) -> GroupUses:
-        """Who issues collectives over which group."""
+        """The groups over which each rank issues collectives."""
         return GroupUses.of(self.traces)
 
     @cached_property
     def links(self) -> PeerLinks:
-        """Who exchanges messages with whom."""
+        """The pairs of ranks that exchange messages."""
         return PeerLinks.of(self.traces)
 
 
 def check_job(job: CheckedJob, report: CheckReport) -> None:
-    """Everything that takes more than one rank to see, short of deadlock."""
+    """Run all checks that concern several ranks, except that for deadlock."""
     _check_groups_file(job, report)
     _check_named(job, report)
     doubtful = _strangers(job)
@@ -75,7 +76,7 @@ def check_job(job: CheckedJob, report: CheckReport) -> None:
 
 
 def _strangers(job: CheckedJob) -> npt.NDArray[np.bool_]:
-    """Whether each rank names a group that it is not a member of, or none that there is."""
+    """Whether each rank names a group that does not exist, or that it is not a member of."""
     outside_any = np.zeros(len(job.traces), dtype=bool)
     for each in job.traces.classes:
         places = job.traces.places(each.ranks)
@@ -91,8 +92,8 @@ def _strangers(job: CheckedJob) -> npt.NDArray[np.bool_]:
 
 
 def _memberships(job: CheckedJob, chosen: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """An entry for each member with a trace of the chosen groups: the position of its group, and
-    its place."""
+    """An entry for each member of the chosen groups that has a trace: the index of its group, and
+    its place in the table."""
     groups = np.repeat(np.arange(len(job.members)), job.members.sizes)
     places = job.traces.places(job.members.ranks)
     kept = (places >= 0) & chosen[groups]
@@ -104,7 +105,7 @@ def _keys(job: CheckedJob, groups: Ints, places: Ints) -> Ints:
 
 
 def _unmatched(job: CheckedJob) -> npt.NDArray[np.bool_]:
-    """Whether the ends of each link differ, or it is one to the rank itself or to no trace."""
+    """Whether the two ends of each link differ, or its peer is the rank itself or has no trace."""
     links, classes = job.links, job.traces.classes
     odd: npt.NDArray[np.bool_] = (links.there < 0) | (links.there == links.here)
 
@@ -122,23 +123,23 @@ def _unmatched(job: CheckedJob) -> npt.NDArray[np.bool_]:
 def _each_way(
     job: CheckedJob, chosen: npt.NDArray[np.bool_], holds: Callable[[int, int, int, int], bool]
 ) -> npt.NDArray[np.bool_]:
-    """What holds of each chosen link, by the classes of both ends and their slots; those of peers
-    without a slot for the rank have -1."""
+    """Whether `holds` is true for each chosen link; its arguments are the class and the slot of
+    both ends, -1 for a peer without a slot for the rank."""
     links, class_of = job.links, job.traces.class_of
     here, there = class_of[links.here[chosen]], class_of[links.there[chosen]]
     return of_each(holds, here, links.slot[chosen], there, links.back[chosen])
 
 
 def check_rank(job: CheckedJob, trace: RankTrace, report: CheckReport) -> None:
-    """What can be seen of one rank without the traces of others: its groups, as far as the groups
-    file says who is in them, and messages to itself."""
+    """Run the checks that need only the trace of one rank: its groups, if there is a groups file,
+    and messages to itself."""
     _check_named(job, report)
     _check_rank_groups(job, trace, report)
     _check_self_messages(trace, report)
 
 
 def _check_named(job: CheckedJob, report: CheckReport) -> None:
-    """Collectives name their groups, or simulators take all ranks."""
+    """Warn about collectives that name no group, for which simulators assume all ranks."""
     entries = job.uses.of_group(ALL_RANKS_ID)
     places, slots = job.uses.place[entries], job.uses.slot[entries]
     if not len(places):
@@ -257,7 +258,7 @@ def _check_channel(
     what: str,
     report: CheckReport,
 ) -> None:
-    """Each message of `ours` beyond its number of counterparts in `theirs` is an error."""
+    """Report each message of `ours` without a counterpart of the same tag and size in `theirs`."""
     if _contents(ours) == _contents(theirs):
         return
     left = Counter((message.tag, message.size) for message in theirs)
@@ -280,8 +281,8 @@ def _check_channel(
 
 
 def crossed_messages(job: CheckedJob) -> Iterator[tuple[RankTrace, int, str]]:
-    """Messages between two ranks that the ends do not issue in one order: the rank, the node, and
-    what is wrong. Libraries match them in order, whatever their tags."""
+    """Messages that two ranks do not issue in the same order: the rank, the node, and a
+    description. Libraries match messages in order, whatever their tags."""
     links, classes = job.links, job.traces.classes
 
     def differ(here: int, slot: int, there: int, back: int) -> bool:
@@ -316,14 +317,14 @@ def _contents(messages: tuple[MessageEnd, ...]) -> list[tuple[int, int]]:
 def _crossed(
     trace: RankTrace, there: RankTrace, ours: tuple[MessageEnd, ...], theirs: tuple[MessageEnd, ...]
 ) -> tuple[RankTrace, int, str]:
-    """The first message that the ends, which are not alike, do not agree on; one may have none."""
+    """The first message on which the ends differ; one of them may have fewer messages."""
     pairs = enumerate(zip(_contents(ours), _contents(theirs), strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     sent = trace.analysis.program.nodes[ours[at].index] if at < len(ours) else None
     got = there.analysis.program.nodes[theirs[at].index] if at < len(theirs) else None
     which = f"message {at + 1} from rank {trace.rank} to rank {there.rank}"
     if sent is None:
-        assert got is not None  # ends that are not alike are not both at their end
+        assert got is not None  # the ends differ, so not both are exhausted
         return there, got.id, f"{which} is received by {got.label}, but not sent"
     if got is None:
         return trace, sent.id, f"{which} is {sent.label}, but not received"
@@ -335,7 +336,7 @@ def _crossed(
 
 
 def _check_collectives(job: CheckedJob, report: CheckReport) -> None:
-    """The members of each group issue the same collectives, in the same order."""
+    """Check that the members of each group issue the same collectives in the same order."""
     classes, uses = job.traces.classes, job.uses
     group, place = _memberships(job, np.isin(job.members.ids, uses.ids))
     slot = _slots_of_members(job, group, place)
@@ -362,7 +363,8 @@ def _check_collectives(job: CheckedJob, report: CheckReport) -> None:
 
 
 def _slots_of_members(job: CheckedJob, group: Ints, place: Ints) -> Ints:
-    """The slots of groups on members of theirs, -1 on those without a collective over the group."""
+    """For each pair of a group and a member, the slot of the group on that rank; -1 if it issues no
+    collective over it."""
     uses = job.uses
     key = _keys(job, np.searchsorted(uses.ids, uses.number), uses.place)
     number = np.searchsorted(uses.ids, job.members.ids)

@@ -1,5 +1,5 @@
-"""Checks a job in an archive: each program is read once, and every rank is compared by the groups
-and peers that it would get.
+"""Checks a job in an archive: each program is read once, and ranks are compared by the groups and
+peers of their traces, which are not written.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def check_archive(path: Path) -> CheckReport:
 
 
 def read_archive(path: Path, report: CheckReport, reader: RankReader) -> CheckedJob:
-    """All traces of an archive. What cannot be read is reported; raises `DiagnosticError` if it
-    cannot be opened."""
+    """Read all traces of an archive. Traces that cannot be read are reported. Raises
+    `DiagnosticError` if the archive cannot be opened."""
     archive = Archive.open(path)
     texts: dict[str, int] = {}
     if archive.format is not CHAKRA:
@@ -51,7 +51,7 @@ def read_archive(path: Path, report: CheckReport, reader: RankReader) -> Checked
         try:
             for ranks in _by_widths(program, members):
                 part = _read(archive, program, reader, ranks, texts)
-                # stages of one program are told apart: messages along them are no circle
+                # stages of one program stay different: messages between them are no cycle
                 parts.append(replace(part, number=number * _STRIDE + part.number))
         except TraceError as problem:
             where = archive.index.classes[number].entry.get("name")
@@ -76,7 +76,7 @@ def _members(groups: Groups) -> GroupMembers:
 
 
 def _by_widths(program: StoredProgram, members: Ints) -> list[Ints]:
-    """The ranks of a class by the widths of their identifiers."""
+    """The ranks of a class, grouped by the decimal widths of their group identifiers."""
     number = program.layout.groups.number
     widths = [decimal_width(number[axes][members]) for axes in program.axes]
     _, alike = distinct(np.zeros_like(members), *widths)
@@ -86,8 +86,8 @@ def _by_widths(program: StoredProgram, members: Ints) -> list[Ints]:
 def _read(
     archive: Archive, program: StoredProgram, reader: RankReader, ranks: Ints, texts: dict[str, int]
 ) -> ProgramRanks:
-    """Ranks whose bytes differ in the digits of groups and peers only: the trace of the first one
-    is read, the groups and peers of the others are derived from it."""
+    """Read ranks whose traces differ only in the digits of groups and peers: only the trace of the
+    first one is decoded, and the groups and peers of the others come from the archive's tables."""
     first = int(ranks[0])
     data, path = bytes(program.rank(first)), _path(archive.name, first)
     like = reader.read_bytes(path, first, data)

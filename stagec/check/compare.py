@@ -1,9 +1,9 @@
-"""What differs between two jobs: sums of their nodes, and the nodes themselves.
+"""The differences between two jobs: in sums over their nodes, and in the nodes themselves.
 
-Nodes are matched by name, several of one name in the order of the file. What is matched is compared
-attribute by attribute; the rest is only in one of the two jobs. Programs are compared per pair of
-rank classes, so a thousand ranks cost one comparison; groups are compared by their members, not by
-their numbers, and with peers they are looked at rank by rank.
+Nodes are matched by name; nodes with equal names in file order. The attributes of matched nodes are
+compared; other nodes are in one of the two jobs only. Programs are compared per pair of rank
+classes, so a thousand ranks cost one comparison. Groups are compared by their members, not by their
+numbers; groups and peers are compared rank by rank.
 
     A   forward/q   forward/r       backward/q        forward/q is in both, forward/r only in A,
     B   forward/q   backward/q      optimizer/q       optimizer/q only in B
@@ -34,28 +34,28 @@ from stagec.support.diagnostics import error
 from stagec.traces.archive import is_archive
 
 Kind = Literal["only in A", "only in B", "different", "moved", "other dependencies", "other ranks"]
-#: A phase, a kind of node, and the ranks that it communicates with: `8 ranks, step 8`.
+#: A phase, a kind of node, and the shape of its group, such as `8 ranks, step 8`.
 Key = tuple[str, str, str]
 _NUMBERED = re.compile(r"(?:^|/)(?:mb|L)\d+(?=/|$)")
 
 
 class Sums(NamedTuple):
-    """Nodes, their FLOPs, and their bytes: of collectives and messages those communicated, of
-    others those touched."""
+    """The number of nodes, their FLOPs, and their bytes: those communicated by collectives and
+    messages, those read and written by others."""
 
     nodes: int = 0
     flops: int = 0
     bytes: int = 0
 
     def more(self, other: Sums, times: int = 1) -> Sums:
-        """These and others, so many times."""
+        """These sums plus `times` the others."""
         return Sums(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One kind of difference between two programs: how many nodes have it, which `ops` these are by
-    count, and `examples`, the first of them, in words. `ranks` have it alike."""
+    """One kind of difference between two programs: the number of nodes, their number by operation
+    (`ops`), and descriptions of the first ones (`examples`). All of `ranks` have it."""
 
     kind: Kind
     ranks: Sequence[int]
@@ -66,8 +66,8 @@ class Difference:
 
 @dataclass
 class Comparison:
-    """Two jobs: ranks and nodes of each, sums by key of A and of B, and what differs. `notes` say
-    what was not compared."""
+    """The result of comparing two jobs: the numbers of ranks and of nodes of each, the sums of each
+    by key, and the differences. `notes` say what was not compared."""
 
     ranks: tuple[int, int]
     nodes: tuple[int, int]
@@ -77,14 +77,14 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
+        """Whether there are no differences."""
         return self.ranks[0] == self.ranks[1] and not self.differences
 
 
 def compare(a: Path, b: Path, examples: int = 3) -> Comparison:
-    """Compare two traces, folders or archives; `examples` are given each difference. The trace of
-    one rank is compared with that rank of a job. Raises `DiagnosticError` for what cannot be
-    read."""
+    """Compare two traces, folders or archives, with up to `examples` examples per difference. The
+    trace of one rank is compared with that rank of a job. Raises `DiagnosticError` for a file that
+    cannot be read."""
     jobs, notes = _paired(_job(a), _job(b), (a, b))
     result = Comparison(
         (len(jobs[0].ranks), len(jobs[1].ranks)),
@@ -107,7 +107,7 @@ def compare(a: Path, b: Path, examples: int = 3) -> Comparison:
 
 
 def _job(path: Path) -> CheckedJob:
-    """A job to be compared. Raises `DiagnosticError`."""
+    """Read a job. Raises `DiagnosticError` if it cannot be read."""
     report, reader = CheckReport(), RankReader(_unanalysed, times=True)
     if path.is_dir():
         job = read_directory(path, report, reader)
@@ -127,8 +127,8 @@ def _job(path: Path) -> CheckedJob:
 def _paired(
     one: CheckedJob, two: CheckedJob, paths: tuple[Path, Path]
 ) -> tuple[list[CheckedJob], list[str]]:
-    """The jobs with the ranks that are compared, and what is left out of them. Raises
-    `DiagnosticError` if a trace is of a rank that the other job has not."""
+    """The jobs, restricted to the ranks that are compared, and notes about the others. Raises
+    `DiagnosticError` if a single trace belongs to a rank that the other job does not have."""
     alone = [path.is_file() and not is_archive(path) for path in paths]
     if all(alone):
         return [_as_rank(job, next(iter(job.ranks)), 0) for job in (one, two)], []
@@ -148,13 +148,13 @@ def _paired(
 
 
 def _as_rank(job: CheckedJob, rank: int, number: int) -> CheckedJob:
-    """One rank of a job, by another number."""
+    """A job of one rank of another, with a new number."""
     table = RankTable.of([replace(job.traces[rank], rank=number)])
     return CheckedJob(job.directory, table, frozenset({number}), job.groups)
 
 
 def _unnamed(jobs: Sequence[CheckedJob]) -> Iterator[str]:
-    """Which jobs do not say who is in their groups."""
+    """Notes about jobs without a groups file."""
     for side, job in zip("AB", jobs, strict=True):
         if job.groups is None and any(each.groups for each in job.traces.classes):
             yield f"groups are compared by their numbers: {side} has no groups file NAME.json"
@@ -212,7 +212,7 @@ def _sums_by_slot(program: TraceProgram) -> dict[tuple[str, str, int], Sums]:
 
 
 def _shape(job: CheckedJob, text: str) -> str:
-    """A group without the numbers of its ranks: `8 ranks, step 8`."""
+    """A description of a group without the numbers of its ranks: `8 ranks, step 8`."""
     number = group_id(text)
     members = job.members.get(number) if number is not None else None
     if members is None:
@@ -223,7 +223,7 @@ def _shape(job: CheckedJob, text: str) -> str:
 
 
 def phase_of(name: str) -> str:
-    """The phase in a node's name, if it has one."""
+    """The phase in a node's name, '' without one."""
     phase, slash, _ = name.partition("/")
     return phase if slash else ""
 
@@ -257,7 +257,7 @@ class _Match:
         self._alike = self._keys[0] == self._keys[1]
 
     def differences(self, ranks: Sequence[int]) -> Iterator[Difference]:
-        """What differs in the nodes themselves."""
+        """The differences in the nodes themselves."""
         only: tuple[tuple[Kind, list[TraceNode]], ...] = (
             ("only in A", self._only[0]),
             ("only in B", self._only[1]),
@@ -287,7 +287,8 @@ class _Match:
         return f"{a[i].label}: {where[0]} in A, {where[1]} in B"
 
     def _dependencies(self, a: TraceNode, b: TraceNode) -> str:
-        """Other nodes that it waits for; one that is not in the trace by its number."""
+        """A description of different dependencies, '' if they are equal. A dependency that is not
+        in the trace is described by its number."""
         texts: list[str] = []
         for what, of_a, of_b in (
             ("data", a.data_deps, b.data_deps),
@@ -307,8 +308,8 @@ class _Match:
 
 
 def _keys(program: TraceProgram) -> list[tuple[str, int]]:
-    """What nodes are matched by: the name, or the kind of those that have none, and how many there
-    were before."""
+    """The keys that match nodes: the name (the kind, for nodes without one), and the number of
+    earlier nodes with that name."""
     seen: Counter[str] = Counter()
     keys: list[tuple[str, int]] = []
     for node in program.nodes:
@@ -319,7 +320,7 @@ def _keys(program: TraceProgram) -> list[tuple[str, int]]:
 
 
 def _attributes(a: TraceNode, b: TraceNode) -> str:
-    """Attributes that differ, but for groups and peers."""
+    """A description of the attributes that differ, except groups and peers; '' if none do."""
     facts = [
         {k: v for k, v in n.attrs.items() if k not in LINKS}
         | {"kind": n.kind, "duration_micros": n.duration_micros, "start_micros": n.start_micros}
@@ -334,7 +335,7 @@ def _attributes(a: TraceNode, b: TraceNode) -> str:
 
 def _differ(name: str, a: Mapping[str, object], b: Mapping[str, object]) -> bool:
     one, two = a.get(name), b.get(name)
-    return one != two and repr(one) != repr(two)  # what is not a number equals nothing
+    return one != two and repr(one) != repr(two)  # NaN is not equal to itself
 
 
 def _text(value: object) -> str:
@@ -354,8 +355,8 @@ def _node_text(node: TraceNode) -> str:
 
 
 def _out_of_order(places: Sequence[int]) -> list[int]:
-    """The fewest positions without which the others are in order: all but a longest rising
-    sequence, found by patience sorting."""
+    """The smallest set of positions without which the others are in order: all but a longest
+    increasing subsequence, by patience sorting."""
     ends: list[int] = []
     last: list[int] = []
     before: list[int] = []
@@ -381,8 +382,8 @@ def _out_of_order(places: Sequence[int]) -> list[int]:
 def _other_ranks(
     jobs: Sequence[CheckedJob], ranks: Sequence[int], match: _Match, examples: int
 ) -> Iterator[Difference]:
-    """Where matched nodes communicate with other ranks: the nodes are those of the first rank that
-    has such ones."""
+    """The difference that matched nodes communicate with other ranks, if there are any. Its
+    examples are from the first such rank."""
     groups = _slots(match.pairs, match.one.group_slots, match.two.group_slots)
     peers = _slots(match.pairs, match.one.peer_slots, match.two.peer_slots)
     wrong: dict[int, list[tuple[Sequence[int], str]]] = {}
@@ -415,7 +416,7 @@ def _other_ranks(
 def _slots(
     pairs: Iterable[tuple[int, int]], one: Mapping[int, int], two: Mapping[int, int]
 ) -> dict[tuple[int, int], list[int]]:
-    """The slots that stand opposite each other, with the nodes in A that have them so."""
+    """The pairs of slots of matched nodes, with the indices of these nodes in A."""
     slots: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for i, j in pairs:
         if i in one and j in two:
@@ -424,7 +425,7 @@ def _slots(
 
 
 def _group(job: CheckedJob, trace: RankTrace, slot: int) -> tuple[int, ...] | str:
-    """The members of a group, or its number where no file says who they are."""
+    """The members of a group, or its number as text without a groups file."""
     text = trace.groups[slot]
     number = group_id(text)
     members = job.members.get(number) if number is not None else None

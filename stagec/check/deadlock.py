@@ -1,12 +1,12 @@
-"""The proof that the ranks of a job cannot wait for each other in a circle.
+"""Proves that the ranks of a job cannot wait for each other in a cycle.
 
-Sends may wait for their receives to be posted (rendezvous) or not (eager). The former is proved
-where the messages of each ordered pair of ranks are in order; it includes the latter.
+Sends may wait until their receives are posted (rendezvous) or not (eager). If the messages of each
+ordered pair of ranks are in order, the proof assumes rendezvous, which includes eager sends.
 
-The merged graph is built of rank classes first. Mapping each rank to its class maps a cycle to a
-cycle, so classes without one prove that ranks have none. Otherwise ranks of a class that talk to
-different classes are distinguished, such as pipeline stages that run the same program; if there
-still are cycles, ranks are looked at one by one."""
+The merged graph is first built of rank classes. Mapping each rank to its class maps a cycle to a
+cycle, so if classes have no cycle, ranks have none. Otherwise ranks of a class that communicate
+with different classes are distinguished, such as pipeline stages that run the same program. If
+there are still cycles, the graph is built of single ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stagec.check.table import distinct
 from stagec.program.nodes import Ints
 
 EXPANDED_NODES = 20_000_000
-"""How many nodes are looked at rank by rank before the proof is given up."""
+"""The most nodes that are examined rank by rank; with more, the proof is abandoned."""
 
 _CYCLE_STEPS = 12
 
@@ -31,12 +31,12 @@ _CYCLE_STEPS = 12
 def check_deadlock(
     job: CheckedJob, report: CheckReport, expanded_nodes: int = EXPANDED_NODES
 ) -> None:
-    """Prove the merged graph free of cycles, or report one: with sends that wait for their receives
-    where messages are in order, else with sends that do not.
+    """Prove that the merged graph has no cycles, or report one. Sends wait for their receives if
+    messages are in order and this has no cycles; otherwise they do not.
 
-    Says nothing about a job with a rank whose own dependencies are broken.
+    A job is not checked if the dependencies of any rank are invalid.
     """
-    if not all(each.analysis.sound for each in job.traces.classes):
+    if not all(each.analysis.valid for each in job.traces.classes):
         return
     if report.sends:
         report.eager_only = _why_eager_only(job, expanded_nodes)
@@ -57,8 +57,8 @@ def check_deadlock(
 
 
 def _why_eager_only(job: CheckedJob, expanded_nodes: int) -> Finding | None:
-    """What keeps the job from ending if a send only completes when its receive is posted and
-    messages from one rank to another are matched in order; None if it is proved to end."""
+    """The reason why the job may not finish if a send completes only when its receive is posted and
+    messages between two ranks are matched in order; None if it is proved to finish."""
     crossed = next(crossed_messages(job), None)
     if crossed is not None:
         trace, node, message = crossed
@@ -76,7 +76,7 @@ def _why_eager_only(job: CheckedJob, expanded_nodes: int) -> Finding | None:
 
 
 def _cycle(job: CheckedJob, expanded_nodes: int, *, rendezvous: bool) -> list[Edge] | None:
-    """A cycle of ranks; None if there is none, [] if that could not be proved."""
+    """A cycle of ranks; None if none exists, [] if that could not be proved."""
     table = job.traces
     units = table.class_of
     suspects = _suspects(job, units, rendezvous)
@@ -100,8 +100,8 @@ def _analysis(job: CheckedJob, place: int) -> Analysis:
 
 
 def _refined(job: CheckedJob, units: Ints, most_nodes: int) -> Ints:
-    """Finer classes: ranks of one have peers of the same classes, slot by slot. As fine as that, or
-    as `most_nodes` of them allow."""
+    """Refine classes until the peers of all ranks of a class are in the same classes, slot by slot,
+    or until the classes have more than `most_nodes` nodes."""
     links, count = job.links, len(np.unique(units))
     while True:
         finer = np.empty_like(units)
@@ -121,7 +121,8 @@ def _refined(job: CheckedJob, units: Ints, most_nodes: int) -> Ints:
 
 
 def _suspects(job: CheckedJob, units: Ints, rendezvous: bool) -> Mapping[int, set[int]]:
-    """Per class, the nodes that are on a cycle of classes. `units` has the class of each rank."""
+    """For each class, the nodes on cycles of classes, or between them. `units` has the class of
+    each rank."""
     graph = MergedGraph(_analyses(job, units), _communication(job, units, rendezvous))
     suspects: dict[int, set[int]] = defaultdict(set)
     for edge in graph.core():
@@ -136,7 +137,7 @@ def _analyses(job: CheckedJob, units: Ints) -> dict[int, Analysis]:
 
 
 def _communication(job: CheckedJob, units: Ints, rendezvous: bool) -> Communication:
-    """How the units that ranks belong to meet, each distinct way once."""
+    """The communication between the units that ranks belong to, without duplicates."""
     analyses = _analyses(job, units)
     return Communication(
         messages=(
@@ -158,14 +159,16 @@ def _communication(job: CheckedJob, units: Ints, rendezvous: bool) -> Communicat
 
 
 def _channels(job: CheckedJob, units: Ints) -> list[tuple[int, int, int, int]]:
-    """The units of a sender and a receiver, and the slot that each has for the other."""
+    """For each channel, the units of the sender and the receiver, and the slot that each has for
+    the other."""
     links = job.links
     met = links.back >= 0
     return _ways(units[links.here[met]], units[links.there[met]], links.slot[met], links.back[met])
 
 
 def _neighbours(job: CheckedJob, units: Ints) -> list[tuple[int, int, int, int]]:
-    """The units of ranks that chain all ranks using a group, and the slots of the group on them."""
+    """For successive ranks that use a group, their units and the slots of the group on them. These
+    pairs connect all members."""
     uses = job.uses
     next_one = np.flatnonzero(uses.number[1:] == uses.number[:-1])
     one, other = units[uses.place[next_one]], units[uses.place[next_one + 1]]
@@ -181,7 +184,8 @@ def _ways(*columns: Ints) -> list[tuple[int, int, int, int]]:
 def _matched(
     src: Analysis, src_slot: int, dst: Analysis, dst_slot: int
 ) -> Iterator[tuple[int, int]]:
-    """Indices of sends and their receives: first in, first out for each tag and size."""
+    """Pairs of indices of sends and their receives, matched first in, first out for each tag and
+    size."""
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
     for receive in reversed(dst.receives.get(dst_slot, ())):
         waiting[receive.tag, receive.size].append(receive.index)
@@ -192,8 +196,8 @@ def _matched(
 
 
 def _waits(send: Vertex, receive: Vertex, there: Analysis, rendezvous: bool) -> Iterator[Edge]:
-    """The receive waits for the send, which waits until the receive is posted if it has to: until
-    all is done that the receive waits for on its own rank."""
+    """The edges of a message: the receive waits for the send. With `rendezvous`, the send waits for
+    all dependencies of the receive on its rank, after which the receive is posted."""
     yield send, receive
     if rendezvous:
         unit, index = receive

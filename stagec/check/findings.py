@@ -1,6 +1,6 @@
-"""What the trace checker reports: findings, and the report that collects them.
+"""The findings of the trace checker, and the report that collects them.
 
-A code is reported in full a limited number of times; the rest is counted.
+For each code, a limited number of findings is kept; further ones are only counted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stagec.support.diagnostics import Diagnostic, DiagnosticError
 Verdict: TypeAlias = Literal["well-formed", "incomplete", "broken"]
 
 FINDINGS_PER_CODE = 20
-"""How many findings of one code a report spells out."""
+"""How many findings of one code a report keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, where, and what to do about it.
+    """A problem, its location, and a remedy.
 
-    `node` is a node id of the file `path`, or None where the finding is not about one node.
+    `node` is a node id in the file `path`, or None if the finding does not concern a single node.
     `message` states what was expected and what was found.
     """
 
@@ -45,11 +45,11 @@ class CheckReport:
     """The outcome of checking a directory of traces.
 
     `ranks` counts trace files; `nodes`, `collectives` and `sends` count nodes over all ranks;
-    `groups` counts the communicator groups of the groups file. `eager_only` says why a job that is
-    free of deadlock is so only if sends do not wait for their receives. `gaps` are what a recorded
-    trace lacks to be simulated. `alone` is not empty for a
-    trace without those of the other ranks: it says what was not checked. `omitted` says per code
-    how many findings beyond `FINDINGS_PER_CODE` were left out of these lists.
+    `groups` counts the communicator groups of the groups file. `eager_only` says why the job is
+    free of deadlock only if sends do not wait for their receives, or is None. `gaps` list what a
+    recorded trace lacks for simulation. `alone` says what was not checked because the traces of
+    other ranks were missing. `omitted` counts, by code, the findings beyond `FINDINGS_PER_CODE`
+    that are not in these lists.
     """
 
     errors: list[Finding] = field(default_factory=list[Finding])
@@ -66,17 +66,17 @@ class CheckReport:
     _seen: Counter[str] = field(default_factory=Counter[str], repr=False)
 
     def ok(self) -> bool:
-        """Whether nothing is wrong or missing; warnings do not count."""
+        """Whether there are no errors and no gaps; warnings do not count."""
         return not self.errors and not self.gaps
 
     def as_error(self) -> DiagnosticError:
-        """The errors, for what cannot go on with them."""
+        """The errors as an exception."""
         each = (Diagnostic(f"{f.path}: {f.message}", remedy=f.remedy) for f in self.errors)
         return DiagnosticError(*each)
 
     @property
     def verdict(self) -> Verdict:
-        """`broken` where something contradicts, `incomplete` where something is missing."""
+        """`broken` with errors, `incomplete` with gaps, otherwise `well-formed`."""
         if self.errors:
             return "broken"
         return "incomplete" if self.gaps else "well-formed"
@@ -84,15 +84,15 @@ class CheckReport:
     def error(
         self, path: Path, code: str, message: str, remedy: str, *, node: int | None = None
     ) -> None:
-        """Add an error, or count it where its code has been reported often enough."""
+        """Add an error, or only count it after `FINDINGS_PER_CODE` of its code."""
         self.add(Severity.ERROR, Finding(path, node, code, message, remedy))
 
     def warning(self, path: Path, code: str, message: str, remedy: str) -> None:
-        """Add a warning, or count it where its code has been reported often enough."""
+        """Add a warning, or only count it after `FINDINGS_PER_CODE` of its code."""
         self.add(Severity.WARNING, Finding(path, None, code, message, remedy))
 
     def add(self, severity: Severity, finding: Finding) -> None:
-        """Add a finding, or count it where its code has been reported often enough."""
+        """Add a finding, or only count it after `FINDINGS_PER_CODE` of its code."""
         findings = {
             Severity.ERROR: self.errors,
             Severity.GAP: self.gaps,

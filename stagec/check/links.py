@@ -1,4 +1,4 @@
-"""Who communicates with whom in a job, as arrays over all ranks: messages, and uses of groups."""
+"""The communication of a job as arrays over all ranks: links between peers, and uses of groups."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from stagec.program.nodes import Ints
 
 @dataclass(frozen=True)
 class PeerLinks:
-    """An entry for each slot of each rank, in this order: the place of the rank, the slot, the
-    place of the peer, and the slot that the peer has for the rank; -1 for a peer without a trace,
-    and for one that has no messages with the rank. Entries of a place begin at `starts`."""
+    """An entry for each peer slot of each rank, ordered by rank and slot: the place of the rank
+    (`here`), the slot, the place of the peer (`there`, -1 without a trace), and the slot that the
+    peer has for the rank (`back`, -1 if it has no messages with it). The entries of a place begin
+    at `starts[place]`."""
 
     here: Ints
     slot: Ints
@@ -49,8 +50,9 @@ class PeerLinks:
 
 @dataclass(frozen=True)
 class GroupUses:
-    """The ranks that issue collectives over each group, with the slots of the group on them: an
-    entry for each, by ids of groups, then places of ranks."""
+    """An entry for each group and each rank that issues collectives over it, ordered by group id
+    and place: the id of the group, the place of the rank, and the slot of the group on that
+    rank."""
 
     number: Ints
     place: Ints
@@ -58,7 +60,7 @@ class GroupUses:
 
     @classmethod
     def of(cls, table: RankTable) -> GroupUses:
-        """The uses of all ids of groups."""
+        """The uses of all groups."""
         values, starts = table.entries(lambda each: each.groups)
         place = np.repeat(np.arange(len(table)), np.diff(starts))
         slot = np.arange(len(values)) - starts[place]
@@ -75,5 +77,5 @@ class GroupUses:
 
     @cached_property
     def ids(self) -> Ints:
-        """The groups that are used, ascending."""
+        """The ids of the groups that are used, ascending."""
         return np.unique(self.number)

@@ -1,4 +1,4 @@
-"""The members of communicator groups: hundreds of thousands of groups in three arrays."""
+"""The members of communicator groups in three arrays, for hundreds of thousands of groups."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class GroupMembers(Mapping[int, tuple[int, ...]]):
 
     @classmethod
     def of(cls, members: Mapping[int, tuple[int, ...]]) -> GroupMembers:
-        """The same of a dictionary of groups."""
+        """The members of a dictionary of groups."""
         every = [rank for ranks in members.values() for rank in ranks]
         sizes = [len(ranks) for ranks in members.values()]
         return cls(*(np.array(n, dtype=np.int64) for n in ([*members], sizes, every)))
 
     def with_group(self, number: int, ranks: Ints) -> GroupMembers:
-        """One more group, the last one."""
+        """A copy with one more group at the end."""
         sizes = np.append(self.sizes, len(ranks))
         return GroupMembers(np.append(self.ids, number), sizes, np.concatenate([self.ranks, ranks]))
 
@@ -38,7 +38,7 @@ class GroupMembers(Mapping[int, tuple[int, ...]]):
         return np.diff(self.starts)
 
     def places(self, numbers: Ints) -> Ints:
-        """Which group each id is, -1 of ids that are not here."""
+        """The index of each id, -1 for ids that do not exist."""
         if not len(self.ids):
             return np.full(len(numbers), -1)
         at = np.minimum(np.searchsorted(self._sorted, numbers), len(self.ids) - 1)

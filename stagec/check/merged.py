@@ -1,6 +1,7 @@
-"""The graph of a whole job: the programs of its ranks, tied together by their communication.
+"""The graph of a whole job: the programs of its ranks, connected by their communication.
 
-A send precedes its receive; the members of a collective meet in one vertex. A cycle is a deadlock.
+A send precedes its receive; the nodes of a collective on all its members are one vertex. A cycle is
+a deadlock.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ Edge = tuple[Vertex, Vertex]
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """How units meet: sends with their receives, and pairs of nodes of one collective."""
+    """The communication between units: edges from sends to their receives, and pairs of nodes of
+    one collective."""
 
     messages: Iterable[Edge]
     meetings: Iterable[tuple[Vertex, Vertex]]
 
 
 class MergedGraph:
-    """The merged graph of some units; with `keep`, only of those nodes of each unit."""
+    """The merged graph of some units; with `keep`, only of these nodes of each unit."""
 
     def __init__(
         self,
@@ -42,7 +44,7 @@ class MergedGraph:
         self._edges = [edge for edge in edges if _kept(edge, keep)]
 
     def merged(self, vertex: Vertex) -> Vertex:
-        """The vertex that stands for a collective, or the vertex itself."""
+        """The vertex that represents a collective, or the vertex itself."""
         leader = self._leader
         root = vertex
         while root in leader and leader[root] != root:
@@ -52,7 +54,7 @@ class MergedGraph:
         return root
 
     def core(self) -> list[Edge]:
-        """The edges on cycles or on ways between two cycles; none for a graph without cycles."""
+        """The edges on cycles or on paths between cycles; empty for a graph without cycles."""
         pairs = [(self.merged(before), self.merged(after)) for before, after in self._edges]
         behind = unpeeled(pairs)
         inside = unpeeled((a, b) for b, a in pairs if a in behind and b in behind)
@@ -63,7 +65,7 @@ class MergedGraph:
         ]
 
     def cycle(self, core: Iterable[Edge]) -> list[Edge]:
-        """The edges of one cycle of a `core` that is not empty, in the order of time."""
+        """The edges of one cycle of a nonempty `core`, in execution order."""
         into = {self.merged(edge[1]): edge for edge in core}
         vertex = min(into)
         walked: dict[Vertex, Edge] = {}
@@ -75,7 +77,7 @@ class MergedGraph:
 
 
 def unpeeled(pairs: Iterable[tuple[Vertex, Vertex]]) -> set[Vertex]:
-    """The vertices left when those that nothing leads to are taken away again and again."""
+    """The vertices that remain after vertices without incoming edges are removed repeatedly."""
     users: dict[Vertex, list[Vertex]] = defaultdict(list)
     waiting: Counter[Vertex] = Counter()
     for before, after in pairs:

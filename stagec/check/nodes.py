@@ -1,6 +1,6 @@
-"""What must hold of a single node: its kind, and the presence, type and range of its attributes.
+"""Checks of a single node: its kind, and the presence, type and range of its attributes.
 
-The tables restate what simulators read; everything else on a node is free.
+The tables list the attributes that simulators read; others are not restricted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """A finding about a program, before it is known which files hold the program."""
+    """A finding about a program, independent of the files that contain the program."""
 
     node: int | None
     code: str
@@ -61,7 +61,7 @@ _SUPPORTED = (
 
 
 def node_problems(node: TraceNode) -> Iterator[NodeProblem]:
-    """What is wrong with one node taken by itself."""
+    """The problems of a single node."""
     if node.kind == NodeKind.METADATA:
         message = f"expected no METADATA node, found {node.label}; simulators stall on it"
         yield NodeProblem(node.id, "metadata-node", message, "leave the node out")

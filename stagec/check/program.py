@@ -1,6 +1,6 @@
-"""What must hold of the program of one rank, whatever its peers do: ids, dependencies, order.
+"""Checks of the program of one rank, independent of its peers: ids, dependencies, order.
 
-A program is analysed once, however many ranks share it; groups and peers are numbered by first
+A program is analysed once for all ranks that share it; groups and peers are numbered by first
 occurrence ("slots"), so that ranks which differ in nothing else have the same program.
 """
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A collective of a program: index of its node, `CollKind`, bytes."""
+    """A collective of a program: the index of its node, its `CollKind`, its bytes."""
 
     index: int
     kind: int
@@ -30,7 +30,7 @@ class CollectiveCall:
 
 @dataclass(frozen=True, slots=True)
 class MessageEnd:
-    """A send or a receive of a program: index of its node, tag, bytes."""
+    """A send or receive of a program: the index of its node, its tag, its bytes."""
 
     index: int
     tag: int
@@ -48,17 +48,17 @@ class TraceProgram:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What the comparison of ranks needs of a program.
+    """The properties of a program that the comparison of ranks uses.
 
-    `deps` are node indices. Per slot, `collectives`, `sends` and `receives` stand in the order in
-    which dependencies, and node ids where those leave it open, make the rank issue them. `sound`
-    is false where the dependencies are not a graph without cycles. `unordered` are, by slot, two
-    sends to a peer, or two receives from one, that dependencies do not order.
+    `deps` are node indices. `collectives`, `sends` and `receives` are listed by slot, in the order
+    in which the rank issues them: by dependencies, then by node id. `valid` is false if the
+    dependencies are not an acyclic graph. `unordered` has, by slot, two sends to a peer, or two
+    receives from it, that dependencies do not order.
     """
 
     program: TraceProgram
     deps: tuple[tuple[int, ...], ...]
-    sound: bool
+    valid: bool
     problems: tuple[NodeProblem, ...]
     collectives: Mapping[int, tuple[CollectiveCall, ...]]
     sends: Mapping[int, tuple[MessageEnd, ...]]
@@ -76,12 +76,12 @@ def analyse(program: TraceProgram) -> Analysis:
     if len(order) < len(nodes):
         graph_problems.append(_cycle_problem(nodes, deps, order))
         order += sorted(set(range(len(nodes))) - set(order))
-    sound = not any(p.code in _UNSOUND for p in graph_problems)
+    valid = not any(p.code in _INVALID for p in graph_problems)
     collectives = _by_slot(program, order, NodeKind.COLL, CollectiveCall)
     sends = _by_slot(program, order, NodeKind.SEND, MessageEnd)
     receives = _by_slot(program, order, NodeKind.RECV, MessageEnd)
     unordered: dict[int, tuple[int, int]] = {}
-    if sound:
+    if valid:
         for slot, messages in (*sends.items(), *receives.items()):
             pair = first_unordered(deps, order, [m.index for m in messages])
             if pair is not None:
@@ -92,12 +92,12 @@ def analyse(program: TraceProgram) -> Analysis:
     every = (*graph_problems, *problems)
     if is_recorded(nodes):
         every = tuple(replace(p, severity=Severity.GAP) if p.code in _GAPS else p for p in every)
-    return Analysis(program, deps, sound, every, collectives, sends, receives, unordered)
+    return Analysis(program, deps, valid, every, collectives, sends, receives, unordered)
 
 
-_UNSOUND = frozenset({"duplicate-id", "missing-dependency", "dependency-cycle"})
-#: What recorders leave out, or write otherwise than simulators need it: nodes of which others are
-#: children, costs of what ran, the waits of a host operation for the kernels that it launched.
+_INVALID = frozenset({"duplicate-id", "missing-dependency", "dependency-cycle"})
+#: Problems that are gaps in recorded traces: recorders omit parents of nodes and the costs of
+#: operations, and let a host operation wait for the kernels that it launched.
 _GAPS = frozenset(
     {
         *("missing-dependency", "missing-attribute", "dependency-cycle", "no-start"),
@@ -107,14 +107,15 @@ _GAPS = frozenset(
 
 
 def is_recorded(nodes: Iterable[TraceNode]) -> bool:
-    """Whether a trace was recorded from a run: it has operations of the host, which no simulator
-    needs, beside the kernels that they launch."""
+    """Whether a trace was recorded from a run: it contains operations of the host, which simulators
+    do not need."""
     ran = (NodeKind.COMP, NodeKind.COLL)
     return any(node.kind in ran and node.attrs.get("is_cpu_op") is True for node in nodes)
 
 
 def issue_order(nodes: Sequence[TraceNode], deps: Sequence[tuple[int, ...]]) -> list[int]:
-    """Node indices by dependencies, then by id; nodes on or behind a cycle are left out."""
+    """Node indices in topological order, by id among ready nodes. Nodes on or behind a cycle are
+    left out."""
     waiting = [len(sources) for sources in deps]
     users = _users(deps)
     ready = [(node.id, index) for index, node in enumerate(nodes) if not waiting[index]]
@@ -190,7 +191,7 @@ def _cycle_problem(
 def _by_slot(
     program: TraceProgram, order: Sequence[int], kind: NodeKind, made: Callable[[int, int, int], _T]
 ) -> Mapping[int, tuple[_T, ...]]:
-    """The communication of a kind by the slot of its group or its peer, in order."""
+    """The communication of one kind by the slot of its group or peer, in the order of issue."""
     calls = kind == NodeKind.COLL
     slots, about = (program.group_slots, "comm_type") if calls else (program.peer_slots, "comm_tag")
     by_slot: dict[int, list[_T]] = defaultdict(list)
@@ -257,9 +258,9 @@ def _unordered(program: TraceProgram, code: str, pair: tuple[int, int], what: st
 def first_unordered(
     deps: Sequence[tuple[int, ...]], order: Sequence[int], chosen: Sequence[int]
 ) -> tuple[int, int] | None:
-    """The first neighbours in `chosen` of which the second does not depend on the first.
+    """The first two successive nodes in `chosen` of which the second does not depend on the first.
 
-    `chosen` is a part of `order`, which is topological.
+    `chosen` is a subsequence of `order`, which is topological.
     """
     rank = {index: number for number, index in enumerate(chosen, start=1)}
     if len(rank) < 2:
@@ -283,10 +284,10 @@ def _first_swappable(
     order: Sequence[int],
     chosen: Sequence[int],
 ) -> tuple[int, int] | None:
-    """The first neighbours in `chosen` that a simulator may issue in either order.
+    """The first two successive nodes in `chosen` that a simulator may issue in either order.
 
-    It issues ready nodes lowest id first, so a node that is ready no later than another and has
-    the lower id goes first even where no dependency says so.
+    A simulator issues ready nodes in order of id, so a node that is ready no later than another and
+    has the lower id goes first even without a dependency.
     """
     if first_unordered(deps, order, chosen) is None:
         return None

@@ -1,7 +1,7 @@
-"""Reading the trace of a rank for the checker, at little cost for what was seen before.
+"""Reads the traces of ranks for the checker, and caches the parts that they share.
 
-Records are decoded once for all ranks that hold the same bytes, and a program is analysed once
-for all ranks that differ only in which groups and peers they talk to (a rank class).
+A record is decoded once for all ranks that contain the same bytes, and a program is analysed once
+for all ranks that differ only in their groups and peers (a rank class).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ LINKS = frozenset({"pg_name", "comm_dst", "comm_src"})
 class RankTrace:
     """The trace of one rank: the class of its program, and its groups and peers by slot.
 
-    `groups` holds the `pg_name` of each group slot as written, `peers` the rank of each peer slot.
+    `groups` contains the `pg_name` of each group slot as written, `peers` the rank of each peer
+    slot.
     """
 
     rank: int
@@ -44,7 +45,8 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A decoded record; `shape` is a digest of all but the link, the group or peer it names."""
+    """A decoded record. `link` is the group or peer that it names, `shape` a digest of everything
+    else."""
 
     node: TraceNode
     shape: bytes
@@ -52,8 +54,8 @@ class _Record:
 
 
 class RankReader:
-    """Reads trace files, remembering records and programs across them. With `times`, ranks whose
-    nodes take other times have other programs."""
+    """Reads trace files, with a cache of records and programs. With `times`, ranks with different
+    times of nodes are in different classes."""
 
     def __init__(
         self, analyse: Callable[[TraceProgram], Analysis] = analyse, *, times: bool = False
@@ -71,7 +73,7 @@ class RankReader:
         return self._trace(path, rank, read_records(path))
 
     def ends_of_communication(self, path: Path, data: bytes) -> list[int]:
-        """Where the last bytes of nodes stand that name a group or a peer.
+        """The positions of the last bytes of records whose kind names a group or a peer.
 
         Raises TraceError for what is not a trace.
         """
@@ -121,7 +123,7 @@ class RankReader:
 
 
 def _link(node: TraceNode) -> AttrValue | None:
-    """The group or the peer of a node, if it has one of a type that can name it."""
+    """The group or peer of a node, None without one or if its type is wrong."""
     name = _LINK_OF.get(node.kind)
     if name is None:
         return None

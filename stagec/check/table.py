@@ -1,6 +1,6 @@
-"""The traces of many ranks as arrays: for each class of ranks its program once, and the groups and
-peers of its ranks by slot. What holds of a job is proved on these arrays; the trace of one rank is
-made of them where something is wrong with it.
+"""The traces of many ranks as arrays: the program of each rank class, and the groups and peers of
+its ranks by slot. The checks use these arrays; the `RankTrace` of a single rank is derived from
+them if it has a problem.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from stagec.check.trace_files import ALL_RANKS, ALL_RANKS_ID, group_id
 from stagec.program.nodes import Ints
 
 _LARGEST = (1 << 63) - 1
-#: Rows of more numbers than this are sorted to find those that are alike.
+#: The largest key for which `distinct` uses a lookup table; for larger keys it sorts.
 _TABLE = 1 << 20
 
 
 @dataclass(frozen=True)
 class ProgramRanks:
-    """Ranks with one program. `groups[slot]` and `peers[slot]` have an entry for each of `ranks`:
-    the id of a group, negative for a text that is not one, and a rank."""
+    """Ranks with the same program. `groups[slot]` and `peers[slot]` have an entry for each of
+    `ranks`: the id of the group (negative for a text that is not an id), and the rank of the
+    peer."""
 
     number: int
     analysis: Analysis
@@ -35,10 +36,10 @@ class ProgramRanks:
 
 
 class RankTable(Mapping[int, RankTrace]):
-    """The traces of ranks, in order of ranks. Ranks have places in this order: `ranks` has the rank
-    of each place, `class_of` the position of its class in `classes`.
+    """The traces of ranks, in ascending order. The index of a rank in this order is its place:
+    `ranks` has the rank of each place, `class_of` the index of its class in `classes`.
 
-    The group id -1-i of a class stands for text i.
+    The group id -1-i represents text i.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class RankTable(Mapping[int, RankTrace]):
 
     @classmethod
     def of(cls, traces: Iterable[RankTrace], texts: dict[str, int] | None = None) -> RankTable:
-        """The table of traces that were read one by one. `texts` numbers those that are not ids of
-        groups, and gets further ones."""
+        """The table of traces that were read one by one. `texts` numbers the group names that are
+        not ids; new ones are added to it."""
         paths: dict[int, Path] = {}
         texts = {} if texts is None else texts
         by_class: dict[int, list[RankTrace]] = {}
@@ -104,12 +105,12 @@ class RankTable(Mapping[int, RankTrace]):
         return str(number) if number > 0 else self._texts[-1 - number]
 
     def places(self, ranks: Ints) -> Ints:
-        """The places of ranks, -1 of those without a trace."""
+        """The places of ranks, -1 for those without a trace."""
         return positions(self.ranks, ranks)
 
     def entries(self, columns_of: Callable[[ProgramRanks], Sequence[Ints]]) -> tuple[Ints, Ints]:
-        """The columns of all classes as one list in order of ranks, then slots; and where that of
-        each place begins, with the end of the last."""
+        """The columns of all classes as one array, ordered by place and slot; and for each place
+        the index of its first entry, followed by the total number."""
         counts = np.array([len(columns_of(each)) for each in self.classes], dtype=np.int64)
         starts = np.concatenate([[0], np.cumsum(counts[self.class_of])]).astype(np.int64)
         values = np.empty(int(starts[-1]), dtype=np.int64)
@@ -121,7 +122,7 @@ class RankTable(Mapping[int, RankTrace]):
 
 
 def _merged(parts: Iterable[ProgramRanks]) -> list[ProgramRanks]:
-    """Parts of one class as one, in order of their first ranks."""
+    """Merge the parts of each class; classes are ordered by their first ranks."""
     by_number: dict[int, list[ProgramRanks]] = {}
     for part in parts:
         if len(part.ranks):
@@ -140,7 +141,7 @@ def _merged(parts: Iterable[ProgramRanks]) -> list[ProgramRanks]:
 
 
 def joined(arrays: Sequence[Ints]) -> Ints:
-    """One array of several, which may be none."""
+    """The concatenation of any number of arrays."""
     if len(arrays) == 1:
         return arrays[0]
     return np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)
@@ -155,12 +156,13 @@ def _ids(texts: Sequence[str], others: dict[str, int]) -> Ints:
 
 
 def _limited(peers: Sequence[int]) -> Ints:
-    """Peers as 64-bit integers; a larger one, which is no rank of a job, is the largest of them."""
+    """Peers as 64-bit integers, at most `_LARGEST`: larger ones are not ranks of a job."""
     return np.array([min(peer, _LARGEST) for peer in peers], dtype=np.int64)
 
 
 def positions(ascending: Ints, values: Ints) -> Ints:
-    """Where the last of equal values stands, -1 for those that are not there."""
+    """The index of each value in an ascending array, the last one among equals; -1 if it is not
+    there."""
     at = np.searchsorted(ascending, values, side="right") - 1
     if len(ascending):
         at[ascending[at] != values] = -1
@@ -173,8 +175,8 @@ def lookup(values: Ints, at: Ints) -> Ints:
 
 
 def distinct(*columns: Ints) -> tuple[Ints, Ints]:
-    """Where each distinct row of columns of numbers >= 0 stands first, in this order; and for every
-    row the number of its like."""
+    """The index of the first occurrence of each distinct row, ascending, and for every row the
+    number of its distinct row. The columns contain numbers >= 0."""
     key = columns[0]
     for column in columns[1:]:
         width = int(column.max(initial=0)) + 1
@@ -184,7 +186,7 @@ def distinct(*columns: Ints) -> tuple[Ints, Ints]:
     if int(key.max(initial=0)) >= _TABLE:
         key = np.unique(key, return_inverse=True)[1].reshape(-1)
     first = np.full(int(key.max(initial=0)) + 1, len(key))
-    first[key[::-1]] = np.arange(len(key))[::-1]  # of writes to one place, the last one stays
+    first[key[::-1]] = np.arange(len(key))[::-1]  # the last write to an index remains
     order = np.argsort(first, kind="stable")[: int((first < len(key)).sum())]
     renamed = np.empty_like(first)
     renamed[order] = np.arange(len(order))
@@ -194,8 +196,8 @@ def distinct(*columns: Ints) -> tuple[Ints, Ints]:
 def of_each(
     holds: Callable[[int, int, int, int], bool], one: Ints, a: Ints, other: Ints, b: Ints
 ) -> npt.NDArray[np.bool_]:
-    """What holds of each row of four columns, asked once for rows that are alike. Those of `a` and
-    `b` are slots, or -1."""
+    """The result of `holds` for each row of four columns, called once per distinct row. `a` and `b`
+    are slots, or -1."""
     first, alike = distinct(one, a + 1, other, b + 1)
     rows = np.stack([one[first], a[first], other[first], b[first]], axis=1).tolist()
     answers = [holds(*row) for row in rows]

@@ -1,6 +1,6 @@
-"""The files of a directory of traces: which there are, the groups file and the manifest.
+"""The files in a directory of traces: trace files, the groups file and the manifest.
 
-Everything here is about names, sizes and JSON; no trace is read.
+This module handles names, sizes and JSON only; it reads no traces.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from stagec.traces.checksum import CHECKSUM, is_intact
 
 MANIFEST_NAME = "manifest.json"
 _TRACE_NAME = re.compile(r"(?P<name>.+)\.(?P<rank>0|[1-9][0-9]{0,8})", re.ASCII | re.DOTALL)
-#: How the names of traces end; the first kind that a folder has is read.
+#: The suffixes of trace files, in order of priority: only files with the first one in a folder are
+#: read.
 _ENDS = (".et", ".et.gz", ".json", ".json.gz")
 _GROUP_ID = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsFile:
-    """The groups file: members by group id, and where that was read."""
+    """The groups file: its path, and the members of each group id."""
 
     path: Path
     members: GroupMembers
 
 
-#: The group of a collective that names none, which simulators take for all ranks: a text that no
-#: `pg_name` is taken for, and its id.
+#: The group of a collective without `pg_name`, for which simulators assume all ranks: a text that
+#: no `pg_name` can be, and its id.
 ALL_RANKS, ALL_RANKS_ID = "\0", 0
 
 
 def group_id(text: str) -> int | None:
-    """A communicator's id: the decimal of an integer > 0, without sign or leading zeros; 0 for
-    `ALL_RANKS`."""
+    """The id of a communicator: a decimal integer > 0 without sign or leading zeros, or 0 for
+    `ALL_RANKS`; None for other texts."""
     if text == ALL_RANKS:
         return ALL_RANKS_ID
     return int(text) if _GROUP_ID.fullmatch(text) else None
@@ -49,7 +50,7 @@ def group_id(text: str) -> int | None:
 def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]]:
     """The name of the job, and its trace files by rank, lowest rank first."""
     if not directory.is_dir():
-        _entries(directory, report)  # says why
+        _entries(directory, report)  # reports why it cannot be read
         return "", {}
     entries = _entries(directory, report)
     jobs_by_end = [_jobs(entries, end) for end in _ENDS]
@@ -77,7 +78,7 @@ def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]
 
 
 def _jobs(entries: Iterable[Path], end: str) -> dict[str, dict[int, Path]]:
-    """Jobs by name, of the files whose names end so."""
+    """The trace files with a suffix, by the name of the job and by rank."""
     jobs: dict[str, dict[int, Path]] = {}
     for path in entries:
         match = _TRACE_NAME.fullmatch(path.name.removesuffix(end))
@@ -87,8 +88,8 @@ def _jobs(entries: Iterable[Path], end: str) -> dict[str, dict[int, Path]]:
 
 
 def job_of(path: Path) -> tuple[str, int | None]:
-    """The name of the job, and the rank, in the name of a trace: `llama` and 3 of `llama.3.et`. A
-    name without a rank is that of the job."""
+    """The name of the job, and the rank, from the name of a trace file: `llama` and 3 for
+    `llama.3.et`. The rank is None if the name has none."""
     end = next((end for end in reversed(_ENDS) if path.name.endswith(end)), "")
     match = _TRACE_NAME.fullmatch(path.name.removesuffix(end))
     return (match["name"], int(match["rank"])) if match else (path.stem, None)
@@ -193,8 +194,8 @@ def _ranks(value: object) -> tuple[int, ...] | None:
 
 
 def check_manifest(directory: Path, traces: Mapping[int, Path], report: CheckReport) -> None:
-    """Compare the files with the sizes and checksums of the manifest, where there is one, and the
-    manifest with its own."""
+    """Compare the files with the sizes and checksums in the manifest, if there is one, and the
+    manifest with its own checksum."""
     path = directory / MANIFEST_NAME
     if not path.exists():
         return
@@ -215,7 +216,8 @@ def check_manifest(directory: Path, traces: Mapping[int, Path], report: CheckRep
 
 
 def _check_checksum(path: Path, parsed: Mapping[str, object], report: CheckReport) -> None:
-    """A manifest has its own checksum; those of other tools and of the first version may not."""
+    """Check the manifest's own checksum, which those of the first version and of other tools may
+    lack."""
     version = parsed.get("manifest", 1)
     if (CHECKSUM in parsed or version != 1) and not is_intact(path.read_bytes()):
         message = f"expected the manifest with its own checksum ({CHECKSUM}), found another text"

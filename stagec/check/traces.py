@@ -1,7 +1,7 @@
-"""The trace checker: proves a directory of traces well-formed and free of deadlock.
+"""The trace checker: proves that a directory of traces is well-formed and free of deadlock.
 
-Here the parts come together: files, programs by themselves, ranks against each other, and what
-simulators cannot take.
+It combines the checks of files, of single programs, of agreement between ranks, and of the limits
+of simulators.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["CheckReport", "Finding", "check_directory", "check_trace"]
 
 
 def check_directory(directory: Path) -> CheckReport:
-    """Check all traces of one job, with their groups file and, if there is one, the manifest.
-    Whatever is wrong with the directory is a finding; nothing is raised."""
+    """Check all traces of one job, with their groups file and, if there is one, the manifest. All
+    problems are findings; nothing is raised."""
     report = CheckReport()
     job = read_directory(directory, report, RankReader(), manifest=True)
     if job is not None:
@@ -33,8 +33,8 @@ def check_directory(directory: Path) -> CheckReport:
 
 def check_trace(path: Path) -> CheckReport:
     """Check the trace of one rank without those of others: its nodes, their dependencies, and its
-    groups, where a groups file beside it says who is in them. The report says what was not checked.
-    Whatever is wrong is a finding; nothing is raised.
+    groups, if there is a groups file beside it. The report says what was not checked. All problems
+    are findings; nothing is raised.
     """
     report = CheckReport()
     name, rank = job_of(path)
@@ -55,7 +55,7 @@ def check_trace(path: Path) -> CheckReport:
 
 
 def _not_checked(trace: RankTrace, rank: int | None, groups: GroupsFile | None) -> Iterator[str]:
-    """What cannot be checked of a trace without those of other ranks."""
+    """What cannot be checked without the traces of other ranks, as sentences."""
     if trace.groups:
         if rank is None:
             yield "whether the rank is in its groups: the name of the file is not NAME.RANK.et"
@@ -68,15 +68,15 @@ def _not_checked(trace: RankTrace, rank: int | None, groups: GroupsFile | None) 
         yield "whether ranks wait for each other in a circle"
 
 
-#: The rank of a trace whose name has none: nobody's peer, and in no group.
+#: The rank of a trace whose name has none: it is no other rank's peer, and in no group.
 _NO_RANK = -1
 
 
 def read_directory(
     directory: Path, report: CheckReport, reader: RankReader, *, manifest: bool = False
 ) -> CheckedJob | None:
-    """All traces of a folder, compared with its manifest if asked for; None if there are none. What
-    cannot be read is reported."""
+    """Read all traces of a folder, and with `manifest`, compare its files with the manifest.
+    Returns None if there are no traces; a file that cannot be read is reported."""
     name, files = discover(directory, report)
     if not files:
         return None
@@ -118,7 +118,7 @@ def _count(job: CheckedJob, report: CheckReport) -> None:
 
 
 def _report_programs(traces: RankTable, report: CheckReport) -> None:
-    """The problems of each program, once, on the first rank that runs it."""
+    """Report the problems of each program once, for the first rank that runs it."""
     for each in traces.classes:
         path, others = traces[int(each.ranks.min())].path, len(each.ranks) - 1
         also = f" (likewise {others} more ranks with this program)" if others else ""

@@ -170,6 +170,6 @@ def entry() -> None:
     prepare_streams()
     with seldom_collected():
         code = main(sys.argv[1:])
+        leave_garbage()
     flush_streams()
-    leave_garbage()
     sys.exit(code)

@@ -1,1 +1,1 @@
-"""File formats of traces, a folder each."""
+"""File formats of traces."""

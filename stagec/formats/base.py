@@ -1,15 +1,15 @@
-"""What a file format of traces is: from the program of a rank class to the bytes of any of its
-ranks.
+"""The interface of file formats of traces, which turn the program of a rank class into the files of
+its ranks.
 
-Ranks of a class differ in the identifiers of their communicators and in their peers only. An
-encoder may make every rank anew, or serialise a class once and write over the few bytes in which
-ranks differ:
+Ranks of a class differ only in the identifiers of their communicators and in their peers. An
+encoder may encode each rank separately, or serialise a class once and overwrite the few bytes in
+which ranks differ:
 
     class          ... pg_name="9" ... comm_dst=  ...      serialised once: a `Variant`
     rank 5         ... pg_name="3" ... comm_dst=6 ...      the same memory, written over
 
-A format that is not one file per rank (a file of the job, one per stage, a table) is a
-`JobFormat`: it names its files and makes the bytes of each of them.
+A format that does not have one file per rank (but one per job or stage, or a table) is a
+`JobFormat`: it names its files and makes the bytes of each.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from stagec.program.classes import RankClass
     from stagec.time.costs.nodes import Measurements
 
-#: A mesh axis, and a difference of coordinates along it.
+#: A mesh axis and a difference of coordinates along it.
 Neighbour = tuple[str, int]
 Bytes = npt.NDArray[np.uint8]
-#: The name of a file and its parts in order.
+#: The name of a file, and its content in parts.
 JobFile = tuple[str, Iterable[bytes | memoryview]]
-#: The seconds of a computation.
+#: Returns the seconds that a computation takes.
 Durations = Callable[[Node], float]
 
 
@@ -47,18 +47,19 @@ class RankBytes(Protocol):
     """Makes the file of any rank of a class."""
 
     def rank(self, rank: int) -> bytes | memoryview:
-        """The bytes of a rank, good until the next is made."""
+        """The bytes of a rank, valid until the next call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who talks to whom in a job: what the bytes of a rank need beside those of its class.
+    """The communicators and peers of a job, by which the bytes of a rank differ from those of its
+    class.
 
-    Of a job of several pods it is the layout of one, `pod`, whose ranks begin with `start`;
-    `other_pods` are the ranks of another pod that each of its ranks exchanges values with, by the
-    name of that pod and the number of the message. `sizes` are the numbers of the symbols of the
-    model, none of an archive.
+    In a job of several pods, it is the layout of `pod`, whose ranks begin with `start`.
+    `other_pods` has, by the name of another pod and the number of the message, the rank there that
+    each rank exchanges a message with. `sizes` are the values of the model's symbols; empty for an
+    archive.
     """
 
     mesh: Mapping[str, int]
@@ -69,12 +70,12 @@ class Layout:
     pod: str = ""
 
     def peer(self, rank: int, over: str, by: int) -> int:
-        """The rank that is `by` places further along an axis, round the ring; or the one of another
-        pod that message `by` goes to or comes from."""
+        """The rank whose coordinate along an axis is larger by `by`, modulo the size of the axis;
+        or the rank of another pod that message `by` goes to or comes from."""
         return int(self.peers(np.array([rank], dtype=np.int64), over, by)[0])
 
     def peers(self, ranks: Ints, over: str, by: int) -> Ints:
-        """The same of several ranks."""
+        """The peers of several ranks, as in `peer`."""
         places = ranks - self.start
         if over in self.other_pods:
             return self.other_pods[over][abs(by)][places]
@@ -82,7 +83,7 @@ class Layout:
 
 
 class TraceJob(Protocol):
-    """A job as formats see it: rank classes, who runs them, and what else is known."""
+    """A job as formats see it: rank classes with their ranks, and further data if available."""
 
     @property
     def name(self) -> str:
@@ -91,54 +92,56 @@ class TraceJob(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Its mesh, its communicators, and, but of several pods, who talks to whom."""
+        """Its mesh, communicators and peers; with several pods, without the peers: use
+        `layout_of`."""
         ...
 
     def layout_of(self, number: int) -> Layout:
-        """The mesh and the communicators of the ranks of a class, and whom they talk to."""
+        """The mesh, communicators and peers of the ranks of a class."""
         ...
 
     @property
     def members(self) -> Sequence[Ints]:
-        """The ranks of each class, in order."""
+        """The ranks of each class, ascending."""
         ...
 
     @property
     def machine(self) -> Machine | None:
-        """That of `--machine`, or of `--peak-tflops` and `--memory-gbps`."""
+        """The machine of `--machine`, or of `--peak-tflops` and `--memory-gbps`."""
         ...
 
     @property
     def durations(self) -> Durations | None:
-        """Seconds of computations on that machine; of several pods those of the first one."""
+        """The durations of computations on that machine; with several pods, in the first one."""
         ...
 
     def durations_of(self, number: int) -> Durations | None:
-        """The same of the ranks of a class: the software of pods may differ."""
+        """The durations of computations of a class: pods may have different software."""
         ...
 
     @property
     def model(self) -> ModelJob | None:
-        """What it was compiled from; None of an archive, which holds programs only."""
+        """The model that it was compiled from; None for an archive, which contains only
+        programs."""
         ...
 
     @property
     def models(self) -> Sequence[ModelJob]:
-        """The same of each pod, in order."""
+        """The models of all pods, in order."""
         ...
 
     def program(self, number: int) -> Program:
-        """The nodes of a class. The latest few are kept: go over the classes once."""
+        """The program of a class. Only the latest few are cached: go through the classes once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelJob:
-    """What a compiled job has and an archive has not: the lowered module, with its sizes and
-    schedules, and the rank classes in the order of `TraceJob.members`. `flops` are those of a step
-    by the model's text, of all ranks, if the format `wants_flops` and they are known. `measured`
-    are times that win over models, `graphs` says whether hosts launch steps of serving as a whole;
-    `pod` is the name of the pod, if there are several."""
+    """The data of a compiled job that an archive does not contain: the lowered module, with its
+    sizes and schedules, and the rank classes in the order of `TraceJob.members`. `flops` are the
+    FLOPs of a step of the model on all ranks, if the format `wants_flops` and they are known.
+    `measured` are times that replace those of cost models. `graphs` says whether hosts launch
+    serving steps as a whole. `pod` is the name of the pod, if there are several."""
 
     module: Module
     classes: Sequence[RankClass]
@@ -150,29 +153,31 @@ class ModelJob:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """About how many bytes the files of a job take, and what they hold, in words."""
+    """The approximate size of a job's files in bytes, and a description of their content."""
 
     bytes: int
     text: str
 
 
-#: What a format may ask for: the times of computations, a machine, or the model, which an archive
-#: does not hold; nor does it hold the kernels of nodes.
+#: The data that a format may require: the times of computations, a machine, or the model. An
+#: archive contains neither the model nor the kernels of nodes.
 Need = Literal["durations", "machine", "model"]
 
 
 class Format:
-    """Base of file formats. One is brought by `Plugin(formats=...)`, and chosen by `--format`.
+    """Base class of file formats. A plug-in adds one with `Plugin(formats=...)`, users choose it
+    with `--format`.
 
-    `suffix` ends the names of files, `NAME.RANK.SUFFIX`. What has `patched` makes encoders that are
-    `PatchedEncoder`s: its jobs can be kept in archives, and be written by clusters, which get them
-    as archives. What takes `pods` writes jobs of several meshes: whom ranks talk to, `layout_of`
-    their class knows; one that looks at the mesh or the model of the job does not, and `one_pod`
-    says why. All formats go with worker processes, `--only-ranks` and `--resume`. A job without
-    what it `needs` is refused.
+    `suffix` is the end of file names, `NAME.RANK.SUFFIX`. A format with `patched` makes encoders
+    that are `PatchedEncoder`s: its jobs can be stored in archives, and be written by clusters,
+    which get them as archives. A format with `pods` can write jobs of several pods: it takes meshes
+    and peers from `layout_of` a class. A format that uses the mesh or the model of the whole job
+    cannot; `one_pod` says why. All formats support worker processes, `--only-ranks` and `--resume`.
+    A job without the data that the format `needs` is an error.
 
-    A format that is a dataclass has options, its fields: `--format 'NAME{max-ranks=4}'` sets the
-    field `max_ranks`. They are texts, integers, floats or flags, as their defaults are.
+    The fields of a format that is a dataclass are its options: `--format 'NAME{max-ranks=4}'` sets
+    the field `max_ranks`. They are strings, integers, floats or flags, by the type of their
+    defaults.
     """
 
     name: ClassVar[str] = ""
@@ -184,40 +189,39 @@ class Format:
     one_pod: ClassVar[str] = "is of one mesh and one model"
 
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> RankBytes:
-        """Makes the files of the ranks that run a program; with `durations` the times of its
-        computations are known."""
+        """The encoder of the ranks that run a program. `durations` are the times of its
+        computations, if known."""
         raise error(f"the format '{self.name}' has no encoder", remedy="define 'encoder' in it")
 
     def peer(self, rank: int, ranks: int) -> bytes:
-        """How a peer is written into patched bytes: by as many bytes for all ranks of a job."""
+        """The bytes of a peer in patched data: the same number of bytes for all ranks of a job."""
         raise error(f"the format '{self.name}' writes no peers", remedy="define 'peer' in it")
 
     def check(self, job: TraceJob) -> None:
-        """Refuse a job that the consumer cannot take, before anything is written. Raises
-        `DiagnosticError`."""
+        """Raises `DiagnosticError`, before anything is written, for a job that the consumer cannot
+        read."""
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
-        """What it cannot carry of the ranks that run a program, a sentence for each kind of loss.
-        Users read it as `remark: NAME: SENTENCE`, the manifest has it."""
+        """The information about the ranks that run a program that the format loses: a phrase for
+        each kind of loss. Users read it as `remark: NAME: PHRASE`, and it is in the manifest."""
         return ()
 
     def tables(self, name: str, groups: Groups) -> Mapping[str, bytes]:
-        """The files that a job has beside those of its ranks, by name: its communicator groups."""
+        """Files with the communicator groups, by name."""
         return {f"{name}.json": json.dumps(groups.table()).encode()}
 
     def companions(self, job: TraceJob) -> Mapping[str, bytes]:
-        """Further files beside those of ranks, which are made from more than the groups: what a
-        simulator reads, for example."""
+        """Further files of the job, by name, such as the configuration of a simulator."""
         return {}
 
     def warnings(self, path: Path, groups: Groups, nodes: int) -> Sequence[str]:
-        """What consumers cannot take of a job at this path, whose ranks have up to `nodes`
+        """Limits of consumers that a job at this path exceeds; its ranks have up to `nodes`
         nodes."""
         return ()
 
     def with_options(self, options: Mapping[str, str]) -> Self:
-        """The format with these options. Raises `DiagnosticError` for unknown ones, and for values
-        of another type."""
+        """The format with these options. Raises `DiagnosticError` for unknown options, and for
+        values of a wrong type."""
         given: Any = self
         own = [f.name for f in fields(given)] if is_dataclass(given) else []
         known = {name.replace("_", "-"): name for name in own}
@@ -247,37 +251,38 @@ class Format:
 
 
 class JobFormat(Format):
-    """Base of formats that are not one file per rank: it says which files a job has.
+    """Base class of formats that do not have one file per rank.
 
-    They are written one after the other by one process, so their number and size are free; a part
-    is written as soon as it is made. `suffix` is not used, `tables` and `companions` are.
+    One process writes the files one after the other, so their number and size are not limited; each
+    part is written as soon as it is made. `suffix` is not used; `tables` and `companions` are.
     """
 
     suffix = "txt"
 
     def files(self, job: TraceJob, ranks: Ints | None) -> Iterator[JobFile]:
         """The files of a job: their names, which begin with `job.name`, and their parts in order.
-        `ranks` are those of `--only-ranks`, in order, or None for all: `all_ranks` refuses some."""
+        `ranks` are those of `--only-ranks`, ascending, or None for all; a format that needs all
+        calls `all_ranks`."""
         raise error(f"the format '{self.name}' has no files", remedy="define 'files' in it")
 
     def estimate(self, job: TraceJob, ranks: Ints | None) -> Estimate | None:
-        """The size to print before files are written and to compare with the free space of the
-        disk; None for small files."""
+        """The size, which is printed before files are written and compared with the free disk
+        space; None for small files."""
         return None
 
     def tables(self, name: str, groups: Groups) -> Mapping[str, bytes]:
-        """None but what a format adds: its files hold the groups in their own way."""
+        """No files by default: a `JobFormat` includes the groups in its own files."""
         return {}
 
 
 def nanoseconds(durations: Durations) -> Callable[[Node], int]:
-    """Computations in whole nanoseconds, each of them rounded."""
+    """A function that returns the duration of a computation, rounded to nanoseconds."""
     return lambda node: round(1e9 * durations(node))
 
 
 def check_choice(format_: Format, option: str, choices: Sequence[str], remedy: str = "") -> None:
-    """Refuse an option that is not one of these words; the remedy is the nearest of them, if none
-    is given. Raises `DiagnosticError`."""
+    """Raises `DiagnosticError` for an option that is not one of `choices`. The default remedy is
+    the most similar choice."""
     value: str = getattr(format_, option)
     if value not in choices:
         nearest = did_you_mean(value, choices) or f"for example {option}={choices[1]}"
@@ -289,7 +294,7 @@ def check_choice(format_: Format, option: str, choices: Sequence[str], remedy: s
 
 
 def all_ranks(format_: Format, ranks: Ints | None) -> None:
-    """Refuse some ranks, for a format whose files are of all. Raises `DiagnosticError`."""
+    """Raises `DiagnosticError` for a selection of ranks, for a format that writes all."""
     if ranks is not None:
         raise error(
             f"the format '{format_.name}' writes all ranks of a job", remedy="drop --only-ranks"
@@ -297,7 +302,7 @@ def all_ranks(format_: Format, ranks: Ints | None) -> None:
 
 
 def check_needs(format_: Format, job: TraceJob) -> None:
-    """Refuse a job without what the format needs. Raises `DiagnosticError`."""
+    """Raises `DiagnosticError` for a job without the data that the format `needs`."""
     if "machine" in format_.needs and job.machine is None:
         raise error(
             f"the format '{format_.name}' needs a machine",
@@ -316,7 +321,7 @@ def check_needs(format_: Format, job: TraceJob) -> None:
 
 
 def not_patched(format_: Format) -> DiagnosticError:
-    """The error for a format that archives and clusters cannot take."""
+    """The error for a format that archives and clusters do not support."""
     return error(
         f"the format '{format_.name}' encodes each rank on its own, which archives and clusters "
         "do not support",
@@ -326,8 +331,8 @@ def not_patched(format_: Format) -> DiagnosticError:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A serialised program; for each axes and each neighbour, the positions of the last byte of
-    its identifiers, and what is written there now."""
+    """A serialised program, with the positions of the last byte of each identifier of a group
+    (`ends`) and of each peer (`peers`), and the values that are written there now."""
 
     data: Bytes
     ends: Mapping[GroupAxes, Ints]
@@ -335,7 +340,7 @@ class Variant:
     _there: dict[Hashable, bytes] = field(default_factory=dict[Hashable, bytes])
 
     def put(self, key: Hashable, ends: Ints, text: bytes) -> None:
-        """Write an identifier at its places, as far as another one is there."""
+        """Write an identifier at its positions; only bytes that change are written."""
         there = self._there.get(key, b"")
         for place in range(1, len(text) + 1):
             if text[-place:][:1] != there[-place:][:1]:
@@ -344,10 +349,10 @@ class Variant:
 
 
 class PatchedEncoder:
-    """Writes what ranks differ in over the bytes of their class.
+    """Overwrites the bytes of a class where its ranks differ.
 
-    A program is serialised once for each combination of the widths of its groups' identifiers,
-    which are decimal numbers of `axes`.
+    A program is serialised once for each combination of the widths of its group identifiers, which
+    are decimal numbers; `axes` are its groups.
     """
 
     def __init__(self, format_: Format, layout: Layout, axes: Sequence[GroupAxes]) -> None:
@@ -355,16 +360,15 @@ class PatchedEncoder:
         self._variants: dict[tuple[int, ...], Variant] = {}
 
     def serialised(self, widths: Mapping[GroupAxes, int]) -> Variant:
-        """The program for identifiers of these widths. Raises `DiagnosticError`: an encoder has
-        its own."""
+        """Serialise the program for identifiers of these widths. Encoders override this method; the
+        base class raises `DiagnosticError`."""
         raise error(
             f"the encoder of format '{self.format.name}' does not say how it serialises",
             remedy="give it a method serialised(widths)",
         )
 
     def rank(self, rank: int) -> memoryview:
-        """The bytes of a rank, good until the next rank is made: the same places are written over
-        for every rank."""
+        """The bytes of a rank, valid until the next call, which overwrites them."""
         variant, layout = self.variant(self.widths(rank)), self.layout
         for axes, ends in variant.ends.items():
             variant.put(axes, ends, str(layout.groups.of_rank(axes, rank)).encode())
@@ -374,11 +378,11 @@ class PatchedEncoder:
         return variant.data.data
 
     def widths(self, rank: int) -> tuple[int, ...]:
-        """Digits of the identifiers of the rank's groups, in the order of `axes`."""
+        """The number of digits of the identifiers of the rank's groups, in the order of `axes`."""
         return tuple(len(str(self.layout.groups.of_rank(axes, rank))) for axes in self.axes)
 
     def variant(self, widths: tuple[int, ...]) -> Variant:
-        """The same, made once."""
+        """The serialised program for identifiers of these widths, cached."""
         if widths not in self._variants:
             given = dict(zip(self.axes, widths, strict=True))
             self._variants[widths] = self.serialised(given)

@@ -1,9 +1,9 @@
-"""HPCC's flow list, which ns-3 runs: one collective of a job as flows between ranks.
+"""HPCC's flow list, which ns-3 simulates: one collective of a job as flows between ranks.
 
 Source of the format: alibaba-edu/High-Precision-Congestion-Control, simulation/mix/flow.txt: the
-number of flows, then `source destination priority port bytes seconds` for each, by time. Flows
-wait for nothing, so a list holds one collective, all of its groups at once, and what a member sends
-another over all steps is one flow.
+number of flows, then `source destination priority port bytes seconds` for each, by time. Flows have
+no dependencies, so a list contains one collective with all of its groups, and the messages from one
+member to another in all steps are one flow.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from stagec.program.nodes import Ints, Node, Program, numbered
 from stagec.support.diagnostics import error
 from stagec.support.suggest import did_you_mean
 
-#: The class of RDMA traffic, and the port, in HPCC's own lists.
+#: The priority of RDMA traffic, and the port, in HPCC's own lists.
 _PRIORITY, _PORT = 3, 100
 
 
 @dataclass(frozen=True)
 class HpccFormat(JobFormat):
-    """`NAME.flow.txt`, the flows of the collective `node`, or else of the largest one of the first
-    rank class; they begin after `start` seconds. `collectives` is `ring`, `tree` or `pairwise`. Of
-    a job of several pods it is a collective of `pod`, or else of the first pod that has it."""
+    """`NAME.flow.txt`: the flows of the collective `node`, by default the largest one of the first
+    rank class. They begin after `start` seconds. `collectives` is the algorithm: `ring`, `tree` or
+    `pairwise`. In a job of several pods, the collective is one of `pod`, by default of the first
+    pod that has it."""
 
     node: str = ""
     pod: str = ""
@@ -40,7 +41,7 @@ class HpccFormat(JobFormat):
     pods: ClassVar[bool] = True
 
     def check(self, job: TraceJob) -> None:
-        """Refuse a job without that collective. Raises `DiagnosticError`."""
+        """Raises `DiagnosticError` for invalid options, and for a job without the collective."""
         check_choice(self, "collectives", ALGORITHMS)
         if not 0 <= self.start < inf:
             raise error(
@@ -73,8 +74,8 @@ class HpccFormat(JobFormat):
             yield "".join(lines).encode()
 
     def _chosen(self, job: TraceJob) -> tuple[Node, Ints, Ints]:
-        """The collective, its groups, and the ranks of all classes of its pod that have one of that
-        name."""
+        """The collective, the groups over its axes, and the ranks of all classes of its pod that
+        have a collective of that name."""
         pods = [job.layout_of(number).pod for number in range(len(job.members))]
         classes = [number for number, pod in enumerate(pods) if self.pod in ("", pod)]
         if not classes:
@@ -116,7 +117,7 @@ def _largest(program: Program) -> str:
 
 
 def flows_of(kind: str, size: int, n: int, algorithm: str) -> Counter[tuple[int, int]]:
-    """Bytes that members of a group of n send each other, by their positions."""
+    """The bytes that members of a group of n send to each other, by sender and receiver."""
     flows: Counter[tuple[int, int]] = Counter()
     for here in range(n):
         for end in expansion(kind, n, algorithm, shape_of(kind, n, algorithm, here)):

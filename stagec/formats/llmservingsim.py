@@ -1,9 +1,10 @@
-"""LLMServingSim's trace of a batch: the computations of a step of serving, one after the other.
+"""LLMServingSim's trace of a batch: the computations of a serving step, one after the other.
 
 Source of the format: casys-kaist/LLMServingSim, docs of its trace files: a line with the mode, the
-pipeline stages and the rows with which those behind the first begin; the number of rows; a header;
-and rows of 11 fields with blanks between them. A row is a computation in nanoseconds with the
-collective behind it. Its converter makes the ranks of a stage, and the messages between stages.
+number of pipeline stages and the first row of each stage after the first; the number of rows; a
+header; and rows of 11 fields with blanks between them. A row is a computation, in nanoseconds,
+followed by a collective. The simulator's converter adds the ranks of a stage and the messages
+between stages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _HERE, _HOST, _NONE = "LOCAL", "REMOTE:0", "NONE"
 
 @dataclass
 class _Row:
-    """A computation with what it reads and writes, in bytes, and the collective behind it."""
+    """A computation with the bytes that it reads and writes, and the collective after it."""
 
     name: str
     nanoseconds: int = 0
@@ -38,15 +39,15 @@ class _Row:
 
 @dataclass
 class _Rows:
-    """The rows of all stages, whose collectives go over `axes`; `starts` are the first rows of the
-    stages behind the first."""
+    """The rows of all stages. `axes` are the groups of their collectives; `starts` are the first
+    rows of the stages after the first."""
 
     rows: list[_Row] = field(default_factory=list[_Row])
     starts: list[int] = field(default_factory=list[int])
     axes: set[object] = field(default_factory=set[object])
 
     def stage(self, program: Program, time: Callable[[Node], int]) -> None:
-        """Add the rows of a stage. Raises `DiagnosticError` for what has no row."""
+        """Add the rows of a stage. Raises `DiagnosticError` for nodes that a row cannot express."""
         if self.rows:
             self.starts.append(len(self.rows))
         first = len(self.rows)
@@ -77,7 +78,7 @@ class _Rows:
         self.rows[-1].comm, self.rows[-1].sent = kind, node.size
 
     def text(self) -> Iterator[bytes]:
-        """The file."""
+        """The content of the file."""
         about = f"COLOCATED\t\tmodel_parallel_NPU_group: {1 + len(self.starts)}"
         if self.starts:
             about += f"\t\tpp_stage_boundaries: {','.join(map(str, self.starts))}"
@@ -98,15 +99,15 @@ def _line(fields: Sequence[object]) -> str:
 
 @dataclass(frozen=True)
 class LlmServingSimFormat(JobFormat):
-    """`NAME.txt`: the step of a batch, all pipeline stages one after the other; of several pods
-    `NAME.prefill.txt`, each of which is the batch of an instance."""
+    """`NAME.txt`: the step of a batch, all pipeline stages one after the other; with several pods
+    `NAME.prefill.txt` and so on, each the batch of an instance."""
 
     name: ClassVar[str] = "llmservingsim"
     pods: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({"durations"})
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
-        """What rows cannot say."""
+        """The losses of the format, see `Format.drops`."""
         lost = [
             "who waits for whom: rows follow each other, and a collective stands behind its row",
             "weights by themselves: they are among the bytes that are read",
@@ -142,7 +143,7 @@ def _check(program: Program) -> None:
 
 
 def _plain(node: Node) -> str:
-    """The name of a node, in one word."""
+    """The name of a node without phase, microbatch and slashes."""
     return node.name.removeprefix("forward/").removeprefix("mb0/").replace("/", "_")
 
 

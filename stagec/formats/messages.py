@@ -1,12 +1,12 @@
-"""Collectives as messages between the members of a group, for formats that know no collectives.
+"""Collectives as messages between the members of a group, for formats without collectives.
 
     all_reduce of 3 members in a ring: what each does, in parts of the buffer counted from its own
     send 0 -> +1 | recv 2 <- -1 | send 2 -> +1 (behind that) | recv 1 <- -1 | send 1 ...
 
-An expansion says what one member does. It is the same for all members of a group, as other ends and
-parts count from the member's own position; in a tree it depends on the member's `Shape`. Every
-receive is ready when the send of its other end is, so it does not matter whether sends wait for
-them.
+An expansion lists the messages of one member. It is the same for all members of a group, since
+peers and parts are relative to the member's own position; in a tree, it depends on the member's
+`Shape`. Every receive is ready when the send at its other end is, so it does not matter whether
+sends wait for receives.
 
 | algorithm | all_reduce                             | reduce_scatter, all_gather   | all_to_all |
 |-----------|----------------------------------------|------------------------------|------------|
@@ -14,8 +14,8 @@ them.
 | tree      | the whole up a binary tree, then down  | ring                         | pairwise   |
 | pairwise  | a part to each other one, and back     | a part to each, or from each | pairwise   |
 
-All members together send the same bytes in each of them: (n-1) times the buffer, for all_reduce
-twice (arXiv 1909.10803; NCCL, doc PERFORMANCE.md of nccl-tests).
+With each algorithm, all members together send (n-1) times the buffer, twice that for all_reduce
+(arXiv 1909.10803; NCCL, doc PERFORMANCE.md of nccl-tests).
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from stagec.support.diagnostics import error
 
 ALGORITHMS = ("ring", "tree", "pairwise")
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-#: Other ends in a binary tree; in a ring they are offsets from 1.
+#: Values of `End.other` in a binary tree; otherwise it is an offset >= 1.
 PARENT, LEFT, RIGHT = -1, -2, -3
-#: Which of these a member of a tree has; without a tree none matter.
+#: The neighbours that a member of a tree has; empty without a tree.
 Shape = tuple[int, ...]
 
 
 class End(NamedTuple):
-    """One end of a message: `send`, `recv`, or a `join` of others that sends nothing.
+    """One end of a message: `send`, `recv`, or a `join` that only waits for others.
 
-    `other` is the offset of the other end's position, or one of a tree. `part` is that of the
-    buffer which is sent, as the offset of its number; None is all of it. `after` are the ends of
-    the same member, by place, that are over before it starts.
+    `other` is the position of the other end, relative to the member's own, or a neighbour in a
+    tree. `part` is the index of the part of the buffer that is sent, relative to the member's
+    position; None for the whole buffer. `after` are the indices of the member's ends that must
+    complete before this one starts.
     """
 
     way: Literal["send", "recv", "join"]
@@ -48,7 +49,7 @@ class End(NamedTuple):
 
 
 def shape_of(kind: str, n: int, algorithm: str, position: int) -> Shape:
-    """What an expansion depends on beside the number of members."""
+    """The shape of a member, on which its expansion depends."""
     if algorithm != "tree" or kind != "all_reduce":
         return ()
     left = 2 * position + 1
@@ -57,21 +58,21 @@ def shape_of(kind: str, n: int, algorithm: str, position: int) -> Shape:
 
 
 def other_end(other: int, position: int, n: int) -> int:
-    """The position of an other end."""
+    """The position of the other end of a message of the member at `position`."""
     tree = {PARENT: (position - 1) // 2, LEFT: 2 * position + 1, RIGHT: 2 * position + 2}
     return tree[other] if other < 0 else (position + other) % n
 
 
 def part_bytes(size: int, n: int, number: int) -> int:
-    """Bytes of a part of a buffer in n: the first ones take what does not divide. A part has one
-    byte at least, as simulators want it."""
+    """The bytes of a part of a buffer that is divided into n: the first parts are larger by a byte
+    if it does not divide evenly. At least 1, as simulators require."""
     return max(1, size // n + (number < size % n))
 
 
 @cache
 def expansion(kind: str, n: int, algorithm: str, shape: Shape = ()) -> tuple[End, ...]:
-    """What a member of a group of n does in a collective, in order. Raises `DiagnosticError` for
-    one that is not in `KINDS`."""
+    """The messages of a member of a group of n in a collective, in order. Raises `DiagnosticError`
+    for a collective that is not in `KINDS`."""
     if kind not in KINDS:
         raise error(
             f"the collective '{kind}' cannot be written as messages",
@@ -96,8 +97,8 @@ def expansion(kind: str, n: int, algorithm: str, shape: Shape = ()) -> tuple[End
 
 
 def _ring(n: int, first: int, place: int) -> list[End]:
-    """n-1 steps round a ring, of which the first sends the part `first`: each passes on what the
-    one before received."""
+    """n-1 steps around a ring. The first one sends the part `first`; each later one sends the part
+    that was received before."""
     ends: list[End] = []
     for step in range(n - 1):
         at = place + 2 * step
@@ -108,21 +109,22 @@ def _ring(n: int, first: int, place: int) -> list[End]:
 
 
 def _scattered(n: int) -> list[End]:
-    """To each other member its part, at once; the nearest first, so that each has one sender."""
+    """Send each other member its part, concurrently, the nearest first, so that each receives from
+    one sender at a time."""
     sends = [End("send", k, k) for k in range(1, n)]
     receives = [End("recv", n - k, 0) for k in range(1, n)]
     return [end for pair in zip(sends, receives, strict=True) for end in pair]
 
 
 def _gathered(n: int, after: tuple[int, ...]) -> list[End]:
-    """The own part to each other member, and theirs."""
+    """Send the member's own part to each other member, and receive theirs."""
     sends = [End("send", k, 0, after) for k in range(1, n)]
     receives = [End("recv", n - k, n - k, after) for k in range(1, n)]
     return [end for pair in zip(sends, receives, strict=True) for end in pair]
 
 
 def _tree(shape: Shape) -> list[End]:
-    """From the children, to the parent, and back down."""
+    """Receive from the children, send to the parent, and send the result back down."""
     children = [role for role in shape if role != PARENT]
     ends = [End("recv", child) for child in children]
     below = tuple(range(len(children)))

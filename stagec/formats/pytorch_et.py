@@ -1,13 +1,12 @@
-"""Host execution traces of PyTorch that hold the communication of a job: `comm_replay` of param
-(github.com/facebookresearch/param) runs it on real machines.
+"""Host execution traces of PyTorch with the communication of a job, which `comm_replay` of param
+(github.com/facebookresearch/param) runs on real machines.
 
     node 3    ## process_group:init ##   the groups of the rank, "0" of all ranks
     node 4    record_param_comms         a collective or message, its group, elements and type
     node 9    record_param_comms wait    before the first communication that needs its result
 
-A communication goes on beside what follows, unless computations wait for it in the order of issue;
-computations themselves are not there. Messages are of the group of all ranks; comm_replay does not
-wait for them.
+Communication is asynchronous, unless it is blocking; computations are not included. Messages use
+the group of all ranks; comm_replay does not wait for them.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program
 from stagec.time.measured.torch_ops import SIZES
 
-#: The version of the schema, of those that comm_replay reads.
+#: A version of the schema that comm_replay reads.
 _SCHEMA = "1.1.0-chakra.0.0.4"
-#: About how many bytes a communication takes, and its wait.
+#: The approximate number of bytes of a communication and its wait.
 _BYTES = 2700
 
 
@@ -79,7 +78,7 @@ def _uneven(node: Node, layout: Layout) -> bool:
 
 
 class _Action(NamedTuple):
-    """A communication is issued, or waited for: a node, and its number in the program."""
+    """The issue of a communication, or the wait for it: a node, and its index in the program."""
 
     node: Node
     number: int
@@ -87,9 +86,9 @@ class _Action(NamedTuple):
 
 
 def _actions(program: Program) -> Iterator[_Action]:
-    """What the ranks of a class issue and wait for, in order."""
+    """The actions of the ranks of a class, in order."""
     done: set[int] = set()
-    needs: list[frozenset[int]] = []  # communication that is under way, which a node waits for
+    needs: list[frozenset[int]] = []  # pending communication that each node waits for
     issued: list[int] = []
 
     def node(at: int) -> Node:
@@ -100,7 +99,7 @@ def _actions(program: Program) -> Iterator[_Action]:
             done.add(at)
             yield _Action(node(at), at, waits=True)
 
-    # data only: what is ordered otherwise is so by the order of calls
+    # data edges only: the order of calls implies the control edges
     for at in range(len(program)):
         edges: list[int] = program.edges[program.starts[at] : program.control[at]].tolist()
         before = [needs[e - 1] for e in edges]
@@ -123,9 +122,9 @@ _EVERY = "0", "default_pg"
 
 
 class _Group(NamedTuple):
-    """A group as a rank sees it: its name, what it is of, how many ranks it has, the first of them
-    and their distance, and the place of the rank, or of the peer. In the text of a class what ranks
-    differ in is the name of a value."""
+    """A group as a rank sees it: its name, a description, its number of ranks, the first of them
+    and their distance, and the position of the rank, or of the peer. In the text of a class, values
+    that differ between ranks are placeholders."""
 
     name: str
     text: str
@@ -136,8 +135,8 @@ class _Group(NamedTuple):
 
 
 class _Class:
-    """Writes the ranks of a class. What they do is one text with holes, `%(place0)d`, where they
-    differ: in groups and peers."""
+    """Writes the ranks of a class. Their actions are one text with placeholders, such as
+    `%(place0)d`, for groups and peers."""
 
     def __init__(self, program: Program, layout: Layout) -> None:
         self._layout = layout
@@ -162,7 +161,7 @@ class _Class:
         yield b"\n]}\n"
 
     def _init(self, rank: int) -> dict[str, Any]:
-        """The node that says the groups of the rank."""
+        """The node that lists the groups of the rank."""
         name, text = _EVERY
         size = self._layout.groups.ranks
         groups: list[dict[str, Any]] = [
@@ -184,7 +183,7 @@ class _Class:
         return groups.of_rank(axes, rank), groups.row(axes, rank).tolist()
 
     def _lines(self, program: Program) -> Iterator[str]:
-        """What the class does, a line for each call and each wait."""
+        """The text of the actions of the class: a line for each call and each wait."""
         calls: Counter[tuple[str, bool]] = Counter()
         requests: dict[int, list[Any]] = {}
         for number, action in enumerate(_actions(program), start=len(_ROOTS) + 2):
@@ -199,7 +198,7 @@ class _Class:
             yield ",\n" + _HOLE.sub(r"\1", line)
 
     def _group(self, node: Node) -> _Group:
-        """The group of a collective; of a message all ranks, and the place of the peer."""
+        """The group of a collective; for a message, all ranks with the position of the peer."""
         if node.is_message:
             at = self._ways.setdefault(node.way, len(self._ways))
             return _Group(*_EVERY, self._layout.groups.ranks, 0, 1, f"%(peer{at})d")
@@ -209,9 +208,9 @@ class _Class:
         return _Group(f"%(name{at})s", text, size, *holes)
 
     def _issued(self, node: Node, group: _Group, request: list[Any]) -> dict[str, Any]:
-        """A collective, or an end of a message."""
+        """The fields of a call: a collective, send or receive."""
         dtype, into, out = elements_of(node, self._layout.mesh)
-        if dtype in EIGHT_BITS:  # which comm_replay does not know
+        if dtype in EIGHT_BITS:  # comm_replay does not know them
             dtype = "Byte"
         kind, split = NCCL.get(node.kind, (node.kind, ""))[0], list[int]()
         if node.kind == "all_to_all":
@@ -238,7 +237,7 @@ class _Class:
         return {"inputs": inputs, "outputs": tensors[1], "attrs": attributes}
 
 
-#: A hole for a number, which a text in quotes stands for.
+#: A placeholder for a number, in quotes in JSON.
 _HOLE = re.compile(r'"(%\(\w+\)d)"')
 _NAME = "record_param_comms"
 _ROOTS = ("[pytorch|profiler|execution_trace|process]", "[pytorch|profiler|execution_trace|thread]")
@@ -265,13 +264,13 @@ def _wait(group: _Group, request: list[Any]) -> dict[str, Any]:
 
 
 def _stride(ranks: Sequence[int]) -> int:
-    """The difference of ranks, 0 where it is not one."""
+    """The difference between successive ranks, 0 if it is not constant."""
     steps = {later - rank for rank, later in pairwise(ranks)}
     return steps.pop() if len(steps) == 1 else 0
 
 
 def _constants(values: Sequence[Any]) -> dict[str, list[Any]]:
-    """Arguments that are no tensors, with their types as PyTorch says them."""
+    """The arguments of a call that are not tensors, with PyTorch's names of their types."""
     kinds = ["Tuple[Int,Bool]", "Tuple[String,String]", "Int", "String"]
     kinds += ["GenericList[]", "GenericList[]", "Int", "Int", "Int"]
     shapes: list[Any] = [[[], []] if kind.startswith("Tuple") else [] for kind in kinds]
@@ -283,7 +282,7 @@ def _joined(*parts: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _attributes(group: _Group | None = None, **more: int | str) -> list[dict[str, Any]]:
-    """The attributes of every node, and those of communication in a group."""
+    """The attributes of a node; with a group, also those of communication."""
     usual = {"rf_id": 0, "fw_parent": 0, "seq_id": -1, "scope": 0, "tid": 1, "fw_tid": 0}
     types = {"seq_id": "int64"}
     given: dict[str, int | str] = {**usual, "op_schema": "", **more}

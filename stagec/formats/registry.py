@@ -1,4 +1,4 @@
-"""The formats by name, and those that `--format` asks for."""
+"""The formats by name, and the parser of `--format`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stagec.ir.opdef import Registry
 from stagec.support.diagnostics import error
 from stagec.support.named import by_name, find
 
-#: Where the built-in formats stand. A module is imported when its format is asked for: behind some
-#: of them are schemas, the machines and the clock.
+#: The modules and constants of the built-in formats. A module is imported when its format is used,
+#: since some import schemas, machines and cost models.
 BUILTIN: Mapping[str, str] = {
     "chakra": "stagec.formats.chakra.format:CHAKRA",
     "astra-sim": "stagec.formats.astra_sim.format:ASTRA_SIM",
@@ -30,18 +30,19 @@ _ONE = re.compile(r"\s*([\w.-]+)\s*(?:\{([^{}]*)\}\s*)?(?:,|$)")
 
 
 def formats_of(registry: Registry) -> list[Format]:
-    """The formats that plug-ins have brought."""
+    """The formats that plug-ins have registered."""
     return [f for f in registry.extras if isinstance(f, Format)]
 
 
-def brought_formats(formats: Iterable[Format]) -> dict[str, Format]:
-    """The formats of plug-ins by name. Raises `DiagnosticError` for a name used twice."""
+def formats_by_name(formats: Iterable[Format]) -> dict[str, Format]:
+    """The formats of plug-ins by name. Raises `DiagnosticError` for a duplicate name."""
     return by_name("formats", formats, taken=BUILTIN)
 
 
 def find_format(name: str, plugin_formats: Iterable[Format] = ()) -> Format:
-    """The format of a name. Raises `DiagnosticError` with the nearest name if there is none."""
-    brought = brought_formats(plugin_formats)
+    """The format with a name. Raises `DiagnosticError` with the most similar name if there is
+    none."""
+    brought = formats_by_name(plugin_formats)
     more = ", or load the plug-in that brings it: --plugin"
     known: Mapping[str, str | Format] = {**BUILTIN, **brought}
     match = find("format", name, known, more)
@@ -49,7 +50,7 @@ def find_format(name: str, plugin_formats: Iterable[Format] = ()) -> Format:
 
 
 def _loaded(place: str) -> Format:
-    """The format that stands there."""
+    """The format at `MODULE:CONSTANT`."""
     module, _, constant = place.partition(":")
     format_ = getattr(import_module(module), constant)
     if not isinstance(format_, Format):
@@ -57,9 +58,9 @@ def _loaded(place: str) -> Format:
     return format_
 
 
-def asked_formats(text: str, plugin_formats: Iterable[Format] = ()) -> list[Format]:
-    """The formats of `chakra,goal{collectives=tree}`, with their options. Raises
-    `DiagnosticError`."""
+def parse_formats(text: str, plugin_formats: Iterable[Format] = ()) -> list[Format]:
+    """The formats, with their options, of a text such as `chakra,goal{collectives=tree}`. Raises
+    `DiagnosticError` for an invalid text, and for unknown formats and options."""
     plugin_formats, formats, at = list(plugin_formats), dict[str, Format](), 0
     while at < len(text) or not formats or text.endswith(","):
         match = _ONE.match(text, at)

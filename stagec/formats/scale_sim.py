@@ -1,9 +1,9 @@
 """SCALE-Sim's GEMM topology: the distinct matrix products of a job, and how often each one runs.
 
 Source of the format: scalesim 3.0.0, topology_utils.py (`load_arrays_gemm`): a header, then rows of
-`name,M,N,K,` for products of M x K by K x N; it drops what is behind the last comma. It knows no
-batches, so a product of a batch counts as often as the batch is large; counts stand in a table
-beside. Fused attention is the products inside it, one a head.
+`name,M,N,K,` for products of M x K by K x N; it ignores the text after the last comma. There are no
+batches, so a batched product counts once per element of the batch; counts are in a separate table.
+Fused attention is the products inside it, one per head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from stagec.program.nodes import Ints, Program, numbered
 from stagec.support.diagnostics import error
 
 DATAFLOWS = ("ws", "os", "is")
-#: What `scalesim.scale_config` asks for; sizes of memories are those of its own examples.
+#: The options that `scalesim.scale_config` requires; sizes of memories are those of its own
+#: examples.
 _CONFIG = """\
 [general]
 run_name = {name}
@@ -64,7 +65,7 @@ UseRamulatorTrace = False
 
 
 class Product(NamedTuple):
-    """A matrix of m x k by one of k x n."""
+    """A product of a matrix of m x k by one of k x n."""
 
     m: int
     n: int
@@ -74,8 +75,8 @@ class Product(NamedTuple):
 @dataclass(frozen=True)
 class ScaleSimFormat(JobFormat):
     """`NAME.csv` with the products of all ranks, `NAME.counts.csv` with how often a rank of each
-    class, of several pods `encoder/stage0`, runs them in a step, and a configuration for an array
-    of `rows` x `columns`, with which SCALE-Sim runs."""
+    class runs them in a step (with several pods, classes are named `encoder/stage0`), and
+    SCALE-Sim's configuration of an array of `rows` x `columns`."""
 
     rows: int = 128
     columns: int = 128
@@ -85,7 +86,7 @@ class ScaleSimFormat(JobFormat):
     needs: ClassVar[frozenset[Need]] = frozenset({"model"})
 
     def check(self, job: TraceJob) -> None:
-        """Refuse an invalid array. Raises `DiagnosticError`."""
+        """Raises `DiagnosticError` for an invalid array."""
         if min(self.rows, self.columns) < 1:
             raise error(
                 f"rows={self.rows}, columns={self.columns}: expected positive numbers",
@@ -126,7 +127,8 @@ def _table(
 
 
 def products_of(program: Program, names: dict[Product, str]) -> Counter[Product]:
-    """How often a rank runs each product; new ones get the name of the first node that has it."""
+    """How often a rank runs each product. New products are added to `names`, with the name of the
+    first node that has them."""
     products: Counter[Product] = Counter()
     for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
         for kernel in node.kernels if count else ():
@@ -137,7 +139,7 @@ def products_of(program: Program, names: dict[Product, str]) -> Counter[Product]
 
 
 def products_in(kernel: Kernel) -> list[tuple[Product, int]]:
-    """The products of one launch, and how often each is in it.
+    """The products of one launch, and how often it runs each.
 
     Fused attention has q k^T and p v. Backward computes q k^T again, and has do v^T, p^T do, and
     ds k and ds^T q (arXiv 2205.14135, algorithm 4).
@@ -157,7 +159,7 @@ def products_in(kernel: Kernel) -> list[tuple[Product, int]]:
 
 
 def _named(name: str, taken: Iterable[str]) -> str:
-    """A name that no other row has, without commas and folders."""
+    """A unique name for a row, without commas and slashes."""
     plain = numbered(name, 0).replace("/", "_").replace(",", "_") or "product"
     others = set(taken)
     names = (plain, *(f"{plain}_{i}" for i in range(1, len(others) + 1)))

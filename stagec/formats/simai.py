@@ -1,19 +1,19 @@
-"""SimAI's workload text: what a rank of each class computes and communicates, as layers of forward,
-gradients of inputs (`ig`) and gradients of weights (`wg`).
+"""SimAI's workload text: the computations and collectives of a rank of each class, as layers with
+columns for forward, gradients of inputs (`ig`) and gradients of weights (`wg`).
 
 Source of the grammar: aliyun/SimAI, astra-sim-alibabacloud/astra-sim/workload/{Workload,Layer}.cc,
 policy HYBRID_TRANSFORMER_FWD_IN_BCKWD. SimAI runs the records forwards (compute, then a blocking
-collective), then backwards (ig likewise, then wg, whose collective nothing waits for). So the
-forward of a rank is cut into records behind each collective, the rest of its step likewise, and
-the last is put first:
+collective), then backwards (`ig` likewise, then `wg`, whose collective is asynchronous). So the
+forward pass of a rank is split into records after each collective; so is the rest of its step,
+whose last record is put first:
 
     in the program        the records     forward          ig             wg
     f f AG  f RS          1               f f AG           b              -
     b AR(dp)  b RS  b     2               f RS             b RS           -
                           3               -                b              AR(dp)
 
-Records are paired within a layer of a microbatch. What a layer of one microbatch is stands in the
-text once more for every other one, so it is put together once.
+Records are paired within a layer of a microbatch. The text repeats a layer for each microbatch, so
+its lines are made once.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from stagec.schedule.attached import accumulation_of
 from stagec.support.diagnostics import error
 
 POLICY = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
-#: Its words for collectives: Workload.cc, `initialize_workload`.
+#: SimAI's names of collectives: Workload.cc, `initialize_workload`.
 WORDS: Mapping[str, str] = {
     "all_reduce": "ALLREDUCE",
     "all_gather": "ALLGATHER",
     "reduce_scatter": "REDUCESCATTER",
     "all_to_all": "ALLTOALL",
 }
-#: What SimAI raises smaller collectives of forward to: Layer.cc.
+#: The minimum size in bytes to which SimAI raises collectives of forward: Layer.cc.
 _SMALLEST = 4096
 Column = Literal["fwd", "ig", "wg"]
 
 
 class ColumnWork(NamedTuple):
-    """A column of a record: nanoseconds, then a collective of so many bytes of the full buffer."""
+    """A column of a record: nanoseconds of computation, then a collective of `size` bytes of the
+    full buffer."""
 
     time: int = 0
     comm: str = "NONE"
@@ -56,13 +57,13 @@ class ColumnWork(NamedTuple):
 
 @dataclass(slots=True)
 class SimaiRecord:
-    """A record, by the column."""
+    """A record: its work by column."""
 
     name: str
     parts: dict[Column, ColumnWork] = field(default_factory=dict[Column, ColumnWork])
 
     def add(self, column: Column, time: int, comm: str = "NONE", size: int = 0) -> None:
-        """Put more into a column that has no collective yet."""
+        """Add work to a column that has no collective yet."""
         self.parts[column] = ColumnWork(
             self.parts.get(column, ColumnWork()).time + time, comm, size
         )
@@ -70,7 +71,7 @@ class SimaiRecord:
 
 @dataclass(frozen=True, slots=True)
 class SimaiGroups:
-    """SimAI's groups as axes of a mesh: TP, the stages of PP, experts, and all others, DP."""
+    """SimAI's groups as axes of a mesh: TP, PP, EP, and all other axes as DP."""
 
     mesh: Mapping[str, int]
     tp: str
@@ -78,13 +79,13 @@ class SimaiGroups:
     ep: str
 
     def size(self, axis: str) -> int:
-        """Ranks along an axis, 1 if the mesh has none of that name."""
+        """The ranks along an axis, 1 if the mesh does not have it."""
         return self.mesh.get(axis, 1)
 
     def place(self, node: Node, *, forward: bool) -> tuple[Column, str] | None:
-        """The column and the word for a collective; None for what SimAI has no group or word for.
-        Collectives over TP and EP block, those over DP do not; in forward these stand in `wg`,
-        too."""
+        """The column and the name of a collective; None if SimAI has no group or name for it.
+        Collectives over TP and EP are blocking, those over DP are not: they are in the column `wg`,
+        even in forward."""
         over = self._open(node.group.axes)
         word = WORDS.get(node.kind)
         if word is None or node.group.mirrored:
@@ -106,9 +107,9 @@ class SimaiGroups:
 
 @dataclass(frozen=True)
 class SimAiFormat(JobFormat):
-    """A workload of SimAI for each rank class: `NAME.stage0.txt`, of several pods
-    `NAME.encoder.stage0.txt`, each of which is a run of its own. `tp`, `pp` and `ep` are the names
-    of the axes that are its groups; all other axes of the pod are DP."""
+    """A workload of SimAI for each rank class, `NAME.stage0.txt`, or with several pods
+    `NAME.encoder.stage0.txt`; each is a separate simulation. `tp`, `pp` and `ep` are the names of
+    the axes that are SimAI's groups; all other axes of the pod are DP."""
 
     tp: str = "tp"
     pp: str = "pp"
@@ -118,7 +119,7 @@ class SimAiFormat(JobFormat):
     needs: ClassVar[frozenset[Need]] = frozenset({"durations", "model"})
 
     def check(self, job: TraceJob) -> None:
-        """Refuse options that name no axis. Raises `DiagnosticError`."""
+        """Raises `DiagnosticError` for an option that does not name an axis."""
         axes = dict.fromkeys(a for n in range(len(job.members)) for a in job.layout_of(n).mesh)
         for option, axis in (("tp", self.tp), ("pp", self.pp), ("ep", self.ep)):
             if axis != option and axis not in axes:
@@ -193,7 +194,7 @@ class SimAiFormat(JobFormat):
 
 @dataclass
 class Workload:
-    """The records of a program; `nanoseconds` of computations are integers."""
+    """The records of a program. `nanoseconds` returns the duration of a computation."""
 
     program: Program
     groups: SimaiGroups
@@ -204,18 +205,18 @@ class Workload:
 
     @property
     def microbatches(self) -> int:
-        """How many a rank runs."""
+        """The number of microbatches of a rank."""
         marked = any(marker_of(n.name) for n in self.program.prototypes)
         return 1 + int(self.program.microbatch.max(initial=0)) if marked else 1
 
     @property
     def message(self) -> int:
-        """Bytes of a message between stages, the largest; 0 without."""
+        """The bytes of the largest message between stages, 0 without any."""
         sends = (n for n in self.program.prototypes if n.is_message and n.over == self.groups.pp)
         return max((n.size for n in sends), default=0)
 
     def lines(self) -> list[list[str]]:
-        """The lines of all records in the order of the file, in blocks."""
+        """The lines of all records in the order of the file, block by block."""
         shown: dict[tuple[int, int], list[str]] = {}
         lines: list[list[str]] = []
         for forward, backward, microbatch in self._blocks():
@@ -227,8 +228,8 @@ class Workload:
         return lines
 
     def _blocks(self) -> Iterator[tuple[list[SimaiRecord], list[SimaiRecord], int]]:
-        """The records of forward and of backward that stand together, and a microbatch: those of
-        one layer, as far as both follow each other in the same order."""
+        """Blocks of paired records: those of forward, those of backward, and the microbatch.
+        Records of one layer are paired as long as both passes have layers in the same order."""
         forward, backward = self._runs(True), self._runs(False)[::-1]
         ahead = Counter(key for key, _, _ in backward)
         i, j = 0, 0
@@ -250,9 +251,10 @@ class Workload:
                 yield [], theirs[1], theirs[2]
 
     def _runs(self, forward: bool) -> list[tuple[tuple[int, str], list[SimaiRecord], int]]:
-        """The records of nodes that follow each other in one microbatch and layer, with a key: the
-        layer, and how many microbatches and chunks have begun before (in backward: will begin).
-        Buckets stand with what they are issued behind."""
+        """The records of successive nodes in one microbatch and layer, with a key and the
+        microbatch. The key is the layer, and how many microbatches and chunks have begun before (in
+        backward: will begin later). Buckets belong to the layer of the node after which they are
+        issued."""
         program = self.program
         mine = np.array([_forward(n) == forward for n in program.prototypes], dtype=bool)
         prototype = program.prototype[mine[program.prototype]]
@@ -276,7 +278,7 @@ class Workload:
         return [((abs(last - unit), layer), records, n) for unit, layer, records, n in runs]
 
     def _records(self, prototypes: Ints, forward: bool) -> list[SimaiRecord]:
-        """The records of some nodes, in the order of the file; made once."""
+        """The records of some nodes, in the order of the file, cached."""
         key = forward, prototypes.tobytes()
         if key not in self._known:
             places: list[int] = prototypes.tolist()
@@ -307,7 +309,7 @@ class Workload:
 
 
 def _ends(record: SimaiRecord, column: Column) -> bool:
-    """Whether a column has its collective."""
+    """Whether a column has a collective."""
     return record.parts.get(column, ColumnWork()).comm != "NONE"
 
 
@@ -324,7 +326,7 @@ def _tail(node: Node) -> tuple[str, str]:
 
 
 def _rows(forward: SimaiRecord | None, backward: SimaiRecord | None) -> list[str]:
-    """The line of both; two if both have something in `wg`."""
+    """The line of two paired records; two lines if both have work in `wg`."""
     given = [r for r in (forward, backward) if r is not None]
     if len(given) > 1 and all("wg" in r.parts for r in given):
         return _rows(forward, None) + _rows(None, backward)

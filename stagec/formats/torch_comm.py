@@ -1,5 +1,5 @@
-"""Communication as PyTorch records it: names of collectives, element types, elements that go in and
-come out."""
+"""Communication in the form that PyTorch records: names of collectives, element types, numbers of
+input and output elements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stagec.program.nodes import Node
 from stagec.time.measured.torch_ops import SIZES
 
-#: The kinds of collectives and messages: as PyTorch calls them, and NCCL's kernels.
+#: The names of collectives and messages in PyTorch and in NCCL's kernels.
 NCCL: Mapping[str, tuple[str, str]] = {
     "all_reduce": ("allreduce", "AllReduce"),
     "all_gather": ("_allgather_base", "AllGather"),
@@ -20,7 +20,7 @@ NCCL: Mapping[str, tuple[str, str]] = {
     "send": ("send", "SendRecv"),
     "recv": ("recv", "SendRecv"),
 }
-#: Element types as PyTorch calls them: c10/core/ScalarType.h.
+#: PyTorch's names of element types: c10/core/ScalarType.h.
 TYPES: Mapping[str, str] = {
     "bf16": "BFloat16",
     "f16": "Half",
@@ -54,7 +54,7 @@ EIGHT_BITS = frozenset(("Float8_e4m3fn", "Float8_e5m2"))
 
 
 class Elements(NamedTuple):
-    """Elements of a type that go into a collective and come out."""
+    """The element type of a collective, and its numbers of input and output elements."""
 
     dtype: str
     into: int
@@ -62,8 +62,8 @@ class Elements(NamedTuple):
 
 
 def elements_of(node: Node, mesh: Mapping[str, int]) -> Elements:
-    """What a collective or a message moves. Where its type is not known, or its bytes are not those
-    of whole elements, elements are bytes."""
+    """The elements of a collective or message. If its type is not known, or its size is not a whole
+    number of elements, elements are bytes."""
     dtype = TYPES.get(node.op.text("dtype") if node.op is not None else "", "Byte")
     ranks = node.group.size(mesh) if node.is_collective else 1
     if node.size % (SIZES[dtype] * ranks):

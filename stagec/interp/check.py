@@ -1,4 +1,5 @@
-"""Numeric check around passes: what a program computes before a pass, it computes after it."""
+"""A numeric check around passes: a program must compute the same results before and after a
+pass."""
 
 from __future__ import annotations
 
@@ -24,19 +25,20 @@ from stagec.text.build import parse_module
 from stagec.text.printer import print_module
 
 _TOLERANCE = 1e-7
-#: Numbers of the largest tensor that a check computes; its products take some seconds.
+#: The most elements of a tensor that a check computes; its products take some seconds.
 _MOST_NUMBERS = 1 << 20
 _LOCKSTEP = ("partitioned", "planned")
 
 
 class NumericCheck:
-    """An instrument for the pass manager: runs the program on tiny random inputs around every pass.
+    """An instrument for the pass manager: runs the program on small random inputs around every
+    pass.
 
-    Before collectives are explicit the program runs on one device; afterwards all ranks run in
-    lockstep on a mesh with axes of size 2. Both runs have the same sizes, which satisfy all that
-    is assumed after the pass, and the same inputs. The loss (result 0) must stay; other results
-    too, while their number stays. Programs whose symbols or arguments the pass replaces are not
-    compared, nor a step of serving with the forward that it was made of.
+    Before collectives are explicit, the program runs on one device; afterwards all ranks run in
+    lockstep on a mesh with axes of size 2. Both runs have the same inputs and the same sizes, which
+    satisfy all assumptions after the pass. The loss (result 0) must not change, and neither may the
+    other results if their number does not. Programs are not compared if the pass replaces their
+    symbols or arguments, or makes a serving step of a forward pass.
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,8 @@ class NumericCheck:
         self.checked: list[str] = []
 
     def before_pass(self, pass_: object, module: Module) -> None:
-        """Keep a copy of the program: the last one that is not cut into pipeline stages."""
+        """Keep a copy of the program, unless it has pipeline stages and an earlier copy without
+        them exists."""
         if is_staged(module) and self._before is not None:
             return
         self._before = None
@@ -53,7 +56,7 @@ class NumericCheck:
             self._before = parse_module(source, module.registry, allow_unregistered=True)
 
     def after_pass(self, pass_: object, module: Module) -> None:
-        """Compare. Raises `DiagnosticError` if the results differ, or ranks disagree."""
+        """Compare the results. Raises `DiagnosticError` if they differ, or if ranks disagree."""
         name = str(getattr(pass_, "name", pass_))
         before = self._before
         if before is None or not _runs(module) or before.symbols.keys() != module.symbols.keys():
@@ -76,8 +79,8 @@ class NumericCheck:
 
 
 def _expect_small(module: Module, sizes: Mapping[str, int]) -> None:
-    """Refuse a program whose numbers are many although its symbols are small: literal sizes stay
-    what they are. Raises `DiagnosticError` at the largest value."""
+    """Raises `DiagnosticError`, at the largest value, for a program that is large although its
+    symbols are small, because sizes are literal."""
     env = dict.fromkeys(module.mesh.axes if module.mesh else (), 1) | dict(sizes)
     worst, where = 0, module.root.loc
     for func in module.functions:
@@ -97,7 +100,7 @@ def _expect_small(module: Module, sizes: Mapping[str, int]) -> None:
 
 
 def _runs(module: Module) -> bool:
-    """Whether the module is a program with all its types, and not one of several pods."""
+    """Whether the module can run: all values have types, and no values come from another pod."""
     if not (len(module.functions) == 1 or is_staged(module)):
         return False
     if any(map(_is_of_pods, module.walk())):
@@ -108,34 +111,34 @@ def _runs(module: Module) -> bool:
 
 
 def _is_of_pods(op: Operation) -> bool:
-    """Whether an op gives what another pod has made, or takes a gradient from there."""
+    """Whether an op exchanges values with another pod."""
     return isinstance(op.definition, Depart | Arrive) or (
         isinstance(op.definition, TakeOver) and not op.operands
     )
 
 
 def _serves(module: Module) -> bool:
-    """Whether the module is a step of serving."""
+    """Whether the module is a serving step."""
     return any(a.tensor.role in CACHED for func in module.functions for a in func.body.args)
 
 
 def _same_arguments(module: Module, before: Module) -> bool:
-    """Whether arguments of one name have one shape."""
+    """Whether arguments with the same name have the same shape in both modules."""
     shapes = {a.name: a.tensor.shape for a in before.main.body.args}
     args = module.main.body.args
     return all(shapes.get(a.name, a.tensor.shape) == a.tensor.shape for a in args)
 
 
 def _samples(module: Module) -> bool:
-    """Whether a step of serving returns tokens that it picks, in place of logits."""
+    """Whether a serving step returns tokens instead of logits."""
     bodies = [func.body for func in module.functions] if module.serving else []
     returned = [v.producer for body in bodies for v in body.terminator.operands]
     return any(op is not None and op.has(PicksOne) for op in returned)
 
 
 def _stages(module: Module, before: Module) -> dict[str, int]:
-    """The number of pipeline stages, which the functions of a module are made for, and that of the
-    layers where they were cut by number."""
+    """The sizes that cannot become small in a module with pipeline stages: the number of stages,
+    and the number of layers if the functions were cut at literal layers."""
     if not is_staged(module):
         return {}
     fixed = {func.text("over"): module.env[func.text("over")] for func in module.functions}
@@ -180,7 +183,7 @@ def _compare(
 def _pairs(
     before: Mapping[str, Array], after: Mapping[str, Array]
 ) -> Iterator[tuple[Array, Array]]:
-    """The loss, and what else both return: by position, or by name from pipeline stages."""
+    """Pairs of results to compare, the loss first: by position, or by name with pipeline stages."""
     if len(before) == len(after) and before.keys() != after.keys():
         yield from zip(before.values(), after.values(), strict=True)
         return

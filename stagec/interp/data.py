@@ -1,4 +1,4 @@
-"""Tiny sizes and random inputs for numeric checks."""
+"""Small sizes and random inputs for numeric checks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tiny_sizes(
 
 
 def _splits(module: Module) -> list[Relation]:
-    """What the placements in types need, whether it is assumed or follows from given sizes."""
+    """The divisibility that placements in types require, whether or not it is assumed."""
     relations: dict[tuple[Expr, tuple[str, ...]], Relation] = {}
     for func in module.functions:
         for op in (func, *func.body.walk()):
@@ -60,7 +60,7 @@ def _splits(module: Module) -> list[Relation]:
 
 
 def _holds(relation: Relation, env: Mapping[str, int]) -> bool:
-    """Whether a relation holds; it does not where a size is no whole number."""
+    """Whether a relation holds. It does not if a size is not whole."""
     try:
         return relation.holds(env)
     except NotAnIntegerError:
@@ -68,7 +68,7 @@ def _holds(relation: Relation, env: Mapping[str, int]) -> bool:
 
 
 def _parts(module: Module) -> list[Relation]:
-    """Sizes that are parts of others are whole, such as the layers of a pipeline stage."""
+    """Relations that make iteration counts whole, such as the layers of a pipeline stage."""
     relations: dict[Expr, Relation] = {}
     for func in module.functions:
         for op in func.body.walk():
@@ -79,7 +79,7 @@ def _parts(module: Module) -> list[Relation]:
 
 
 def _groups(module: Module) -> list[Relation]:
-    """Factors that are whole are it here too, such as the query heads of one key head."""
+    """Relations that make factors whole, such as the number of query heads per key head."""
     ops = (op for func in module.functions for op in func.body.walk())
     sizes = dict.fromkeys(size for op in ops for size in integral_factors(op).values())
     split = map(numerator_and_denominator, sizes)
@@ -101,8 +101,8 @@ def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> Non
 
 
 def random_inputs(args: Sequence[Value], env: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-    """One whole array per argument: normal floats, indices below their bound; moments are not
-    negative."""
+    """A whole array for each argument: normally distributed floats (absolute values for optimizer
+    states), or random indices below their bound."""
     inputs: dict[str, Array] = {}
     for arg in args:
         rng = np.random.default_rng([seed, *arg.name.encode()])

@@ -1,8 +1,7 @@
-"""Runs a function numerically, every rank at once, with real collectives on numpy arrays.
+"""Runs a function numerically, on all ranks in lockstep, with collectives on numpy arrays.
 
-With all axes of size 1 this is one device. Everything is computed in float64: element types only
-matter for sizes, not for values. Ranks that should agree are compared, so a missing or wrong
-collective is an error.
+With all axes of size 1, this is a single device. All values are float64: element types affect only
+sizes. Ranks that should agree are compared, so a missing or wrong collective is an error.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ _TOLERANCE = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where a value crosses to another pod, or from it: the coordinates of the ranks, the layer in
-    the whole model, and the microbatch."""
+    """The point where a value is sent to another pod or received from it: the coordinates of the
+    ranks, the layer in the whole model, and the microbatch."""
 
     ranks: Sequence[Mapping[str, int]]
     layer: int
     microbatch: int
 
 
-#: Gives what an end of a crossing makes of the parts of its operand, if it has one. Without it a
-#: pod runs alone: what it takes over is there.
+#: Executes a send or receive between pods: takes the parts of its operand, if it has one, and
+#: returns those of its result.
 Meet = Callable[[Operation, Meeting, Locals], Locals]
 
 
 class DisagreementError(Exception):
-    """Ranks that hold the same value hold different numbers: a collective is missing or wrong."""
+    """Ranks have different numbers for the same value: a collective is missing or wrong."""
 
 
 class Interpreter:
-    """All ranks of a mesh, or those at some coordinates: `env` gives sizes of symbols and axes, and
-    `meet` is the other pod."""
+    """All ranks of a mesh, or those at the coordinates `at`. `env` has the values of symbols and
+    the sizes of axes. `meet` represents the other pod; without it, a pod runs alone."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class Interpreter:
         self._microbatch: tuple[str, int, int] | None = None
 
     def run(self, func: Operation, inputs: Mapping[str, Array]) -> list[Array]:
-        """The results as whole arrays. Raises `DisagreementError`."""
+        """Run a function, and return its results as whole arrays. Raises `DisagreementError`."""
         for arg in func.body.args:
             self._values[arg] = self.scatter(inputs[arg.name], arg.tensor)
         self._region(func.body)
@@ -83,16 +82,17 @@ class Interpreter:
     # -- whole arrays and parts --------------------------------------------------------------------
 
     def scatter(self, whole: Array, type_: TensorType) -> Locals:
-        """The part of each rank."""
+        """The part of a whole array on each rank."""
         return [whole[self._window(type_, coords)] for coords in self.ranks]
 
     def _window(self, type_: TensorType, coords: Mapping[str, int]) -> tuple[Array, ...]:
-        """Where a rank's part lies in the whole."""
+        """The indices of a rank's part in the whole array."""
         ctx = NumericContext(self.env, coords, zigzag=self._zigzag)
         return np.ix_(*(np.asarray(ctx.positions(d), dtype=int) for d in type_.dims))
 
     def gather(self, parts: Locals, type_: TensorType, name: str) -> Array:
-        """The whole array from the parts; replicas must agree."""
+        """The whole array from the parts of all ranks. Raises `DisagreementError` if replicas
+        differ."""
         whole = np.full([evaluate(s, self.env) for s in type_.shape], np.nan)
         parts = self._reduce(parts, type_)
         for coords, part in zip(self.ranks, parts, strict=True):
@@ -126,8 +126,8 @@ class Interpreter:
         return reduced
 
     def groups(self, over: Sequence[str]) -> list[list[int]]:
-        """Ranks that differ along `over` only, each group in the order of those axes (major
-        first)."""
+        """Groups of indices of ranks that differ along `over` only, each in the order of these
+        axes, major first."""
         groups: dict[tuple[int, ...], list[int]] = {}
         order = sorted(range(len(self.ranks)), key=lambda r: [self.ranks[r][a] for a in over])
         for r in order:
@@ -186,7 +186,7 @@ class Interpreter:
         return [list(parts) for parts in zip(*per_rank, strict=True)]
 
     def _gathered(self, op: Operation, operands: list[Locals]) -> list[Locals]:
-        """The operands with what the op gathers itself."""
+        """The operands, after the gathers that the op does itself."""
         rule = op.definition.rule(op)
         gathered = list(operands)
         for own in own_gathers(op, rule) if rule is not None else ():
@@ -216,7 +216,7 @@ class Interpreter:
         return outputs
 
     def _slice(self, op: Operation, index: int, parts: Locals) -> Locals:
-        """The local part of what each rank holds whole."""
+        """The part of each rank, cut from a larger part that it already has."""
         have, want = op.operands[index].tensor, op.results[index].tensor
         new: Locals = []
         for coords, part in zip(self.ranks, parts, strict=True):
@@ -271,7 +271,7 @@ class Interpreter:
         part: int,
         count: int,
     ) -> None:
-        """Arguments of an accumulation become those of one microbatch."""
+        """Bind the arguments of an accumulation to their parts for one microbatch."""
         self._microbatch = (split, part, count)
         for arg, value, parts in zip(region.args, op.operands, operands, strict=True):
             along = [d for d, dim in enumerate(value.tensor.dims) if split in dim.size.symbols]
@@ -281,8 +281,8 @@ class Interpreter:
 
 
 def together(op: Operation, value: Value, parts: Sequence[Locals]) -> Locals:
-    """What microbatches yield, joined along the batch or summed; each has a value for each
-    rank."""
+    """Combine the values of microbatches: concatenate them along the batch, or add them. `parts`
+    has for each microbatch the values of all ranks."""
     d = joined_dim(op, value.tensor)
     if d is None:
         return [sum(mine[1:], start=mine[0]) for mine in zip(*parts, strict=True)]
@@ -292,7 +292,7 @@ def together(op: Operation, value: Value, parts: Sequence[Locals]) -> Locals:
 def run_module(
     module: Module, env: Mapping[str, int], inputs: Mapping[str, Array], meet: Meet | None = None
 ) -> list[Array]:
-    """Run the main function. Raises `DiagnosticError` if a size is open."""
+    """Run the main function. Raises `DiagnosticError` if a symbol has no value."""
     missing = {
         s for a in module.main.body.args for d in a.tensor.dims for s in d.size.symbols
     } - env.keys()

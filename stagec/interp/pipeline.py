@@ -1,8 +1,9 @@
-"""Runs the functions of pipeline stages together: each stage its actions in the order of the
-schedule, with messages between them. A stage waits for what it receives, so a deadlock is found.
+"""Runs the functions of all pipeline stages together: each stage executes its actions in the order
+of the schedule, and they exchange messages. A stage waits for what it receives, so a deadlock is
+detected.
 
-Messages from one stage to another are matched in order, as libraries match them: the first receive
-that is posted gets what is sent first.
+Messages from one stage to another are matched in order, as communication libraries do: the first
+receive that is posted gets the first value that is sent.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _Pair = tuple[int, int]
 
 
 def is_staged(module: Module) -> bool:
-    """Whether the functions of a module are those of pipeline stages."""
+    """Whether the functions of a module are pipeline stages."""
     return bool(module.functions) and all("stages" in f.attrs for f in module.functions)
 
 
 def run_named(
     module: Module, env: Mapping[str, int], inputs: Mapping[str, Array], meet: Meet | None = None
 ) -> dict[str, Array]:
-    """The results of a module by name, the loss first; `meet` is the other pod. Of pipeline stages
-    parts of stacked values are put together, and the losses of several added. Raises
-    `DisagreementError`."""
+    """Run a module, and return its results by name, the loss first; `meet` represents the other
+    pod. For pipeline stages, the parts of stacked values are concatenated, and the losses of stages
+    added. Raises `DisagreementError`."""
     if is_staged(module):
         return _Job(module, env, meet).run(inputs)
     results = run_module(module, env, inputs, meet)
@@ -89,13 +90,13 @@ class _Job:
         return self._results()
 
     def start(self, base: str, stage: int, chunk: int) -> int:
-        """The first layer of a stacked value that a chunk holds."""
+        """The first layer of a stacked value in a chunk."""
         before = self.placement.homes[: self.depth(stage, chunk)]
         args = (self.stages[rank].parts.get((base, part)) for rank, part in before)
         return sum(evaluate(a.tensor.dims[0].size, self.env) for a in args if a is not None)
 
     def depth(self, stage: int, chunk: int) -> int:
-        """Which part of the model a chunk is."""
+        """The position of a chunk in the model."""
         return next(d for home, d in self._depth.items() if home == (stage, chunk))
 
     def _results(self) -> dict[str, Array]:
@@ -117,7 +118,7 @@ class _Job:
 
 
 def _agree(name: str, known: dict[_K, Array], key: _K, value: Array) -> None:
-    """Stages that hold the same must hold the same numbers."""
+    """Record a value. Raises `DisagreementError` if another stage has other numbers for it."""
     if key in known and not np.allclose(known[key], value, rtol=_TOLERANCE, atol=_TOLERANCE):
         raise DisagreementError(f"stages disagree on %{name}")
     known[key] = value
@@ -149,14 +150,16 @@ class _Stage(Interpreter):
             self._values[arg] = self.scatter(whole, arg.tensor)
 
     def results(self) -> Iterator[tuple[str, tuple[str, int] | None, Array]]:
-        """The whole arrays that the stage returns: each with its name, and which part it is."""
+        """The results of the stage as whole arrays, each with its name, and its part of a stacked
+        value, or None."""
         body = self._func.body
         for value, type_ in zip(body.terminator.operands, body.returns, strict=True):
             part = type_.part if isinstance(type_, TensorType) else None
             yield value.name, part, self.gather(self._values[value], value.tensor, value.name)
 
     def tasks(self) -> Iterator[bool]:
-        """Runs on with every step; false while it has to wait."""
+        """A coroutine that runs the stage: yields true after progress, false while it has to
+        wait."""
         for step in in_order(self._func.body):
             if not isinstance(step, LayerStack) and "schedule" in step.attrs:
                 yield from self._scheduled(step)
@@ -167,7 +170,7 @@ class _Stage(Interpreter):
                 yield True
 
     def first_iteration(self, op: Operation) -> int:
-        """Layers are numbered through the whole model, so that their random masks are the same."""
+        """Number layers through the whole model, so that their random masks are the same."""
         for value in _with_kept(op.operands):
             if value.tensor.part is not None:
                 return self._job.start(value.tensor.part[0], self._number, value.tensor.part[1])
@@ -207,7 +210,7 @@ class _Stage(Interpreter):
         self._microbatch = None
 
     def _bind(self, op: Operation, action: Action) -> None:
-        """Arguments become those of the action's microbatch."""
+        """Bind the arguments to their parts for the microbatch of an action."""
         count, split = evaluate(op.expr("count"), self.env), op.text("split")
         self._bind_microbatch(
             op, op.body, [self._values[v] for v in op.operands], split, action.microbatch, count
@@ -246,7 +249,7 @@ class _Stage(Interpreter):
     # -- reductions over stages --------------------------------------------------------------------
 
     def _meet(self, op: Operation) -> Iterator[bool]:
-        """Add up over the stages of a group; wait until all have come."""
+        """A reduction over the stages of a group: waits until all have reached it."""
         last = self.env[self._job.over] - 1
         group = tuple(range(last + 1))
         if op.text("pairs") == "mirrored":
@@ -280,7 +283,7 @@ def _added(one: Locals | None, other: Sequence[Array]) -> Locals:
 
 
 def _with_kept(values: Iterable[Value]) -> Iterator[Value]:
-    """Values, and the parameters that a repeat before the microbatches has gathered them from."""
+    """Values, and the parameters from which a repeat before the microbatches has gathered them."""
     for value in values:
         yield value
         op = value.producer

@@ -1,4 +1,4 @@
-"""Regions that are alike: the same but for names and for the values that they take from outside."""
+"""Regions that are equal except for names and for the values that they capture."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Hashable
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.types import whole
 
-#: The number of a kernel in its function: which operations share one is the same, not the number.
+#: The number of a fused kernel in its function; numbers may differ, the grouping may not.
 _NUMBERED = "fused"
 
 
 def captured(body: Region, skip: frozenset[Operation] = frozenset()) -> tuple[Value, ...]:
-    """The values that a region takes from outside, its arguments and what the operations to `skip`
-    make among them, in order of use."""
+    """The values that a region uses and its operations do not make, in order of use: values from
+    outside, its arguments, and results of the operations in `skip`."""
     inside: set[Value] = set()
     used: dict[Value, None] = {}
     for op in body.walk():
@@ -27,14 +27,14 @@ def captured(body: Region, skip: frozenset[Operation] = frozenset()) -> tuple[Va
 
 
 def counterparts(one: Region, other: Region) -> dict[Value, Value] | None:
-    """The values that another region has where one has its own, those from outside among them;
-    None if the regions are not alike."""
+    """Maps the values of one region, including captured ones, to those of an equal region; None if
+    the regions are not equal."""
     comparison = _Comparison()
     return comparison.values if comparison.are_alike(one, other) else None
 
 
 class _Comparison:
-    """Goes through two regions at once, and stops at the first difference."""
+    """Compares two regions in parallel, up to the first difference."""
 
     def __init__(self) -> None:
         self.values: dict[Value, Value] = {}
@@ -42,7 +42,7 @@ class _Comparison:
         self._kernels: dict[Hashable, Hashable] = {}
 
     def are_alike(self, one: Region, other: Region) -> bool:
-        """Whether the regions are alike, as far as is known of values from outside."""
+        """Whether the regions are equal, given the pairs of values so far."""
         return (
             len(one.ops) == len(other.ops)
             and len(one.args) == len(other.args)
@@ -66,7 +66,7 @@ class _Comparison:
         return inside and all(map(self._defined, one.results, other.results))
 
     def _numbered_alike(self, one: Operation, other: Operation) -> bool:
-        """Whether attributes differ in the number of the kernel alone, as those of its others."""
+        """Whether attributes differ only in the number of the kernel, consistently."""
         mine, theirs = one.attrs.get(_NUMBERED), other.attrs.get(_NUMBERED)
         if mine is None or theirs is None or self._kernels.setdefault(mine, theirs) != theirs:
             return False

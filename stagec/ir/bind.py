@@ -1,4 +1,4 @@
-"""Putting numbers in: symbols and mesh axes replaced by their values throughout a module."""
+"""Replaces symbols and mesh axes by their values throughout a module."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TypeMap = Callable[[TensorType], TensorType]
 def bind(module: Module, values: Mapping[str, int]) -> None:
     """Substitute symbols and axes by numbers in all types and parameters, in place.
 
-    The declarations keep the names with their values. A symbol that an op refers to by name (the
+    The declarations keep the names with their values. A symbol to which an op refers by name (the
     batch that is cut into microbatches, a dimension in a strategy) gets its value but stays in the
-    types. Axes of size 1 vanish. Raises `DiagnosticError` for unknown names, values below 1 and
-    assumptions that do not hold.
+    types. Axes of size 1 are removed. Raises `DiagnosticError` for unknown names, values below 1
+    and assumptions that do not hold.
     """
     check_names(module, values)
     _check_assumptions(module, {**module.env, **values})
@@ -44,7 +44,7 @@ def bind(module: Module, values: Mapping[str, int]) -> None:
 
 def check_names(module: Module, values: Mapping[str, int]) -> None:
     """Raises `DiagnosticError` for names that a module does not declare, and for values that are
-    no sizes."""
+    not positive integers."""
     problems = DiagnosticList()
     mesh = module.mesh
     known = {*module.symbols, *(mesh.axes if mesh else ())}
@@ -55,7 +55,7 @@ def check_names(module: Module, values: Mapping[str, int]) -> None:
                 module.root.loc,
                 remedy=did_you_mean(name, known) or f"the names are: {', '.join(sorted(known))}",
             )
-        if not str(value).isdecimal() or value < 1:  # whoever calls may give 2.0
+        if not str(value).isdecimal() or value < 1:  # the API accepts any number
             problems.error(
                 f"cannot bind '{name}' to {value}: sizes are positive whole numbers",
                 remedy="use 1 or more",
@@ -73,7 +73,7 @@ def _check_assumptions(module: Module, env: dict[str, int]) -> None:
 
 
 def _referred_to(module: Module) -> frozenset[str]:
-    """Names in parameters of ops that mean a symbol by its name."""
+    """The names of symbols to which parameters of ops refer by name."""
     names: set[str] = set()
     for op in module.walk():
         for param in op.definition.params:
@@ -83,7 +83,7 @@ def _referred_to(module: Module) -> frozenset[str]:
 
 
 def substitute_sizes(module: Module, env: Mapping[str, Expr]) -> None:
-    """Replace symbols in all types and parameters but their declarations, in place."""
+    """Replace symbols in all types and parameters except their declarations, in place."""
     for op in _operations(module):
         if op.definition.declares not in ("symbols", "axes"):
             op.attrs = {name: substitute_attr(value, env) for name, value in op.attrs.items()}
@@ -108,7 +108,7 @@ def _drop_settled(op: Operation) -> None:
 
 
 def map_types(module: Module, change: TypeMap) -> None:
-    """Replace every tensor type of the module, those of declared results included."""
+    """Replace every tensor type of the module, including those of declared results."""
     for op in _operations(module):
         for value in _values(op):
             value.type = _changed(value.type, change)
@@ -138,8 +138,8 @@ def _values(op: Operation) -> Iterator[Value]:
 def drop_unit_axes(module: Module) -> tuple[str, ...]:
     """Remove mesh axes of size 1 from types, groups and strategies.
 
-    Returns those that are used nowhere any more. A collective whose group is left empty moves
-    nothing: its operands take the place of its results.
+    Returns those that are no longer used. A collective whose group becomes empty moves nothing: its
+    results are replaced by its operands.
     """
     mesh = module.mesh
     gone = mesh.unit_axes if mesh else frozenset[str]()
@@ -162,10 +162,10 @@ def without_axes(type_: TensorType, gone: Collection[str]) -> TensorType:
 
 
 def drop_axes(op: Operation, gone: Collection[str]) -> frozenset[str]:
-    """Take axes out of an op's parameters; returns those that had to stay.
+    """Remove axes from the parameters of an op. Returns those that had to stay.
 
-    An optional list that is left empty goes. An op that says nothing, or moves nothing, without its
-    axes is erased.
+    An optional list that becomes empty is removed. An op without effect when its axes are removed
+    is erased.
     """
     left: set[str] = set()
     for param in op.definition.params:
@@ -187,7 +187,7 @@ def drop_axes(op: Operation, gone: Collection[str]) -> frozenset[str]:
 
 
 def _erase_idle(op: Operation) -> bool:
-    """Erase an op whose group is empty; whether that could be done."""
+    """Erase an op whose group is empty. Returns whether this was possible."""
     if op.region is not None or len(op.results) != len(op.operands):
         return False
     replace_op(op, op.operands)

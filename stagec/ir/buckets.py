@@ -1,5 +1,5 @@
-"""How many buckets a row of sizes fills: the size with which a bucket is full closes it, none is
-cut."""
+"""The number of buckets that a sequence of sizes fills. The size that fills a bucket closes it; no
+size is split."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from fractions import Fraction
 from math import floor
 
 _ZERO = Fraction(0)
-#: How often a row of sizes comes, and the sizes.
+#: A repetition count, and the sizes that repeat.
 Run = tuple[Fraction, Sequence[Fraction]]
 
 
 def count_buckets(full: Fraction, runs: Iterable[Run]) -> int:
-    """How many buckets of at least `full` (but 1) these sizes fill, with the last one, which may
-    not be. What is below zero counts as zero.
+    """The number of buckets of at least `full` (at least 1) that these sizes fill, including the
+    last, partial one. Negative sizes count as zero.
 
-    The cost depends on the sizes in the runs, not on how often they come.
+    The cost depends on the number of sizes in the runs, not on the repetition counts.
     """
     count, pending = 0, _ZERO
     for times, sizes in runs:
@@ -29,15 +29,15 @@ def count_buckets(full: Fraction, runs: Iterable[Run]) -> int:
 def _run(
     full: Fraction, left: int, sizes: Sequence[Fraction], pending: Fraction
 ) -> tuple[int, Fraction]:
-    """The buckets that a run closes, and what the open one holds then.
+    """The number of buckets that a run closes, and the content of the open one afterwards.
 
-    After a turn that closes one, the open bucket holds an end of that turn. There are as many ends
-    as sizes, so one soon comes again, and with it all that came in between.
+    After a repetition that closes a bucket, the open one contains a suffix of that repetition.
+    There are as many suffixes as sizes, so the state soon recurs, and whole periods are skipped.
     """
     count, turn = 0, sum(sizes, _ZERO)
     seen: dict[Fraction, tuple[int, int]] = {}
     while turn and left:
-        before = min(left, -((pending - full) // turn) - 1)  # turns that close none
+        before = min(left, -((pending - full) // turn) - 1)  # repetitions that close no bucket
         pending, left = pending + before * turn, left - before
         if pending in seen:
             left_then, count_then = seen[pending]

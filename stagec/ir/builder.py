@@ -1,4 +1,4 @@
-"""Building operations: an insertion point, a location and a phase; result types are inferred."""
+"""Builders of operations: an insertion point, a location and a phase; result types are inferred."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ RawAttr = Attr | int | Sequence[int]
 
 
 class Builder:
-    """Creates operations before a place in a region, one after the other; the place stays right
-    when others insert operations around it."""
+    """Creates operations one after the other before a place in a region. The place stays valid when
+    operations are inserted around it."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Builder:
     def before(
         cls, registry: Registry, op: Operation, *, loc: Loc | None = None, phase: str | None = None
     ) -> Builder:
-        """A builder that inserts just before `op`."""
+        """A builder that inserts directly before `op`. Raises ValueError if it is in no region."""
         if op.parent is None:
             raise ValueError(f"'{op.name}' is not in a region")
         return cls(registry, op.parent, op.position(), loc=loc or op.loc, phase=phase or op.phase)
@@ -45,7 +45,7 @@ class Builder:
     def after(
         cls, registry: Registry, op: Operation, *, loc: Loc | None = None, phase: str | None = None
     ) -> Builder:
-        """A builder that inserts just after `op`."""
+        """A builder that inserts directly after `op`. Raises ValueError if it is in no region."""
         if op.parent is None:
             raise ValueError(f"'{op.name}' is not in a region")
         place = op.position() + 1
@@ -86,7 +86,7 @@ class Builder:
         return op.results[0]
 
     def insert(self, op: Operation) -> Operation:
-        """Insert a ready operation at the insertion point, in this builder's phase."""
+        """Insert an existing operation at the insertion point, in the phase of the builder."""
         place = len(self.region.ops) if self._next is None else self._next.position()
         self.region.insert(place, op)
         parent = op.parent_op

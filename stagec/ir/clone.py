@@ -13,9 +13,9 @@ from stagec.support.source import Loc
 
 @dataclass(frozen=True, slots=True)
 class Copier:
-    """Copies operations. `values` has what stands for a value in copies, results of copies
-    included; a value that it does not have stands for itself. `sizes` replace symbols; `named` and
-    `placed` give names and locations."""
+    """Copies operations. `values` maps values to their copies, including results of copied
+    operations; other values are used unchanged. `sizes` replace symbols; `named` and `placed` map
+    names and locations."""
 
     values: dict[Value, Value]
     sizes: Mapping[str, Expr]
@@ -23,7 +23,7 @@ class Copier:
     placed: Callable[[Loc], Loc]
 
     def copy(self, op: Operation) -> Operation:
-        """A copy that stands nowhere yet."""
+        """A copy of an operation, in no region yet."""
         attrs: dict[str, Attr] = {k: substitute_attr(v, self.sizes) for k, v in op.attrs.items()}
         operands = [self.values.get(v, v) for v in op.operands]
         new = Operation(op.definition, operands, attrs, symbol=op.symbol, loc=self.placed(op.loc))
@@ -41,10 +41,10 @@ class Copier:
         return new
 
     def copies(self, op: Operation) -> list[Operation]:
-        """What stands for an operation in a copied region."""
+        """The copies of an operation in a copied region."""
         return [self.copy(op)]
 
 
 def sized(type_: Type | None, sizes: Mapping[str, Expr]) -> Type | None:
-    """A type whose symbols are replaced."""
+    """A type with replaced symbols."""
     return type_.substitute(sizes) if isinstance(type_, TensorType) else type_

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stagec.ir.opdef import OpDef
     from stagec.ir.traits import Trait
 
-#: Parts of the training step that ops belong to.
+#: The phases of a training step to which ops belong.
 PHASES = ("forward", "backward", "recompute", "gradient", "optimizer")
 
 
@@ -47,7 +47,7 @@ class Quoted:
 
 @dataclass(frozen=True, slots=True)
 class NamedAttr:
-    """`name = value` in a list: one of the parameters that a call hands to an op of a block."""
+    """`name = value` in a list: one of the parameters that a call passes to an op of a block."""
 
     name: str
     value: Attr
@@ -101,7 +101,7 @@ class Value:
 
     @property
     def tensor(self) -> TensorType:
-        """The type, which must be a tensor type by now."""
+        """The type, which must be a tensor type. Raises `NotATensorError`."""
         if not isinstance(self.type, TensorType):
             raise NotATensorError(self)
         return self.type
@@ -116,7 +116,7 @@ class Value:
         return self.owner.parent
 
     def is_called(self, name: str) -> bool:
-        """Whether a text may call it so: by its name, or by the end of its path.
+        """Whether a text may refer to the value by this name: its name, or the end of its path.
 
         | value            | name    |     |
         |------------------|---------|-----|
@@ -127,19 +127,27 @@ class Value:
         return self.name == name or self.name.endswith("/" + name)
 
     def prefixed(self, prefix: str) -> str:
-        """A name for what is derived from it, with the same path: `layers/mla/d_wq`."""
+        """A name for a derived value, with the same path: `layers/mla/d_wq`."""
         path, slash, name = self.name.rpartition("/")
         return f"{path}{slash}{prefix}{name}"
 
     def replace_with(
         self, other: Value, uses: Iterable[tuple[Operation, int]] | None = None
     ) -> None:
-        """Make all users use `other`, or these: those that there were before it was computed."""
+        """Make all users use `other`, or only those in `uses` (if `other` is computed from this
+        value, the users before that)."""
         for op, index in list(self.uses) if uses is None else uses:
             op.set_operand(index, other)
 
     def __repr__(self) -> str:
         return f"%{self.name}: {self.type}"
+
+
+def renumber(values: Iterable[Value]) -> None:
+    """Set the indices of the results of an operation, or of the arguments of a region, after some
+    were removed or moved."""
+    for index, value in enumerate(values):
+        value.index = index
 
 
 class Region:
@@ -182,7 +190,7 @@ class Region:
                 yield from op.region.walk()
 
     def ancestors(self, values: Iterable[Value]) -> set[Operation]:
-        """All operations of this region that these values are computed from."""
+        """All operations of this region on which these values depend."""
         reached: set[Operation] = set()
         pending = list(values)
         while pending:
@@ -203,8 +211,9 @@ class Region:
 class Operation:
     """`results = name @symbol [attrs] (operands) region`.
 
-    `operands` are the values used; the methods below change them, since values know their uses.
-    `origin` is the operation that it was lowered from, while both are at hand: no part of the text.
+    `operands` are the used values; only the methods below change them, because values know their
+    uses. `origin` is the operation from which it was lowered, if that still exists; it is not
+    printed.
     """
 
     __slots__ = (
@@ -239,7 +248,7 @@ class Operation:
         self.set_operands(operands)
 
     def has(self, trait: type[Trait]) -> bool:
-        """Whether its definition has the trait, or one that refines it."""
+        """Whether the definition has the trait, or a subclass of it."""
         return trait in self.definition.kinds
 
     def add_operand(self, value: Value) -> None:
@@ -254,14 +263,14 @@ class Operation:
         value.uses.append((self, index))
 
     def set_operands(self, values: Iterable[Value]) -> None:
-        """Use these values instead of the present operands."""
+        """Replace all operands by these values."""
         self.drop_operands()
         self.operands = tuple(values)
         for index, value in enumerate(self.operands):
             value.uses.append((self, index))
 
     def drop_operands(self) -> None:
-        """Use nothing."""
+        """Remove all operands."""
         for index, value in enumerate(self.operands):
             value.uses.remove((self, index))
         self.operands = ()
@@ -280,25 +289,24 @@ class Operation:
 
     @property
     def body(self) -> Region:
-        """The region, which must be there."""
+        """The region, which must exist. Raises ValueError."""
         if self.region is None:
             raise ValueError(f"'{self.name}' has no region")
         return self.region
 
     def make_region(self) -> Region:
-        """Give it an empty region."""
+        """Give the operation an empty region."""
         self.region = Region(self)
         return self.region
 
     @property
     def parent_op(self) -> Operation | None:
-        """The operation in whose region this one is."""
+        """The operation that contains this one in its region, or None."""
         return self.parent.owner if self.parent else None
 
     @property
     def phase(self) -> str:
-        """forward, backward, recompute, gradient or optimizer: its own attribute or its
-        parent's."""
+        """The phase, one of `PHASES`: the own attribute, or the phase of the parent."""
         op = self
         while True:
             own = op.attrs.get("phase")
@@ -309,28 +317,28 @@ class Operation:
             op = parent.owner
 
     def flag(self, name: str) -> bool:
-        """A flag attribute."""
+        """Whether a flag attribute is set."""
         return self.attrs.get(name) is True
 
     def expr(self, name: str) -> Expr:
-        """An attribute that is a size."""
+        """An attribute that is a size. Raises TypeError for another kind."""
         value = self.attrs[name]
         if not isinstance(value, Expr):
             raise TypeError(f"'{self.name}' attribute {name} is not a size")
         return value
 
     def exprs(self, name: str) -> tuple[Expr, ...]:
-        """An attribute that is a list of sizes; none if it is missing."""
+        """An attribute that is a list of sizes; empty if it is missing."""
         value = self.attrs.get(name, ())
         items = value if isinstance(value, tuple) else (value,)
         return tuple(v for v in items if isinstance(v, Expr))
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """An attribute that is a list of integer constants; none if it is missing."""
+        """An attribute that is a list of integer constants; empty if it is missing."""
         return tuple(v.value or 0 for v in self.exprs(name))
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """An attribute that is an integer constant."""
+        """An attribute that is an integer constant. Raises TypeError for another kind."""
         value = self.attrs.get(name)
         if value is None and default is not None:
             return default
@@ -340,8 +348,8 @@ class Operation:
         return number
 
     def text(self, name: str, default: str = "") -> str:
-        """An attribute that is a name or a string; if it is missing `default`, or else that of its
-        definition."""
+        """An attribute that is a name or a string; if it is missing, `default` or the default of
+        the definition."""
         value = self.attrs.get(name)
         if value is None:
             return default or self.definition.default(name)
@@ -354,14 +362,15 @@ class Operation:
         return tuple(v.text if isinstance(v, Quoted) else str(v) for v in items)
 
     def reads(self) -> Iterator[Value]:
-        """The values that it and the operations in its region use, those of the region included."""
+        """The values that the operation and those in its region use, including values of the
+        region."""
         yield from self.operands
         if self.region is not None:
             for inner in self.region.walk():
                 yield from inner.operands
 
     def erase(self) -> None:
-        """Remove it; its results must not be used."""
+        """Remove the operation; its results must not be used."""
         self.drop_operands()
         if self.region:
             for op in list(self.region.walk()):
@@ -372,15 +381,16 @@ class Operation:
         self.decompose()
 
     def decompose(self) -> None:
-        """Take all below it out of each other, so that their memory comes back without a look for
-        garbage. Who holds an operation still has what is its own: attributes, and where it was."""
+        """Cut the references between all operations below, so that their memory is freed without
+        the garbage collector. Attributes and parents stay for those who still refer to an
+        operation."""
         for op in [self, *(self.region.walk() if self.region else ())]:
             op.results, op.operands = [], ()
             if op.region is not None:
                 op.region.args, op.region.ops, op.region = [], [], None
 
     def position(self) -> int:
-        """Its index in its region."""
+        """The index in the region. Raises ValueError if it is in no region."""
         if self.parent is None:
             raise ValueError(f"'{self.name}' is not in a region")
         return self.parent.ops.index(self)

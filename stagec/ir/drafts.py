@@ -1,5 +1,5 @@
-"""What speculation looks at in a step of decode: the tokens that it takes, the logits by which
-it chooses, and what sequences keep."""
+"""The parts of a decode step that speculative decoding uses: input tokens, logits, and state of
+sequences."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from stagec.ir.module import Module
 from stagec.ir.types import CACHED, TensorType
 from stagec.support.diagnostics import error
 
-#: What the pod of a draft model is called, and its words where they cross; what comes back.
+#: The name of the pod of a draft model, of its drafts where they cross, and of the chosen tokens.
 DRAFT, DRAFTS, CHOSEN = "draft", "drafts", "chosen"
-#: Drafts of a step: so many values of two dimensions `stg.concat` joins. Engines make up to ten.
+#: Most drafts per step: `stg.concat` joins so many values of two dimensions. Engines make up to 10.
 MOST_DRAFTS = 25
 
 
-def words_taken(module: Module) -> Value:
+def tokens_taken(module: Module) -> Value:
     """The argument [B, S] with the tokens of a step of serving. Raises `DiagnosticError` unless
     there is exactly one."""
     given = [a for a in module.main.body.args if not a.tensor.role]
@@ -35,7 +35,7 @@ def words_taken(module: Module) -> Value:
 
 def logits_chosen(module: Module) -> Value:
     """The logits [B, S, V] that a step returns. Raises `DiagnosticError` if there are several, such
-    as those of tokens further on."""
+    as those of multi-token prediction."""
     body = module.main.body
     logits = body.terminator.operands[: len(body.terminator.operands) - len(state(module))]
     if len(logits) != 1:
@@ -48,12 +48,12 @@ def logits_chosen(module: Module) -> Value:
 
 
 def most_likely(b: Builder, logits: Value, name: str) -> Value:
-    """The most likely token [B, S] by logits [B, S, V]."""
+    """Add the choice of the most likely tokens [B, S] by logits [B, S, V]."""
     type_ = TensorType("i32", logits.tensor.dims[:-1])
     return b.value("stg.argmax", [logits], type=type_, hint=name)
 
 
 def state(module: Module) -> Sequence[Value]:
-    """The arguments that sequences keep from step to step, in order: the last results of the
-    function are what becomes of them."""
+    """The arguments with state of sequences, in order. The last results of the function are their
+    updated values."""
     return [a for a in module.main.body.args if a.tensor.role in CACHED]

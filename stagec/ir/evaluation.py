@@ -1,11 +1,12 @@
-"""The nodes of expressions as functions of the values of their symbols, exact and fast.
+"""Fast and exact evaluation: nodes of expressions as functions of the values of their symbols.
 
-A node is turned into nested functions once, which compute with integers as far as they go; a
-fraction comes up only where a division leaves one. `2*B*S/tp` becomes
+A node is compiled once to nested functions, which compute with integers; fractions appear only
+where a division is not exact. `2*B*S/tp` becomes
 
     over = 2 * B * S;  under = tp;  over // under, if that is exact
 
-It asks nodes for what they are and does not import sympy: `stagec.ir.expr` owns what they mean.
+The module does not import sympy, but queries attributes of nodes; `stagec.ir.expr` defines their
+meaning.
 """
 
 # sympy ships partial types only, so nodes are of no type here.
@@ -26,10 +27,10 @@ from stagec.ir.buckets import count_buckets
 BUCKETS = "buckets"
 REACHED = "reached"
 FULLEST = "fullest"
-#: Bits behind the point of a share that is reached, of the chance of a part, and of chances.
+#: Fractional bits of the share in `reached`, of the probability of a part, and of probabilities.
 _SHARE = 256
 _MEAN, _CHANCE = 16, 64
-#: The most parts and ranks of `fullest`: more experts than any model has, and half a second.
+#: The most parts and ranks of `fullest`: more than the experts of any model; takes half a second.
 _MOST = 1 << 10
 Number: TypeAlias = int | Fraction
 Function: TypeAlias = Callable[[Mapping[str, Any]], Number]
@@ -37,7 +38,7 @@ Function: TypeAlias = Callable[[Mapping[str, Any]], Number]
 
 @lru_cache(maxsize=1 << 16)
 def function_of(node: Any) -> Function:
-    """A node as a function of the values of its symbols; an integer is given as an int."""
+    """A node as a function of the values of its symbols; integral results are ints."""
     if node.is_Symbol:
         return itemgetter(node.name)
     if node.is_Rational:
@@ -72,9 +73,10 @@ def compute(function: str, values: Sequence[Number]) -> Number:
 
 @lru_cache(maxsize=1 << 12)
 def reached(whole: Number, parts: Number, k: Number, draws: Number) -> int:
-    """What is spread alike over `parts`, of those that are reached on average if each of so many
-    draws reaches k of them: `whole * (1 - (1 - k/parts) ^ draws)`, to the nearest whole number. A
-    part of a draw counts as one. In integers throughout, so all machines find the same."""
+    """The amount on the parts that are reached on average, if `whole` is spread evenly over `parts`
+    and each of `draws` draws reaches k of them: `whole * (1 - (1 - k/parts) ^ draws)`, to the
+    nearest integer. `draws` is rounded up. Integer arithmetic makes results equal on all
+    machines."""
     missed, one = Fraction(max(parts - k, 0)) / Fraction(parts), 1 << _SHARE
     factor, left, n = one * missed.numerator // missed.denominator, one, ceil(draws)
     while n > 0 and left:
@@ -84,10 +86,10 @@ def reached(whole: Number, parts: Number, k: Number, draws: Number) -> int:
 
 
 def fullest(whole: Number, some: Number, of: Number, parts: Number, ranks: Number) -> int:
-    """The largest amount of `whole` on one of `ranks`, if it is spread evenly over `parts` of each,
-    which are present with the probability `some / of`, independently: the mean of the largest of
-    `ranks` binomial numbers over `parts`, to the nearest whole number. Numbers above 1,024 of
-    either count as 1,024. In integers throughout."""
+    """The expected largest amount on one of `ranks`, if `whole` is spread evenly over the `parts`
+    of each rank, which are present independently with the probability `some / of`: the mean of the
+    maximum of `ranks` binomial numbers over `parts`, to the nearest integer. `parts` and `ranks`
+    are capped at 1,024. Integer arithmetic throughout."""
     share = floor(Fraction(some) / Fraction(of) * (1 << _MEAN) + Fraction(1, 2))
     n, r = (min(max(1, ceil(number)), _MOST) for number in (parts, ranks))
     most = _fullest(min(max(share, 0), 1 << _MEAN), n, r)
@@ -96,8 +98,8 @@ def fullest(whole: Number, some: Number, of: Number, parts: Number, ranks: Numbe
 
 @lru_cache(maxsize=1 << 12)
 def _fullest(share: int, parts: int, ranks: int) -> Fraction:
-    """The mean of the largest binomial number over `parts`: the sum over n < parts of
-    `1 - P(number <= n) ^ ranks`. Chances are integers over a power of two."""
+    """The mean of the largest binomial number, divided by `parts`: the sum over n < parts of `1 -
+    P(number <= n) ^ ranks`. Probabilities are integers over a power of two."""
     missed = (1 << _MEAN) - share
     if not missed:
         return Fraction(1)
@@ -121,7 +123,7 @@ def _buckets(node: Any) -> Function:
 
 
 def _ratio(node: Any) -> Function:
-    """A product of powers: what is above the line over what is below it."""
+    """A product of powers: the numerator divided by the denominator."""
     above: list[tuple[Function, int]] = []
     below: list[tuple[Function, int]] = []
     number, factors = node.as_coeff_Mul()
@@ -143,7 +145,7 @@ def _ratio(node: Any) -> Function:
 
 
 def _quotient(over: Number, under: Number) -> Number:
-    """A quotient, as an int if it is one."""
+    """A quotient, as an int if it is integral."""
     if isinstance(over, int) and isinstance(under, int) and not over % under:
         return over // under
     quotient = Fraction(over) / Fraction(under)

@@ -1,7 +1,7 @@
 """Symbolic sizes: the one file that imports sympy.
 
-`Expr` is a thin typed wrapper over a sympy expression whose symbols are positive integers, so the
-rest of the compiler sees exact integer arithmetic and nothing of sympy. Text never reaches sympy:
+`Expr` is a thin typed wrapper of a sympy expression whose symbols are positive integers. The rest
+of the compiler sees exact integer arithmetic and nothing of sympy. Text never reaches sympy:
 expressions are built from tokens, operator by operator.
 """
 
@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import sympy
 
 from stagec.ir.evaluation import BUCKETS, FULLEST, REACHED, compute, function_of
+from stagec.ir.expr_text import MOD, text_of
 from stagec.support.diagnostics import NotAnIntegerError
 
 #: Integers in a program are bounded, so that hostile text cannot make arithmetic slow.
@@ -30,8 +31,6 @@ MAX_INTEGER = 2**63 - 1
 MAX_EXPONENT = 64
 MAX_EXPONENT_OF_SUMS = 8
 FUNCTIONS = ("max", "min", "ceildiv", REACHED, FULLEST, BUCKETS)
-_MOD = "mod"
-
 
 #: Values of symbols.
 Env: TypeAlias = Mapping[str, int] | Mapping[str, int | Fraction]
@@ -53,12 +52,14 @@ _exprs: dict[Any, Expr] = {}
 
 
 class Expr:
-    """An immutable symbolic integer; `/` is exact division (the caller has to know that it is).
+    """An immutable symbolic integer; `/` is exact division, which the caller must ensure.
 
-    Equal ones are one object, so that comparing and hashing them costs nothing."""
+    Equal expressions are one object, so that comparing and hashing them is cheap. `value` is the
+    number, if this is an integer constant."""
 
-    __slots__ = ("_symbols", "node")
+    __slots__ = ("_symbols", "node", "value")
     node: Any
+    value: int | None
     _symbols: frozenset[str] | None
 
     def __new__(cls, node: Any) -> Expr:
@@ -66,6 +67,7 @@ class Expr:
         if expr is None:
             made = super().__new__(cls)
             made.node, made._symbols = node, None
+            made.value = int(node) if isinstance(node, sympy.Integer) else None
             expr = _exprs.setdefault(node, made)
         return expr
 
@@ -82,7 +84,7 @@ class Expr:
         return _over(self, other)
 
     def __mod__(self, other: Expr | int) -> Expr:
-        return _apply(_MOD, (self.node, _node(other)))
+        return _apply(MOD, (self.node, _node(other)))
 
     def __neg__(self) -> Expr:
         return _times(self, -1)
@@ -107,14 +109,14 @@ class Expr:
         return Expr, (self.node,)
 
     def __str__(self) -> str:
-        return _print(self.node)
+        return text_of(self.node)
 
     def __repr__(self) -> str:
         return f"Expr({self})"
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The names of the symbols in it."""
+        """The names of its symbols."""
         if self._symbols is None:
             self._symbols = frozenset(s.name for s in self.node.free_symbols)
         return self._symbols
@@ -124,17 +126,12 @@ class Expr:
         """The name, if this is a bare symbol."""
         return str(self.node.name) if isinstance(self.node, sympy.Symbol) else None
 
-    @property
-    def value(self) -> int | None:
-        """The number, if this is an integer constant."""
-        return int(self.node) if isinstance(self.node, sympy.Integer) else None
-
 
 def _node(value: Expr | int) -> Any:
     return value.node if isinstance(value, Expr) else sympy.Integer(value)
 
 
-# A module has few distinct sizes, each many times: what is asked of them often is remembered.
+# A module has few distinct sizes, each many times, so results of frequent operations are cached.
 _memo = lru_cache(maxsize=1 << 16)
 
 
@@ -160,7 +157,7 @@ def _over(left: Expr, right: Expr | int) -> Expr:
 
 @_memo
 def _distribute(node: Any) -> Any:
-    """A number times a sum goes into the sum, wherever it stands: sympy does so only at times."""
+    """Distribute a number over a sum in a product. Sympy does so only in some cases."""
     if not isinstance(node, sympy.Mul):
         return node
     number, rest = node.as_coeff_Mul()
@@ -174,7 +171,8 @@ def _distribute(node: Any) -> Any:
 
 
 def _distribute_terms(node: Any) -> Any:
-    """The same for each term of a sum: equal terms have become a number times one of them."""
+    """Distribute numbers in each term of a sum, since equal terms have become a number times one of
+    them."""
     if not isinstance(node, sympy.Add):
         return _distribute(node)
     while any(_is_undistributed(term) for term in node.args):
@@ -190,7 +188,7 @@ def _is_undistributed(node: Any) -> bool:
 
 @cache
 def symbol(name: str) -> Expr:
-    """The symbol of that name: a positive integer. The one constructor of symbols."""
+    """The symbol of this name, a positive integer. All symbols are made here."""
     return Expr(sympy.Symbol(name, integer=True, positive=True))
 
 
@@ -228,7 +226,7 @@ def total(terms: Iterable[Expr]) -> Expr:
 def _total(terms: tuple[Expr, ...]) -> Expr:
     if not terms:
         return ZERO
-    counts = Counter(terms)  # of many buffers few sizes are different
+    counts = Counter(terms)  # many buffers have few distinct sizes
     nodes = (t.node if count == 1 else count * t.node for t, count in counts.items())
     return Expr(_distribute_terms(sympy.Add(*nodes)))
 
@@ -251,8 +249,8 @@ def alternatives(value: Expr) -> tuple[Expr, ...]:
 
 
 def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
-    """How many buckets these sizes fill one after the other, `count_buckets`: rows of sizes, each
-    with how often it comes. In text `buckets(25, (1, 4*D), (L, 8*D, 2*D))`."""
+    """The number of buckets that these sizes fill, see `count_buckets`: rows of sizes, each with
+    its repetition count. In text `buckets(25, (1, 4*D), (L, 8*D, 2*D))`."""
     rows = (sympy.Tuple(times.node, *(s.node for s in sizes)) for times, sizes in runs)
     node = sympy.Function(BUCKETS)(full.node, *rows)
     return Expr(node) if node.free_symbols else const(int(function_of(node)({})))
@@ -261,6 +259,9 @@ def buckets(full: Expr, runs: Iterable[tuple[Expr, Sequence[Expr]]]) -> Expr:
 @_memo
 def expand(value: Expr) -> Expr:
     """Products multiplied out: the normal form in which equal polynomials are the same."""
+    factors = sympy.Mul.make_args(value.node)
+    if all(f.is_Symbol or f.is_Rational or (f.is_Pow and f.base.is_Symbol) for f in factors):
+        return value
     return Expr(sympy.expand(value.node))
 
 
@@ -345,8 +346,8 @@ def evaluate(value: Expr, env: Env) -> int:
 
 
 def function(value: Expr) -> Callable[[Mapping[str, int]], int | Fraction]:
-    """The expression as a function of the values of its symbols, for who asks for many; an integer
-    is an int. Raises KeyError for a symbol without value."""
+    """The expression as a function of the values of its symbols, for many evaluations; integral
+    results are ints. The function raises KeyError for a symbol without value."""
     return function_of(value.node)
 
 
@@ -361,81 +362,20 @@ def _evaluated(value: Expr, values: tuple[int | Fraction, ...]) -> int | Fractio
     return function_of(value.node)(dict(zip(_names(value), values, strict=True)))
 
 
-# -- printing: the same text for the same expression, in the grammar of STG ------------------------
-
-
-@_memo
-def _print(node: Any) -> str:
-    if isinstance(node, sympy.Tuple):
-        return f"({', '.join(map(_print, node))})"
-    if isinstance(node, sympy.Add):
-        terms = sorted(
-            (_print_term(t) for t in node.args), key=lambda t: (t[0] < 0, t[1].isdigit(), t[1])
-        )
-        text = ("-" if terms[0][0] < 0 else "") + terms[0][1]
-        return text + "".join((" - " if sign < 0 else " + ") + body for sign, body in terms[1:])
-    sign, body = _print_term(node)
-    return ("-" if sign < 0 else "") + body
-
-
-def _print_term(node: Any) -> tuple[int, str]:
-    coefficient, factors = node.as_coeff_Mul()
-    if not isinstance(coefficient, sympy.Rational):
-        coefficient, factors = sympy.Integer(1), node
-    parts: list[tuple[str, int]] = []
-    for factor in sympy.Mul.make_args(factors):
-        base, exponent = (
-            (factor.base, int(factor.exp)) if isinstance(factor, sympy.Pow) else (factor, 1)
-        )
-        if base != 1:
-            parts.append((_print_atom(base), exponent))
-    parts.sort(key=lambda p: (not p[0][0].isalpha(), p[0]))
-    above = [_power(b, e) for b, e in parts if e > 0]
-    below = [_power(b, -e) for b, e in parts if e < 0]
-    number, divisor = abs(int(coefficient.p)), int(coefficient.q)
-    if number != 1 or not above:
-        above.insert(0, str(number))
-    if divisor != 1:
-        below.insert(0, str(divisor))
-    text = "*".join(above)
-    if below:
-        text += "/" + (below[0] if len(below) == 1 else "(" + "*".join(below) + ")")
-    return (-1 if coefficient < 0 else 1), text
-
-
-def _power(base: str, exponent: int) -> str:
-    return base if exponent == 1 else f"{base}^{exponent}"
-
-
-def _print_operand(node: Any) -> str:
-    return _print(node) if isinstance(node, sympy.Integer) and node >= 0 else _print_atom(node)
-
-
-def _print_atom(node: Any) -> str:
-    if isinstance(node, sympy.Symbol):
-        return str(node.name)
-    if isinstance(node, sympy.core.function.AppliedUndef):
-        name = node.func.__name__
-        if name == _MOD:
-            left, right = map(_print_operand, node.args)
-            return f"({left} % {right})"
-        return f"{name}({', '.join(map(_print, node.args))})"
-    return f"({_print(node)})"
-
-
-# -- guards for text that nobody vouches for -------------------------------------------------------
+# -- properties, and guards for untrusted text -----------------------------------------------------
 
 
 def modulo_parts(value: Expr) -> tuple[Expr, Expr] | None:
     """(a, b) if the expression is `a % b`."""
     node = value.node
-    if isinstance(node, sympy.core.function.AppliedUndef) and node.func.__name__ == _MOD:
+    if isinstance(node, sympy.core.function.AppliedUndef) and node.func.__name__ == MOD:
         return Expr(node.args[0]), Expr(node.args[1])
     return None
 
 
 def too_large(value: Expr, max_terms: int, max_coefficient: int) -> bool:
-    """Whether it has too many terms when multiplied out, a huge coefficient or exponent."""
+    """Whether the expression has too many terms when expanded, or a huge coefficient or
+    exponent."""
     if any(abs(int(p.exp)) > _most(p) for p in value.node.atoms(sympy.Pow)):
         return True
     return _terms(value.node, max_terms) > max_terms or _huge(value.node, max_coefficient)
@@ -477,7 +417,7 @@ def numerator_and_denominator(value: Expr) -> tuple[Expr, Expr]:
 
 
 def ratio(above: Expr, below: Expr) -> Expr:
-    """A quotient for people: no fractions in its parts, no factors that both have."""
+    """A readable quotient: without fractions in its parts and without common factors."""
     (a, under_a), (b, under_b) = (sympy.expand(e.node).as_numer_denom() for e in (above, below))
     node = sympy.gcd_terms(a) * under_b / (sympy.gcd_terms(b) * under_a)
     return Expr(_distribute_terms(node))
@@ -492,7 +432,7 @@ def fraction(value: Expr) -> Fraction:
 
 @lru_cache(maxsize=1 << 16)
 def is_integral(value: Expr) -> bool:
-    """Whether it is an integer by its form: no term divides by anything.
+    """Whether the expression is an integer by its form: no term has a denominator.
 
     | expression      | integral |
     |-----------------|----------|
@@ -520,8 +460,8 @@ def _is_integral(node: Any) -> bool:
 
 
 def product_is_integral(left: Expr, right: Expr) -> bool:
-    """Whether the product of both is an integer by its form; those of sums of powers alone are not
-    made."""
+    """Whether the product of both is an integer by its form. For sums of products of powers it is
+    found without building the product."""
     terms: dict[frozenset[tuple[str, int]], Fraction] = {}
     sums = [[*map(_powers, sympy.Add.make_args(e.node))] for e in (left, right)]
     for one, other in combinations(*sums):
@@ -537,7 +477,8 @@ def product_is_integral(left: Expr, right: Expr) -> bool:
 
 @_memo
 def _powers(node: Any) -> tuple[Fraction, Mapping[str, int]] | None:
-    """A product of powers of symbols: its coefficient and the exponents; None of others, and 0."""
+    """The coefficient and the exponents of a product of powers of symbols; None for other nodes,
+    and for 0."""
     coefficient, rest = node.as_coeff_Mul()
     powers = [f.as_base_exp() for f in sympy.Mul.make_args(rest) if f != 1]
     plain = all(isinstance(b, sympy.Symbol) and isinstance(e, sympy.Integer) for b, e in powers)
@@ -548,7 +489,7 @@ def _powers(node: Any) -> tuple[Fraction, Mapping[str, int]] | None:
 
 
 def is_quadratic(value: Expr) -> bool:
-    """Whether it grows with the square of some symbol: `B*S^2`."""
+    """Whether the expression grows with the square of some symbol: `B*S^2`."""
     powers = sympy.expand(value.node).atoms(sympy.Pow)
     return any(isinstance(p.base, sympy.Symbol) and p.exp > 1 for p in powers)
 
@@ -558,6 +499,6 @@ def terms(value: Expr) -> dict[str, Fraction]:
     sums: dict[str, Fraction] = {}
     for node in sympy.Add.make_args(sympy.expand(value.node)):
         coefficient, monomial = node.as_coeff_Mul()
-        key = _print(monomial)
+        key = text_of(monomial)
         sums[key] = sums.get(key, Fraction(0)) + Fraction(int(coefficient.p), int(coefficient.q))
     return sums

@@ -1,5 +1,5 @@
-"""What the factors of an index rule are, by the types of an op's operands: sizes, loads, and which
-of them a router deals.
+"""Properties of the factors of an index rule, from the types of the operands of an op: sizes,
+loads, and routing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
             if len(group) > 1:
                 compound.append((group, size, value))
             elif local and factor in rule.gathered:
-                continue  # it works on more than the operand has: on what the result has
+                continue  # the op gathers this dimension; its size is that of the result
             elif factor not in first:
                 first[factor] = (size, value.loc, value.name)
             else:
@@ -54,7 +54,8 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
 
 
 def integral_factors(op: Operation) -> dict[str, Expr]:
-    """The sizes of factors that its definition says are integers. Raises as `factor_sizes` does."""
+    """The sizes of factors that must be integers by the definition of the op. Raises like
+    `factor_sizes`."""
     rule = op.definition.rule(op) if op.definition.integral else None
     sizes = factor_sizes(op, rule) if rule is not None else {}
     return {factor: sizes[factor] for factor in op.definition.integral if factor in sizes}
@@ -63,8 +64,8 @@ def integral_factors(op: Operation) -> dict[str, Expr]:
 def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
     """The loads of factors, from the rule and the operand types.
 
-    Where a dimension has several factors, the load is of those that no operand has evenly. Raises
-    `DiagnosticError` if an operand has a factor evenly that another one has with a load.
+    In a dimension of several factors, the load belongs to those that no operand has without a load.
+    Raises `DiagnosticError` if one operand has a factor with a load and another one without.
     """
     dims = [
         (group, d, value)
@@ -88,8 +89,9 @@ def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
 
 
 def factor_routed(op: Operation, rule: Rule) -> dict[str, Routed]:
-    """The factors whose rows a router deals, from the rule and the operand types. Where a dimension
-    has several factors, it is those that no operand has alone and without."""
+    """The factors whose rows a router distributes, from the rule and the operand types. In a
+    dimension of several factors, these are the ones that no operand has as a dimension that is not
+    routed."""
     dims = [
         (group, d.routed)
         for value, shape in zip(op.operands, rule.operands, strict=True)
@@ -110,7 +112,7 @@ def result_dims(
     loads: Mapping[str, Load],
     routed: Mapping[str, Routed],
 ) -> tuple[Dim, ...]:
-    """The dimensions of a result. Raises `DiagnosticError` for one whose factors have two loads."""
+    """The dimensions of a result. Raises `DiagnosticError` if two dimensions have the same load."""
     dims = [
         Dim(
             product(sizes[f] for f in g),

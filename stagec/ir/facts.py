@@ -1,4 +1,4 @@
-"""What a module assumes about its sizes, and what follows from it.
+"""The assumptions of a module about its sizes, and the divisibility that follows from them.
 
 Owns `Relation` (`S % tp == 0`, `B >= 1`) and `Facts`, which decides divisibility from relations.
 """
@@ -52,11 +52,12 @@ class Relation:
         return self.left.symbols | self.right.symbols | inner
 
     def holds(self, env: Mapping[str, int]) -> bool:
-        """Whether it is true for these values (all symbols must have one)."""
+        """Whether the relation is true for these values, which all symbols need; noted as a
+        query."""
         return ask(self, env)
 
     def __call__(self, env: Mapping[str, int]) -> bool:
-        """The same, as a question that is noted."""
+        """The answer of `holds`, without a note."""
         left, right = evaluate(self.left, env), evaluate(self.right, env)
         if self.modulus is not None:
             left %= evaluate(self.modulus, env)
@@ -80,15 +81,15 @@ def divisible(left: Expr, right: Expr) -> Relation:
 
 @lru_cache(maxsize=64)
 def _proofs(relations: tuple[Relation, ...]) -> dict[tuple[Expr, Expr], bool]:
-    """Which sizes are multiples of which divisors for all values, as far as it was asked: what
-    follows from these relations alone, so modules of one model share the answers."""
+    """A cache of whether (divisor, size) divides for all values. It depends on these relations
+    only, so modules of one model share it."""
     return {}
 
 
 class Facts:
-    """Decides from a module's relations whether one size divides another.
+    """Decides from the relations of a module whether one size divides another.
 
-    `env` are values that are known; what follows from the numbers counts as well.
+    `env` are known values; divisibility of these numbers counts as well.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Facts:
             return
         self._know(left, modulus)
         name = left.symbol_name
-        if name:  # name = modulus * a fresh integer, under a name that no text can give
+        if name:  # name = modulus * a new integer, with a name that no text can contain
             fresh = symbol(f"{name}/{len(self._quotients.get(name, []))}")
             self._quotients.setdefault(name, []).append(modulus * fresh)
 
@@ -133,18 +134,19 @@ class Facts:
 
     @property
     def relations(self) -> tuple[Relation, ...]:
-        """All that is assumed, in order."""
+        """All assumptions, in order."""
         return tuple(self._relations)
 
     def divides(self, divisor: Expr, size: Expr) -> bool:
-        """Whether `size / divisor` is surely an integer."""
+        """Whether `size / divisor` is known to be an integer."""
         key = (divisor, size)
         if key not in self._cache:
             self._cache[key] = self._decide(divisor, size)
         return self._cache[key]
 
     def question(self, divisor: Expr, size: Expr) -> bool | Divides:
-        """The answer of `divides`, or the question for values that decide it; it is not noted."""
+        """The answer of `divides` if it holds for all values, or is decided without values; else
+        the query for the values, which is not noted."""
         known = (divisor.symbols | size.symbols) <= self._env.keys()
         if self._proven(divisor, size):
             return True
@@ -154,7 +156,7 @@ class Facts:
         return self._proven(divisor, size) or self._decide_with_values(divisor, size)
 
     def _proven(self, divisor: Expr, size: Expr) -> bool:
-        """Whether it follows from the relations, for all values."""
+        """Whether the relations imply it for all values."""
         if self._proofs is None:
             self._proofs = _proofs(self.relations)
         key = divisor, size
@@ -167,7 +169,7 @@ class Facts:
             return True
         inverse = ONE / divisor
         if any(product_is_integral(size, r * inverse) for r in (ONE, *self._inverses)):
-            return True  # one over r is an integer, and so is what it is multiplied by
+            return True  # r is an integer by assumption
         names = sorted(size.symbols & self._quotients.keys())
         options = [[None, *self._quotients[n]] for n in names]
         for tried, choice in enumerate(combinations(*options)):

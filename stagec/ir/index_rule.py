@@ -1,4 +1,4 @@
-"""Index rules as classes state them: once, for operands of any rank."""
+"""Index rules as attributes of op classes, for operands of any rank."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from stagec.support.words import counted
 
 @dataclass(frozen=True, slots=True)
 class IndexRule:
-    """The rule of all operations of an op, `IndexRule("...v,...->...")`.
-
-    `...` are the dimensions that the text does not name: those that the first operand with `...`
-    has beside the named ones. `sizes` gives for a factor that is in no operand the parameter that
-    is its size. The rest is as in `make_rule`.
+    """The rule of all operations of an op, `...` are the dimensions that the text does not name, by
+    the rank of the first operand with `...`. `sizes` maps a factor that is in no operand to the
+    parameter with its size. The other fields are those of `make_rule`.
     """
 
     text: str
@@ -34,7 +32,8 @@ class IndexRule:
         parse_rule(_spelled_out(self.text, 0))
 
     def of(self, op: Operation) -> Rule:
-        """The rule of an operation. Raises `DiagnosticError` if its operand lacks dimensions."""
+        """The rule of an operation. Raises `DiagnosticError` if its operand has too few
+        dimensions."""
         return make_rule(
             _spelled_out(self.text, self._open_dimensions(op)),
             whole=self.whole,
@@ -45,7 +44,7 @@ class IndexRule:
         )
 
     def _open_dimensions(self, op: Operation) -> int:
-        """How many dimensions `...` are."""
+        """The number of dimensions for which `...` stands."""
         shapes = self.text.partition("->")[0].split(",")
         for value, shape in zip(op.operands, shapes, strict=False):
             named = len(shape) - len("...")
@@ -63,6 +62,6 @@ class IndexRule:
 
 @lru_cache(maxsize=4096)
 def _spelled_out(text: str, count: int) -> str:
-    """The text with letters for `...`, the first ones of the alphabet that it does not have."""
+    """The text with unused letters of the alphabet for `...`."""
     free = [letter for letter in ascii_lowercase if letter not in text]
     return text.replace("...", "".join(free[:count]))

@@ -1,6 +1,6 @@
-"""Type inference: fills in what the text leaves out and compares what it says.
+"""Type inference: adds types that the text leaves out, and checks those that it states.
 
-Types follow from the operands, one op at a time; a wrong one is reported where it stands.
+Types are inferred from the operands, op by op; a wrong type is reported at its location.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape = tuple[Expr, ...]
 def infer_module(module: Module) -> None:
     """Give every value a type.
 
-    Raises `DiagnosticError` with all ops whose types do not fit.
+    Raises `DiagnosticError` with all ops whose types do not match.
     """
     problems = DiagnosticList()
     for op in module.root.body.ops:
@@ -41,8 +41,8 @@ def infer_module(module: Module) -> None:
 
 
 def forget_types(op: Operation) -> None:
-    """Drop the types of all values that an op makes, inside and out, but for those that are placed:
-    sizes change, and are inferred again. What nothing is known of keeps its types."""
+    """Drop the types of all results of an op and of values in its region, so that changed sizes are
+    inferred again. Placed types are kept, and those of ops without a definition."""
     for inner in (op, *(op.region.walk() if op.region is not None else ())):
         if isinstance(inner.definition, UnregisteredOp):
             continue
@@ -51,8 +51,16 @@ def forget_types(op: Operation) -> None:
                 value.type = None
 
 
+def infer_again(module: Module) -> None:
+    """Infer all types of the main function again, except placed ones, because sizes have changed.
+    Raises `DiagnosticError` like `infer_module`."""
+    for op in module.main.body.ops:
+        forget_types(op)
+    infer_module(module)
+
+
 def _infer_region(
-    region: Region, problems: DiagnosticList, sound: VerifiedCache | None = None
+    region: Region, problems: DiagnosticList, verified: VerifiedCache | None = None
 ) -> None:
     for arg in region.args:
         if arg.type is None:
@@ -62,27 +70,29 @@ def _infer_region(
                 remedy=f"write '%{arg.name}: bf16[...]'",
             )
     for op in region.ops:
-        infer_op(op, problems, sound)
+        infer_op(op, problems, verified)
 
 
-def infer_op(op: Operation, problems: DiagnosticList, sound: VerifiedCache | None = None) -> None:
-    """Infer the results of one op (and its region); problems are appended. Where all is typed,
-    this compares; it does not do so again for what is `sound`."""
-    if sound is None:
-        _infer_op(op, problems, sound)
-    elif not sound.knows(op, "inferred"):
+def infer_op(
+    op: Operation, problems: DiagnosticList, verified: VerifiedCache | None = None
+) -> None:
+    """Infer the result types of one op (and of its region), and append problems. Existing types are
+    compared with the inferred ones, except for ops that are `verified`."""
+    if verified is None:
+        _infer_op(op, problems, verified)
+    elif not verified.knows(op, "inferred"):
         before = len(problems.items)
-        _infer_op(op, problems, sound)
+        _infer_op(op, problems, verified)
         if len(problems.items) == before:
-            sound.passed(op, "inferred")
+            verified.passed(op, "inferred")
 
 
-def _infer_op(op: Operation, problems: DiagnosticList, sound: VerifiedCache | None) -> None:
+def _infer_op(op: Operation, problems: DiagnosticList, verified: VerifiedCache | None) -> None:
     if any(v.type is None for v in op.operands):
         return  # reported where that value is made
     try:
         if op.region is not None:
-            _enter(op, op.region, problems, sound)
+            _enter(op, op.region, problems, verified)
             if any(v.type is None for v in (*op.region.args, *op.region.terminator.operands)):
                 return  # reported inside
         types = op.definition.infer(op)
@@ -107,12 +117,12 @@ def _infer_op(op: Operation, problems: DiagnosticList, sound: VerifiedCache | No
 
 
 def describe(op: Operation) -> str:
-    """The remedy where nothing more precise can be said."""
+    """The general remedy for an op."""
     return f"'stagec ops {op.name}' says what it takes"
 
 
 def misfit(op: Operation, problem: Exception) -> Diagnostic:
-    """The diagnostic for operands that a definition cannot deal with at all."""
+    """The diagnostic for operands with which a definition raises an exception."""
     notes = [note(f"%{v.name} is {v.type}", v.loc) for v in op.operands[:3]]
     notes += _raised(op, problem)
     remedy = describe(op)
@@ -130,7 +140,7 @@ def misfit(op: Operation, problem: Exception) -> Diagnostic:
 
 
 def _raised(op: Operation, problem: Exception) -> list[Diagnostic]:
-    """For an op of a plug-in: its line, since its author may read this."""
+    """A note with the line of a plug-in that raised, for its author; none for built-in ops."""
     module = sys.modules.get(type(op.definition).__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None or module.__name__.partition(".")[0] == "stagec":
@@ -141,7 +151,7 @@ def _raised(op: Operation, problem: Exception) -> list[Diagnostic]:
 
 
 def _enter(
-    op: Operation, region: Region, problems: DiagnosticList, sound: VerifiedCache | None
+    op: Operation, region: Region, problems: DiagnosticList, verified: VerifiedCache | None
 ) -> None:
     types = op.definition.region_args(op)
     if types is not None:
@@ -154,7 +164,7 @@ def _enter(
         for value, type_ in zip(region.args, types, strict=True):
             bare = type_.unplaced() if isinstance(type_, TensorType) else type_
             _set(op, value, type_ if value.type is not None else bare, problems)
-    _infer_region(region, problems, sound)
+    _infer_region(region, problems, verified)
     if not region.ops or not region.ops[-1].has(Terminates):
         problems.error(
             f"the region of '{op.name}' does not end in a yield or return",
@@ -182,11 +192,11 @@ def _set(op: Operation, value: Value, inferred: Type, problems: DiagnosticList) 
 
 
 def stated(loc: Loc) -> str:
-    """Who states the type of a value that is defined there: the text, or a function that was
-    called."""
+    """The source that states the type of a value at this location: the text, or a called
+    function."""
     return f"{loc.name} states" if isinstance(loc, NameLoc) else "it is written as"
 
 
 def same_shape(a: Shape, b: Shape) -> bool:
-    """Whether the sizes are the same, for all values of symbols."""
+    """Whether the sizes are equal for all values of symbols."""
     return a == b or (len(a) == len(b) and all(map(same, a, b)))

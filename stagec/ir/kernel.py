@@ -1,7 +1,7 @@
-"""Kernels of computations: what one launch on a device computes, as far as its time depends on it.
+"""Kernels of computations: the properties of one launch on a device that determine its time.
 
-A computation is a matrix product, fused attention, or bound by memory. The first two have extents,
-symbolic here as all sizes are; `stagec.program.kernels` has those of a program, as numbers.
+A kernel is a matrix product, fused attention, or bound by memory. The first two have symbolic
+extents; `stagec.program.kernels` has those of a program as numbers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from stagec.ir.rule import Rule
 from stagec.ir.types import WITHOUT_SCALES
 
 MEMORY = "memory"
-#: How a product of experts is marked whose rows a router deals, where a strategy asks for it.
+#: The mark of a product of experts with routed rows, if a strategy asks for it.
 EXPERTS = "experts"
-#: How a product is marked that turns weights of 4 bits into the 16 bits of its activations.
+#: The mark of a product that expands 4-bit weights to the 16 bits of its activations.
 EXPANDS = "expands"
-#: The same of products of experts in kernels of Triton, and of the kernels of Marlin.
+#: The marks of such products of experts in Triton kernels, and of Marlin kernels.
 TRITON, MARLIN = "triton", "marlin"
-#: All that turn weights of 4 bits into 16 bits.
+#: All marks of products that expand 4-bit weights.
 EXPANDING = EXPANDS, TRITON, MARLIN
-#: How a kernel bound by memory is marked whose work the kernel before or behind it does, on each
-#: device or, with the name of a family behind it, on those of that.
+#: The mark of a kernel bound by memory whose work an adjacent kernel does, followed by `ALWAYS` or
+#: the family of devices on which this holds.
 CONTINUES, ALWAYS = "continues", "always"
 #: Kinds of fused attention.
 ATTENDS = ("attention", "attention_backward")
@@ -38,7 +38,7 @@ EXTENTS: Mapping[str, tuple[str, ...]] = {
 
 
 def continues(form: str, family: str) -> bool:
-    """Whether a kernel with this mark is part of another on devices of a family."""
+    """Whether a kernel with this mark is part of another one on devices of a family."""
     return form in (f"{CONTINUES}_{ALWAYS}", f"{CONTINUES}_{family}")
 
 
@@ -57,8 +57,8 @@ class KernelShape:
 
 
 def matrix_product(rule: Rule, n: Mapping[str, Expr], dtype: str) -> KernelShape | None:
-    """The product that a rule of two operands is, from the size of each factor; None if it is not
-    one.
+    """The matrix product of a rule of two operands, from the size of each factor; None if the rule
+    is not a product.
 
     | factors                          | are        |
     |----------------------------------|------------|
@@ -67,8 +67,8 @@ def matrix_product(rule: Rule, n: Mapping[str, Expr], dtype: str) -> KernelShape
     | of the right one and the result  | n          |
     | not of the result                | k          |
 
-    `2 * batch * m * n * k` are its FLOPs, for every factor is in one of the four. A sum of products
-    of equal elements, such as `sd,sd->s`, has neither m nor n: it is no matrix product.
+    Its FLOPs are `2 * batch * m * n * k`, since every factor belongs to one of the four. A sum of
+    elementwise products, such as `sd,sd->s`, has neither m nor n: it is not a matrix product.
     """
     if len(rule.operands) != 2 or len(rule.results) != 1:
         return None

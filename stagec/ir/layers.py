@@ -1,8 +1,8 @@
-"""Stacks of layers: the repeats that run as one, layer by layer.
+"""Stacks of layers: repeats whose layers run interleaved.
 
-A repeat without an order is a stack by itself. Repeats with the same `order` in one region are one
-stack, one of forward and one of backward: their layers run in the order that is stated, and the
-carried values pass through all of them.
+A repeat without an order is a stack by itself. Repeats with the same `order` in one region form one
+stack in forward and one in backward: their layers run in the declared order, and the carried values
+pass through all of them.
 
     stg.order @layers[(2*a, b)*2]
 
@@ -26,7 +26,7 @@ from stagec.support.diagnostics import error
 
 
 class LayerTurn(NamedTuple):
-    """A layer as it runs: its number in the stack, the number of its kind among the members, and
+    """A layer of a stack: its position in the stack, the index of its kind among the members, and
     its number among the layers of the kind."""
 
     place: int
@@ -36,14 +36,14 @@ class LayerTurn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """Repeats that run layer by layer; the carried values of each are bound to what the one before
-    it in the text yields. `order` is None for a repeat by itself."""
+    """Repeats whose layers run interleaved. The carried operands of each member are the results of
+    the previous one in the text. `order` is None for a repeat by itself."""
 
     members: tuple[Operation, ...]
     order: LayerOrder | None = None
 
     def turns(self, count: int) -> Sequence[LayerTurn]:
-        """The layers in the order in which they run; a repeat by itself has `count` of them."""
+        """The layers in execution order; a repeat by itself has `count` of them."""
         alone = self.order is None
         result = [LayerTurn(i, 0, i) for i in range(count)] if alone else self._ordered
         return result[::-1] if self.members[0].flag("reverse") else result
@@ -56,23 +56,23 @@ class LayerStack:
 
     @property
     def carried(self) -> int:
-        """How many values pass from layer to layer."""
+        """The number of values that pass from layer to layer."""
         return self.members[0].integer("carry", 1)
 
     @property
     def inputs(self) -> Sequence[Value]:
-        """The carried values that enter its first layer."""
+        """The carried values that enter the first layer."""
         return self.members[0].operands[: self.carried]
 
 
 def kind_of(repeat: Operation) -> str | None:
-    """The name of a repeat that is a kind of layers of a stack; None of a repeat by itself."""
+    """The name of a repeat that is one kind of layers of a stack; None for a repeat by itself."""
     return repeat.symbol if "order" in repeat.attrs else None
 
 
 def order_of(repeat: Operation) -> LayerOrder | None:
-    """The order of the stack that a repeat belongs to, None for a repeat by itself. Raises
-    `DiagnosticError` if it is not declared."""
+    """The order of the stack of a repeat, None for a repeat by itself. Raises `DiagnosticError` if
+    it is not declared."""
     name = repeat.attrs.get("order")
     if not isinstance(name, SymbolRef):
         return None
@@ -88,7 +88,7 @@ def order_of(repeat: Operation) -> LayerOrder | None:
 
 
 def declaration_of(repeat: Operation, name: SymbolRef) -> Operation | None:
-    """The operation of the module that declares an order."""
+    """The operation of the module that declares an order; None if there is none."""
     op: Operation = repeat
     while (outer := op.parent_op) is not None:
         op = outer
@@ -98,25 +98,25 @@ def declaration_of(repeat: Operation, name: SymbolRef) -> Operation | None:
 
 
 def place_of(repeat: Operation, index: int) -> int:
-    """The number in its stack of a layer of a repeat."""
+    """The position in its stack of the layer `index` of a repeat."""
     order = order_of(repeat)
     return index if order is None else order.places[repeat.symbol or ""][index]
 
 
 def stack_of(repeat: Operation) -> LayerStack:
-    """The stack that a repeat belongs to; any other operation is alone."""
+    """The stack of a repeat; any other operation is a stack by itself."""
     if not repeat.has(Repeats) or "order" not in repeat.attrs or repeat.parent is None:
         return LayerStack((repeat,))
     return LayerStack(tuple(_members(repeat, repeat.parent)), order_of(repeat))
 
 
 def entering(arg: Value) -> Value:
-    """The argument of the first repeat of a stack that carries what this one does."""
+    """The argument of the first repeat of the stack for the carried value of this argument."""
     return stack_of(arg.region.owner).members[0].body.args[arg.index]
 
 
 def _members(repeat: Operation, region: Region) -> Iterator[Operation]:
-    """The repeats of its stack, in the order of the text. A kind that comes again begins another
+    """The repeats of the stack of a repeat, in text order. A second repeat of a kind begins another
     stack."""
     members: list[Operation] = []
     for op in region.ops:
@@ -136,11 +136,11 @@ def _key(op: Operation) -> tuple[object, ...]:
 
 
 def in_order(region: Region) -> list[Operation | LayerStack]:
-    """The operations of a region but the last one, in the order in which they run: the repeats of a
-    stack together, at the place of the first one.
+    """The operations of a region without the terminator, in execution order. The repeats of a stack
+    run together, at the place of the first one.
 
-    What stands between them runs before the stack if one of them needs it, else behind. Raises
-    `DiagnosticError` if a repeat needs what another one of its stack makes, beside what is carried.
+    Operations between them run before the stack if a repeat needs them, else after it. Raises
+    `DiagnosticError` if a repeat needs a result of another one of its stack that is not carried.
     """
     ops = region.ops[:-1]
     if not any(op.has(Repeats) and "order" in op.attrs for op in ops):
@@ -163,7 +163,7 @@ def in_order(region: Region) -> list[Operation | LayerStack]:
 
 
 def _needed(stack: LayerStack, later: Sequence[Operation]) -> list[Operation]:
-    """Of the operations behind its first repeat, those that another one needs."""
+    """Those of the later operations on which a further repeat of the stack depends."""
     rest, wanted = stack.members[1:], set[Value]()
     for op in rest:
         wanted.update(list(op.reads())[stack.carried :])

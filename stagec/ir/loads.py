@@ -1,7 +1,7 @@
-"""Loads that differ between ranks and layers: how many rows each rank's experts take.
+"""Loads that differ between ranks and layers: the number of rows of the experts of each rank.
 
-A strategy gives relative loads of experts (`stg.expert_load`); `stg.rows` says how many rows a rank
-has under even load, and which axes distinguish the ranks. From both follows the value of `E_load`.
+A strategy states relative loads of experts (`stg.expert_load`); `stg.rows` states the rows of a
+rank under even load, and the axes that distinguish the ranks. Both determine the value of `E_load`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from stagec.support.memo import memo_method
 
 
 def planned_env(module: Module) -> dict[str, int | Fraction]:
-    """The values that memory is planned with: loads are those of the fullest rank in its fullest
-    layer, which bounds all others."""
+    """The values for memory plans: loads are those of the fullest rank in its fullest layer, an
+    upper bound for all others."""
     loads = Loads(module)
     return {**plain(module.env), **(loads.most() if loads else {})}
 
 
 class Loads:
-    """The loads of a module. Sizes have to be known when values are asked for."""
+    """The loads of a module. Sizes need values when loads are evaluated."""
 
     def __init__(self, module: Module) -> None:
         self._env = module.env
@@ -45,17 +45,17 @@ class Loads:
 
     @cached_property
     def symbols(self) -> frozenset[str]:
-        """All symbols that it gives values to."""
+        """All symbols to which loads give values."""
         return frozenset(name for load in self._rows for name in load.names)
 
     def axes(self, symbols: Collection[str]) -> tuple[str, ...]:
-        """The axes whose coordinates the values of these symbols depend on."""
+        """The axes on whose coordinates the values of these symbols depend."""
         used = [op.names("over") for load, op in self._rows.items() if {*load.names} & {*symbols}]
         return tuple(dict.fromkeys(a for axes in used for a in axes))
 
     def at(self, coords: Mapping[str, int], layer: int) -> dict[str, Fraction]:
-        """The values for ranks at these coordinates, in the n-th layer of each repeat; of those
-        symbols that the coordinates determine."""
+        """The values for ranks at these coordinates in layer `layer` of each repeat, for symbols
+        that the coordinates determine."""
         values: dict[str, Fraction] = {}
         for load, op in self._rows.items():
             if not coords.keys() >= set(op.names("over")):
@@ -68,7 +68,7 @@ class Loads:
         return values
 
     def most(self) -> dict[str, Fraction]:
-        """The values on the fullest rank in its fullest layer; none where sizes are open."""
+        """The values on the fullest rank in its fullest layer; empty if sizes have no value."""
         if any(_symbols(op) - self._env.keys() for op in self._rows.values()):
             return {}
         layers = {layer or 0 for layer in self._loads}
@@ -81,7 +81,7 @@ class Loads:
 
     @memo_method
     def _parts(self, load: Load, layer: int) -> tuple[Fraction, ...]:
-        """The load of each part of the experts over the mean one, in whole rows."""
+        """The load of each part of the experts relative to the mean, from whole rows."""
         dealt = self._dealt(load, layer)
         if dealt is None:
             return (Fraction(1),) * self._count(load)
@@ -90,8 +90,8 @@ class Loads:
 
     @memo_method
     def _used(self, load: Load, layer: int) -> tuple[Fraction, ...]:
-        """The share of the experts of each part that get rows: whole ones, as their loads say, or
-        even ones in a layer without loads."""
+        """The share of the experts of each part that get rows: by their loads, or evenly in a layer
+        without loads."""
         dealt, parts = self._dealt(load, layer), self._count(load)
         if dealt is None:
             return (min(Fraction(1), Fraction(self._total(load), self._env[load.of])),) * parts
@@ -125,7 +125,7 @@ def _symbols(op: Operation) -> frozenset[str]:
 
 
 def _apportioned(total: int, shares: Sequence[int]) -> list[int]:
-    """Whole numbers as these shares that add up to the total: largest remainders first."""
+    """Integers proportional to the shares that add up to the total (largest remainder method)."""
     exact = [Fraction(total * share, sum(shares)) for share in shares]
     counts = [int(n) for n in exact]
     order = sorted(range(len(shares)), key=lambda i: (counts[i] - exact[i], i))

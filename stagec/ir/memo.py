@@ -1,4 +1,4 @@
-"""What is the same for all operations that are alike is found once."""
+"""A cache of functions of operations, shared by equal operations."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Answer = TypeVar("Answer")
 
 
 class MemoByType(Generic[Answer]):
-    """A function of operations without a region that reads their definition, attributes and types
-    and nothing else, as the costs of `OpDef` do, and what else it is given: called once for
-    operations of one module that have the same, whatever chunks the operands are parts of."""
+    """Caches a function of operations without a region, and of further arguments. The function may
+    read only definition, attributes and types, like the costs of `OpDef`. It is called once for
+    operations of one module in which these are equal, apart from the chunks of operands."""
 
     def __init__(self, of: Callable[..., Answer]) -> None:
         self._of = of
         self._known: dict[Hashable, Answer] = {}
 
     def __call__(self, op: Operation, *given: Hashable) -> Answer:
-        """What the function finds of an operation."""
+        """The result of the function for an operation and further arguments."""
         operands = tuple([whole(v.type) for v in op.operands])
         results = tuple([v.type for v in op.results])
         key = op.definition, operands, results, tuple(op.attrs.items()), given

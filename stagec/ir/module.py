@@ -1,5 +1,4 @@
-"""A module: the root operation and what is asked of it all the time (symbols, mesh, facts,
-functions)."""
+"""A module: the root operation, and its symbols, mesh, facts and functions."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
-from stagec.ir.core import Operation, Region, Value
+from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import Expr, const, total
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.opdef import Registry
@@ -18,14 +17,14 @@ from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 from stagec.support.source import Loc, Source
 
 Size = TypeVar("Size")
-#: The symbol of the sequences of a step, of all ranks together.
+#: The symbol of the number of sequences of a step, over all ranks.
 BATCH = "B"
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Named axes, slowest first; a size may be open. Ranks number it row-major, last axis
-    fastest."""
+    """Named axes, slowest first; a size may have no value (None). Ranks are numbered row-major,
+    last axis fastest."""
 
     name: str
     sizes: Mapping[str, int | None]
@@ -49,13 +48,12 @@ class Module:
     registry: Registry
     sources: dict[str, Source] = field(default_factory=dict[str, Source])
     diagnostics: DiagnosticList = field(default_factory=DiagnosticList)
-    decisions: Queries | None = None  # where whoever reads values is noted
+    decisions: Queries | None = None  # notes the reads of values, if set
     peers: Mapping[str, Module] = field(default_factory=dict[str, "Module"])  # of the other pods
-    #: What a pass has found out, for those who watch it; gone once they have looked.
+    #: Results of a pass for its observers, which remove them.
     notes: dict[object, object] = field(default_factory=dict[object, object])
 
-    #: The text of a module as a notebook shows it: `stagec.text` gives it, of which the IR knows
-    #: nothing.
+    #: Renders a module for notebooks; set by `stagec.text`, which the IR does not import.
     as_html: ClassVar[Callable[[Module], str] | None] = None
 
     def _repr_html_(self) -> str | None:
@@ -68,7 +66,7 @@ class Module:
 
     @property
     def phase(self) -> str:
-        """The phase that the module says it is in."""
+        """The phase that the module states."""
         return self.root.text("phase", "parsed")
 
     @phase.setter
@@ -77,12 +75,12 @@ class Module:
 
     @property
     def positions(self) -> int | None:
-        """The positions that the model was trained for, None if the text does not say."""
+        """The positions for which the model was trained, None if the text does not state them."""
         return self.root.integer("positions") if "positions" in self.root.attrs else None
 
     @property
     def serving(self) -> str:
-        """Which step of serving it is, empty of a step of training."""
+        """The mode of a step of serving; empty for a training step."""
         return self.root.text("serving")
 
     @serving.setter
@@ -91,8 +89,8 @@ class Module:
 
     @property
     def sequences(self) -> tuple[str, ...]:
-        """The dimensions of tokens that the module names, the first one being what it is about; S
-        if it names none and has one."""
+        """The dimensions of tokens that the module names, the main one first; S if it names none
+        and declares S."""
         return self.root.names("sequences") or (("S",) if "S" in self.symbols else ())
 
     def declaring(self, *what: str) -> list[Operation]:
@@ -115,13 +113,13 @@ class Module:
 
     @property
     def graphs(self) -> list[Operation]:
-        """All programs of rank classes; a lowered module has them instead of functions."""
+        """All programs of rank classes, which a lowered module has instead of functions."""
         return self.declaring("graph")
 
     @property
     def main(self) -> Operation:
-        """The one function that is compiled, which is not private. Raises `DiagnosticError` if
-        there is not exactly one."""
+        """The function that is compiled: the only one that is not private. Raises `DiagnosticError`
+        if there is not exactly one."""
         public = [func for func in self.functions if not func.flag("private")]
         if len(public) != 1:
             which = " that are not private" if len(public) < len(self.functions) else ""
@@ -135,7 +133,7 @@ class Module:
     @property
     def symbols(self) -> Mapping[str, int | None]:
         """Every declared symbol with its default value."""
-        return self._watched(self._symbols())
+        return self._tracked(self._symbols())
 
     def _symbols(self) -> dict[str, int | None]:
         symbols: dict[str, int | None] = {}
@@ -149,48 +147,48 @@ class Module:
         """The mesh, None if there is none."""
         for op in self.declaring("axes"):
             sizes = {n: v.value if isinstance(v, Expr) else None for n, v in op.attrs.items()}
-            return Mesh(op.symbol or "mesh", self._watched(sizes))
+            return Mesh(op.symbol or "mesh", self._tracked(sizes))
         return None
 
     @property
     def axis_sizes(self) -> Mapping[str, int]:
-        """The ranks along each axis of the mesh, 1 of those that are open; none without a mesh."""
+        """The ranks along each axis, 1 if the size has no value; empty without a mesh."""
         mesh = self.mesh
         return {axis: size or 1 for axis, size in mesh.sizes.items()} if mesh else {}
 
     @property
     def zigzag(self) -> dict[str, tuple[str, ...]]:
-        """The dimensions whose positions lie in zigzag order on ranks, and over which axes."""
+        """The dimensions whose positions are in zigzag order on ranks, each with its axes."""
         return {
             name: op.names("over") for op in self.declaring("order") for name in op.names("dims")
         }
 
     @property
     def loads(self) -> dict[Load, Operation]:
-        """The loads that local sizes depend on, each with the operation that says of what."""
+        """The loads on which local sizes depend, each with the operation that declares it."""
         return {Load(op.text("of"), op.integer("first", 0)): op for op in self.declaring("loads")}
 
     @property
     def env(self) -> Mapping[str, int]:
-        """The values that are known: symbols with defaults, axes with sizes, and even loads."""
+        """All known values: symbols with defaults, axes with sizes, and even loads."""
         mesh = self.mesh
         sizes = {**self._symbols(), **(plain(mesh.sizes) if mesh else {})}
         even = {name: 1 for load in self.loads for name in load.names}
-        return self._watched({n: v for n, v in sizes.items() if v is not None} | even)
+        return self._tracked({n: v for n, v in sizes.items() if v is not None} | even)
 
-    def _watched(self, values: dict[str, Size]) -> Mapping[str, Size]:
+    def _tracked(self, values: dict[str, Size]) -> Mapping[str, Size]:
         return values if self.decisions is None else TrackedValues(values, self.decisions)
 
     def set_values(self, values: Mapping[str, int]) -> None:
-        """Give declared symbols and axes these values, in the declarations alone; names that are
-        not declared are left out. Of a watched module the change is noted."""
+        """Give declared symbols and axes these values, in the declarations only; other names are
+        ignored. The change is noted if the module notes decisions."""
         if self.decisions is not None:
             self.decisions.change(values)
         for op in self.declaring("symbols", "axes"):
             op.attrs |= {name: const(values[name]) for name in op.attrs if name in values}
 
     def how_to_set(self, names: Iterable[str]) -> str:
-        """A remedy for sizes that are open: the options that give them."""
+        """A remedy for sizes without values: the options that give them."""
         mesh = self.mesh
         axes = [f"{n}=2" for n in names if mesh and n in mesh.sizes]
         sizes = [f"{n}=4096" for n in names if not mesh or n not in mesh.sizes]
@@ -198,8 +196,8 @@ class Module:
         return "give " + " ".join(f"{flag} {','.join(v)}" for flag, v in given if v)
 
     def no_value(self, names: Sequence[str], loc: Loc, *, more: str = "") -> DiagnosticError:
-        """The error for sizes that are open, `more` behind its remedy: at the mesh if all of them
-        are its axes, else at `loc`."""
+        """The error for sizes without values, with `more` after its remedy. Its location is the
+        mesh if all of them are axes, else `loc`."""
         sized = next((op for op in self.declaring("axes") if op.attrs.keys() >= {*names}), None)
         return error(
             f"no value for {', '.join(names)}",
@@ -209,7 +207,7 @@ class Module:
 
     @property
     def relations(self) -> list[tuple[Relation, Operation]]:
-        """Everything assumed, with the operation that says so."""
+        """All assumptions, each with the operation that states it."""
         relations: list[tuple[Relation, Operation]] = []
         for op in self.declaring("relations"):
             values = op.attrs.get("relations", ())
@@ -217,27 +215,35 @@ class Module:
                 relations += [(v, op) for v in values if isinstance(v, Relation)]
         return relations
 
+    def assume(self, relation: Relation, loc: Loc) -> None:
+        """State an assumption before the main function, unless it is stated already."""
+        if relation not in {known for known, _ in self.relations}:
+            attrs: dict[str, Attr] = {"relations": (relation,)}
+            op = Operation(self.registry["stg.assume"], (), attrs, loc=loc)
+            self.root.body.insert(self.main.position(), op)
+
     def limits_length(self, relation: Relation) -> bool:
-        """Whether a relation bounds the tokens of a sequence, as learned positions do. In a mixed
-        step, whose tokens are those of many sequences, it says nothing of them."""
+        """Whether a relation bounds the tokens of a sequence, as learned positions do. It does not
+        apply to the tokens of a mixed step, which belong to many sequences."""
         return relation.modulus is None and not relation.symbols.isdisjoint(self.sequences)
 
     @property
     def facts(self) -> Facts:
-        """What can be decided from the relations and from the values that are known."""
+        """The facts that follow from the relations and from known values."""
         return Facts((relation for relation, _ in self.relations), self.env)
 
     def parameters(self) -> list[Value]:
-        """The parameters, those that are frozen included."""
+        """The parameters, including frozen ones."""
         return [a for a in self.main.body.args if a.tensor.role in PARAMETERS]
 
     def trainable(self) -> list[Value]:
-        """The parameters that are trained: arguments of the function with the role `param`."""
+        """The trained parameters: arguments of the function with the role `param`."""
         return [a for a in self.main.body.args if a.tensor.role == "param"]
 
     def parameter_counts(self) -> dict[str, Expr]:
-        """How many parameters there are, and, if some are frozen, how many are trained: what
-        functions and graphs state once they are filled up, cut or lowered."""
+        """The number of elements of all parameters, and, if some are frozen, of those that are
+        trained. Functions and graphs state these counts after parameters were padded, cut or
+        lowered."""
         names = ("parameters", "trainable")
         if stated := {n: self.main.expr(n) for n in names if n in self.main.attrs}:
             return stated
@@ -249,14 +255,14 @@ class Module:
 
 
 def uncast(value: Value) -> Value:
-    """What a cast takes; of any other value that value."""
+    """The operand of a cast; any other value itself."""
     op = value.producer
     return op.operands[0] if op is not None and op.has(Recasts) else value
 
 
 def is_parameter(value: Value) -> bool:
-    """Whether the value is a parameter, the slice of one inside a repeat, a copy of these from
-    the host, or what is kept of gathered ones."""
+    """Whether the value is a parameter, a slice of one in a repeat, a copy of these from the host,
+    or a kept part of a gathered one."""
     owner = value.owner
     if not isinstance(owner, Region):
         if owner.region is not None:

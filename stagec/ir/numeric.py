@@ -1,4 +1,4 @@
-"""What numeric references of ops may ask about the rank that they compute for."""
+"""The rank for which numeric references of ops compute."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class NumericContext:
-    """A rank: its coordinates on the mesh, sizes of symbols and axes, and where the program is.
+    """A rank: its coordinates on the mesh, sizes of symbols and axes, and the current iteration and
+    microbatch.
 
-    `zigzag` gives the axes over which a dimension of this name is split in zigzag order.
+    `zigzag` maps a dimension to the axes over which it is split in zigzag order.
     """
 
     env: Mapping[str, int]
     coords: Mapping[str, int]
     iteration: int = 0
     microbatch: tuple[str, int, int] | None = (
-        None  # the symbol that is split, which part, of how many
+        None  # the split symbol, the number of the part, the number of parts
     )
     zigzag: Mapping[str, Axes] = field(default_factory=dict[str, Axes])
 
@@ -48,7 +49,7 @@ class NumericContext:
         return _piece(positions, part, parts) if parts > 1 else positions
 
     def _part(self, items: Sequence[int], over: Axes, folded: bool) -> Sequence[int]:
-        """What this rank has of a dimension: a piece of it, or two from its ends."""
+        """The part of a dimension on this rank: one piece, or two from both ends (zigzag)."""
         index, count = self._place(over)
         if not folded or count == 1:
             return _piece(items, index, count)
@@ -56,7 +57,7 @@ class NumericContext:
         return [*near, *_piece(items, 2 * count - 1 - index, 2 * count)]
 
     def _place(self, over: Axes) -> tuple[int, int]:
-        """The number of this rank along these axes, and how many there are."""
+        """The number of this rank along these axes, and the number of ranks."""
         index, count = 0, 1
         for axis in over:
             index = index * self.env[axis] + self.coords.get(axis, 0)
@@ -64,7 +65,7 @@ class NumericContext:
         return index, count
 
     def moved(self, over: Axes, by: int) -> NumericContext:
-        """The rank that is `by` places further along these axes, round the ring."""
+        """The rank that is `by` places further along these axes, as a ring."""
         index, count = self._place(over)
         index = (index + by) % count
         coords = dict(self.coords)

@@ -1,4 +1,4 @@
-"""Op definitions: everything the compiler knows of an op, in one class.
+"""Op definitions: everything that the compiler knows about an op, in one class.
 
 Owns `OpDef` and the `Registry`. Concrete ops live in `ir_spec/ops`.
 """
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from stagec.ir.builder import Builder
     from stagec.ir.serving_step import ServingStep
 
-#: What the numeric reference of an op works on: numpy arrays (kept untyped, they are test oracles).
+#: Operands and results of numeric references: numpy arrays (untyped, since they are test oracles).
 Array = Any
 Sizes = Mapping[str, Expr]
-#: Gradients of the results or of the operands of an op; None where none flows.
+#: Gradients of the results or of the operands of an op; None where there is none.
 Grads: TypeAlias = Sequence[Value | None]
 #: The axes over which special factors are split.
 Splits: TypeAlias = Mapping[str, tuple[str, ...]]
-#: The size of a dimension on one rank; None if it is open.
+#: The size of a dimension on one rank; None if it has no value.
 LocalSize: TypeAlias = Callable[[Expr], "int | None"]
-#: Builds what an op is without a compiler, before it, and returns what replaces its results.
+#: Builds the unfused form of an op before it, and returns the values that replace its results.
 EagerForm: TypeAlias = "Callable[[Builder, Operation, LocalSize], Sequence[Value] | None]"
 _T = TypeVar("_T", bound=Trait)
 _K = TypeVar("_K")
@@ -52,8 +52,8 @@ _COMMON = (
 
 @dataclass(frozen=True, slots=True)
 class LossForm:
-    """How a loss of the next tokens is to be computed: the form of `stg.loss`, the parts of the
-    tokens (0: as the form has them), and whether the vocabulary is split."""
+    """How a loss of the next tokens is computed: the form of `stg.loss`, the number of chunks of
+    tokens (0: the default of the form), and whether the vocabulary is split."""
 
     name: str
     chunks: int = 0
@@ -64,31 +64,31 @@ class OpDef:
     """Base of all op definitions; a subclass states what differs. The docstring is the
     documentation."""
 
-    name: ClassVar[str] = ""  # as it stands in a text: dialect.name
-    operands: ClassVar[tuple[str, ...]] = ()  # names; a last one with * stands any number of times
+    name: ClassVar[str] = ""  # as in a text: dialect.name
+    operands: ClassVar[tuple[str, ...]] = ()  # names; a last one with * stands for any number
     results: ClassVar[tuple[str, ...]] = ("result",)  # the same; one with ? may be left out
-    params: ClassVar[tuple[Param, ...]] = ()  # what may stand in brackets
-    traits: ClassVar[tuple[Trait, ...]] = ()  # what algorithms ask for: stagec.ir.traits
+    params: ClassVar[tuple[Param, ...]] = ()  # in brackets
+    traits: ClassVar[tuple[Trait, ...]] = ()  # properties that algorithms query: stagec.ir.traits
     parents: ClassVar[tuple[str, ...] | None] = None  # only directly in these ops (None: in any)
     example: ClassVar[str] = ""  # a line of text with it, run as a test
 
-    # -- what many ops can state as data, in place of `rule`, `dtypes` and `flops` -----------------
+    # -- data that replace `rule`, `dtypes` and `flops` for many ops -------------------------------
 
     index: ClassVar[IndexRule | None] = None  # the rule
     element_types: ClassVar[tuple[str, ...]] = ()  # of results, or operands that have the same
     flops_per_point: ClassVar[int] = 0  # FLOPs for each point of the index space of the rule
-    integral: ClassVar[str] = ""  # factors that are quotients of dimensions, and whole numbers
+    integral: ClassVar[str] = ""  # factors that are quotients of dimensions and must be integers
 
-    # -- what follows from the class, computed once ------------------------------------------------
+    # -- derived from the class, computed once -----------------------------------------------------
 
-    kinds: ClassVar[frozenset[type[Trait]]] = frozenset()  # of its traits, with those they refine
-    declares: ClassVar[str] = ""  # what its trait `Declares` says
-    takes: ClassVar[Arity] = Arity()  # how many operands
-    gives: ClassVar[Arity] = Arity()  # how many results
+    kinds: ClassVar[frozenset[type[Trait]]] = frozenset()  # of its traits, with their base classes
+    declares: ClassVar[str] = ""  # `what` of its trait `Declares`
+    takes: ClassVar[Arity] = Arity()  # the number of operands
+    gives: ClassVar[Arity] = Arity()  # the number of results
     params_by_name: ClassVar[Mapping[str, Param]] = {}  # the declared ones and `_COMMON`
 
     def __init_subclass__(cls) -> None:
-        # a base that makes, say, params of its own does so before it calls this
+        # a base class that sets attributes of subclasses does so before it calls this
         traits = _all_of(Trait, cls.traits)
         cls.kinds = frozenset(k for t in traits for k in type(t).__mro__ if issubclass(k, Trait))
         cls.declares = next((t.what for t in traits if isinstance(t, Declares)), "")
@@ -97,31 +97,30 @@ class OpDef:
         cls.params_by_name = {p.name: p for p in (*_COMMON, *_all_of(Param, cls.params))}
 
     def has(self, trait: type[Trait]) -> bool:
-        """Whether the op has the trait, or one that refines it."""
+        """Whether the op has the trait, or a subclass of it."""
         return trait in self.kinds
 
     def default(self, name: str) -> str:
-        """The name that a parameter stands for where it is left out; empty without such a name."""
+        """The default of a parameter that is a name; empty without a default."""
         param = self.params_by_name.get(name)
         return param.default if param is not None else ""
 
     def trait(self, kind: type[_T]) -> _T | None:
-        """The op's trait of this kind, with what it says; None if it has none."""
+        """The trait of this kind with its fields; None if the op does not have it."""
         return next((t for t in self.traits if isinstance(t, kind)), None)
 
     def derived(self) -> Sequence[OpDef]:
-        """Ops that follow from this one, such as its gradient. The built-in ones are listed behind
-        it."""
+        """Ops derived from this one, such as its gradient. They are registered after it."""
         return ()
 
     # -- shape -------------------------------------------------------------------------------------
 
     def rule(self, op: Operation) -> Rule | None:
-        """The index rule, None for ops that are not computations; by default `index`."""
+        """The index rule, by default `index`; None for ops that are not computations."""
         return self.index.of(op) if self.index is not None else None
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        """The dtype of each result; by default `element_types`, or without it that of operand 0."""
+        """The dtype of each result: by default `element_types`, else that of operand 0."""
         if not self.element_types:
             return [op.operands[0].tensor.dtype] * len(self.rule_results(op))
         own = {n: v.tensor.dtype for n, v in zip(self.takes.names, op.operands, strict=False)}
@@ -159,38 +158,38 @@ class OpDef:
         ]
 
     def region_args(self, op: Operation) -> Sequence[Type] | None:
-        """The types of its region's arguments, from the operands that they are bound to; None if
-        they are not bound."""
+        """The types of the arguments of its region, from the operands to which they are bound; None
+        if they are not bound."""
         return None
 
     def verify(self, op: Operation) -> Iterator[str]:
-        """Messages for what is wrong with this op beyond its signature. It may read the attributes,
-        the region and the types of the op, not what is around it (`stagec.ir.verified`)."""
+        """Messages for errors of this op beyond its signature. The method may read the attributes,
+        the region and the types of the op, but nothing outside of it (`stagec.ir.verified`)."""
         return iter(())
 
     def reuses(self, op: Operation, result: int) -> int | None:
-        """The operand whose buffer a result takes (wholly, or a part of it); None for a new one."""
+        """The operand whose buffer a result takes (or a part of it); None for a new buffer."""
         place = self.trait(InPlace) if InPlace in self.kinds else None
         return place.operands[result] if place is not None else None
 
-    # -- cost, per rank: `n` maps each factor to its local size. It may read the attributes and the
-    #    types of the op, not what is around it (`stagec.ir.memo`) --------------------------------
+    # -- cost per rank: `n` maps each factor to its local size. Methods may read the attributes and
+    # # the types of the op, but nothing outside of it (`stagec.ir.memo`) ------------------------
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        """Floating-point operations executed (a multiply-add is two), 0 for pure data movement; by
-        default `flops_per_point`."""
+        """Floating-point operations (a multiply-add is two), 0 for data movement; by default
+        `flops_per_point` for each point of the index space."""
         rule = self.rule(op) if self.flops_per_point else None
         return product(n[f] for f in rule.factors) * self.flops_per_point if rule else ZERO
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        """FLOPs of the matrix products that kernels compute, with masks inside of them ignored, as
-        PyTorch's FlopCounterMode counts them."""
+        """FLOPs of the matrix products that kernels compute, ignoring masks in them, as counted by
+        FlopCounterMode of PyTorch."""
         return ZERO
 
     def bytes_touched(self, op: Operation) -> Expr:
-        """Bytes read and written once each on one rank; by default all operands and all results,
-        an operand that the op gathers itself as it is then, and of weights of experts those that
-        get tokens (`stagec.ir.routed`)."""
+        """Bytes that are read or written on one rank, each once. By default all operands and
+        results; an operand that the op gathers itself counts as gathered, and weights of experts
+        count if the experts get tokens (`stagec.ir.routed`)."""
         rule, known = self.rule(op), dict[int, Expr]()
         if rule is not None:
             known = {g.operand: g.whole(op) for g in own_gathers(op, rule)}
@@ -201,9 +200,9 @@ class OpDef:
         return total([*read, *(v.tensor.local_bytes for v in op.results)])
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape | None:
-        """The matrix product or attention that its kernel computes; None for a kernel that is
-        bound by memory. By default a matrix product, if it has FLOPs of one and its rule is one; of
-        experts those that get tokens."""
+        """The matrix product or attention that its kernel computes; None for a kernel bound by
+        memory. By default the matrix product of its rule, if it has matmul FLOPs; only experts that
+        get tokens count."""
         rule = self.rule(op)
         if rule is None or self.matmul_flops(op, n) == ZERO:
             return None
@@ -212,18 +211,18 @@ class OpDef:
         return matrix_product(rule, sizes, op.operands[0].tensor.dtype)
 
     def active(self, op: Operation) -> Expr | None:
-        """In a repeat: the number of its first iterations in which a rank runs the op. None: in
-        all. It may depend on the rank's coordinates."""
+        """In a repeat: the number of first iterations in which a rank runs the op, which may depend
+        on the coordinates of the rank. None: all iterations."""
         return None
 
     # -- derivative --------------------------------------------------------------------------------
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        """Build the gradient of each operand from the gradients of the results, of which one at
-        least is there.
+        """Build the gradient of each operand from the gradients of the results, at least one of
+        which is not None.
 
-        Whatever forward value it uses is what backward needs: it is stashed. None: no gradient
-        flows.
+        Forward values that it uses are those that backward needs: they are stashed. None stands for
+        no gradient. Raises `DiagnosticError` if the op has no gradient.
         """
         raise error(
             f"'{self.name}' has no gradient",
@@ -234,20 +233,20 @@ class OpDef:
     # -- operation by operation --------------------------------------------------------------------
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        """By the names that `stg.kernels` gives them, forms of the op that are several operations
-        in PyTorch without a compiler. A form builds these operations before the op and returns the
-        values that replace its results; None: in this place it is one operation there, too. It is
-        given the size of a dimension on one rank, as the strategy splits it."""
+        """By the names that `stg.kernels` uses: forms of the op that are several operations in
+        PyTorch without a compiler. A form builds these operations before the op and returns the
+        values that replace its results, or None if it is a single operation in this place. Its last
+        argument gives the size of a dimension on one rank, as the strategy splits it."""
         return {}
 
     # -- serving -----------------------------------------------------------------------------------
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """Build what the op becomes in a step of serving, before it; returns the values that
-        replace its results, `op.results` for an op that is changed and stays. None: nothing
-        changes, as for an op that treats each token by itself.
+        """Build the form of the op in a step of serving, before it. Returns the values that replace
+        its results, or `op.results` for an op that is changed in place. None: nothing changes, as
+        for an op that treats each token separately.
 
-        State that it keeps comes from `step`. Raises `DiagnosticError` if there is no such form.
+        State of the op comes from `step`. Raises `DiagnosticError` if there is no such form.
         """
         if step.mixes(op):
             raise error(
@@ -259,19 +258,20 @@ class OpDef:
         return None
 
     def logits(self, op: Operation) -> Value | None:
-        """The logits that it judges, [B, S, V], if it is a loss of the next tokens: what a step of
-        serving returns instead."""
+        """The logits [B, S, V] of a loss of the next tokens, which a step of serving returns
+        instead; None for other ops."""
         return None
 
     def expanded(self, b: Builder, op: Operation, form: LossForm) -> Value | None:
-        """If it is a loss of the next tokens: build it in another form, before it; `op.result` if
-        the op is changed and stays. None: it has no such form."""
+        """For a loss of the next tokens: build it in another form, before it. Returns the new loss,
+        or `op.result` if the op is changed in place. None: it has no such form."""
         return None
 
     # -- numeric meaning ---------------------------------------------------------------------------
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        """The results as numpy arrays, from local operands on one rank."""
+        """The results as numpy arrays, from local operands on one rank. Raises `DiagnosticError` if
+        the op has no reference."""
         raise error(
             f"'{self.name}' has no numeric reference",
             op.loc,
@@ -279,14 +279,15 @@ class OpDef:
         )
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
-        """If an integer operand holds indices: how many there are (random test data stays
-        below)."""
+        """The number of distinct indices in an integer operand (random test data is below it); None
+        for other operands."""
         return None
 
     # -- placement ---------------------------------------------------------------------------------
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
-        """Rewrite the op for split special factors; returns the values that replace its results."""
+        """Rewrite the op for split special factors; returns the values that replace its results.
+        Raises `DiagnosticError` if the op cannot be split."""
         raise error(
             f"'{self.name}' cannot be split over {sorted(special)}",
             op.loc,
@@ -296,20 +297,20 @@ class OpDef:
     # -- rewriting ---------------------------------------------------------------------------------
 
     def fold(self, op: Operation) -> Value | None:
-        """An existing value of the same type that replaces the only result, or None. It may change
-        the op."""
+        """An existing value of the same type that replaces the only result, or None. The method may
+        change the op."""
         return None
 
 
 def _all_of(kind: type[_K], given: object) -> tuple[_K, ...]:
-    """The items of this kind. What else a class of a plug-in has there is refused when the plug-in
-    is loaded (`stagec.pipeline.plugin_checks`), not while its class is made."""
+    """The items of this kind. Other items in a class of a plug-in are errors when the plug-in is
+    loaded (`stagec.pipeline.plugin_checks`), not when its class is created."""
     items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
     return tuple(item for item in items if isinstance(item, kind))
 
 
 class UnregisteredOp(OpDef):
-    """An op that nothing is known of; it prints and parses, no more."""
+    """An op without a definition, which can only be parsed and printed."""
 
     operands = ("operand*",)
     results = ("result*",)
@@ -320,7 +321,7 @@ class UnregisteredOp(OpDef):
 
 
 def unregistered(name: str) -> OpDef:
-    """A definition that stands for an op of that name."""
+    """A placeholder definition for an op of this name."""
     definition: OpDef = type("Unregistered", (UnregisteredOp,), {"name": name})()
     return definition
 
@@ -328,7 +329,7 @@ def unregistered(name: str) -> OpDef:
 class Registry:
     """The ops that a compiler knows: the built-in ones and those of plug-ins.
 
-    `extras` is what plug-ins bring for upper layers, such as pipeline schedules.
+    `extras` are contributions of plug-ins to upper layers, such as pipeline schedules.
     """
 
     def __init__(self, ops: Iterable[OpDef] = ()) -> None:
@@ -338,7 +339,7 @@ class Registry:
             self.add(op)
 
     def copy(self) -> Registry:
-        """The same, to which more can be added."""
+        """A copy, to which more ops can be added."""
         registry = Registry()
         registry._ops, registry.extras = {**self._ops}, [*self.extras]
         return registry
@@ -353,11 +354,11 @@ class Registry:
         self._ops[op.name] = op
 
     def get(self, name: str) -> OpDef | None:
-        """The definition of that name."""
+        """The definition of this name, or None."""
         return self._ops.get(name)
 
     def __getitem__(self, name: str) -> OpDef:
-        """The definition of that name. Raises `LookupError`, with the nearest name."""
+        """The definition of this name. Raises `LookupError` with the nearest name."""
         if (definition := self._ops.get(name)) is None:
             raise LookupError(f"unknown op '{name}': {self.suggest(name)}")
         return definition

@@ -1,10 +1,9 @@
-"""Options of private functions: what a function declares, and what a call chooses.
+"""Options of private functions: their declarations, and their values in calls.
 
-stg.option @bias[no, yes]               one of these words, the first if a call says nothing
-stg.statics @rope[base = theta]         static parameters of an op, these if it says nothing
-%y = stg.when[bias](%x) {...}           what the region yields, %x where bias is no
-%r = stg.rope[statics = rope](%y)       stg.rope[base = theta](%y)
-%a = stg.call @f[bias, rope = (base = 100, first = R)](%x)
+stg.option @bias[no, yes] one of these words, by default the first one stg.statics @rope[base =
+theta] static parameters of an op, by default these %y = stg.when[bias](%x) {...} what the region
+yields, %x where bias is no %r = stg.rope[statics = rope](%y)       stg.rope[base = theta](%y) %a =
+stg.call @f[bias, rope = (base = 100, first = R)](%x)
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from stagec.ir.core import Attr, NamedAttr, Operation, substitute_attr
 from stagec.ir.expr import Expr, symbol
 from stagec.ir.param import STATICS, attr_text
 
-#: What an option is: a word, or static parameters with their values (True: a flag); None for `no`.
+#: The value of an option: a word, or static parameters by name (True: a flag); None for `no`.
 Choice = str | Mapping[str, Attr] | None
 NO, YES = "no", "yes"
 
 
 def declared_options(func: Operation) -> dict[str, Operation]:
-    """The declarations of a function's options, by name."""
+    """The declarations of the options of a function, by name."""
     ops = func.region.ops if func.region is not None else []
     declared: dict[str, Operation] = {}
     for op in ops:
@@ -31,18 +30,18 @@ def declared_options(func: Operation) -> dict[str, Operation]:
 
 
 def is_statics(option: Operation) -> bool:
-    """Whether an option is static parameters, not one of some words."""
+    """Whether the values of an option are static parameters, not words."""
     return option.definition.declares == "statics"
 
 
 def words_of(option: Operation) -> tuple[str, ...]:
-    """What an option may be called in `stg.when`."""
+    """The words by which `stg.when` may refer to the values of an option."""
     return (YES, NO) if is_statics(option) else tuple(option.attrs)
 
 
 def choice(option: Operation, given: Attr | None, sizes: Mapping[str, Expr]) -> Choice:
-    """What an option is, from what a call says of it (None: nothing) and of the sizes of the
-    function. Raises ValueError with what it expects."""
+    """The value of an option, from the attribute of a call (None: the default) and the sizes that
+    it gives to the function. Raises ValueError with the expected values."""
     if is_statics(option):
         return _statics(option, given, sizes)
     words = tuple(option.attrs)
@@ -85,15 +84,15 @@ def _word(value: Attr) -> str | None:
 
 
 def handed_on(chosen: Choice) -> Attr:
-    """An option as it stands in a call."""
+    """The attribute of a call for a value of an option."""
     if chosen is None or isinstance(chosen, str):
         return symbol(chosen or NO)
     return tuple(symbol(n) if v is True else NamedAttr(n, v) for n, v in chosen.items())
 
 
 def conditions(when: Operation) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The options that a `stg.when` asks for, each with the words of which it is one; without words
-    it is not `no`."""
+    """The options in the conditions of a `stg.when`, each with its allowed words; without words any
+    value but `no` is allowed."""
     for name, value in when.attrs.items():
         items = () if value is True else value if isinstance(value, tuple) else (value,)
         yield name, tuple(map(attr_text, items))

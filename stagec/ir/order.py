@@ -1,6 +1,6 @@
 """The order of layers of several kinds, as runs of kinds: `(5*local, global)*10, 2*local`.
 
-It is held as it is written; what it says layer by layer is asked for where layers run one by one.
+An order is stored in its compact form; the sequence of layers is computed on demand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stagec.support.limits import MAX_LAYERS
 
 @dataclass(frozen=True, slots=True)
 class Multiple:
-    """A list in parentheses, so many times, as the parser reads it: `(5*local, global)*10`."""
+    """A repeated list in parentheses, as the parser reads it: `(5*local, global)*10`."""
 
     items: tuple[object, ...]
     times: int
@@ -29,7 +29,7 @@ class Multiple:
 
 @dataclass(frozen=True)
 class LayerOrder:
-    """Runs of kinds, or of lists of such runs: each with how often it comes, one after another."""
+    """A sequence of runs: kinds, or nested orders, each with its repetition count."""
 
     runs: tuple[tuple[str | LayerOrder, int], ...]
 
@@ -38,7 +38,7 @@ class LayerOrder:
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """How many layers there are of each kind, in the order in which the kinds are named."""
+        """The number of layers of each kind, in the order in which the kinds are named."""
         counts: Counter[str] = Counter()
         for what, times in self.runs:
             inside = {what: 1} if isinstance(what, str) else what.counts
@@ -63,14 +63,14 @@ class LayerOrder:
 
     @cached_property
     def places(self) -> Mapping[str, tuple[int, ...]]:
-        """The numbers in the stack of the layers of each kind."""
+        """The positions in the stack of the layers of each kind."""
         places_of: dict[str, list[int]] = {}
         for place, kind in enumerate(self.layers):
             places_of.setdefault(kind, []).append(place)
         return {kind: tuple(places) for kind, places in places_of.items()}
 
     def part(self, first: int, end: int) -> LayerOrder:
-        """The order of the layers from one to before another."""
+        """The order of the layers from `first` to before `end`."""
         return compact(self.layers[first:end])
 
     def _layers(self) -> Iterator[str]:
@@ -79,7 +79,7 @@ class LayerOrder:
 
 
 def read_order(raw: object) -> LayerOrder:
-    """The order that a text states. Raises `ValueError` with what was expected."""
+    """The order that a text states. Raises `ValueError` with the expected form."""
     if isinstance(raw, LayerOrder):
         return raw
     runs: list[tuple[str | LayerOrder, int]] = []
@@ -110,18 +110,18 @@ def _run_text(what: str | LayerOrder, times: int) -> str:
     return f"({what})*{times}"
 
 
-#: Lists of more runs than this are not looked for.
+#: Most runs in a list that is searched for repetition.
 _WIDEST = 32
 
 
 def compact(layers: Sequence[str]) -> LayerOrder:
-    """The order of so many layers, what follows itself written once: of `a a b a a b c` it is
-    `(2*a, b)*2, c`."""
+    """The order of a sequence of layers, with repetitions folded: `(2*a, b)*2, c` for `a a b a a b
+    c`."""
     return LayerOrder(tuple(_folded([(k, len(list(same))) for k, same in groupby(layers)])))
 
 
 def _folded(runs: Sequence[tuple[str | LayerOrder, int]]) -> Iterator[tuple[str | LayerOrder, int]]:
-    """Lists of runs that follow themselves become one list, that which saves most."""
+    """Fold repeated lists of runs, at each position the one that saves most."""
     at = 0
     while at < len(runs):
         width, times = max(

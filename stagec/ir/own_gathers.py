@@ -1,7 +1,7 @@
-"""Operands that an op gathers by itself: split further than the op works on them.
+"""Operands that an op gathers itself: they are split over more axes than its computation.
 
-An op whose rule is `bsd,df->bsf`, `s` gathered, takes [B, S@tp, D] and gives [B, S, F@tp]. It works
-on all of S, of which a rank has 1/tp: it gathers dimension 1 of operand 0 over tp.
+An op with the rule `bsd,df->bsf` and `s` gathered takes [B, S@tp, D] and gives [B, S, F@tp]. It
+computes on all of S, of which a rank has 1/tp: it gathers dimension 1 of operand 0 over tp.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from stagec.ir.types import TensorType, axis_size
 
 @dataclass(frozen=True, slots=True)
 class OwnGather:
-    """Operand `operand` is gathered along dimension `dim` over these axes."""
+    """Operand number `operand` is gathered along dimension `dim` over the axes `over`."""
 
     operand: int
     dim: int
     over: tuple[str, ...]
 
     def whole(self, op: Operation) -> Expr:
-        """The bytes of the operand on one rank once it is gathered."""
+        """The bytes of the gathered operand on one rank."""
         return op.operands[self.operand].tensor.local_bytes * axis_size(self.over)
 
 
 def own_gathers(op: Operation, rule: Rule) -> list[OwnGather]:
-    """What an op with placed operands and results gathers by itself."""
+    """The gathers that an op with placed operands and results does itself."""
     gathers: list[OwnGather] = []
     for factor in sorted(rule.gathered):
         works_on = split_in_results(op, rule, factor)
@@ -41,13 +41,14 @@ def own_gathers(op: Operation, rule: Rule) -> list[OwnGather]:
 
 
 def names_of_nodes(op: Operation, gathers: Sequence[OwnGather]) -> list[str]:
-    """What the nodes of such an op are called: its gathers, all steps but the last, the last."""
+    """The names of the nodes of such an op: its gathers, all steps but the last, and the last
+    one."""
     name = op.results[0].name
     return [*(f"{op.operands[g.operand].name}_g" for g in gathers), f"{name}_first", name]
 
 
 def split_in_results(op: Operation, rule: Rule, factor: str) -> tuple[str, ...]:
-    """The axes over which the first result that has a gathered factor is split along it."""
+    """The axes that split a gathered factor in the first result that has it."""
     for value, shape in zip(op.results, rule.results, strict=False):
         if (factor,) in shape and isinstance(value.type, TensorType):
             return value.type.dims[shape.index((factor,))].axes

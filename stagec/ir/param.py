@@ -1,4 +1,4 @@
-"""What stands in an op's brackets, and how many operands and results it has."""
+"""The parameters of an op in brackets, and its numbers of operands and results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Param:
     | `relations`      | `S % tp == 0, B >= 1`               | all positional values |
     | `order`          | `(5*local, global)*10, 2*local`     | all positional values |
 
-    A kind with a plural takes one item without parentheses too.
+    A plural kind accepts a single item without parentheses as well.
     """
 
     name: str
@@ -41,18 +41,18 @@ class Param:
     required: bool = False
     positional: bool = False
     choices: tuple[str, ...] = ()
-    default: str = ""  # of a name: what it is if it is left out
-    of_step: bool = False  # of a size: it counts the whole batch, not the microbatch at hand
+    default: str = ""  # the value of a name that is left out
+    of_step: bool = False  # a size of the whole batch, not of a microbatch
 
     @property
     def form(self) -> str:
-        """How the value is held, whatever it means: `names` for `axes`, `dims` and `values`."""
+        """The representation of the value: `names` for `axes`, `dims` and `values`, for example."""
         return _FORMS.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Arity:
-    """How many operands, or results, an op has, from the names of its definition.
+    """The number of operands, or results, of an op, from the names in its definition.
 
     | names             | least | most |
     |-------------------|-------|------|
@@ -67,18 +67,18 @@ class Arity:
 
     @staticmethod
     def of(names: tuple[str, ...]) -> Arity:
-        """The arity that these names state."""
+        """The arity for these names."""
         bare = tuple(name.rstrip("?*") for name in names)
         least = sum(a == b for a, b in zip(names, bare, strict=True))
         many = any(name.endswith("*") for name in names)
         return Arity(bare, least, None if many else len(names))
 
     def fits(self, count: int) -> bool:
-        """Whether there may be so many."""
+        """Whether this number is allowed."""
         return self.least <= count and (self.most is None or count <= self.most)
 
     def text(self, noun: str) -> str:
-        """What is expected: '2 operands', 'at least 1 operand', '1 to 2 results'."""
+        """The expected number as text: '2 operands', 'at least 1 operand', '1 to 2 results'."""
         if self.most is None:
             return f"at least {counted(self.least, noun)}"
         same = self.least == self.most
@@ -86,7 +86,7 @@ class Arity:
 
 
 def convert_param(param: Param, raw: Attr) -> Attr:
-    """The attribute for a parsed parameter value. Raises ValueError with what was expected."""
+    """The attribute for a parsed parameter value. Raises ValueError with the expected form."""
     form = param.form
     if form == "flag":
         if raw is not True:
@@ -129,7 +129,7 @@ _EXPECTED = {
     "patterns": "names, or patterns in quotes",
 }
 
-#: In a block: the parameter by which an op takes static parameters that a call may give.
+#: In a block: the parameter that names the option with further static parameters of an op.
 STATICS = "statics"
 #: Kinds whose names are axes of the mesh, and those whose names are declared symbols.
 AXES, DIMS = frozenset({"axis", "axes"}), frozenset({"dim", "dims"})
@@ -176,12 +176,12 @@ _ITEMS: Mapping[str, Callable[[Param, Attr], Attr]] = {
     "symbol": _of_type(SymbolRef),
 }
 _LISTS = {"ints": "int", "sizes": "size", "ratios": "ratio", "names": "name", "patterns": "name"}
-#: The form of the value of a kind that is not its own.
+#: The forms of kinds whose form has another name.
 _FORMS = {"axis": "name", "dim": "name", "axes": "names", "dims": "names", "values": "names"}
 
 
 def attr_text(value: Attr) -> str:
-    """The text of an attribute value, as it stands in brackets."""
+    """The text of an attribute value in brackets."""
     if isinstance(value, tuple):
         parts = [attr_text(v) for v in value]
         alone = len(parts) == 1 and not isinstance(value[0], NamedAttr)

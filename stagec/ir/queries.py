@@ -1,14 +1,14 @@
-"""What a compile decides by the values of symbols: questions about values, and their answers.
+"""Decisions of a compile that depend on the values of symbols: queries and their answers.
 
-Sizes are symbols through the whole compile, but what a pass makes may depend on values: whether a
-dimension divides, which of two moves is cheaper, how many stages there are. A watched module notes
-each such question with its answer. What was compiled for some values is then what would be compiled
-for all others that give the same answers:
+Sizes stay symbolic through the whole compile, but the result of a pass may depend on values:
+whether a dimension divides, which of two moves is cheaper, the number of stages. A module with
+`decisions` notes each such query with its answer. The compiled program is then valid for all values
+with the same answers:
 
     facts.divides(tp, H)        noted: Divides(tp, H) -> True         holds for tp = 2, 4, 8
     module.env["pp"]            noted: ValueOf(pp) -> 4               holds for pp = 4 alone
 
-Who reads a value without a question of its own notes the value itself, so nothing goes unnoticed.
+Reading a value directly notes the value itself, so every dependency is noted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 
 class Decision(Protocol[T_co]):
-    """A hashable question about values; calling it gives the answer."""
+    """A hashable query about values; calling it gives the answer."""
 
     def __call__(self, values: Mapping[str, int], /) -> T_co:
         """The answer for these values."""
@@ -35,7 +35,7 @@ class Decision(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class ValueOf:
-    """What is the value of a symbol?"""
+    """Query: the value of a symbol, or None."""
 
     name: str
 
@@ -45,8 +45,8 @@ class ValueOf:
 
 @dataclass(frozen=True, slots=True)
 class Divides:
-    """Does a divisor divide a size? None divides the rows of experts where these are an average
-    that is no whole number."""
+    """Query: whether a divisor divides a size. False if the size is not an integer, such as an
+    average number of rows of experts."""
 
     divisor: Expr
     size: Expr
@@ -60,7 +60,7 @@ class Divides:
 
 @dataclass(frozen=True, slots=True)
 class NumberOf:
-    """What is the number of an expression?"""
+    """Query: the number of an expression."""
 
     expr: Expr
 
@@ -70,7 +70,7 @@ class NumberOf:
 
 @dataclass(frozen=True, slots=True)
 class IsPositive:
-    """Is an expression more than zero?"""
+    """Query: whether an expression is greater than zero."""
 
     expr: Expr
 
@@ -80,7 +80,7 @@ class IsPositive:
 
 @dataclass(frozen=True, slots=True)
 class UnitAxes:
-    """Which of these axes have one rank?"""
+    """Query: which of these axes have one rank."""
 
     axes: tuple[str, ...]
 
@@ -93,8 +93,8 @@ Answers = dict[Decision[object], object]
 
 @dataclass
 class Queries:
-    """The questions that a compile asked, and what was answered. Where a pass gives symbols other
-    values, the answers of before are about the old ones, those behind about the new ones."""
+    """The queries of a compile with their answers. When a pass changes values of symbols, earlier
+    answers refer to the old values and later ones to the new values."""
 
     answers: Answers = field(default_factory=Answers)
     _changes: list[tuple[Answers, Mapping[str, int]]] = field(
@@ -102,16 +102,16 @@ class Queries:
     )
 
     def change(self, values: Mapping[str, int]) -> None:
-        """From here on symbols have these values; they follow from what was asked before."""
+        """Set new values of symbols for later queries; they must follow from the answers so far."""
         self._changes.append((self.answers, values))
         self.answers = {}
 
     def settled(self, values: Mapping[str, int]) -> Mapping[str, int]:
-        """Values of all symbols behind the passes, of those with which all answers are the same."""
+        """The values of all symbols after the passes, for initial values with the same answers."""
         return {**values, **{n: v for _, changed in self._changes for n, v in changed.items()}}
 
     def same(self, values: Mapping[str, int]) -> bool:
-        """Whether all answers are the same for these values."""
+        """Whether all answers are equal for these initial values."""
         now = dict(values)
         try:
             for answers, changed in (*self._changes, (self.answers, dict[str, int]())):
@@ -125,7 +125,7 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A question for some coordinates, which are no values of the job."""
+    """A query at coordinates of ranks, which are not values of the job."""
 
     question: Decision[object]
     coordinates: tuple[tuple[str, int], ...]
@@ -135,7 +135,8 @@ class Where:
 
 
 class TrackedValues(Mapping[str, Value]):
-    """Values of symbols that note their readers; among them may be `coordinates`."""
+    """Values of symbols that note reads and queries in `decisions`, with the `coordinates` among
+    them."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class TrackedValues(Mapping[str, Value]):
         self._coordinates = tuple(coordinates.items())
 
     def note(self, question: Decision[object], answer: object) -> None:
-        """Keep the answer to a question."""
+        """Note a query with its answer."""
         at = self._coordinates
         self.decisions.answers[Where(question, at) if at else question] = answer
 
@@ -157,7 +158,7 @@ class TrackedValues(Mapping[str, Value]):
         return value
 
     def __contains__(self, name: object) -> bool:
-        return name in self.values_  # which values are known is the same for all
+        return name in self.values_  # the set of known symbols is fixed
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.values_)
@@ -167,7 +168,7 @@ class TrackedValues(Mapping[str, Value]):
 
 
 def ask(question: Callable[[Mapping[str, Any]], T_co], values: Mapping[str, Any]) -> T_co:
-    """The answer to a question, noted if the values are watched."""
+    """The answer to a query, noted if the values are tracked."""
     if not isinstance(values, TrackedValues):
         return question(values)
     answer = question(plain(values))
@@ -176,11 +177,11 @@ def ask(question: Callable[[Mapping[str, Any]], T_co], values: Mapping[str, Any]
 
 
 def note(question: Decision[object], answer: object, values: Mapping[str, Any]) -> None:
-    """Keep the answer to a question, if the values are watched."""
+    """Note a query with its answer, if the values are tracked."""
     if isinstance(values, TrackedValues):
         values.note(question, answer)
 
 
 def plain(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    """The values, for who asks the questions itself."""
+    """The values without tracking, for callers that note their own queries."""
     return values.values_ if isinstance(values, TrackedValues) else values

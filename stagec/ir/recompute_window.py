@@ -1,8 +1,8 @@
-"""Recomputation in some iterations only: which iterations of a backward repeat replay forward.
+"""Recomputation in some iterations only: the iterations of a backward repeat that replay forward.
 
-A repeat says so by `replay_first = N` (the first N layers) or `replay_every = N` (every N-th); one
-without either replays in all. Layers are counted from 0, whatever the direction: those of a repeat,
-or of the whole stack if it is one of several kinds.
+A repeat has `replay_first = N` (the first N layers) or `replay_every = N` (every N-th layer);
+without either, all iterations replay. Layers are counted from 0 in forward order, over the repeat
+or over the whole stack if it has several kinds of layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_partial(repeat: Operation | None) -> bool:
 
 
 def replays(repeat: Operation, index: int) -> bool:
-    """Whether the iteration of slice `index` recomputes."""
+    """Whether the iteration for slice `index` recomputes."""
     if not is_partial(repeat):
         return True
     place = place_of(repeat, index)
@@ -44,5 +44,5 @@ def replayed(repeat: Operation) -> Expr:
 
 
 def stashed(repeat: Operation) -> Expr:
-    """The number of iterations that take from the stash what others recompute."""
+    """The number of iterations that use the stash instead of recomputing."""
     return repeat.expr("count") - replayed(repeat)

@@ -1,6 +1,6 @@
-"""Rewrites that keep the meaning: dead code, common subexpressions, folds of single ops.
+"""Rewrites that preserve the meaning: dead code, common subexpressions, folds of single ops.
 
-Pure functions on a module; the passes of the same names are handles over them.
+The passes of the same names call these functions, which change a module in place.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import attrgetter
 
-from stagec.ir.core import Attr, Operation, Region, Value
+from stagec.ir.core import Attr, Operation, Region, Value, renumber
 from stagec.ir.layers import stack_of
 from stagec.ir.module import Module
 from stagec.ir.traits import (
@@ -43,15 +43,14 @@ def is_removable(op: Operation) -> bool:
 
 
 def enclosing(op: Operation, region: Region) -> Operation:
-    """The operation of a region itself that is this one, or has it inside."""
+    """The operation directly in a region that is or contains this one."""
     while op.parent is not None and op.parent is not region:
         op = op.parent.owner
     return op
 
 
 def stacked_outside(values: Iterable[Value]) -> list[Value]:
-    """Values as they are outside of all repeats around them: those hand them on as stacks, in
-    place."""
+    """The values outside of all repeats around them, which return them as stacks, in place."""
     return [_stacked_outside(value) for value in values]
 
 
@@ -68,16 +67,16 @@ def _stacked_outside(value: Value) -> Value:
 
 
 def eliminate_dead_code(module: Module) -> int:
-    """Erase operations whose results nobody uses, in all functions; returns how many.
+    """Erase operations with unused results in all functions. Returns their number.
 
-    A region op loses what it stacks and what it slices for nobody, and goes if it computes only
-    what goes.
+    An op with a region loses unused stacks and slices, and is erased if all of its results are
+    unused and its region has no other effect.
     """
     return sum(erase_unused(func.body) for func in module.functions)
 
 
 def erase_unused(region: Region) -> int:
-    """Erase dead code of a region; returns how many operations went."""
+    """Erase dead code of a region. Returns the number of erased operations."""
     erased = 0
     for op in reversed(list(region.ops)):
         if op.region is not None:
@@ -91,15 +90,15 @@ def erase_unused(region: Region) -> int:
 
 
 def _is_used(op: Operation) -> bool:
-    """Whether something uses a result; of layers of a stack, one of any of its kinds outside of
-    the stack, since the others take over what a kind passes on."""
+    """Whether a result is used. For a stack of several kinds of layers, a use of any member outside
+    of the stack counts, since members pass values to each other."""
     members = stack_of(op).members
     users = (user for member in members for v in member.results for user, _ in v.uses)
     return any(len(members) == 1 or user not in members for user in users)
 
 
 def _computes_only(op: Operation) -> bool:
-    """Whether an operation with a region does nothing but compute its results."""
+    """Whether an operation with a region only computes its results."""
     if op.region is None or op.has(Lowered):
         return False
     *body, _ = op.region.ops
@@ -107,12 +106,13 @@ def _computes_only(op: Operation) -> bool:
 
 
 def carried(op: Operation) -> int:
-    """How many operands of a region op are carried (0 for those that carry nothing)."""
+    """The number of carried operands of a repeat; 0 for other operations."""
     return op.integer("carry", 1) if op.has(Repeats) else 0
 
 
 def is_chosen_by(value: Value) -> bool:
-    """Whether an op chooses by a value, by a view of it, or by it and a bias."""
+    """Whether an op (such as a router) chooses by a value, by a view of it, or by it with a
+    bias."""
     users = [user for user, _ in value.uses]
     return any(
         user.has(Chooses) or (_has_each_of(user, value) and any(map(is_chosen_by, user.results)))
@@ -121,8 +121,8 @@ def is_chosen_by(value: Value) -> bool:
 
 
 def _has_each_of(op: Operation, value: Value) -> bool:
-    """Whether the elements of an op's result are those of a value, each by itself, but for a
-    smaller operand such as a bias."""
+    """Whether an op is a view of a value, or elementwise with further operands of lower rank only,
+    such as a bias."""
     if op.has(View):
         return True
     fusible = op.definition.trait(Fusible)
@@ -132,8 +132,7 @@ def _has_each_of(op: Operation, value: Value) -> bool:
 
 def uses_inside(value: Value) -> list[tuple[Operation, int, int]]:
     """The operations that use a value of a function, its slices in repeats, or its parts in
-    microbatches: each with the number of the operand that it is, and that of the repeats that slice
-    it."""
+    microbatches, each with the operand index and the number of repeats that slice the value."""
     uses: list[tuple[Operation, int, int]] = []
     for op, index in value.uses:
         if op.has(Repeats) and index >= carried(op):
@@ -146,7 +145,7 @@ def uses_inside(value: Value) -> list[tuple[Operation, int, int]]:
 
 
 def uses_of_weight(param: Value) -> list[tuple[Operation, int, int]]:
-    """What uses a parameter, a cast of it, or what is left of it without its padding, as
+    """The users of a parameter, of a cast of it, or of its view without padding, in the form of
     `uses_inside`."""
     uses: list[tuple[Operation, int, int]] = []
     for op, index, depth in uses_inside(param):
@@ -159,41 +158,39 @@ def uses_of_weight(param: Value) -> list[tuple[Operation, int, int]]:
 
 
 def slice_into(repeat: Operation, value: Value) -> Value:
-    """A slice in a repeat of a value that is stacked over its layers."""
+    """Bind a value that is stacked over layers to a repeat. Returns the slice in the repeat."""
     repeat.add_operand(value)
     return repeat.body.add_arg(f"{value.name}_i", value.tensor.inner.sliced(), value.loc)
 
 
 def drop_unused_results(op: Operation) -> None:
-    """Remove results that nobody uses, and what is yielded for them; carried ones stay."""
+    """Remove unused results of a region op and their yielded values, except carried ones."""
     end = op.body.terminator
     for index in reversed(range(carried(op), len(op.results))):
         if not op.results[index].uses and len(op.results) == len(end.operands):
             del op.results[index]
             end.set_operands([v for i, v in enumerate(end.operands) if i != index])
-    for index, value in enumerate(op.results):
-        value.index = index
+    renumber(op.results)
 
 
 def drop_unused_bindings(op: Operation) -> None:
-    """Remove arguments of the region that nobody uses, and their operands; carried ones stay."""
+    """Remove unused arguments of the region and their operands, except carried ones."""
     region = op.body
     for index in reversed(range(carried(op), len(region.args))):
         if not region.args[index].uses and len(region.args) > 1:
             del region.args[index]
             op.set_operands([v for i, v in enumerate(op.operands) if i != index])
-    for index, arg in enumerate(region.args):
-        arg.index = index
+    renumber(region.args)
 
 
 # -- common subexpressions -------------------------------------------------------------------------
 
 
 def eliminate_common_subexpressions(module: Module) -> int:
-    """Use one result for operations that compute the same; returns how many went.
+    """Use one result for operations that compute the same. Returns the number of erased operations.
 
-    Two are the same if name, operands, parameters and result types are, and if both belong to the
-    same phase of the step: what backward recomputes or gathers again on purpose stays.
+    Operations are equal if name, operands, parameters, result types and phase are. Values that
+    backward recomputes or gathers again on purpose are in another phase.
     """
     return sum(_common_in(func.body, {}) for func in module.functions)
 
@@ -221,10 +218,10 @@ def _key(op: Operation) -> _Key:
 
 
 def replace_op(op: Operation, values: Iterable[Value]) -> None:
-    """Use these values instead of the results of an op, and erase it.
+    """Replace the results of an op by these values, and erase it.
 
-    Their buffers live on: the end of a lifetime that is marked for them goes, that of the result
-    takes its place.
+    The buffers of the values live longer: their `stg.free` is removed, and that of the result takes
+    its place.
     """
     for old, new in zip(op.results, values, strict=True):
         for user, _ in list(new.uses):
@@ -240,9 +237,9 @@ def replace_op(op: Operation, values: Iterable[Value]) -> None:
 
 
 def canonicalize(module: Module) -> int:
-    """Apply the folds of op definitions, in all functions; returns how many operations went.
+    """Apply the folds of op definitions in all functions. Returns the number of erased operations.
 
-    A fold replaces the result of an op by a value of the same type that is there already.
+    A fold replaces the result of an op by an existing value of the same type.
     """
     return sum(_fold_region(func.body) for func in module.functions)
 
@@ -260,7 +257,7 @@ def _fold_region(region: Region) -> int:
 
 
 def same_type(left: Value, right: Value) -> bool:
-    """Whether two values have the same type but for their role (a parameter may stand anywhere)."""
+    """Whether two values have the same type except for role and chunk."""
     a, b = left.type, right.type
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return a == b

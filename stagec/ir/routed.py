@@ -1,16 +1,14 @@
-"""Experts that get tokens: what a product of experts reads of its weights, and in how many groups
-it works.
+"""Experts that get tokens: the weights that a product of experts reads, and its number of groups.
 
-A router that loads E experts alike gives a token k of them, each as likely as any other, and each
-token by itself. An expert gets none of T tokens with probability (1 - k/E)^T, so of weights that
-are spread over experts a kernel reads the share 1 - (1 - k/E)^T on average. Where tokens choose
-some experts more often (`stg.routing[popularity = spread]`), the probability p of an expert is
-distributed by Beta(1, b) with b = E/k - 1, and E[(1 - p)^T] = b / (b + T): the share is
-q = T k / (E - k + T k). Ranks with n experts each then reach Binomial(n, q) of them, and all wait
-for the one that reaches most, whose weights count: the mean of the largest of E / n such numbers.
-Numbers of ranks depend on each other, all in the same way, which the largest one less the mean does
-not see. Where experts have loads of their own (`stg.expert_load`), the share follows from the rows
-that they get.
+A router that loads E experts evenly assigns k of them to each token, uniformly and independently.
+An expert gets none of T tokens with probability (1 - k/E)^T, so a kernel reads the share 1 - (1 -
+k/E)^T of the weights of experts on average. If tokens choose some experts more often
+(`stg.routing[popularity = spread]`), the probability p of an expert is distributed by Beta(1, b)
+with b = E/k - 1, and E[(1 - p)^T] = b / (b + T): the share is q = T k / (E - k + T k). Ranks with n
+experts each then reach Binomial(n, q) of them, and all wait for the rank that reaches most, whose
+weights count: the mean of the maximum of E / n such numbers. The numbers of the ranks are
+correlated, but equally for all pairs, which does not change the distance of the maximum from the
+mean. If experts have loads of their own (`stg.expert_load`), the share follows from their rows.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ Sizes = Mapping[str, Expr]
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """The operands of an op that have a part for each expert and no rows of tokens.
+    """The operands of an op with one part per expert and without rows of tokens.
 
-    `experts` is the factor of the experts, `rows` are those of the rows of one expert.
+    `experts` is the factor of experts, `rows` are the factors of the rows of one expert.
     """
 
     operands: tuple[int, ...]
@@ -40,14 +38,15 @@ class ExpertWeights:
     load: Load | None
 
     def read(self, type_: TensorType, n: Sizes) -> Expr:
-        """The bytes of an operand that a rank reads, to the nearest whole number; `n` are local
+        """The bytes of an operand that a rank reads, to the nearest integer; `n` are local
         sizes."""
         if self.load is not None:
             return bytes_of(type_.local_elements * self.load.used, type_.dtype)
         return self._reached(type_.local_bytes, n)
 
     def occupied(self, n: Sizes) -> Sizes:
-        """The sizes with the experts that get tokens, at least one, and their rows."""
+        """The local sizes, where only experts that get tokens count (at least one), with their
+        rows."""
         all_of = n[self.experts]
         some = all_of * self.load.used if self.load is not None else self._reached(all_of, n)
         groups, row = maximum([some, ONE]), self.rows[0]
@@ -69,7 +68,7 @@ class ExpertWeights:
 
 def expert_weights(op: Operation, rule: Rule) -> ExpertWeights | None:
     """The weights of experts among the operands of an op with inferred results; None if it has
-    none, or no rows that a router deals."""
+    none, or no routed rows."""
     operands = tuple(zip(op.operands, rule.operands, strict=True))
     results = tuple(zip(op.results, rule.results, strict=False))
     dealt = [(v.tensor, shape) for v, shape in (*operands, *results) if _dealt(v.tensor)]
@@ -86,12 +85,12 @@ def expert_weights(op: Operation, rule: Rule) -> ExpertWeights | None:
 
 
 def _dealt(type_: TensorType) -> Dim | None:
-    """The dimension whose rows a router deals."""
+    """The dimension with routed rows, or None."""
     return next((d for d in type_.dims if d.routed is not None or d.load is not None), None)
 
 
 def _experts(type_: TensorType, shape: Shape) -> str | None:
-    """The factor of the experts of a value with such rows."""
+    """The factor of the experts of a value with routed rows; None if they share a dimension."""
     dim = _dealt(type_)
     for d, group in zip(type_.dims, shape, strict=True):
         of_load = dim is not None and dim.load is not None and d.size.symbol_name == dim.load.of

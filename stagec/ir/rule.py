@@ -1,8 +1,8 @@
 """Index rules: how the dimensions of an op's operands and results correspond.
 
 A rule is written like an einsum, `bshk,hkd->bsd`, over one-letter *factors*. A dimension may be a
-product of factors, major first, in parentheses: `bs(gr)k,bztgk->bs(gr)k`. Everything that reasons
-about placement, cost or shape reads rules; nothing asks for the name of an op.
+product of factors, major first, in parentheses: `bs(gr)k,bztgk->bs(gr)k`. All code about placement,
+cost or shape reads rules, not names of ops.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ class RuleSyntaxError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The factors of each operand and result dimension, and what may be done to them.
+    """The factors of each operand and result dimension, and the ways in which they may be split.
 
-    `whole` factors must not be split; an operand that is split along an `exchanged` one, which is
-    whole too, gets that split along another dimension instead of being gathered. `special` ones may
-    be split, but then the op has to be rewritten (`OpDef.partition`); with those that are `summed`
-    too, the results that lack them are partial sums then. Along `gathered` ones an
-    operand may be split further than the result: the op gathers what it lacks while it computes.
-    `linear`: partial sums may pass if *all* operands named here are partial over the same axes;
-    `each`: from each of these operands alone, which strategies ask for by deferring axes.
-    A dimension joined of a `numbered` factor and others holds rows that an op counts within its
-    part of the factor: all ops of these rows need the same split of it.
-    `reduction` is the kind of partial value that a split contracted factor leaves. `sizes` gives
-    factors that appear in no operand, `loads` those whose rows differ between ranks, `routed` those
-    whose rows a router deals.
+    - `whole` factors must not be split. An operand that is split along an `exchanged` factor, which
+      is whole too, gets this split along another dimension instead of being gathered.
+    - `special` factors may be split, but then the op has to be rewritten (`OpDef.partition`). If
+      they are `summed` too, results without them are partial sums then.
+    - Along `gathered` factors an operand may be split over more axes than the result: the op
+      gathers the operand itself while it computes.
+    - Partial sums may pass if *all* operands in `linear` are partial over the same axes, or from
+      each operand in `each` by itself, if a strategy defers these axes.
+    - A dimension of a `numbered` factor and others has rows that an op counts within its part of
+      the factor: all ops on these rows need the same split of it.
+    - `reduction` is the kind of partial value that a split contracted factor leaves.
+    - `sizes` are factors that appear in no operand, `loads` factors whose rows differ between
+      ranks, `routed` factors with routed rows.
     """
 
     operands: tuple[Shape, ...]
@@ -67,7 +68,7 @@ class Rule:
         return frozenset(self.factors).difference(_factors((self.results[result],)))
 
     def reduced(self, result: int) -> frozenset[str]:
-        """Factors whose split leaves partial values of result `result`."""
+        """Factors whose split makes result `result` partial."""
         return self.contracted(result) - (self.special - self.summed)
 
     def occurrences(self, factor: str) -> Iterator[tuple[int, int]]:
@@ -101,7 +102,8 @@ def make_rule(
 ) -> Rule:
     """A rule from its text, `operand,operand->result,result`.
 
-    Raises `RuleSyntaxError`, also for a gathered factor that is not a dimension of a result, alone.
+    Raises `RuleSyntaxError`, also for a gathered factor that is not by itself a dimension of a
+    result.
     """
     factors = (whole, exchanged, special, summed, gathered, numbered)
     rule = _stated(text, factors, tuple(linear), tuple(each), reduction)
@@ -118,7 +120,7 @@ def _stated(
     each: tuple[int, ...],
     reduction: str,
 ) -> Rule:
-    """The rule without sizes and loads, one object for all ops that state it."""
+    """The rule without sizes and loads; equal rules are one object."""
     whole, exchanged, special, summed, gathered, numbered = factors
     operands, results = parse_rule(text)
     groups = {group for shape in (*operands, *results) for group in shape}
@@ -180,5 +182,5 @@ def letters(count: int) -> str:
 
 
 def shape_text(shape: Shape) -> str:
-    """The text of one operand's or result's factors."""
+    """The text of the factors of one operand or result."""
     return "".join(g[0] if len(g) == 1 else f"({''.join(g)})" for g in shape)

@@ -1,12 +1,11 @@
-"""A step of serving, as the definition of an op sees it: how many tokens are new, and what keeps
-state from step to step.
+"""A step of serving for the definitions of ops: the number of new tokens, and state between steps.
 
-`OpDef.serve` rewrites an op for such a step. Of a key `%k`
+`OpDef.serve` rewrites an op for such a step. For a key `%k`
 
-    %keys = step.append(%k)
+%keys = step.append(%k)
 
-are the rows that queries may see, the new ones last. The arguments of the function that this takes
-are made by the pass that serves (`passes/serving/caches.py`).
+are the rows that queries may see, the new ones last. The pass `to-serving` adds the arguments for
+such state (`passes/serving/caches.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from stagec.ir.expr import ZERO, Expr, same
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.types import TensorType
 
-#: What a step holds of each sequence: its prompt, or a part of it; or the tokens last chosen.
+#: The kind of tokens in a step: of prompts or parts of these, tokens chosen last, or both.
 PREFILL, DECODE, MIXED = "prefill", "decode", "mixed"
 MODES = (PREFILL, DECODE, MIXED)
 #: The symbol of the tokens of each sequence that are cached before a step.
@@ -31,8 +30,8 @@ PAST = "past"
 class ServingStep:
     """A step that adds `new` tokens to each sequence, of which `past` are cached before.
 
-    `new` is a size (a symbol) of the module; `past` is 0 where nothing is cached. `b` inserts
-    before the op that is rewritten.
+    `new` is a size (a symbol) of the module; `past` is 0 if nothing is cached. `b` inserts before
+    the op that is rewritten.
     """
 
     mode: str
@@ -46,16 +45,16 @@ class ServingStep:
         return self.past + self.new
 
     def is_tokens(self, size: Expr) -> bool:
-        """Whether a dimension of this size has an element for each new token."""
+        """Whether a dimension of this size has one element per new token."""
         return size == self.new
 
     def is_seen(self, size: Expr) -> bool:
-        """Whether it has one for each new token, or for each token that is seen."""
+        """Whether a dimension of this size has one element per new token, or per seen token."""
         return self.is_tokens(size) or (self.past != ZERO and same(size, self.seen))
 
     def mixes(self, op: Operation) -> bool:
-        """Whether an op makes something of several tokens of a sequence: by its rule a dimension of
-        tokens is not the same in its results."""
+        """Whether an op combines several tokens of a sequence: by its rule, a dimension of tokens
+        is not preserved in its results."""
         rule = op.definition.rule(op)
         if rule is None:
             return False
@@ -66,31 +65,31 @@ class ServingStep:
         return separate != tokens or any(True for _ in lost)
 
     def past_attr(self) -> dict[str, Expr]:
-        """The parameter `past` of an op that depends on positions; none where nothing is cached."""
+        """The parameter `past` of an op that depends on positions; empty if nothing is cached."""
         return {} if self.past == ZERO else {"past": self.past}
 
     # -- state -------------------------------------------------------------------------------------
 
     def append(self, new: Value, *, dim: int = 1, span: Expr | None = None) -> Value:
-        """Cache a value that has the new tokens along a dimension: the rows that the queries of the
-        step may see, [.., T, ..] with T = past + S, or min(past + S, span - 1 + S) where a query
-        sees only `span` keys up to its own. A value is cached once."""
+        """Cache a value with the new tokens along dimension `dim`. Returns the rows that the
+        queries of the step may see, [.., T, ..] with T = past + S, or T = min(past + S, span - 1 +
+        S) if a query sees only `span` keys up to its own. A value is cached once."""
         raise NotImplementedError
 
     def rows_of_latent(self, values: Sequence[Value]) -> list[Value] | None:
-        """All rows of values that are made of values flagged `cached`, each token by itself; None
-        if they are not.
+        """All rows of values that are computed token by token from values with the flag `cached`;
+        None if they are not.
 
-        Raises `DiagnosticError` for values of which only a part follows from what is cached.
+        Raises `DiagnosticError` for values that also depend on values which are not cached.
         """
         raise NotImplementedError
 
     def once(self, value: Value) -> Value:
-        """Cache a value that is the same in all steps of a sequence, such as keys of an encoder:
-        a prefill of the first tokens computes and keeps it, all others have it as an argument."""
+        """Cache a value that is equal in all steps of a sequence, such as keys of an encoder: the
+        prefill of the first tokens computes it, all other steps have it as an argument."""
         raise NotImplementedError
 
     def carry(self, op: Operation, type_: TensorType) -> list[Value]:
-        """The op with its flag `state`: the last operand is a state of this type, the last result
-        what becomes of it. Returns the other results."""
+        """Build the op with its flag `state`: its last operand is a state of this type, and its
+        last result the updated state. Returns the other results."""
         raise NotImplementedError

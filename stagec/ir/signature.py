@@ -1,7 +1,8 @@
-"""The signature of an operation, compared with its definition: counts, parameters, name, region.
+"""Comparison of an operation with the signature of its definition: counts, parameters, name,
+region.
 
-The one check of it: of what is read (`stagec.text.build`, which knows the place of each parameter)
-and of what passes have made (`stagec.ir.verify`).
+It is used both for parsed operations (`stagec.text.build`, which knows the location of each
+parameter) and for those that passes make (`stagec.ir.verify`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stagec.support.suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """What does not fit, a remedy, and the parameter that it is about, if it is about one."""
+    """An error of a signature: the message, a remedy, and the parameter concerned, if any."""
 
     message: str
     remedy: str
@@ -27,7 +28,7 @@ class Misfit:
 
 
 def check_signature(op: Operation, problems: DiagnosticList) -> bool:
-    """Append what does not fit the definition, at the place of the op; whether all of it fits."""
+    """Append errors of the signature, at the location of the op. Returns whether there are none."""
     every = misfits(op)
     for misfit in every:
         problems.error(misfit.message, op.loc, remedy=misfit.remedy)
@@ -35,7 +36,7 @@ def check_signature(op: Operation, problems: DiagnosticList) -> bool:
 
 
 def misfits(op: Operation) -> list[Misfit]:
-    """Everything that does not fit. Anything fits an op without a definition."""
+    """All errors of the signature; none for an op without a definition."""
     if isinstance(op.definition, UnregisteredOp):
         return []
     operands = _count(op, op.definition.takes, len(op.operands), "operand")
@@ -51,7 +52,8 @@ def _count(op: Operation, arity: Arity, count: int, noun: str) -> Iterator[Misfi
 
 
 def _params(op: Operation) -> Iterator[Misfit]:
-    """Wrong parameters; missing ones if none is wrong, since one may be the other misspelt."""
+    """Wrong parameters; missing ones only if none is wrong, since a wrong one may be a misspelt
+    missing one."""
     definition, known = op.definition, op.definition.params_by_name
     wrong = False
     for name, value in op.attrs.items():

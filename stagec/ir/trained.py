@@ -1,4 +1,4 @@
-"""Which values a trained parameter has a part in."""
+"""Values that depend on trained parameters."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from stagec.ir.rewrite import carried
 
 
 def trained_values(body: Region, trained: Iterable[Value]) -> set[Value]:
-    """The values of a body in which these have a part, themselves included."""
+    """The values of a body that depend on the values `trained`, including these."""
     result = _Trained({*trained})
     result.ops(body.ops)
     return result.values
 
 
 class _Trained:
-    """The values in which a trained parameter has a part."""
+    """Collects the values that depend on trained parameters."""
 
     def __init__(self, values: set[Value]) -> None:
         self.values = values
 
     def ops(self, ops: Sequence[Operation]) -> None:
-        """Add the results of these operations. Layers of a stack run interleaved, so that what one
-        kind passes on may enter any other kind, also one that stands before it."""
+        """Add dependent results of these operations. Layers of a stack run interleaved, so values
+        that one kind passes on may enter any other kind, even one earlier in the text."""
         again = True
         while again:
             before, again = len(self.values), False
@@ -37,8 +37,8 @@ class _Trained:
             again &= len(self.values) > before
 
     def _region(self, op: Operation) -> None:
-        """Add what a region binds and yields; what it carries may be trained from the second
-        iteration on."""
+        """Add dependent values of a region, including carried values that depend on trained ones
+        only from the second iteration on."""
         body, count = op.body, carried(op)
         self._pass(op.operands, body.args)
         while True:

@@ -1,8 +1,8 @@
-"""Traits: what an op says of itself that algorithms ask for.
+"""Traits: properties of ops that algorithms query.
 
-An op lists its traits (`traits = (View(),)`); `op.has(View)` asks for one. A trait that refines
-another one brings it along: an op with `View` has `Free` too. The tables below are examples, each
-row is compared with the built-in ops by a test.
+An op lists its traits (`traits = (View(),)`); `op.has(View)` queries one. A trait includes its base
+classes: an op with `View` has `Free` too. The rows of the tables below are examples; a test
+compares them with the built-in ops.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stagec.support.frozen import Frozen
 
 
 class Trait(Frozen):
-    """Base of all traits. Prints as its name and what it says."""
+    """Base of all traits. Prints as its name and its fields."""
 
     def __str__(self) -> str:
         said = [str(v) for v in (getattr(self, f.name) for f in fields(self)) if v]
@@ -24,7 +24,7 @@ class Trait(Frozen):
 
 
 class Free(Trait):
-    """It costs nothing at run time: no node of a trace.
+    """The op costs nothing at run time: it is not a node of a trace.
 
     | op              | |
     |-----------------|-|
@@ -37,12 +37,12 @@ class Free(Trait):
 
 
 class Stays(Trait):
-    """It does more than compute its results: nobody erases it if they are unused, or merges it with
-    an equal op.
+    """The op has effects besides its results: it is not erased if they are unused, and not merged
+    with an equal op.
 
     | op              | |
     |-----------------|-|
-    | `stg.gradient`  | yes: the optimizer's side of it is added later |
+    | `stg.gradient` | yes: the optimizer is added later |
     | `stg.send`      | yes |
     | `stg.adamw`     | yes: it updates its operands |
     | `stg.all_gather`| no |
@@ -50,7 +50,7 @@ class Stays(Trait):
 
 
 class CopiesMemory(Trait):
-    """It copies between memories, so its operand may be in host memory; all others compute with
+    """The op copies between memories, so its operand may be in host memory. All other ops use
     values on the device only.
 
     | op              | |
@@ -61,8 +61,8 @@ class CopiesMemory(Trait):
 
 
 class Fusible(Trait):
-    """A compiler computes it in one kernel with its neighbours: an element of its results takes one
-    or a few elements of each operand. With `rows` it takes a row along the last dimension.
+    """A compiler can fuse the op with its neighbours: an element of its results depends on one or a
+    few elements of each operand. With `rows` it depends on a row along the last dimension.
 
     | op              | |
     |-----------------|-|
@@ -78,8 +78,8 @@ class Fusible(Trait):
 
 
 class TurnsRows(Fusible):
-    """It rotates rows by their positions. Engines rotate queries in the kernel that writes rotated
-    keys into a cache.
+    """The op rotates rows by their positions. Engines rotate queries in the kernel that writes
+    rotated keys into a cache.
 
     | op              | |
     |-----------------|-|
@@ -89,7 +89,7 @@ class TurnsRows(Fusible):
 
 
 class AppendsRows(Trait):
-    """It writes the rows of new tokens, its last operand, into a cache.
+    """The op writes the rows of new tokens, its last operand, into a cache.
 
     | op              | |
     |-----------------|-|
@@ -102,7 +102,7 @@ class AppendsRows(Trait):
 
 
 class View(Free):
-    """Its results are views of operand 0.
+    """The results of the op are views of operand 0.
 
     | op              | |
     |-----------------|-|
@@ -114,7 +114,7 @@ class View(Free):
 
 
 class PartOfBuffer(View):
-    """Each result is a view of its operand, in a buffer that all operands are parts of.
+    """Each result is a view of its operand, and all operands are parts of one buffer.
 
     | op              | |
     |-----------------|-|
@@ -124,7 +124,7 @@ class PartOfBuffer(View):
 
 
 class Recalls(Free):
-    """Its result is operand 0 in the iterations that recompute, else operand 1.
+    """The result of the op is operand 0 in iterations that recompute, else operand 1.
 
     | op              | |
     |-----------------|-|
@@ -135,19 +135,19 @@ class Recalls(Free):
 
 
 class InPlace(Stays):
-    """It updates operands: result i takes the buffer of operand `operands[i]`.
+    """The op updates operands: result i takes the buffer of operand `operands[i]`.
 
     | op              | |
     |-----------------|-|
     | `stg.adamw`     | yes |
-    | `stg.all_reduce`| no: nobody else sees that its result takes the buffer of its operand |
+    | `stg.all_reduce`| no: that its result takes the buffer of its operand is invisible to others |
     """
 
     operands: tuple[int, ...] = ()
 
 
 class EndsLifetime(Trait):
-    """The buffers of its operands end here. It does not use the values.
+    """The buffers of the operands end here. The op does not use the values.
 
     | op              | |
     |-----------------|-|
@@ -160,7 +160,7 @@ class EndsLifetime(Trait):
 
 
 class Wide(Trait):
-    """Autocast computes it in fp32 (the list `fp32` of `torch.autocast`).
+    """Autocast computes the op in fp32 (the list `fp32` of `torch.autocast`).
 
     | op                | |
     |-------------------|-|
@@ -174,7 +174,7 @@ class Wide(Trait):
 
 
 class StaysUntilNext(Trait):
-    """The buffers of its results stay until the next op with this trait, or until backward ends.
+    """The buffers of the results stay until the next op with this trait, or until backward ends.
 
     | op              | |
     |-----------------|-|
@@ -184,7 +184,7 @@ class StaysUntilNext(Trait):
 
 
 class KeepsPart(Trait):
-    """Its results are parts of gathered parameters, which are gathered again as parameters are.
+    """The results are parts of gathered parameters, which are gathered again like parameters.
 
     | op              | |
     |-----------------|-|
@@ -194,7 +194,7 @@ class KeepsPart(Trait):
 
 
 class Recasts(Trait):
-    """Its result is operand 0 in another element type.
+    """The result is operand 0 in another element type.
 
     | op              | |
     |-----------------|-|
@@ -204,7 +204,7 @@ class Recasts(Trait):
 
 
 class Chooses(Trait):
-    """Operand 0 are scores that it chooses by: they are not made coarser.
+    """Operand 0 are scores by which the op chooses: their precision is not reduced.
 
     | op              | |
     |-----------------|-|
@@ -214,7 +214,8 @@ class Chooses(Trait):
 
 
 class PicksOne(Trait):
-    """Its first result numbers one element of each row of operand 0, as a sampler does a token.
+    """The first result is the index of one element of each row of operand 0, such as a sampled
+    token.
 
     | op              | |
     |-----------------|-|
@@ -224,7 +225,7 @@ class PicksOne(Trait):
 
 
 class TakesLogits(Trait):
-    """Operand 0 are logits, of which it takes rows: a loss, or the first op of one.
+    """Operand 0 are logits, which the op uses by rows: a loss, or the first op of a loss.
 
     | op                  | |
     |---------------------|-|
@@ -235,7 +236,8 @@ class TakesLogits(Trait):
 
 
 class FinalGradient(Trait):
-    """Its operand is complete: the collectives that reduce and place it belong to phase gradient.
+    """The operand is a complete gradient: the collectives that reduce and place it belong to the
+    phase `gradient`.
 
     | op              | |
     |-----------------|-|
@@ -245,8 +247,8 @@ class FinalGradient(Trait):
 
 
 class AddsToSum(Trait):
-    """Its kernel adds operand 0 to a sum over microbatches, which the kernel that makes operand 0
-    may do itself.
+    """The op adds operand 0 to a sum over microbatches, which the kernel that makes operand 0 can
+    do itself.
 
     | op                    | |
     |-----------------------|-|
@@ -256,17 +258,17 @@ class AddsToSum(Trait):
 
 
 class BeginsBackward(Trait):
-    """The gradient of its operand comes from elsewhere, not from the loss.
+    """The gradient of the operand does not come from the loss.
 
     | op              | |
     |-----------------|-|
-    | `stg.depart`    | yes: from the part of the model that gets it |
+    | `stg.depart` | yes: from the part of the model that receives it |
     | `stg.send`      | no |
     """
 
 
 class Lowered(Trait):
-    """It stands in a lowered graph, where values are nodes.
+    """The op belongs to a lowered graph, where values are nodes.
 
     | op              | |
     |-----------------|-|
@@ -280,25 +282,25 @@ class Lowered(Trait):
 
 
 class Declares(Free, Stays):
-    """It states something and computes nothing. `what` lets the module find it: `symbols` and
+    """The op is a declaration and computes nothing. The module finds it by `what`: `symbols` and
     `axes` (its parameters are the names), `relations`, `order`, `layers`, `loads`, `function`,
-    `graph`, `strategy`, `import`; in a function, `parameter`, `option` and `statics`; in a
-    strategy, `expert_loads`.
+    `graph`, `strategy`, `import`; in a function `parameter`, `option` and `statics`; in a strategy
+    `expert_loads`.
 
     | op              | |
     |-----------------|-|
     | `stg.symbols`   | yes |
     | `stg.func`      | yes |
     | `stg.split`     | yes: any statement of a strategy |
-    | `stg.yield`     | no: it hands values on |
+    | `stg.yield` | no: it passes values on |
     """
 
     what: str = ""
 
 
 class OpenParams(Trait):
-    """It takes parameters of any name: they are what it declares, in the order of the text. With
-    `words` their values may be words beside sizes.
+    """The op takes parameters of any name, which it declares in text order. With `words` their
+    values may be words as well as sizes.
 
     | op              | |
     |-----------------|-|
@@ -312,7 +314,7 @@ class OpenParams(Trait):
 
 
 class Named(Trait):
-    """It has a name, such as `@main`.
+    """The op has a name, such as `@main`.
 
     | op              | |
     |-----------------|-|
@@ -326,7 +328,8 @@ class Named(Trait):
 
 
 class HasRegion(Trait):
-    """Operations stand in braces behind it. The last one ends the region, unless it `Holds`.
+    """The op has a region, operations in braces. The last one is a terminator, unless the op has
+    the trait `Holds`.
 
     | op              | |
     |-----------------|-|
@@ -337,8 +340,8 @@ class HasRegion(Trait):
 
 
 class Holds(HasRegion, Named):
-    """Its region is a list of statements without results and without an end; `what` says of which.
-    With `only`, each of them names this op as its parent.
+    """The region is a list of statements without results and without a terminator; `what` describes
+    them. With `only`, each of them names this op as its parent.
 
     | op              | |
     |-----------------|-|
@@ -353,18 +356,18 @@ class Holds(HasRegion, Named):
 
 
 class Runs(HasRegion, Free, Stays):
-    """Its region runs as a part of the step; values are handed on from one run to another.
+    """The region runs as a part of the step, and passes values from one run to the next.
 
     | op              | |
     |-----------------|-|
     | `stg.action`    | yes |
     | `stg.repeat`    | yes |
-    | `stg.func`      | no: nobody calls it |
+    | `stg.func` | no: it is the step, or is inlined |
     """
 
 
 class Conditional(HasRegion, Free, Stays):
-    """Its region stands in its place where options are as it says, else its operands.
+    """The op is replaced by its region if options have the stated values, else by its operands.
 
     | op              | |
     |-----------------|-|
@@ -374,19 +377,19 @@ class Conditional(HasRegion, Free, Stays):
 
 
 class Repeats(Runs):
-    """Its region runs `count` times; the first `carry` values go from one iteration to the next,
+    """The region runs `count` times; the first `carry` values pass from one iteration to the next,
     the others are slices.
 
     | op              | |
     |-----------------|-|
     | `stg.repeat`    | yes |
     | `et.repeat`     | yes |
-    | `stg.accumulate`| no: no value goes from one microbatch to the next |
+    | `stg.accumulate`| no: no value passes from one microbatch to the next |
     """
 
 
 class Accumulates(Runs):
-    """Its region runs once for each microbatch; what it yields is added up.
+    """The region runs once per microbatch; the values that it yields are added up.
 
     | op              | |
     |-----------------|-|
@@ -397,7 +400,7 @@ class Accumulates(Runs):
 
 
 class Terminates(Free, Stays):
-    """It ends a region and hands its operands to the op around it.
+    """The op ends a region and passes its operands to the op around it.
 
     | op              | |
     |-----------------|-|

@@ -1,7 +1,7 @@
-"""Types: tensors with symbolic sizes whose placement stands next to each dimension.
+"""Types: tensors with symbolic sizes and a placement for each dimension.
 
-Types refine: a result may have no type yet, then a shaped one, then a placed one. All are
-immutable.
+Types are refined: a result first has no type, then one with a shape, then one with a placement. All
+types are immutable.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from stagec.ir.expr import ZERO, Expr, call, const, product, substitute, symbol
 
-#: The memory that computations work in, and the share of a tensor that is all of it.
+#: The memory in which computations run, and the share that is a whole tensor.
 DEVICE, WHOLE = "device", Fraction(1)
-#: Bytes of one element; two elements of four bits share a byte, 128 of `f8e4m3s` an f32 scale, and
-#: 16 of `f4e2m1s` a scale of 8 bits.
+#: Bytes per element. Two 4-bit elements share a byte, 128 elements of `f8e4m3s` an f32 scale, and
+#: 16 of `f4e2m1s` an 8-bit scale.
 DTYPE_BYTES: Mapping[str, int | Fraction] = {
     "f64": 8,
     "f32": 4,
@@ -37,17 +37,17 @@ DTYPE_BYTES: Mapping[str, int | Fraction] = {
     "u8": 1,
     "i1": 1,
 }
-#: What products compute in, of elements that have scales.
+#: The types in which products of elements with scales compute.
 WITHOUT_SCALES: Mapping[str, str] = {"f8e4m3s": "f8e4m3", "f4e2m1s": "f4e2m1"}
 EIGHT_BITS = frozenset({"f8e4m3", "f8e4m3s", "f8e5m2"})
-#: What is computed in.
+#: Floating-point types of values. Only these have gradients.
 FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f4e2m1s"}) | EIGHT_BITS
 ROLES = ("param", "frozen", "scale", "state", "bucket", "cache", "recurrent")
-#: The roles of what steps of serving keep of sequences: rows of tokens, and state of fixed size.
+#: The roles of state of sequences in serving: rows of tokens, and state of fixed size.
 CACHED = frozenset({"cache", "recurrent"})
-#: The roles of parameters: those that are trained, and those that are not.
+#: The roles of parameters: trained ones, and others.
 PARAMETERS = frozenset({"param", "frozen"})
-#: The roles of what a rank holds of the model: parameters, and what blocks of small ones share.
+#: The roles of weights of the model: parameters, and the scales of blocks of few bits.
 WEIGHTS = PARAMETERS | {"scale"}
 Interned = TypeVar("Interned", "Dim", "TensorType")
 # A module has few distinct shapes, each many times.
@@ -56,8 +56,8 @@ _memo = lru_cache(maxsize=1 << 14)
 
 @dataclass(frozen=True, slots=True)
 class AxisUse:
-    """A mesh axis that splits a dimension; `priority` 0 is compute, 1 and 2 are at-rest
-    placements."""
+    """A mesh axis that splits a dimension. Priority 0 is a placement for computation, 1 and 2 are
+    placements at rest."""
 
     axis: str
     priority: int = 0
@@ -68,11 +68,11 @@ class AxisUse:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The rows of a dimension differ between the parts of another one, `of`: those of experts.
+    """The rows of a dimension differ between the parts of another dimension `of`, that of experts.
 
-    A part has `load` times its even share of rows, a number that is 1 on average and differs from
-    layer to layer; the layers of a repeat are counted from `first`. The symbol of the load stands
-    in local sizes only, and only where `of` is split.
+    A part has `load` times its even share of rows, a number that is 1 on average and differs
+    between layers; the layers of a repeat are counted from `first`. The symbol of the load appears
+    only in local sizes, and only if `of` is split.
     """
 
     of: str
@@ -80,15 +80,15 @@ class Load:
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """The names of its symbols: the load of a rank's part in one layer (`E_load`, in later
-        repeats `E_load58`), the largest one of all parts in that layer, and the share of the
-        rank's experts that get rows."""
+        """The names of its symbols: the load of the part of a rank in one layer (`E_load`, in later
+        repeats `E_load58`), the largest load of all parts in that layer, and the share of the
+        experts of the rank that get rows."""
         name = f"{self.of}_load{self.first or ''}"
         return name, f"{name}_most", f"{name}_used"
 
     @property
     def symbol(self) -> Expr:
-        """The load of a rank's part."""
+        """The load of the part of a rank."""
         return symbol(self.names[0])
 
     @property
@@ -98,15 +98,15 @@ class Load:
 
     @property
     def used(self) -> Expr:
-        """The share of a rank's part that has rows at all."""
+        """The share of the experts of a rank that get rows."""
         return symbol(self.names[2])
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """The rows of a dimension are those that a router gives to each part of another one: each token
-    goes to `k` of the `of` parts (experts). Few tokens do not reach all of them, and fewer where
-    tokens choose some parts more often (`spread`)."""
+    """A router distributes the rows of a dimension: each token goes to `k` of `of` experts. A small
+    number of tokens does not reach all experts, and reaches fewer if tokens choose some experts
+    more often (`spread`)."""
 
     of: Expr
     k: Expr
@@ -117,8 +117,8 @@ class Routed:
 class Dim:
     """One dimension: its global size, and the axes that split it, major first.
 
-    `size` is that under even load; `load` says that it differs between ranks, `routed` that a
-    router deals its rows. Equal ones are one object.
+    `size` is the size under even load. With `load` the size differs between ranks, with `routed` a
+    router distributes the rows. Equal dimensions are one object.
     """
 
     size: Expr
@@ -142,7 +142,7 @@ class Dim:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The names of the axes that split it."""
+        """The names of the axes that split the dimension."""
         return tuple([use.axis for use in self.split]) if self.split else ()
 
     @property
@@ -164,8 +164,8 @@ class Dim:
 def _once(
     cls: type[Interned], given: tuple[Any, ...], key: tuple[Any, ...] | None = None
 ) -> Interned:
-    """The object of a class with these fields, which is known by the `key`: the one that there is,
-    or a new one; of several threads all get that of the first."""
+    """The unique object of a class with these fields, by `key` (default: the fields). Safe for
+    threads."""
     known: dict[tuple[Any, ...], Interned] = _made[cls]
     made = known.get(key or given)
     if made is not None:
@@ -191,7 +191,7 @@ def _axis_size(axes: tuple[str, ...]) -> Expr:
 
 
 def index_name(axis: str) -> str:
-    """The symbol that stands for the coordinate of a rank along an axis, in lowered sizes."""
+    """The symbol for the coordinate of a rank along an axis, in lowered sizes."""
     return f"{axis}_index"
 
 
@@ -204,7 +204,7 @@ def axis_index(axes: Iterable[str]) -> Expr:
 
 
 def bytes_of(elements: Expr, dtype: str) -> Expr:
-    """The bytes of so many elements; a part of a byte that is left is a whole one."""
+    """The bytes of this number of elements, rounded up to whole bytes."""
     above, below = DTYPE_BYTES[dtype].as_integer_ratio()
     return elements * above if below == 1 else call("ceildiv", [elements * above, const(below)])
 
@@ -218,7 +218,7 @@ def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
 
 @_memo
 def _loads(dims: tuple[Dim, ...]) -> tuple[Load | None, ...]:
-    """The load of each dimension; None where all its parts are on every rank."""
+    """The load of each dimension; None if every rank has all of its parts."""
     whole = {d.size.symbol_name for d in dims if not d.split}
     return tuple(d.load if d.load and d.load.of not in whole else None for d in dims)
 
@@ -244,7 +244,8 @@ def _local_bytes(dims: tuple[Dim, ...], dtype: str) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The value is a part: `kind` (sum or max) over `axes` would give the whole."""
+    """The value is partial: reducing it by `kind` (sum or max) over `axes` gives the complete
+    value."""
 
     kind: str
     axes: tuple[str, ...]
@@ -255,12 +256,13 @@ class Partial:
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class TensorType:
-    """A tensor in global view. `placed` distinguishes `replicated` from `not placed yet`.
+    """A tensor in global view. `placed` distinguishes a replicated tensor from one without
+    placement.
 
-    `role` and `part` stand on arguments and results of functions only. A part is what one chunk of
-    a pipeline stage holds of a value of the whole step: its name, and the number of the chunk.
-    `share` is how much of it is in `memory`; the rest is on the device. Equal types are one object,
-    so that comparing and hashing them costs nothing.
+    Only arguments and results of functions have `role` and `part`. A part is the share of one chunk
+    of a pipeline stage in a value of the whole step: the name of the value, and the number of the
+    chunk. `share` is the fraction of the tensor in `memory`; the rest is on the device. Equal types
+    are one object, so that comparing and hashing them is cheap.
     """
 
     dtype: str
@@ -286,7 +288,7 @@ class TensorType:
         share: Fraction = WHOLE,
     ) -> TensorType:
         most = dtype, dims, partial, placed, memory, stage, role, part
-        if share is WHOLE or share == WHOLE:  # of most, and fractions take long to hash
+        if share is WHOLE or share == WHOLE:  # the usual case; hashing fractions is slow
             return _once(cls, (*most, WHOLE), most)
         return _once(cls, (*most, share))
 
@@ -324,7 +326,7 @@ class TensorType:
         return _local_bytes(self.dims, self.dtype)
 
     def bytes_in(self, space: str) -> Expr:
-        """Bytes on one rank that are in a memory: of a share those of whole bytes, rounded up."""
+        """Bytes on one rank in a memory; a share is rounded up to whole bytes."""
         size, share = self.local_bytes, self.share
         if share is WHOLE:
             return size if space == self.memory else ZERO
@@ -335,17 +337,17 @@ class TensorType:
 
     @property
     def memories(self) -> tuple[str, ...]:
-        """The memories that it is in."""
+        """The memories in which the tensor is."""
         return (self.memory,) if self.share is WHOLE else (self.memory, DEVICE)
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """The loads that the local sizes depend on."""
+        """The loads on which the local sizes depend."""
         return tuple(load for load in _loads(self.dims) if load is not None)
 
     @property
     def fullest_bytes(self) -> Expr:
-        """Bytes on the rank that has most."""
+        """Bytes on the rank with the most."""
         return bytes_of(product(_local_shape(self.dims, True)), self.dtype)
 
     @property
@@ -365,18 +367,18 @@ class TensorType:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """All axes that the value uses, splitting and partial."""
+        """All axes of the type: those that split dimensions, and those of partial values."""
         return tuple(a for d in self.dims for a in d.axes) + self.partial_axes
 
     def unplaced(self) -> TensorType:
-        """Shape and dtype alone."""
+        """The type with shape and dtype only."""
         dims = tuple(Dim(d.size, load=d.load, routed=d.routed) for d in self.dims)
         return TensorType(self.dtype, dims)
 
     def with_splits(
         self, splits: Iterable[tuple[str, ...]], partial: Partial | None = None
     ) -> TensorType:
-        """The same tensor placed: dimension i split over `splits[i]`."""
+        """The type with a placement: dimension i is split over `splits[i]`."""
         dims = tuple(
             replace(d, split=tuple(map(AxisUse, axes)), open=False)
             for d, axes in zip(self.dims, splits, strict=True)
@@ -384,11 +386,11 @@ class TensorType:
         return self._with(dims, partial, True)
 
     def sliced(self) -> TensorType:
-        """One slice along the first dimension, as a repeat sees it."""
+        """The type of a slice along the first dimension, as in a repeat."""
         return self._inside(self.dims[1:])
 
     def stacked(self, count: Expr) -> TensorType:
-        """`count` of these along a new first dimension."""
+        """The type of `count` stacked values along a new first dimension."""
         return self._inside((Dim(count), *self.dims))
 
     def _inside(self, dims: tuple[Dim, ...]) -> TensorType:
@@ -401,7 +403,7 @@ class TensorType:
         return TensorType(self.dtype, dims, partial, placed, self.memory, self.stage)
 
     def substitute(self, env: Mapping[str, Expr]) -> TensorType:
-        """Sizes with symbols replaced (axis names stay)."""
+        """The type with replaced symbols in sizes (axis names stay)."""
         return replace(self, dims=tuple(_substituted(d, env) for d in self.dims))
 
     def __str__(self) -> str:
@@ -457,7 +459,7 @@ NODE = OpaqueType("node")
 
 
 def whole(type_: Type | None) -> Type | None:
-    """The type without the chunk that it is a part of."""
+    """The type without the chunk of which it is a part."""
     if isinstance(type_, TensorType) and type_.part is not None:
         return replace(type_, part=None)
     return type_

@@ -1,4 +1,4 @@
-"""Remembers what was found in order, so that only what a pass has changed is verified again."""
+"""A cache of verification results, so that only what a pass has changed is verified again."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import DiagnosticList
 
 _Key = tuple[object, ...]
-#: What an operation is like but for its attributes, these, and its number.
+#: The state of an operation: a key without attributes, the attributes, and its number.
 _State = tuple[_Key, dict[str, Attr], int | None]
 
 
 class VerifiedCache:
     """Operations that passed their checks in earlier verifications of one module.
 
-    Each verification first looks at every operation once, and gives it a number. Operations of one
-    number are alike, so what one of them has passed all have passed:
+    Each verification first assigns a number to every operation. Operations with one number are
+    equal, so a check that one of them has passed holds for all:
 
     | the operation                    | its number                                                |
     |----------------------------------|-----------------------------------------------------------|
@@ -29,12 +29,12 @@ class VerifiedCache:
     | with a region, changed in it     | is a new one: its definition may read all that is inside  |
     | with a value without a type      | is None: it is checked each time                          |
 
-    So an operation with a region that has passed its checks need not be entered. What depends on
-    the place of an operation (which values are visible, the order) is no part of this.
+    So an operation with a region that has passed its checks is not entered. Checks that depend on
+    the place of an operation (visible values, order) are not cached.
     """
 
     def __init__(self) -> None:
-        self.facts = Facts()  # of the module, as they are in this verification
+        self.facts = Facts()  # of the module in this verification
         self._declared: _Key = ()
         self._relations: set[Relation] = set()
         self._states: dict[Operation, _State] = {}
@@ -42,14 +42,14 @@ class VerifiedCache:
         self._changed: set[Operation] = set()
         self._outer: dict[Operation, set[Value]] = {}
         self._ids: dict[int, int] = {}
-        self._alive: list[object] = []  # while a thing is held, its id is its own
+        self._alive: list[object] = []  # keeps ids unique
         self._equal: dict[object, int] = {}
         self._known: set[_Key] = set()
         self._new: set[_Key] = set()
 
     def start(self, module: Module) -> None:
-        """A verification begins. Under other declarations nothing is known; with more relations
-        more is divisible, so a type is in order still, but an op may need other placements."""
+        """Begin a verification. Other declarations clear the cache. With more relations more sizes
+        divide, so types stay valid, but an op may need other placements."""
         declared, relations = _declarations(module), {r for r, _ in module.relations}
         if declared != self._declared or not self._relations <= relations:
             self._known.clear()
@@ -65,11 +65,11 @@ class VerifiedCache:
         self._outer = {op: values for op, values in self._outer.items() if op in self._states}
 
     def knows(self, op: Operation, check: object) -> bool:
-        """Whether the like of this operation has passed the check."""
+        """Whether an equal operation has passed the check."""
         return self._is_known((check, self._states[op][2]))
 
     def passed(self, op: Operation, check: object) -> None:
-        """Nothing was found wrong with the operation, or with one inside it."""
+        """Note that the operation, with those inside it, has passed the check."""
         number = self._states[op][2]
         if number is not None:
             self._new.add((check, number))
@@ -77,8 +77,8 @@ class VerifiedCache:
     def unknown(
         self, ops: Iterable[Operation], check: object, problems: DiagnosticList
     ) -> Iterator[Operation]:
-        """The operations, outer before inner, that have not passed the check. Those for which the
-        caller appends no problem have passed it then."""
+        """The operations, outer before inner, that have not passed the check. Operations for which
+        the caller appends no problem pass it."""
         for op in ops:
             if self.knows(op, check):
                 continue
@@ -94,7 +94,7 @@ class VerifiedCache:
         return self._is_known(("type", self._number(type_)))
 
     def passed_type(self, type_: TensorType) -> None:
-        """Nothing was found wrong with the type."""
+        """Note that the type has passed its checks."""
         self._new.add(("type", self._number(type_)))
 
     def uses(self, op: Operation) -> Iterable[Value]:
@@ -102,7 +102,7 @@ class VerifiedCache:
         return op.operands if op.region is None else self._outer[op]
 
     def keep(self) -> None:
-        """The verification found nothing wrong."""
+        """End a verification without errors."""
         self._known |= self._new
 
     def _is_known(self, key: _Key) -> bool:
@@ -111,7 +111,7 @@ class VerifiedCache:
     # -- numbers -----------------------------------------------------------------------------------
 
     def _look(self, op: Operation) -> None:
-        """Give an operation, and all inside, its number; most are as they were the last time."""
+        """Assign numbers to an operation and those inside it; most are unchanged."""
         operands, region = op.operands, op.region
         types = [v.type for v in operands]
         types += [v.type for v in op.results]
@@ -119,7 +119,7 @@ class VerifiedCache:
         same = True
         if region is not None:
             for inner in region.ops:
-                if inner not in self._states:  # actions that are alike have one region
+                if inner not in self._states:  # equal actions share a region
                     self._look(inner)
             same = self._changed.isdisjoint(region.ops)
             types += [v.type for v in region.args]
@@ -148,7 +148,8 @@ class VerifiedCache:
         return self._equal.setdefault(key, len(self._equal))
 
     def _number(self, thing: object) -> int:
-        """The same number for what is equal; the hash of a type or an expression is a long way."""
+        """A number that equal objects share; cached by id, because hashing types and expressions is
+        slow."""
         number = self._ids.get(id(thing))
         if number is None:
             number = self._ids[id(thing)] = self._equal.setdefault(thing, len(self._equal))
@@ -157,7 +158,7 @@ class VerifiedCache:
 
 
 def _declarations(module: Module) -> _Key:
-    """What the checks of an operation ask its module for."""
+    """The declarations of a module that checks of operations read."""
     mesh = module.mesh
     sizes, loads = mesh.sizes if mesh else None, list(module.loads)
     return module.phase == "lowered", module.symbols, sizes, loads, module.zigzag

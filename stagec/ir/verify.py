@@ -37,19 +37,19 @@ def verify_module(module: Module, *, typed: bool = False) -> None:
     With `typed`, every value must have a type, and the types must follow from each other. Raises
     `DiagnosticError` with every error.
     """
-    problems, sound = DiagnosticList(), VerifiedCache()
-    sound.start(module)
-    check_module(module, problems, typed=typed, sound=sound)
+    problems, verified = DiagnosticList(), VerifiedCache()
+    verified.start(module)
+    check_module(module, problems, typed=typed, verified=verified)
     problems.check()
 
 
 def check_module(
-    module: Module, problems: DiagnosticList, *, typed: bool, sound: VerifiedCache
+    module: Module, problems: DiagnosticList, *, typed: bool, verified: VerifiedCache
 ) -> None:
-    """Append everything that is wrong with the module, in the order of its text.
+    """Append all errors of the module, in text order.
 
     Sizes come first: with one that is not positive, nothing else can be computed. Operations that
-    are `sound` are not asked again.
+    are `verified` are not checked again.
     """
     declared = DiagnosticList()
     for op in module.declaring("symbols", "axes"):
@@ -57,29 +57,29 @@ def check_module(
             _check_definition(op, declared)
     problems.add(*declared.items)
     if not declared.errors:
-        _Checker(module, problems, typed, sound).run()
+        _Checker(module, problems, typed, verified).run()
 
 
 class _Checker:
     def __init__(
-        self, module: Module, problems: DiagnosticList, typed: bool, sound: VerifiedCache
+        self, module: Module, problems: DiagnosticList, typed: bool, verified: VerifiedCache
     ) -> None:
         self._module, self._problems, self._typed = module, problems, typed
-        self._sound, self._check = sound, "typed" if typed else "untyped"
+        self._verified, self._check = verified, "typed" if typed else "untyped"
         mesh = module.mesh
         self._axes = frozenset(mesh.axes if mesh else ())
         indices = {index_name(a) for a in self._axes} if module.phase == "lowered" else set[str]()
         loads = {name for load in module.loads for name in load.names}
         self._declared = frozenset(module.symbols) | self._axes | indices | loads
         self._env = module.env
-        self._types = TypeChecker(module, problems, sound.facts)
+        self._types = TypeChecker(module, problems, verified.facts)
         self._visible: set[Value] = set()
         self._disordered: frozenset[Operation] = frozenset()
 
     def run(self) -> None:
-        """All checks that the state of the module allows."""
+        """Run all checks that the state of the module allows."""
         self._relations()
-        self._disordered = check_structure(self._module, self._problems, self._sound)
+        self._disordered = check_structure(self._module, self._problems, self._verified)
         self._op(self._module.root)
         check_options(self._module, self._problems)
         if not self._problems.errors:
@@ -90,7 +90,7 @@ class _Checker:
     # -- operations ----------------------------------------------------------------------------
 
     def _region(self, region: Region) -> bool:
-        """Check what is in a region; whether the owner may read it as its definition expects."""
+        """Check a region. Returns whether it is valid for the definition of its owner."""
         outer = set(self._visible)
         for value in region.args:
             self._value(region.owner, value)
@@ -98,16 +98,16 @@ class _Checker:
             if isinstance(type_, TensorType):
                 self._symbols_of_type(type_, region.owner.loc)
                 self._types.check(type_, region.owner, None, region.owner.loc)
-        sound = [self._op(op) for op in region.ops]
+        valid = [self._op(op) for op in region.ops]
         if self._typed and region.ops:
             self._returned(region)
         self._visible = outer
-        return all(sound) and region.owner not in self._disordered
+        return all(valid) and region.owner not in self._disordered
 
     def _returned(self, region: Region) -> None:
-        """Results have the ranks and element types that are declared of them.
+        """Check that returned values have the declared ranks and element types.
 
-        Sizes may differ: of a value summed over microbatches, one microbatch is returned.
+        Sizes may differ: a function may return one microbatch of a value.
         """
         for value, declared in zip(region.terminator.operands, region.returns, strict=False):
             stated = value.type
@@ -121,12 +121,14 @@ class _Checker:
                 )
 
     def _op(self, op: Operation) -> bool:
-        """Check an operation; whether its signature, and that of all in its region, fits.
+        """Check an operation. Returns whether its signature, and those in its region, are valid.
 
-        A definition verifies only such an operation: it reads parameters and regions without
-        asking whether they are there.
+        Only then does the definition verify it, since it reads parameters and regions without
+        checking that they exist.
         """
-        if self._sound.knows(op, self._check) and self._visible.issuperset(self._sound.uses(op)):
+        if self._verified.knows(op, self._check) and self._visible.issuperset(
+            self._verified.uses(op)
+        ):
             self._visible.update(op.results)
             return True
         before = len(self._problems.items)
@@ -137,23 +139,23 @@ class _Checker:
                     op.loc,
                     remedy="define it before its use, in this region or around it",
                 )
-        sound = check_signature(op, self._problems)
+        valid = check_signature(op, self._problems)
         if self._typed and not isinstance(op.definition, UnregisteredOp):
             self._tensors(op)
         for name, attr in op.attrs.items():
             self._attr(op, name, attr)
         if op.region is not None:
-            sound &= self._region(op.region)
+            valid &= self._region(op.region)
         for value in op.results:
             self._value(op, value)
         foreign = isinstance(op.definition, UnregisteredOp)
-        if sound and not foreign and STATICS not in op.attrs and _has_types(op):
+        if valid and not foreign and STATICS not in op.attrs and _has_types(op):
             _check_definition(op, self._problems)
             self._memory(op)
             self._factors(op)
         if len(self._problems.items) == before:
-            self._sound.passed(op, self._check)
-        return sound
+            self._verified.passed(op, self._check)
+        return valid
 
     def _tensors(self, op: Operation) -> None:
         args = op.region.args if op.region is not None else ()
@@ -170,11 +172,11 @@ class _Checker:
                 )
 
     def _factors(self, op: Operation) -> None:
-        """Factors that are whole are it for the given sizes."""
+        """Check that integral factors are integers for known sizes."""
         try:
             sizes = integral_factors(op)
         except (DiagnosticError, RuleSyntaxError, NotATensorError, LookupError, ValueError):
-            return  # the definition or inference says what is wrong
+            return  # the definition or inference reports it
         for factor, size in sizes.items():
             if not size.symbols <= self._env.keys():
                 continue
@@ -188,7 +190,7 @@ class _Checker:
                 )
 
     def _memory(self, op: Operation) -> None:
-        """Only values on the device are computed with."""
+        """Check that computations use values on the device only."""
         for value in () if op.has(Free) or op.has(CopiesMemory) else op.operands:
             if isinstance(value.type, TensorType) and value.type.memory != "device":
                 self._problems.error(
@@ -201,13 +203,13 @@ class _Checker:
     def _value(self, op: Operation, value: Value) -> None:
         self._visible.add(value)
         if isinstance(value.type, TensorType):
-            if self._sound.knows_type(value.type):
+            if self._verified.knows_type(value.type):
                 return
             before = len(self._problems.items)
             self._symbols_of_type(value.type, value.loc)
             self._types.check(value.type, op, value, value.loc)
             if len(self._problems.items) == before:
-                self._sound.passed_type(value.type)
+                self._verified.passed_type(value.type)
         elif value.type is None and self._typed and not isinstance(op.definition, UnregisteredOp):
             self._problems.error(
                 f"%{value.name} has no type, but the module is {self._module.phase}",
@@ -247,8 +249,8 @@ class _Checker:
                 self._dimension(attr, op.loc)
 
     def _may_be_word(self, op: Operation, attr: Expr | Relation) -> bool:
-        """Whether a name need not be a symbol: any size of an op without a definition, and a name
-        alone where the op that gets it is another one."""
+        """Whether a name need not be a symbol: in any size of an op without a definition, and as a
+        single name where the op accepts words."""
         if isinstance(op.definition, UnregisteredOp):
             return isinstance(attr, Expr)
         params = op.definition.trait(OpenParams)
@@ -270,7 +272,7 @@ class _Checker:
         self._expect("the mesh has no axis", name, sorted(self._axes), "axes", loc)
 
     def _expect(self, lacks: str, name: str, known: Collection[str], what: str, loc: Loc) -> None:
-        """An error for a name that is not among these."""
+        """Report a name that is not known."""
         if name not in known:
             names = f"its {what} are: {', '.join(known) or 'none'}"
             remedy = did_you_mean(name, known) or names
@@ -295,11 +297,11 @@ class _Checker:
     def _infer_again(self) -> None:
         for func in self._module.functions:
             for op in func.region.ops if func.region else ():
-                infer_op(op, self._problems, self._sound)
+                infer_op(op, self._problems, self._verified)
 
 
 def _check_definition(op: Operation, problems: DiagnosticList) -> None:
-    """Append what the definition of an operation finds, whose signature fits."""
+    """Append the errors that the definition of an operation with a valid signature reports."""
     try:
         for message in op.definition.verify(op):
             problems.error(f"'{op.name}' {message}", op.loc, remedy=describe(op))

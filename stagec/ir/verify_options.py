@@ -1,4 +1,4 @@
-"""Checks of options: declared once, in a private function, and asked for as they are declared."""
+"""Checks of options: each is declared once, in a private function, and used as declared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Options = Mapping[str, Operation]
 
 
 def check_options(module: Module, problems: DiagnosticList) -> None:
-    """Append what is wrong with the options of functions, and with what asks for them."""
+    """Append errors of the options of functions and of their uses."""
     for func in module.functions:
         if func.region is not None:
             options = declared_options(func)

@@ -1,5 +1,5 @@
-"""Checks of layers of several kinds: every kind is a repeat, and the repeats of a stack hand on to
-each other what they carry, and nothing else."""
+"""Checks of layers of several kinds: every kind is a repeat, and the repeats of a stack pass their
+carried values to each other, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stagec.support.suggest import did_you_mean
 
 
 def check_orders(module: Module, problems: DiagnosticList) -> None:
-    """Append everything that is wrong with the stacks of a module. Its operations have the
-    signatures of their definitions, and each region ends as it should."""
+    """Append errors of the stacks of a module, whose operations have valid signatures and regions
+    with terminators."""
     owners = [*module.functions, *module.graphs]
     walked = [op for owner in owners if owner.region is not None for op in owner.region.walk()]
     ordered = [op for op in walked if "order" in op.attrs and op.has(Repeats)]
@@ -83,7 +83,7 @@ _CHAIN = (
 
 
 def _wrong(stack: LayerStack, order: LayerOrder) -> Iterator[tuple[Operation, str, str]]:
-    """The repeats of which something is wrong, what, and a remedy."""
+    """The repeats with errors, each with a message and a remedy."""
     first, name = stack.members[0], stack.members[0].attrs["order"]
     if missing := [k for k in order.counts if k not in {op.symbol for op in stack.members}]:
         yield (
@@ -115,12 +115,12 @@ def _wrong(stack: LayerStack, order: LayerOrder) -> Iterator[tuple[Operation, st
 
 
 def _others(value: Value, user: Operation) -> list[Operation]:
-    """Another user of a value; to end its lifetime is no use."""
+    """Other users of a value, except those that end its lifetime."""
     return [u for u, _ in value.uses if u is not user and not u.has(EndsLifetime)]
 
 
 def _alike(one: Type | None, other: Type | None) -> bool:
-    """Whether one layer can take what another one yields."""
+    """Whether a layer can take a value of one type where another one is yielded."""
     if not isinstance(one, TensorType) or not isinstance(other, TensorType):
         return True
     same = one.shape == other.shape and one.dtype == other.dtype

@@ -1,4 +1,4 @@
-"""Where operations may stand: declarations in the module, computations in functions."""
+"""Checks of where operations may be: declarations in the module, computations in functions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from stagec.support.source import Loc
 
 
 def check_structure(
-    module: Module, problems: DiagnosticList, sound: VerifiedCache
+    module: Module, problems: DiagnosticList, verified: VerifiedCache
 ) -> frozenset[Operation]:
-    """Append every operation that stands where it may not, and names that are declared twice.
+    """Append operations in invalid places, and names that are declared twice.
 
-    Returns the owners of the regions in which something is wrong.
+    Returns the owners of regions with errors.
     """
     _check_names(module, problems)
     disordered: set[Operation] = set()
-    for op in sound.unknown([module.root], "structure", problems):
+    for op in verified.unknown([module.root], "structure", problems):
         if op.region is None:
             continue
         inner = DiagnosticList()
@@ -50,7 +50,7 @@ def _check_region(owner: Operation, region: Region, problems: DiagnosticList) ->
 
 
 def _misplaced(owner: Operation, holds: Holds | None, op: Operation) -> str | None:
-    """A remedy for an operation that may not stand in the owner's region; None if it may."""
+    """A remedy for an operation that may not be in the region of `owner`; None if it may."""
     parents = op.definition.parents
     if parents is not None and owner.name not in parents:
         return f"put it directly into {' or '.join(parents)}" if parents else "it stands in no op"
@@ -104,7 +104,7 @@ def _check_names(module: Module, problems: DiagnosticList) -> None:
 
 
 def _check_reserved(module: Module, problems: DiagnosticList) -> None:
-    """Symbols that lowered sizes contain are not those of the text."""
+    """Report declared symbols whose names lowered sizes use."""
     axes = module.mesh.axes if module.mesh else ()
     reserved = {index_name(a): f"the coordinate of a rank along axis '{a}'" for a in axes}
     reserved |= {n: f"the load of {load.of}" for load in module.loads for n in load.names}

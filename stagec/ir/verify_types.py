@@ -1,4 +1,4 @@
-"""Checks on single types: positive sizes, axes used once, splits that surely divide."""
+"""Checks of single types: positive sizes, axes used once, and splits that are known to divide."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TypeChecker:
         self._seen: set[tuple[Expr, tuple[str, ...]]] = set()
 
     def check(self, type_: TensorType, op: Operation, value: Value | None, loc: Loc) -> None:
-        """Append what is wrong with the type of a value (None: a declared result of a function)."""
+        """Append errors of the type of a value (None: a declared result of a function)."""
         for d in type_.dims:
             if not d.size.symbols and (d.size.value is None or d.size.value <= 0):
                 self._problems.error(

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 class Room:
     """The memory of a rank of a server: `room` bytes in all, of which weights and the activations
     of the largest step take `taken`. The rest has room for `blocks` blocks of cache of each group
-    of ranks."""
+    of ranks. A sequence takes `fixed` blocks in addition to those of its tokens: keys and values of
+    an encoder, and states of layers."""
 
     room: int
     taken: int
     blocks: int
+    fixed: int = 0
 
 
 def largest_step(requests: Sequence[Request], tokens: int, sequences: int) -> Step:
@@ -76,11 +78,18 @@ def cache_room(
             "machine",
         )
     ranks = prod(mesh.values())
-    one = step_of([SequenceClass(1, tokens - 1, 1, ranks)])
-    kept = zip(*(each.compiled(one).figures().by_stage for each in models), strict=True)
-    cached = [sum(memory.get(CACHES, 0) for memory in stage) for stage in kept]
-    blocks = [(room - memory) * ranks // c for memory, c in zip(taken, cached, strict=True) if c]
-    return Room(room, max(taken), min(blocks, default=0))
+    one, two = (_cached(models, SequenceClass(1, n * tokens - 1, 1, ranks)) for n in (1, 2))
+    each = [more - c or c for c, more in zip(one, two, strict=True)]  # of a block
+    blocks = [(room - memory) * ranks // c for memory, c in zip(taken, each, strict=True) if c]
+    fixed = (-(-(c - block) // block) for c, block in zip(one, each, strict=True) if block)
+    return Room(room, max(taken), min(blocks, default=0), max(fixed, default=0))
+
+
+def _cached(models: Sequence[StepModules], sequences: SequenceClass) -> list[int]:
+    """The bytes that a rank of each stage caches of sequences."""
+    kept = (each.compiled(step_of([sequences])).figures().by_stage for each in models)
+    stages = zip(*kept, strict=True)
+    return [sum(memory.get(CACHES, 0) for memory in stage) for stage in stages]
 
 
 def _weights(memory: Mapping[str, int]) -> int:

@@ -99,7 +99,7 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
     _refuse_text(options, "--part", "part", "--tp 8 --part 'encoder=e: tp=2,dp=4'")
     if options.serve == MIXED:
         raise error(
-            "--part cannot be used with --serve mixed, whose steps have no encoder",
+            "--part cannot be used with --serve mixed, a step of one pod",
             remedy="give --serve prefill, a step with the encoder",
         )
     dumps = options.dump_dir and options.dump_dir / name

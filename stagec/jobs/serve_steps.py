@@ -196,7 +196,7 @@ class StepsAsked:
         if blocks is not None or self.room is None:
             return ServerLimits(tokens, sequences, blocks or None, block), None
         room = self.room(largest_step(requests, tokens, sequences), block)
-        return ServerLimits(tokens, sequences, room.blocks, block), room
+        return ServerLimits(tokens, sequences, room.blocks, block, fixed=room.fixed), room
 
     @property
     def _duration(self) -> Duration:

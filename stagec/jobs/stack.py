@@ -19,7 +19,7 @@ from stagec.ir_spec.strategy.stack import StackOp
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.session import Session
-from stagec.models import LIBRARY, library_text, stacks
+from stagec.models import LIBRARY, library_text, stack_release, stacks
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import UNKNOWN, Loc, Source, file_loc
 from stagec.support.suggest import did_you_mean
@@ -68,7 +68,7 @@ def stack_source(name: str, session: Session, loc: Loc = UNKNOWN) -> Source:
     `OSError`."""
     if name.endswith(SUFFIX) or name == "-":
         return session.read_part(name, StackOp.name, _FORM)
-    known, short = stacks(), name.partition("@")[0]
+    known, short = stacks(), stack_release(name)
     if short not in known:
         raise error(
             f"no stack '{short}', neither in the library nor as a file",
@@ -166,10 +166,12 @@ def _check_version(op: Operation, name: str, loc: Loc) -> None:
     _, at, wanted = name.partition("@")
     version = op.text("version")
     if at and not name.endswith(SUFFIX) and wanted != version:
+        others = (each.partition("@") for each in stacks())
+        earlier = [release for of, _, release in others if release and of == stack_name(op)]
         raise error(
             f"stack '{stack_name(op)}' has no version '{wanted}'",
             loc,
-            remedy=f"its version is {version}"
+            remedy=f"its version is {', before that '.join([version, *earlier])}"
             if version
             else "leave out the version: this stack has none",
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.formats.registry import asked_formats, formats_of
+from stagec.formats.registry import formats_of, parse_formats
 from stagec.jobs.request.emission import emit
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import Diagnostic, error
@@ -26,7 +26,7 @@ def formats_asked(text: str, registry: Registry, given: Mapping[str, Any]) -> li
     that cannot be written to an archive or by a cluster."""
     from stagec.formats.base import not_patched
 
-    formats = asked_formats(text, formats_of(registry))
+    formats = parse_formats(text, formats_of(registry))
     elsewhere = given.get("archive") is not None or given["scheduler"] is not None
     for each in formats:
         if elsewhere and not each.patched:

@@ -1,7 +1,7 @@
-"""The machines that jobs run on: texts as package data, one a machine, each figure with its source.
+"""The machines that jobs run on: one text per machine as package data, each figure with its source.
 
-A text says what a device computes, what its memory and its host link do, and the network that
-joins devices, level by level; docs/machines.md describes the schema.
+A text describes the compute units, memory and host link of a device, and the network that connects
+devices, level by level; docs/machines.md describes the schema.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ def _texts() -> Mapping[str, str]:
 
 @cache
 def machines() -> Mapping[str, Machine]:
-    """All machines that are shipped, by name, in alphabetical order."""
+    """All machines that stagec includes, by name, in alphabetical order."""
     return {name: read_machine(name, text) for name, text in _texts().items()}
 
 
 def machine_names() -> tuple[str, ...]:
-    """The names of the machines, of which none is read."""
+    """The names of the machines; does not read their texts."""
     return tuple(_texts())
 
 
 def find_machine(name: str) -> Machine | None:
-    """The machine of a name or an alias, in upper or lower case; None if there is none."""
+    """The machine with a name or alias, in upper or lower case; None if there is none."""
     wanted = name.lower()
     return next((m for m in machines().values() if wanted in (m.name, *m.aliases)), None)
 
 
 def read_machine(name: str, text: str, given: str | None = None) -> Machine:
-    """The machine of a text, which `--machine` takes from the file `given`. Raises
-    `DiagnosticError` for an invalid text, with the place in it."""
+    """Read a machine text; `given` is the file that `--machine` names, if it comes from one. Raises
+    `DiagnosticError` for an invalid text, with the location."""
     file = given or f"{name}.toml"
     folder = Path(file).parent
 
@@ -75,9 +75,9 @@ def read_machine(name: str, text: str, given: str | None = None) -> Machine:
 
 
 def load_machine(given: str) -> Machine:
-    """The machine of a name, an alias or a file (what has a slash or ends in `.toml`). Raises
-    `DiagnosticError` for a name that there is not and for an invalid file. `DEVICE+FILE` has
-    the network of an InfraGraph file."""
+    """The machine with a name or alias, or from a file (a text with a slash or with the end
+    `.toml`). `DEVICE+FILE` has the network of an InfraGraph file. Raises `DiagnosticError` for an
+    unknown name and for an invalid file."""
     parts = infragraph.parts_of(given)
     if parts is not None:
         device, file = parts
@@ -91,12 +91,13 @@ def load_machine(given: str) -> Machine:
 
 
 def is_file(given: str) -> bool:
-    """Whether `--machine` means a machine text."""
+    """Whether a value of `--machine` is the path of a machine text."""
     return not infragraph.parts_of(given) and (given.endswith(".toml") or "/" in given)
 
 
 def files_of(given: str) -> list[str]:
-    """The files that `--machine` names: a machine text, an InfraGraph file, both or none."""
+    """The files that a value of `--machine` names: a machine text, an InfraGraph file, both or
+    none."""
     device, *network = infragraph.parts_of(given) or (given,)
     return [*([device] if is_file(device) else []), *network]
 

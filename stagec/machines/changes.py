@@ -1,7 +1,7 @@
-"""Machines with other figures: what levers and sweeps try.
+"""Machines with changed figures, for levers and sweeps.
 
-A path is the way to a figure in a text. Changes copy the objects on that way and check the new
-value alone, so that thousands of machines are cheap.
+A path names a figure in a text. A change copies the objects on the path and checks only the new
+value, so that thousands of machines are cheap.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+from numbers import Real
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class _Form(NamedTuple):
-    """What the schema says of a number: the kind of its quantity, if it has a unit, and the rest of
-    its rules."""
+    """The schema of a number: the kind of its quantity, None without a unit, and its other
+    rules."""
 
     kind: str | None
     rules: TypeAdapter[Any]
@@ -37,8 +38,11 @@ _REMEDY = "docs/machines.md has the schema"
 
 def changed(machine: Machine, values: Mapping[str, float | str]) -> Machine:
     """See `Machine.changed`."""
+    if not isinstance(cast("object", values), Mapping):
+        about = f"expected a dictionary of figures of the machine, found {values!r:.60}"
+        raise error(about, remedy='write {"memory.bandwidth": "2 TB/s"}')
     for path, value in values.items():
-        machine = _at(machine, path, partial(_replaced, path, value))
+        machine = _at(machine, str(path), partial(_replaced, path, value))
     return machine
 
 
@@ -59,8 +63,8 @@ def _at(machine: Machine, path: str, apply: _Apply) -> Machine:
 
 
 def _walk(node: Any, path: list[str], apply: _Apply, hint: Any) -> Any:
-    """The node with the figures of the path changed; None if there is no such path. `hint` is the
-    annotation of the node in the schema."""
+    """A copy of a node with the figures at a path changed; None if there is no such path. `hint` is
+    the annotation of the node in the schema."""
     if isinstance(node, Figure):
         if path:
             return None
@@ -83,7 +87,7 @@ def _walk(node: Any, path: list[str], apply: _Apply, hint: Any) -> Any:
 def _each(
     items: dict[str, Any], path: list[str], apply: _Apply, hint: Any
 ) -> dict[str, Any] | None:
-    """Of named things the one that the path names, or else all."""
+    """Change the item that the path names, or, if it names none, all items."""
     if path and path[0] in items:
         inner = _walk(items[path[0]], path[1:], apply, hint)
         return None if inner is None else {**items, path[0]: inner}
@@ -96,18 +100,18 @@ def _is_number(node: object) -> bool:
 
 
 def _is_open(node: object, hint: Any) -> bool:
-    """Whether a text leaves a whole number out that it may have."""
+    """Whether a node is an optional whole number that a text leaves out."""
     return node is None and any(getattr(a, "__origin__", a) is int for a in get_args(hint))
 
 
 def _levels(node: object) -> dict[str, Any]:
-    """The levels of a network by name; a list of texts has none."""
+    """The levels of a network by name; empty for a list of texts."""
     return {part.name: part for part in listed(node) if hasattr(part, "name")}
 
 
 @cache
 def _hints(owner: type[BaseModel]) -> Mapping[str, tuple[str, Any]]:
-    """By the name in a text: the name of the field, and its annotation with all of its rules."""
+    """For each name in a text, the name of the field and its annotation with all of its rules."""
     return {
         f.alias or name: (name, _with(f.annotation, f.metadata))
         for name, f in owner.model_fields.items()
@@ -120,8 +124,8 @@ def _with(annotation: Any, rules: Sequence[Any]) -> Any:
 
 @cache
 def _form(hint: Any, kind: str | None = None) -> _Form:
-    """The rules of a number, without the reading of the text of a quantity."""
-    hint = next((a for a in get_args(hint) if _is_annotated(a)), hint)  # of one that may be absent
+    """The rules of a number, without the validator that reads the text of a quantity."""
+    hint = next((a for a in get_args(hint) if _is_annotated(a)), hint)  # of an optional number
     base, *metadata = (hint.__origin__, *hint.__metadata__) if _is_annotated(hint) else (hint,)
     kind = kind or next((m.kind for m in metadata if isinstance(m, Unit)), None)
     kept = [m for m in metadata if kind is None or not isinstance(m, BeforeValidator)]
@@ -134,6 +138,9 @@ def _is_annotated(hint: Any) -> bool:
 
 def _replaced(path: str, value: float | str, old: Any, form: _Form) -> Any:
     if not isinstance(value, str):
+        if isinstance(value, bool) or not isinstance(cast("object", value), Real):
+            about = f"machine figure '{path}' cannot be {value!r:.60}"
+            raise error(about, remedy="give a number, or a text with its unit")
         return _checked(path, value, old, form)
     try:
         number = _number(value) if form.kind is None else quantity(form.kind, value)
@@ -152,8 +159,8 @@ def _number(text: str) -> float:
 
 
 def _checked(path: str, value: float, old: Any, form: _Form) -> Any:
-    """The value in the type of the old one, as the schema has it; of rates and bandwidths also
-    infinity."""
+    """The value, validated by the schema and converted to the type of the old one; rates and
+    bandwidths may be infinite. Raises `DiagnosticError`."""
     whole, time = isinstance(old, int), form.kind == "time"
     least = math.ulp(0.0) if form.kind and not time else 0
     if not value >= least or (math.isinf(value) and (whole or time)) or (whole and value < 1):

@@ -1,7 +1,7 @@
-"""How much of its peaks a machine reaches: the constants of the cost models.
+"""The share of its peaks that a machine reaches: the constants of the cost models.
 
-All have a physical meaning. What a text does not state has the defaults below, which are published
-figures of devices of its kind.
+All have a physical meaning. The defaults, for constants that a text does not state, are published
+figures of similar devices.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Protocol(Text):
 
     `start`: seconds before the first byte moves. `hops`: the time of one step of an algorithm, in
     latencies of the level. `share`: the share of the bandwidth of the level that data get. `copy`:
-    the cost of the part that stays on a rank and is copied there, in parts that move. `adds`: how
-    often a ring moves what it adds through the memory of the device while no link moves it (0: what
-    is added meanwhile hides). `gap`: seconds that a link of the level needs for each message of a
-    ring beside its bytes.
+    the cost of the part that stays on a rank and is copied there, relative to a part that moves.
+    `adds`: how often a ring moves the data that it adds through the memory of the device while its
+    links are idle (0: additions overlap with transfers). `gap`: seconds that a link of the level
+    needs for each message of a ring in addition to its bytes.
     """
 
     start: Seconds
@@ -42,17 +42,17 @@ class Protocol(Text):
 
 
 class NetworkEfficiency(Text):
-    """Constants of the collectives and messages of one level; `fitted` says on what, if at all.
+    """Constants of the collectives and messages of one level; `fitted` names the data that they
+    were fitted on, if any.
 
     `protocols` are those of rings and trees, `pairs` those of messages and all_to_all, `multicast`
-    that of reductions in switches. The fastest is taken.
-    `check`: seconds that a collective holds up the hosts of its group for each rank that it reaches
-    over the level, where ranks compare what they call before they call it (PyTorch,
-    `TORCH_DISTRIBUTED_DEBUG=DETAIL`: a barrier in which rank 0 asks one rank after the other).
-    `direct` are those of kernels of engines that reach the memory of other ranks: all_reduces in
-    `one_shot` and `two_shot` (`stg.collectives`), and `messages` of tokens to experts (DeepEP, see
-    `stg.moe`); a level without them has the communication library only. `direct_fitted` says on
-    what they were fitted.
+    that of reductions in switches. The fastest is used. `check`: seconds by which a collective
+    delays the hosts of its group for each rank that it reaches over the level, if ranks compare
+    their calls first (PyTorch, `TORCH_DISTRIBUTED_DEBUG=DETAIL`: a barrier in which rank 0 asks one
+    rank after the other). `direct` are those of an engine's own kernels, which access the memory of
+    other ranks: all_reduces in `one_shot` and `two_shot` (`stg.collectives`), and `messages` of
+    tokens to experts (DeepEP, see `stg.moe`); a level without them uses only the communication
+    library. `direct_fitted` names the data that these were fitted on.
     """
 
     protocols: dict[str, Protocol] = Field(min_length=1)
@@ -65,11 +65,11 @@ class NetworkEfficiency(Text):
 
 
 class Interference(Text):
-    """What collectives and computations that run at once cost each other.
+    """How collectives and computations that run concurrently slow each other down.
 
-    `computations`: the share of a computation's speed that a collective beside it takes (processors
-    and memory bandwidth). `collectives`: how many times as long a collective takes that is issued
-    to run beside computations.
+    `computations`: the share of its speed that a computation loses to a concurrent collective
+    (processors and memory bandwidth). `collectives`: how many times as long a collective takes that
+    is issued to overlap with computations.
     """
 
     computations: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -78,14 +78,15 @@ class Interference(Text):
 
 
 class Sustained(Text):
-    """What is left in a step of what kernels reach alone.
+    """The speed of kernels in long runs, relative to their speed alone.
 
-    `products`: the share of the speed of matrix products and of attention. Tables time kernels for
-    milliseconds on a cool device; in a step that goes on for hours its power is limited, and so is
-    its clock. `experts`: what grouped products of experts keep of that, where a framework says it
-    (`stg.sustained`). `power`: times what stacks say of the family. At a limit of power a clock
-    follows its 2/3 power (H100 at 500 and 700 W: 0.615 and 0.77 of the same peak), so that
-    is (P / P')^(2/3) (peak' / peak), with P' and peak' of the family's first device.
+    `products`: the share for matrix products and attention. Tables time kernels for milliseconds on
+    a cool device; in training that runs for hours, the power of the device is limited, and so is
+    its clock. `experts`: a further factor for grouped products of experts, if a framework states it
+    (`stg.sustained`). `power`: a factor for the shares that stacks state for a family of devices.
+    At a limit of power, the clock is proportional to its 2/3 power (H100 at 500 and 700 W: 0.615
+    and 0.77 of the same peak), so the factor is (P / P')^(2/3) (peak' / peak), with P' and peak' of
+    the family's first device.
     """
 
     products: Share = 1.0
@@ -97,7 +98,7 @@ class Sustained(Text):
 class Host(Text):
     """The program that launches kernels.
 
-    `issue`: seconds from one computation to the next, where devices wait for it: a framework
+    `issue`: seconds from one computation to the next while devices wait for the host: a framework
     without a compiler or graphs runs its own code between any two (PyTorch, autograd).
     """
 
@@ -106,11 +107,11 @@ class Host(Text):
 
 
 class Rendezvous(Text):
-    """Messages that wait for their receiver, instead of being kept somewhere until it takes them.
+    """Messages that wait for their receiver instead of being buffered.
 
-    `above`: those of more bytes wait. `handshake`: the bytes of the message by which the receiver
-    says that it is there, over the same links the other way (0: it takes their latency alone). What
-    collectives wait for is in the constants of their protocols.
+    `above`: messages of more bytes wait. `handshake`: the bytes of the message by which the
+    receiver announces that it is ready, over the same links in the other direction (0: it takes
+    only their latency). Waiting in collectives is part of the constants of their protocols.
     """
 
     above: Bytes
@@ -120,13 +121,13 @@ class Rendezvous(Text):
 class Efficiency(Text):
     """Constants by kind of work.
 
-    `kernels` says how kernels cost: by `tiles` and the constants here, or by the `roofline` alone,
-    the larger of FLOPs over the peak and bytes over the bandwidth, without constants: nor those of
-    hosts and of what is sustained.
-    `collectives` are the algorithms that the communication library has, `network` the constants of
-    each level of the network, by its name. `streams` says how a device communicates: on one stream
-    for `each` communicator and neighbour, as frameworks do, or on `one` for all collectives, sends
-    and copies, in the order of issue. Without `rendezvous` senders never wait for receivers.
+    `kernels` is the cost model of kernels: `tiles` with the constants here, or only the `roofline`,
+    the larger of FLOPs over the peak and bytes over the bandwidth, without constants, including
+    `host` and `sustained`. `collectives` are the algorithms of the communication library, `network`
+    the constants of each level of the network, by name. `streams` says how a device communicates:
+    on one stream for `each` communicator and neighbour, as frameworks do, or on `one` stream for
+    all collectives, sends and copies, in the order of issue. Without `rendezvous`, senders never
+    wait for receivers.
     """
 
     kernels: Literal["tiles", "roofline"] = "tiles"
@@ -144,7 +145,7 @@ class Efficiency(Text):
     @field_validator("collectives")
     @classmethod
     def _complete(cls, value: tuple[Algorithm, ...]) -> tuple[Algorithm, ...]:
-        """Trees and switches do not gather."""
+        """Check that an algorithm can gather: trees and switches only reduce."""
         if not {"ring", "hierarchical"} & set(value):
             raise ValueError(
                 "expects 'ring' or 'hierarchical' among them: the other algorithms only reduce"
@@ -162,31 +163,32 @@ _NCCL_OUTSIDE = {
     "ll128": {"start": "14 us", "hops": 1.5, "share": 0.85},
     "simple": {"start": "8.4 us", "hops": 5.2, "share": 0.92},
 }
-#: What the fits of all devices with tables have in common: messages to several ranks go at once.
+#: Common to the fits of all devices with tables: messages to several ranks are concurrent.
 _PAIRS = {
     "ll": {"start": "8 us", "hops": 0.3, "share": 0.05},
     "simple": {"start": "15 us", "hops": 0.3, "share": 0.7},
 }
-#: A card of the network is as fast for an all_to_all as for a ring: 46 to 49 of 50 GB/s.
+#: A network card is as fast in an all_to_all as in a ring: 46 to 49 of 50 GB/s.
 _PAIRS_OUTSIDE = {**_PAIRS, "simple": {**_PAIRS["simple"], "share": 0.92}}
 _NVLS = {"start": "48 us", "share": 0.6}
-#: DeepEP writes tokens by RDMA from a kernel, so a peer costs nothing: its README, low latency, 128
-#: tokens on H800 with 400 Gb/s; fitted on 16, 64 and 256 ranks, 32 and 128 within 1 to 8%.
+#: DeepEP writes tokens by RDMA from a kernel, so another peer costs no time. Source: its README,
+#: low latency, 128 tokens on H800 with 400 Gb/s; fitted on 16, 64 and 256 ranks; the error for 32
+#: and 128 is 1 to 8%.
 _MESSAGES = {"start": "28.8 us", "hops": 0.0, "share": 0.9}
 
 
 def collective_defaults(kind: str) -> tuple[str, ...]:
-    """The algorithms of a machine with such an innermost level: those of NCCL, or on a torus rings
-    along its axes, one after the other."""
+    """The algorithms of a machine whose innermost level is of this kind: those of NCCL, or, on a
+    torus, rings along its axes, one after the other."""
     return ("hierarchical",) if kind == "ring" else ("ring", "tree", "multicast")
 
 
 def network_defaults(kind: str) -> dict[str, object]:
-    """The constants of a level whose text states none, as they would stand in it.
+    """The default constants of a level, in the form of a machine text.
 
     Source: github.com/NVIDIA/nccl, src/graph/tuning.cc: baseLat, hwLat over the hop of protocol LL,
-    bandwidth factors of the protocols. `pairs` and the share of `multicast` are near those of
-    the devices for which they are fitted; between nodes the share of `pairs` is that of a ring
+    bandwidth factors of the protocols. `pairs` and the share of `multicast` are close to those of
+    the devices for which they are fitted; between nodes, the share of `pairs` is that of a ring
     (github.com/NVIDIA/nccl-tests, issues 267 and 290).
     """
     if kind != "fat-tree":

@@ -1,4 +1,4 @@
-"""Figures of machine texts: quantities with their units, each with a source."""
+"""Figures of machine texts: quantities with units and sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _units(base: str, scales: Mapping[str, int | Fraction]) -> Mapping[str, Frac
     return MappingProxyType({f"{name}{base}": Fraction(scale) for name, scale in scales.items()})
 
 
-#: Of each kind of quantity: its units, and an example.
+#: The units of each kind of quantity, and an example.
 UNITS: Mapping[str, tuple[Mapping[str, Fraction], str]] = MappingProxyType(
     {
         "bytes": (_units("B", {**_DECIMAL, **_BINARY}), "80 GiB"),
@@ -37,9 +37,9 @@ _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z/]{1,8})")
 
 
 def quantity(kind: str, value: object) -> Fraction:
-    """The quantity of a text in bytes, bytes/s, FLOP/s, Hz or seconds, exact.
+    """The exact quantity of a text in bytes, bytes/s, FLOP/s, Hz or seconds.
 
-    Raises ValueError for what is no such text, and for zero where the kind is not time.
+    Raises ValueError for another text or value, and for zero unless the kind is time.
     """
     units, example = UNITS[kind]
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
@@ -63,33 +63,33 @@ def _count(value: Any) -> int:
 
 
 def listed(value: Any) -> tuple[Any, ...]:
-    """The items of an array of a text, or of the levels of a machine; none of anything else."""
+    """The items of an array in a text, or of the levels of a machine; empty for other values."""
     return tuple(value) if isinstance(value, list | tuple) else ()  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 class Text(BaseModel):
-    """A part of a text: every name in it is known."""
+    """A part of a machine text; unknown names are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Sourced(Text):
-    """A figure, with where it is from: a document and the place in it."""
+    """A figure with its source: a document and the place in it."""
 
     source: Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Says of a number in the schema which kind of quantity its text is."""
+    """Marks a number in the schema with the kind of quantity that its text states."""
 
     kind: str
 
 
 Seconds = Annotated[float, BeforeValidator(_floating("time")), Unit("time")]
-#: A number of bytes that no document gives, such as a threshold.
+#: A number of bytes without a source, such as a threshold.
 Bytes = Annotated[int, BeforeValidator(lambda v: math.floor(quantity("bytes", v))), Unit("bytes")]
-#: Element types whose products machines state.
+#: The element types for which machines state rates of products.
 DataType = Literal["f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2", "f4e2m1", "i8"]
 #: A share of a peak: more than 0, at most 1.
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -132,7 +132,7 @@ class Count(Sourced):
 
 
 Figure = Size | Bandwidth | Rate | Frequency | Duration | Count
-#: The kind of quantity of a figure, for texts that replace one.
+#: The kind of quantity of each class of figures.
 KINDS: Mapping[type[Figure], str] = MappingProxyType(
     {Size: "bytes", Bandwidth: "bandwidth", Rate: "rate", Frequency: "frequency", Duration: "time"}
 )

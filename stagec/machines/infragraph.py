@@ -1,8 +1,8 @@
 """The network of an InfraGraph file (MLCommons Chakra's infrastructure graph, YAML or JSON), for a
-device that is known: `--machine h100-sxm+pod.yaml`.
+known device: `--machine h100-sxm+pod.yaml`.
 
-The file states which components there are and how links join them; the package `infragraph` of PyPI
-expands it to a graph. What is read from that graph:
+The file lists components and the links between them; the PyPI package `infragraph` expands it to a
+graph. Two levels are read from that graph:
 
     inside    the accelerators (xpu) of one device, joined by a switch, pairwise, or in a ring: what
               one of them sends over its links to these
@@ -10,7 +10,7 @@ expands it to a graph. What is read from that graph:
               accelerators, and no more than these send to their cards
 
 Switches between devices are one level without oversubscription. The latency of a hop is the sum
-over the links of a shortest way. All devices with accelerators must be alike.
+over the links of a shortest path. All devices with accelerators must be equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stagec.support.diagnostics import DiagnosticError, error
 
 _ENDS = (".yaml", ".yml", ".json")
 _REMEDY = "docs/consumers.md says what is read of such a file"
-#: Components of a graph: more take minutes to expand.
+#: The most components of a graph; more take minutes to expand.
 MOST_NODES = 200_000
 _RATES = {"Gbps": 1e9 / 8, "GBps": 1e9}
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3}
@@ -37,7 +37,8 @@ _FIGURE = re.compile(r"([\d.eE+-]+)\s*(\w+)")
 
 
 def parts_of(given: str) -> tuple[str, str] | None:
-    """Device and file of `h100-sxm+pod.yaml`; None for another text."""
+    """The device and the file of `h100-sxm+pod.yaml`; None for another text. Raises
+    `DiagnosticError` for a file without a device."""
     device, plus, file = given.partition("+")
     if not file.lower().endswith(_ENDS):
         if plus or not given.lower().endswith(_ENDS):
@@ -51,7 +52,7 @@ def parts_of(given: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """A level of the network, in bytes/s and seconds; `ranks` are 0 for any number."""
+    """A level of the network, in bytes/s and seconds; `ranks` is 0 for any number."""
 
     name: str
     ranks: int
@@ -72,7 +73,7 @@ class _Level:
 
 def machine_text(device: str, file: str, text: str) -> str:
     """The text of a machine with this device and the network of an InfraGraph file. Raises
-    `DiagnosticError` for an invalid file, and for what it does not state."""
+    `DiagnosticError` for a file that is invalid or lacks a figure."""
     levels = _levels(_graph(file, text), partial(_wrong, file))
     return f'base = "{device}"\ntitle = "{device}, network of {Path(file).stem}"\n' + "".join(
         level.text(f"{Path(file).name}, InfraGraph") for level in levels
@@ -99,19 +100,19 @@ def _graph(file: str, text: str) -> Any:
             raise _wrong(file, f"more than {MOST_NODES:,} components")
         infragraph = service.InfraGraphService()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of components without links
+            warnings.simplefilter("ignore")  # about components without links
             infragraph.set_graph(infrastructure)
         return infragraph.get_networkx_graph()
     except DiagnosticError:
         raise
     except Exception as problem:
-        # the package raises what it likes: ValueError, KeyError, TypeError, its own
+        # the package raises ValueError, KeyError, TypeError and exceptions of its own
         reason = " ".join(str(problem).split())[:200]
         raise _wrong(file, f"not an InfraGraph file: {reason or type(problem).__name__}") from None
 
 
 def _size(infrastructure: Any) -> int:
-    """How many components all instances have."""
+    """The number of components of all instances."""
     each = {d.name: sum(c.count for c in d.components) for d in infrastructure.devices}
     return sum(i.count * each.get(i.device, 1) for i in infrastructure.instances)
 
@@ -187,7 +188,8 @@ def _level(
 
 
 def _out(graph: Any, inside: set[str], members: list[str]) -> float:
-    """What one accelerator of a device sends out of it, in bytes/s; `inside` are its components."""
+    """The rate at which one accelerator sends out of its device, in bytes/s; `inside` are the
+    components of the device."""
     out = sum(
         _rate(edge)
         for node in inside
@@ -204,7 +206,7 @@ def _out(graph: Any, inside: set[str], members: list[str]) -> float:
 
 
 def _latency(graph: Any, one: str, other: str, wrong: Callable[[str], DiagnosticError]) -> float:
-    """Seconds of the links of a shortest way."""
+    """The latency of a shortest path, in seconds."""
     networkx = import_module("networkx")
     try:
         way = networkx.shortest_path(graph, one, other)
@@ -222,6 +224,6 @@ def _time(link: Mapping[str, str]) -> float:
 
 
 def _figure(text: str | None, units: Mapping[str, float]) -> float:
-    """A figure of the graph; 0 without one."""
+    """A figure of the graph in base units; 0 if it is missing or has an unknown unit."""
     match = _FIGURE.fullmatch(str(text or ""))
     return float(match[1]) * units[match[2]] if match and match[2] in units else 0.0

@@ -1,8 +1,9 @@
-"""How much of its peaks a device reaches in kernels: the constants of `stagec.time.costs.kernels`.
+"""The share of its peaks that a device reaches in kernels: the constants of
+`stagec.time.costs.kernels`.
 
-All have a physical meaning. What a text does not state has the defaults below: rounded means of
-the constants that `tools/fit_machines.py` finds for A100, H100 and B200. A text whose `fitted` is
-empty has no data of its own.
+All have a physical meaning. The defaults, for constants that a text does not state, are rounded
+means of those that `tools/fit_machines.py` fits for A100, H100 and B200. An empty `fitted` means
+that a device has no data of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from stagec.machines.figures import DataType, Seconds, Share, Text
 
-#: How much of two times that can hide each other is hidden: 0 is their sum, 1 the longer one.
+#: How far two activities overlap: with 0, their times add up; with 1, the longer one remains.
 Overlap = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Many = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -24,15 +25,16 @@ def _usual_rates() -> dict[DataType, float]:
 
 
 class Rates(Text):
-    """Shares of the peak of products by the type of their operands.
+    """Shares of the peak rate of products by the element type of their operands.
 
-    A type that is not there has the share of a type of as many bits, else that of bf16, else 0.8.
+    A type that is not listed has the share of a type with the same number of bits, otherwise that
+    of bf16, otherwise 0.8.
     """
 
     rate: dict[DataType, Share] = Field(default_factory=_usual_rates)
 
     def of(self, dtype: str) -> float:
-        """The share of a type."""
+        """The share of an element type."""
         for name in (dtype, _ALIKE.get(dtype, "bf16"), "bf16"):
             if name in self.rate:
                 return self.rate[name]
@@ -43,8 +45,8 @@ _ALIKE: Mapping[str, str] = {"f16": "bf16", "f8e5m2": "f8e4m3", "i8": "f8e4m3"}
 
 
 class MatmulKernel(Text):
-    """What products of a kernel of a library have otherwise than those that a machine was measured
-    with, each as in `MatmulEfficiency`; `source` says who measured it."""
+    """The constants of a library's product kernel that differ from those of `MatmulEfficiency`;
+    `source` is the source of the measurement."""
 
     rate: dict[DataType, Share] = Field(default_factory=dict[DataType, Share])
     expanding: _Many | None = None
@@ -58,19 +60,19 @@ class MatmulEfficiency(Rates):
     """Constants of matrix products.
 
     `rate` is the share of the peak that processors reach inside a tile, `bandwidth` the share of
-    the memory's bandwidth. `overlap` is how much of moving and computing hide each other where both
-    take as long; the shorter one hides the better, the shorter it is. `start` is the time of a
-    kernel that does nothing, as kernels follow each other in a CUDA graph; `step` is the least time
-    of a step along k, 128 bytes of each row and column: the latency of the memory over the loads
-    that are under way. `tile` is what a tile of 256 x 128 results adds to fill its pipeline and to
-    write them, `reduction` what summing the parts of a split product adds. `expanding` are
-    the weights of 4 bits that one processor turns into 16 bits a clock, in kernels that multiply
-    these by activations of 16 bits; None: no such kernel was measured, and that takes no time. They
-    do so once for each block of `expanded_rows` rows. `unaligned` is what each further load adds to
-    computing, as a share, where rows are no multiple of 16 bytes and a load brings a part of these;
-    0: no such product was measured, and all are as fast. `kernels` has what kernels of libraries
-    have otherwise, by the names with which nodes are marked. Defaults are rounded means of H100 and
-    B200; `step` and `tile` of A100 are three times as long.
+    the memory's bandwidth. `overlap` is how far data movement and computation overlap if both take
+    equally long; the shorter one is hidden better the shorter it is. `start` is the time of an
+    empty kernel among kernels of a CUDA graph. `step` is the minimum time of a step along k, 128
+    bytes of each row and column: the latency of the memory divided by the number of loads in
+    flight. `tile` is the time that a tile of 256 x 128 results adds to fill its pipeline and to
+    write the results, `reduction` that of summing the parts of a split product. `expanding` is the
+    number of 4-bit weights that one processor converts to 16 bits per clock, in kernels that
+    multiply them by 16-bit activations, once for each block of `expanded_rows` rows; None if no
+    such kernel was measured: conversion then takes no time. `unaligned` is the share that each
+    further load adds to the computation if the bytes of a row are not a multiple of 16, so that a
+    load brings only a part of these; 0 if no such product was measured. `kernels` has the
+    differences of library kernels, by the names that nodes are marked with. Defaults are rounded
+    means of H100 and B200; `step` and `tile` of A100 are three times as long.
     """
 
     bandwidth: Share = 0.85
@@ -88,7 +90,7 @@ class MatmulEfficiency(Rates):
     kernels: dict[str, MatmulKernel] = Field(default_factory=dict[str, MatmulKernel])
 
     def of_kernel(self, name: str) -> MatmulEfficiency:
-        """The constants of a kernel of a library; of one without, these."""
+        """The constants of a library kernel; these if it has none of its own."""
         kernel = self.kernels.get(name)
         if kernel is None:
             return self
@@ -105,8 +107,8 @@ class MatmulEfficiency(Rates):
 
 
 class AttentionKernel(Text):
-    """What a kernel of attention of a library has otherwise than the one that a machine was
-    measured with, each as in `AttentionEfficiency`; `source` says who measured it."""
+    """The constants of a library's attention kernel that differ from those of
+    `AttentionEfficiency`; `source` is the source of the measurement."""
 
     rate: dict[DataType, Share] = Field(default_factory=dict[DataType, Share])
     backward: Share | None = None
@@ -123,18 +125,19 @@ class AttentionKernel(Text):
 class AttentionEfficiency(Rates):
     """Constants of fused attention.
 
-    `rate` and `overlap` are as in products. `queries` are those of a block: 128 in FlashAttention,
-    256, two tiles of 128 that take turns, in kernels for Blackwell. `packed` says that a block has
-    queries of all heads that share keys (FlashAttention 3, for sequences of different lengths), not
-    of one. `exponentials` are those that one processor computes a clock, with the rest of a softmax
-    (alone 16: NVIDIA, CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions",
-    devices 8.0, 9.0 and 10.0; twice as many on B300: NVIDIA, "Making Softmax More Efficient with
-    NVIDIA Blackwell Ultra"). `backward` is the rate of the backward kernel relative to the forward
-    one; no table has it, 0.9 is what fits arXiv 2407.08608, figure 6. `uneven` is the share of the
-    longest block that is waited for at the end, `tile` what a block of queries adds, `start` the
-    time of a kernel that does nothing. Elements of a head are padded to a multiple of `padding`,
-    the side of a systolic array. `kernels` has what kernels of libraries have otherwise, by their
-    names in `stg.kernels`.
+    `rate` and `overlap` are as in products. `queries` is the number of queries in a block: 128 in
+    FlashAttention; 256, as two tiles of 128 that alternate, in kernels for Blackwell. `packed`
+    means that a block contains queries of all heads that share keys (FlashAttention 3, for
+    sequences of different lengths), not of a single head. `exponentials` is the number that one
+    processor computes per clock, including the rest of a softmax (16 for exponentials alone:
+    NVIDIA, CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", devices 8.0,
+    9.0 and 10.0; twice as many on B300: NVIDIA, "Making Softmax More Efficient with NVIDIA
+    Blackwell Ultra"). `backward` is the rate of the backward kernel relative to the forward one; no
+    table has it, and 0.9 fits arXiv 2407.08608, figure 6. `uneven` is the share of the longest
+    block by which the kernel waits at its end, `tile` the time that a block of queries adds,
+    `start` the time of an empty kernel. Elements of a head are padded to a multiple of `padding`,
+    the side of a systolic array. `kernels` has the differences of library kernels, by their names
+    in `stg.kernels`.
     """
 
     queries: int = Field(default=128, gt=0)
@@ -150,13 +153,14 @@ class AttentionEfficiency(Rates):
     kernels: dict[str, AttentionKernel] = Field(default_factory=dict[str, AttentionKernel])
 
     def chosen(self, name: str) -> str:
-        """The kernel of a name: of `sdpa` the first that PyTorch prefers and the device has
-        (ATen/native/transformers/cuda/sdp_utils.cpp, `priority_order`)."""
+        """The kernel that a name selects: for `sdpa`, the first one in PyTorch's order of
+        preference that the device has (ATen/native/transformers/cuda/sdp_utils.cpp,
+        `priority_order`)."""
         preferred = ("cudnn", "flash_2") if name == "sdpa" else ()
         return next((each for each in preferred if each in self.kernels), name)
 
     def of_kernel(self, name: str) -> AttentionEfficiency:
-        """The constants of a kernel of a library; of one without, these."""
+        """The constants of a library kernel; these if it has none of its own."""
         kernel = self.kernels.get(self.chosen(name))
         if kernel is None:
             return self
@@ -166,10 +170,10 @@ class AttentionEfficiency(Rates):
 
 
 class MemoryEfficiency(Text):
-    """Constants of what is bound by memory: the share of the bandwidth that long kernels reach,
-    and the time of one that moves nothing. `places` are the elements per clock and processor of
-    kernels that compute the place of each (`stagec.time.costs.eager`); the default was measured on
-    H200 under PyTorch 2.11."""
+    """Constants of kernels that are limited by memory: the share of the bandwidth that long kernels
+    reach, and the time of an empty one (`start`). `places` is the number of elements per clock and
+    processor in kernels that compute the address of each element (`stagec.time.costs.eager`); the
+    default was measured on H200 with PyTorch 2.11."""
 
     bandwidth: Share = 0.85
     start: Seconds = 2.5e-6

@@ -1,10 +1,10 @@
-"""Which ranks of a job sit together: how many of the ranks that a unit of a level of the network
-joins a job uses, and the levels that the groups of a mesh cross.
+"""The placement of a job's ranks: how many ranks of each unit of a network level a job uses, and
+which levels the groups of a mesh cross.
 
-Ranks number the mesh row-major and fill unit after unit, so the groups of an axis lie in blocks: of
-mesh dp=4, ep=64 those of ep are the ranks 0-63, 64-127, ... In racks of 72 the second block would
-have 8 ranks in the first rack and 56 in the next; a job that uses 64 of each has whole blocks in
-each.
+Ranks number the mesh row-major and fill one unit after another, so the groups of an axis are in
+blocks: for a mesh dp=4, ep=64, those of ep are the ranks 0-63, 64-127, ... In racks of 72, the
+second block would have 8 ranks in the first rack and 56 in the next; a job that uses 64 ranks of
+each has whole blocks in each.
 
     72 ranks, mesh dp 4, ep 64     64: whole blocks of 64
     72 ranks, mesh dp 16, tp 8     64: whole blocks of 8, and dp is shared out evenly
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 class Straddling(NamedTuple):
-    """Groups of an axis that cross a level a unit of which, of so many `ranks`, has room for them:
-    each lies in a `block` of so many. With `better` used ranks none crosses it."""
+    """Groups of an axis that cross a level although its units have enough `ranks` for them: each is
+    in a `block` of that many ranks. If a job used `better` ranks of each unit, none would cross
+    it."""
 
     axis: str
     block: int
@@ -48,7 +49,7 @@ def for_mesh(machine: Machine, mesh: Mapping[str, int]) -> Machine:
 
 
 def straddling(machine: Machine, mesh: Mapping[str, int]) -> Iterator[Straddling]:
-    """For each level the innermost axis whose groups cross it without need."""
+    """For each level, the innermost axis whose groups cross it unnecessarily."""
     blocks, below = _blocks(mesh), 1
     stated = [level.used for level in machine.network if level.used is not None]
     ranks = max(blocks.values(), default=1)
@@ -64,8 +65,8 @@ def straddling(machine: Machine, mesh: Mapping[str, int]) -> Iterator[Straddling
 
 
 def crossed(machine: Machine, mesh: Mapping[str, int]) -> dict[str, Level | None]:
-    """For each axis of two ranks or more the innermost level that joins each of its groups; None
-    for what the network does not join."""
+    """For each axis of two or more ranks, the innermost level that connects each of its groups;
+    None if the network does not connect them."""
     blocks, used = _blocks(mesh), for_mesh(machine, mesh).network
     all_ = max(blocks.values(), default=1)
 
@@ -76,7 +77,7 @@ def crossed(machine: Machine, mesh: Mapping[str, int]) -> dict[str, Level | None
 
 
 def _blocks(mesh: Mapping[str, int]) -> dict[str, int]:
-    """The ranks of the blocks in which the groups of each axis lie, the innermost axis first."""
+    """The sizes of the blocks that contain the groups of each axis, the innermost axis first."""
     sizes = {a: n for a, n in reversed(list(mesh.items())) if n > 1}
     blocks, ranks = dict[str, int](), 1
     for axis, size in sizes.items():
@@ -85,8 +86,8 @@ def _blocks(mesh: Mapping[str, int]) -> dict[str, int]:
 
 
 def _used(machine: Machine, blocks: Mapping[str, int]) -> Iterator[tuple[Level, int, int]]:
-    """Each level that joins a number of ranks, how many of them the job uses, and the most that it
-    could."""
+    """Each level with a number of ranks, with the number of ranks per unit that the job uses, and
+    the most that it could use."""
     inside, below = 1, 1
     stated = [level.used for level in machine.network if level.used is not None]
     for level in machine.network:
@@ -98,15 +99,15 @@ def _used(machine: Machine, blocks: Mapping[str, int]) -> Iterator[tuple[Level, 
         if level.used is None and count & (count - 1) and level is not machine.network[-1]:
             used = _most(whole, below, blocks)
         if any(n % used for n in stated if n >= used):
-            used = whole  # what a text says of an outer level goes by whole units
+            used = whole  # the `used` of an outer level counts whole units
         yield level, used, whole
         inside, below = level.ranks, used
 
 
 def _most(whole: int, below: int, blocks: Mapping[str, int]) -> int:
-    """The ranks of a unit that go with the groups of a job, of so many in units of `below`: the
-    most that are whole blocks, and of those that are more than half of them rather such that
-    larger blocks are whole units too. All, if no number is whole blocks."""
+    """How many of `whole` ranks of a unit fit the groups of a job, in multiples of `below`: the
+    largest number of whole blocks, preferably one more than half of `whole` of which larger blocks
+    are multiples. All, if no whole block fits."""
     if whole >= max(blocks.values(), default=1):
         return whole
     step = lcm(below, max((b for b in blocks.values() if b <= whole), default=1))

@@ -1,4 +1,4 @@
-"""Machine texts: from TOML to a `Machine`, with the place of every mistake."""
+"""Reads machine texts from TOML into a `Machine`, with the location of every mistake."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Tables: TypeAlias = dict[str, Any]
 _HEAD = re.compile(r"\s*(\[\[|\[)([^\[\]]+)\]\]?\s*(?:#.*)?")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\"'-]+)\s*=")
 _REMEDY = "docs/machines.md has the schema"
-#: Most texts that stand on one another.
+#: The longest chain of texts with bases.
 _MOST_BASES = 8
 
 
 def file_text(path: Path) -> str:
-    """What stands in a file. Raises `DiagnosticError` for a file that cannot be a text."""
+    """The content of a file. Raises `DiagnosticError` for a file that cannot be a text."""
     return texts.file_text(path, MAX_BYTES, _REMEDY)
 
 
 def parsed(text: str, file: str) -> Tables:
-    """The tables of a text. Raises `DiagnosticError` for what is no TOML."""
+    """The tables of a text. Raises `DiagnosticError` if it is not TOML."""
     return toml_tables(Source(file, text), "write KEY = VALUE")
 
 
 def bases(tables: Tables, file: str, text: str, read: Callable[[str], tuple[str, str]]) -> Tables:
-    """The tables on those of their base, and that on its own; `read` gives file and text of a base.
-    Raises `DiagnosticError` for an unknown base and for one that leads back."""
+    """Merge tables with those of their base, its base, and so on; `read` returns the file and the
+    text of a base. Raises `DiagnosticError` for an unknown base and for a cycle."""
     chain = [(tables, file, text)]
     while "base" in chain[-1][0]:
         last, its_file, its_text = chain[-1]
@@ -74,11 +74,12 @@ def _base(tables: Tables, file: str, text: str) -> str:
 
 
 def on_base(base: Tables, tables: Tables) -> Tables:
-    """The tables of a base with those of a text over them.
+    """Merge the tables of a text into those of its base.
 
-    A figure replaces a figure, value and source together, and the constants of a level those of a
-    level, which were fitted together. Levels of the network that the base has are changed; a list
-    with any other name replaces the base's, and levels that are gone take their constants along.
+    A figure replaces a figure, value and source together; the constants of a level replace those of
+    the level, since they were fitted together. A list of levels that are all in the base changes
+    these; a list with any other name replaces that of the base, and removes the constants of its
+    other levels.
     """
     result = _merged(base, tables)
     kept = {str(level.get("name")) for level in listed(result.get("network")) if is_object(level)}
@@ -109,7 +110,7 @@ def _merged(base: Tables, tables: Tables) -> Tables:
 
 def _levels(old: tuple[Any, ...], new: object) -> object:
     if not listed(new) or not all(map(is_object, listed(new))):
-        return new  # what is no list of levels is told by the schema
+        return new  # the schema reports what is not a list of levels
     changed = {str(level.get("name")): level for level in listed(new) if is_object(level)}
     known = [level for level in old if is_object(level)]
     if not set(changed) <= {str(level.get("name")) for level in known}:
@@ -118,7 +119,8 @@ def _levels(old: tuple[Any, ...], new: object) -> object:
 
 
 def checked(name: str, tables: Tables, file: str, text: str) -> Machine:
-    """The machine of tables. Raises `DiagnosticError` with a place for every mistake."""
+    """The machine that tables describe. Raises `DiagnosticError` with the location of every
+    mistake."""
     known = lines_of(text)
     _check_levels(tables, known, file)
     try:
@@ -128,7 +130,8 @@ def checked(name: str, tables: Tables, file: str, text: str) -> Machine:
         merged = _names_of_levels(tables)
 
         def place(way: tuple[Any, ...]) -> Loc:
-            """Levels of a base have other numbers than those of the text."""
+            """The location of a path; levels in the text have other indices than in the merged
+            tables."""
             if way[:1] == ("network",) and len(way) > 1 and merged[way[1]] in own:
                 way = ("network", own.index(merged[way[1]]), *way[2:])
             return _place(known, way, file)
@@ -143,7 +146,8 @@ def _names_of_levels(tables: Tables) -> list[object]:
 def _check_levels(
     tables: Tables, known: Mapping[tuple[Any, ...], tuple[int, int]], file: str
 ) -> None:
-    """Levels are tables, and constants belong to one that there is."""
+    """Raises `DiagnosticError` if levels are not tables, or constants belong to an unknown
+    level."""
     network = tables.get("network", [{}])
     if not listed(network) or not all(map(is_object, listed(network))):
         place = next((way for way in known if way[0] == "network"), ("network",))
@@ -166,7 +170,7 @@ def _check_levels(
 
 
 def _completed(tables: Tables) -> Tables:
-    """The tables with the constants that they leave out, for every level of the network."""
+    """The tables with default constants for every level of the network."""
     levels = [level for level in listed(tables.get("network")) if is_object(level)]
     efficiency = tables.get("efficiency", {})
     if not levels or not is_object(efficiency) or not is_object(efficiency.get("network", {})):
@@ -198,7 +202,7 @@ def _diagnostic(problem: Any, place: Loc) -> Diagnostic:
 
 
 def _names(way: tuple[Any, ...]) -> list[str]:
-    """The names of the schema at this place of a text."""
+    """The names in the schema at this path in a text."""
     here: Any = Machine
     for step in way:
         fields = getattr(here, "model_fields", None)
@@ -215,7 +219,7 @@ def _names(way: tuple[Any, ...]) -> list[str]:
 def _place(
     known: Mapping[tuple[Any, ...], tuple[int, int]], way: tuple[Any, ...], file: str
 ) -> Loc:
-    """Where the text has the longest known part of the way; its first line if there is none."""
+    """The location of the longest known prefix of a path, or the first line."""
     for end in range(len(way), 0, -1):
         if way[:end] in known:
             line, col = known[way[:end]]
@@ -224,7 +228,7 @@ def _place(
 
 
 def lines_of(text: str) -> dict[tuple[Any, ...], tuple[int, int]]:
-    """Line and column of the keys and tables of a text, as far as one scan of its lines finds
+    """The line and column of the keys and tables of a text, as far as a scan of its lines finds
     them."""
     lines: dict[tuple[Any, ...], tuple[int, int]] = {}
     table: tuple[Any, ...] = ()

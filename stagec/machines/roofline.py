@@ -1,4 +1,4 @@
-"""A machine of two figures: FLOP/s of all types and bytes/s of its memory."""
+"""A machine with two figures: FLOP/s of all types and bytes/s of its memory."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def _any() -> Machine:
 
 
 def roofline_machine(flops: float, bandwidth: float) -> Machine:
-    """A machine whose computations take their FLOPs at `flops` FLOP/s, or their bytes at
-    `bandwidth` bytes/s, whichever is longer, and launches no time. It is for durations of
-    computations: its network and its host link mean nothing. Raises `DiagnosticError` for invalid
-    rates."""
+    """A machine on which a computation takes the longer of its FLOPs at `flops` FLOP/s and its
+    bytes at `bandwidth` bytes/s, and launches take no time. It is only for durations of
+    computations: its network and host link have arbitrary figures. Raises `DiagnosticError` for
+    invalid rates."""
     return _any().changed(
         {"compute.matrix": flops, "compute.vector": flops, "memory.bandwidth": bandwidth}
     )

@@ -29,11 +29,12 @@ _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
 
 
 class Compute(Text):
-    """What a device computes.
+    """The compute units of a device.
 
-    `processors` are the units that tiles of a product are dealt to (SMs, compute units, matrix
-    units of a TPU), `launch` is the gap that the launch of a kernel adds, `matrix` and `vector`
-    are dense peaks by the type of the operands. A type that is not there is not computed.
+    `processors` are the units that tiles of a product are distributed to (SMs, compute units,
+    matrix units of a TPU). `launch` is the time that the launch of a kernel adds. `matrix` and
+    `vector` are dense peaks by the element type of the operands; the device cannot compute types
+    that are not listed.
     """
 
     processors: Count
@@ -44,10 +45,10 @@ class Compute(Text):
 
 
 class Reserve(Text):
-    """Memory that no job gets, where it is known.
+    """Memory that jobs cannot use, as far as it is known.
 
-    `communicator` is what one communicator of the communication library holds, of the ranks of a
-    node or more; each further one holds as much again (github.com/NVIDIA/nccl, issue 986).
+    `communicator` is the memory of each communicator of the communication library that spans a node
+    or more (github.com/NVIDIA/nccl, issue 986).
     """
 
     driver: Size | None = None
@@ -66,14 +67,14 @@ class Memory(Text):
 class Level(Text):
     """One level of the network; levels are listed from the inside out.
 
-    `ranks` are the ranks that one unit of the level joins, those of the levels inside included;
-    without it the level joins any number. `used` are those of them that a job uses; without it
-    that depends on the job (`stagec.machines.placement`). `bandwidth` is what one rank can send at
-    once over all its links of the level, `latency` the time of one hop of a small message.
-    `oversubscription` divides the bandwidth when all ranks send. `kind` says how the units inside
-    are joined: all at full bandwidth (`switch`, `fat-tree`), each to its two neighbours (`ring`,
-    half of the bandwidth each), or each pair by a link of its own (`mesh`). `reductions`: switches
-    add and copy.
+    `ranks` is the number of ranks that one unit of the level connects, including those of inner
+    levels; without it, the level connects any number. `used` is the number of them that a job uses;
+    without it, that depends on the job (`stagec.machines.placement`). `bandwidth` is the rate at
+    which one rank can send over all its links of the level together, `latency` the time of one hop
+    of a small message. `oversubscription` divides the bandwidth when all ranks send. `kind` says
+    how the units inside are connected: all at full bandwidth (`switch`, `fat-tree`), each to its
+    two neighbours (`ring`, with half of the bandwidth each), or each pair by its own link (`mesh`).
+    `reductions`: switches can add and copy.
     """
 
     name: _Name
@@ -92,14 +93,15 @@ class Level(Text):
 
 
 class HostLink(Text):
-    """The link of a device to the memory of its host: one direction."""
+    """The link of a device to the memory of its host; the bandwidth is that of one direction."""
 
     bandwidth: Bandwidth
     latency: Duration
 
 
 def check_levels(levels: Sequence[Level]) -> None:
-    """Names differ, and each level joins whole units of the one inside. Raises ValueError."""
+    """Raises ValueError if two levels have the same name, or a level does not connect whole units
+    of the one inside it."""
     names = [level.name for level in levels]
     if len(set(names)) != len(names):
         raise ValueError(f"network: two levels have the same name: {', '.join(names)}")
@@ -131,11 +133,11 @@ def check_levels(levels: Sequence[Level]) -> None:
 
 
 class Machine(Text):
-    """A device and the network that joins many. `name` is that of its text, `given` what
-    `--machine` takes for it, such as the path of a file. `aliases` are other names that users know
-    it by. `family` is that of devices of which a framework sustains a like
-    share (`stg.sustained`): hopper; empty of a device that is limited to less power than others of
-    its family, and of one of which nobody knows."""
+    """A device and the network that connects many of them. `name` is that of its text, `given` the
+    value of `--machine` for it, such as the path of a file. `aliases` are other common names.
+    `family` is that of devices on which a framework sustains a similar share of the peak
+    (`stg.sustained`), such as hopper; it is empty for a device with a lower limit of power than
+    others of its family, and for one without data."""
 
     name: str
     title: str
@@ -153,14 +155,14 @@ class Machine(Text):
         return self._file or self.name
 
     def of_file(self, path: str) -> Machine:
-        """The machine, which `--machine` takes from a file."""
+        """The machine with `path` as the value of `--machine`."""
         other = self.model_copy()
         other._file = path
         return other
 
     @model_validator(mode="after")
     def _levels(self) -> Machine:
-        """Levels grow outwards, and have a protocol in common."""
+        """Check the order of levels, and that they have a protocol in common."""
         check_levels(self.network)
         first, *others = (set(e.protocols) for e in self.efficiency.network.values())
         if not first.intersection(*others):
@@ -177,12 +179,12 @@ class Machine(Text):
         )
 
     def for_mesh(self, mesh: Mapping[str, int]) -> Machine:
-        """The machine as a job on this mesh uses it: each level that joins a number of ranks, and
-        states no `used`, gets that of the job."""
+        """The machine as a job on this mesh uses it: each level with `ranks` but without `used`
+        gets the `used` of the job."""
         return placement.for_mesh(self, mesh)
 
     def left(self, communicators: int) -> int:
-        """Bytes that a job may use which has so many communicators."""
+        """The bytes per device that a job with this number of communicators can use."""
         reserve = self.memory.reserve
         once = (reserve.driver, reserve.context)
         reserved = sum(part.value for part in once if part is not None)
@@ -194,8 +196,8 @@ class Machine(Text):
         `network.nvlink.latency`, `compute.matrix` for all types, `network.bandwidth` for all
         levels): numbers in bytes, seconds, FLOP/s and Hz, or texts with units.
 
-        Infinity is taken of rates and bandwidths, for what costs nothing. Raises `DiagnosticError`
-        for a path that there is not, and for values that a text could not have.
+        Rates and bandwidths may be infinite, for operations without cost. Raises `DiagnosticError`
+        for an unknown path, and for values that a text could not have.
         """
         return self._grown(changes.changed(self, values))
 
@@ -205,7 +207,8 @@ class Machine(Text):
         return self._grown(changes.scaled(self, path, factor))
 
     def _grown(self, other: Machine) -> Machine:
-        """Another one, whose levels are checked together if they are others."""
+        """A changed machine. Raises `DiagnosticError` if its levels changed and do not fit
+        together."""
         if other.network is not self.network:
             try:
                 check_levels(other.network)

@@ -1,7 +1,7 @@
-"""Fitted constants as tables of machine texts.
+"""Writes fitted constants as tables of machine texts.
 
-`rounded` and `rounded_network` are what a text holds: constants that are rounded are read back from
-their text as the same numbers.
+`rounded` and `rounded_network` round constants to the precision of a text, so that reading the text
+returns the same numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TIMES = ("start", "step", "tile", "reduction")
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:
-    """Constants of kernels: times to a nanosecond, others to four decimals."""
+    """Round the constants of kernels: times to a nanosecond, others to four decimals."""
     return {
         n: float(f"{round(v * 1e6, 3):g}e-6") if n in _TIMES else float(f"{round(v, 4):g}")
         for n, v in values.items()
@@ -26,8 +26,8 @@ def rounded(values: Mapping[str, float]) -> dict[str, float]:
 def kernel_section(
     kind: str, values: Mapping[str, float | bool], rates: Mapping[str, float], fitted: str
 ) -> str:
-    """Constants of a kind of kernels, with the rates of types; `fitted` says on what they were
-    fitted."""
+    """The table of a kind of kernels: its constants, and the rates of types; `fitted` names the
+    data that they were fitted on."""
     lines = [f"[efficiency.{kind}]"]
     if rates:
         lines.append(f"rate = {{ {', '.join(f'{n} = {v:.4g}' for n, v in rates.items())} }}")
@@ -39,7 +39,7 @@ def kernel_section(
 
 
 def rounded_network(network: NetworkEfficiency) -> NetworkEfficiency:
-    """Constants of a level to three figures."""
+    """Round the constants of a level to three significant figures."""
 
     def one(p: Protocol) -> Protocol:
         start, hops, share, copied = (
@@ -60,7 +60,7 @@ def rounded_network(network: NetworkEfficiency) -> NetworkEfficiency:
 
 
 def network_section(level: str, network: NetworkEfficiency) -> str:
-    """The constants of a level, whose record `found.fitted` is."""
+    """The tables of a level of the network."""
 
     def inline(p: Protocol) -> str:
         names = f'start = "{_microseconds(p.start, 9)}", hops = {p.hops:g}, share = {p.share:g}'
@@ -85,13 +85,13 @@ def _number(value: float | bool) -> str:
 
 
 def _microseconds(seconds: float, decimals: int) -> str:
-    """`2.7 us`: texts of machines have no exponents."""
+    """`2.7 us`; texts of machines have no exponents."""
     return f"{seconds * 1e6:.{decimals}f}".rstrip("0").rstrip(".") + " us"
 
 
 def with_sections(text: str, sections: Mapping[str, str]) -> str:
-    """A machine text with these sections, by their titles: each in the place of that which it has,
-    new ones at its end."""
+    """A machine text with new sections, by title: each replaces the section with that title, or is
+    appended."""
     for title, section in sections.items():
         old = rf"(?ms)^\[{re.escape(title)}(\.[^\]]*)?\]\n.*?(?=^\[|\Z)"
         match = re.search(old, text)
@@ -102,6 +102,6 @@ def with_sections(text: str, sections: Mapping[str, str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text between quotes, as TOML has it; what is not UTF-8 is written as escapes."""
+    """A text as a TOML string. Characters that UTF-8 cannot represent become escapes."""
     known = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return json.dumps(known, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,5 +1,5 @@
-"""Offsets of a step's buffers: requests in the order of the step, and where an allocator puts
-them."""
+"""Offsets of the buffers of a step: placement requests in the order of the step, and the places at
+which an allocator model puts them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from stagec.memory.timeline import DEVICE, MemoryTimeline
 
 
 def requests(timeline: MemoryTimeline, space: str = DEVICE) -> Iterator[PlacementRequest]:
-    """All buffers of a step in their order: static ones first, with numbers below 0."""
+    """The requests of all buffers of a step in execution order. Static buffers come first; their
+    numbers are negative."""
     for number, (_, _, size) in enumerate(timeline.fixed(space), 1):
         yield PlacementRequest(-number, size)
     for event in timeline.events(space):
@@ -18,5 +19,6 @@ def requests(timeline: MemoryTimeline, space: str = DEVICE) -> Iterator[Placemen
 
 
 def placed(timeline: MemoryTimeline, fit: str, space: str = DEVICE) -> Arena:
-    """Offsets of all buffers by a model of an allocator."""
+    """The offset in bytes of each buffer in a memory, by the allocator model `fit` (a key of
+    `MODELS`)."""
     return place(requests(timeline, space), MODELS[fit]())

@@ -1,4 +1,4 @@
-"""Buffers of a step: the memory of one value, when it lives, and what it is there for."""
+"""Buffers of a step: the memory of one value, its lifetime, and its category."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_PHASE: Mapping[str, str] = {
     "gradient": "unreduced gradients",
     "optimizer": "update",
 }
-#: Of all buffers that are not static, in the order in which they are shown.
+#: The categories of buffers that are not static, in the order in which reports show them.
 CATEGORIES = (
     STASH,
     GATHERED,
@@ -37,13 +37,13 @@ CATEGORIES = (
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Memory of one value in `space`; `copies` > 1 are those of iterations that are not run one by
-    one. A value that is partly in host memory has a buffer in each. One that is `added` to a sum as
-    it is made has no memory.
+    """The memory of one value in `space`. With `copies` > 1 it stands for the buffers of iterations
+    that do not run one by one. A value that is partly in host memory has one buffer in each memory.
+    A value that is `added` to a sum while it is computed takes no memory.
 
-    `last` is the step of the last use in each part (action) of the step that uses it. A static
-    buffer is there before the step and after it. `split` is the step of the last use in a part that
-    runs by itself, not right behind another one.
+    `last` maps each part (action) of the step that uses the buffer to the step of its last use
+    there; `split` does so for parts that run by themselves, not directly after another part. A
+    static buffer exists before the step and after it.
     """
 
     value: Value
@@ -61,7 +61,7 @@ class Buffer:
 
     @property
     def users(self) -> set[Operation | None]:
-        """The parts that use it."""
+        """The parts that use the buffer."""
         return {*self.last, *self.split}
 
     @property
@@ -74,8 +74,8 @@ class Buffer:
 
     @property
     def category(self) -> str:
-        """What it is there for; `kinds` keeps of one buffer of each value that it is gathered, or
-        the phase that made it."""
+        """One of `CATEGORIES`, or `GRADIENTS`. `kinds` is shared by all buffers of a step; it maps
+        a value to `GATHERED` or to the phase that made it."""
         op = self.value.producer
         if op is None:
             return "activations"
@@ -100,15 +100,17 @@ def _bytes_of(type_: TensorType, space: str, copies: Expr) -> Expr:
     return expand(type_.bytes_in(space) * copies)
 
 
-#: What a value is in: a buffer, or one for each slice of a stack; None if it is not there.
+#: Where a value is stored: in a buffer, or in one buffer per slice of a stack; None if it does not
+#: exist.
 Ref: TypeAlias = "Buffer | tuple[Ref, ...] | None"
 
 
 @dataclass(slots=True)
 class RunOp:
-    """One operation as it runs: `part` is the action that it belongs to.
+    """One execution of an operation: `part` is the action that it belongs to, `made` are the
+    buffers that it allocates.
 
-    In one without `counts` nothing runs: it stands for the iterations that are left out.
+    Without `counts` nothing runs: the step stands for iterations that are left out.
     """
 
     op: Operation
@@ -119,13 +121,13 @@ class RunOp:
 
 @dataclass(slots=True)
 class Lifetimes:
-    """The steps of a function, and every buffer that is not static."""
+    """The steps of a function in execution order, and all buffers that are not static."""
 
     steps: list[RunOp] = field(default_factory=list[RunOp])
     buffers: list[Buffer] = field(default_factory=list[Buffer])
     scheduled: int | None = None  # the step at which the actions of a schedule run
-    #: What an action makes of the gradients of a microbatch, by the sum that it is if it is the
-    #: first one.
+    #: Maps each buffer of gradients of a microbatch to the sum that the first microbatch allocates
+    #: in its place.
     sums: dict[Buffer, Buffer] = field(default_factory=dict[Buffer, Buffer])
 
 
@@ -136,8 +138,8 @@ class Shares(tuple["Buffer", ...]):
 
 
 class Together(tuple["Ref", ...]):
-    """Slices of several iterations that are not distinguished: that of the one which runs, then the
-    rest."""
+    """Slices of several iterations that are not distinguished: first that of the iteration that
+    runs, then those of the others."""
 
     __slots__ = ()
 
@@ -153,7 +155,7 @@ def buffers_of(ref: Ref) -> Iterator[Buffer]:
 
 
 def each_buffer(ref: Ref, change: Callable[[Buffer], Buffer]) -> Ref:
-    """A value with something else in place of each of its buffers that are not static."""
+    """A value in which each buffer that is not static is replaced by `change(buffer)`."""
     if isinstance(ref, Shares):
         return Shares(map(change, ref))
     if isinstance(ref, Together):
@@ -164,18 +166,18 @@ def each_buffer(ref: Ref, change: Callable[[Buffer], Buffer]) -> Ref:
 
 
 def together(ref: Ref) -> Ref:
-    """A value whose slices, if it has some, are not distinguished."""
+    """The value as one whose slices, if it has any, are not distinguished."""
     return ref if isinstance(ref, Buffer | Shares | None) else Together(ref)
 
 
 def is_stack(ref: Ref, count: int) -> TypeGuard[tuple[Ref, ...]]:
-    """Whether a value has a slot for each of so many iterations."""
+    """Whether a value has one slot for each of `count` iterations."""
     return isinstance(ref, tuple) and not isinstance(ref, Together | Shares) and len(ref) == count
 
 
 def slice_of(ref: Ref, position: int, count: int) -> Ref:
-    """What an iteration takes of a bound value: its slice, or all where slices are not
-    distinguished."""
+    """The part of a bound value that an iteration uses: its slice, or the whole value where slices
+    are not distinguished."""
     if not is_stack(ref, count):
         return together(ref)
     slot = ref[position]

@@ -1,8 +1,8 @@
-"""What the ranks of a stage hold over the time of a step, in a bounded number of columns.
+"""The memory of the ranks of a stage over the time of a step, in a bounded number of columns.
 
-A stretch is a run of operations that is looked at once, however often it runs: an action in one
-state of its microbatch, a microbatch of an accumulation, what comes before and after. Two
-microbatches on the first stage of a pipeline are
+A stretch is a run of operations that is analyzed once, however often it runs: an action in one
+state of its microbatch, a microbatch of an accumulation, or the operations before and after the
+microbatches. Two microbatches on the first stage of a pipeline are
 
     before | F0 | F1 | waits | B0 | B1 | after
 
@@ -27,7 +27,7 @@ from stagec.memory.timeline import DEVICE, MemoryTimeline, Sized
 
 #: Time of an operation on one rank, in picoseconds.
 Duration: TypeAlias = Callable[[Operation], int]
-#: Buffers that are told as one: those of a value that are there for the same reason.
+#: Buffers that are reported as one: those of one value in one category.
 BufferKind: TypeAlias = tuple[Value, str]
 #: Start and end of a turn of a schedule, in picoseconds.
 Span: TypeAlias = tuple[int, int]
@@ -35,8 +35,9 @@ Span: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CurveColumn:
-    """A part of the step from `start`, in picoseconds, to the next column, as it is at its highest
-    moment: what runs (None: the rank waits), all bytes, and how many buffers there are."""
+    """A part of the step from `start`, in picoseconds, to the next column, at its moment of highest
+    memory: the operation that runs (None if the rank waits), the bytes of all buffers, and the
+    number of buffers of each kind."""
 
     start: int
     title: str
@@ -46,7 +47,8 @@ class CurveColumn:
 
 
 class CurvePart:
-    """Operations as they run: when each starts, and what is held on top of what was before."""
+    """A run of operations: the start of each in picoseconds, and the bytes in use at each beyond
+    those in use before the run."""
 
     def __init__(self, run: MemoryRun, sized: Sized, duration: Duration) -> None:
         self.steps = [step for step, _ in run]
@@ -67,12 +69,13 @@ class CurvePart:
 
     @property
     def time(self) -> int:
-        """From the start to the end."""
+        """The duration of the run, in picoseconds."""
         return self.starts[-1]
 
     def _highest(self, first: int, end: int, width: int | None) -> Sequence[tuple[int, int]]:
-        """Cut what runs from one step to before another into parts of at least this time: the start
-        of each, and the step at which most is held. With None all is one part."""
+        """Cut the steps from `first` to before `end` into parts of at least `width` picoseconds
+        (with None into one part). Returns the start of each part and the step at which most bytes
+        are in use."""
         highest: list[tuple[int, int]] = []
         origin, start, best = self.starts[first], 0, -1
         for i in range(first, end):
@@ -94,12 +97,13 @@ class CurvePart:
 
 
 def kind(buffer: Buffer) -> BufferKind:
-    """What a buffer is reported as."""
+    """The kind under which a buffer is reported."""
     return buffer.value, buffer.category
 
 
 class Stretches:
-    """What all stages that run a function share; `sized` has every iteration by itself."""
+    """The analysis that all stages that run a function share; in `sized` every iteration runs by
+    itself."""
 
     def __init__(self, sized: Sized, duration: Duration) -> None:
         self.sized, self._duration = sized, duration
@@ -108,29 +112,29 @@ class Stretches:
         self.kept = cache(self._kept)
         self.outside: CurvePart = self.of(None)
         sums = [i for i, s in enumerate(self.outside.steps) if s.op.has(Accumulates)]
-        #: The microbatches run between two steps of the accumulation, if there is one.
+        #: The microbatches run between these two steps of the accumulation, if there is one.
         self.first, self.last = (sums[0], sums[-1]) if sums else (len(self.outside.steps),) * 2
 
     def _of(self, work: ActionInState | None) -> CurvePart:
         return CurvePart(self.sized.run(work), self.sized, self._duration)
 
     def times(self) -> Mapping[ActionRegion, int]:
-        """The time of each region of the actions."""
+        """The time of each action region, in picoseconds."""
         return {r: self.of(((r,), MicrobatchState())).time for r in self.sized.regions}
 
     @property
     def before(self) -> int:
-        """The time before the microbatches."""
+        """The time before the microbatches, in picoseconds."""
         return self.outside.starts[min(self.first + 1, len(self.outside.steps))]
 
     @property
     def after(self) -> int:
-        """The time after them."""
+        """The time after the microbatches, in picoseconds."""
         return self.outside.time - self.outside.starts[self.last]
 
     @property
     def each(self) -> int:
-        """The time of a microbatch, without a schedule."""
+        """The time of one microbatch without a schedule, in picoseconds."""
         return self.outside.time - self.before - self.after
 
     @property
@@ -140,7 +144,7 @@ class Stretches:
 
     @property
     def count(self) -> int:
-        """How many microbatches follow each other without a schedule."""
+        """The number of microbatches that run one after the other without a schedule."""
         if self.last == self.first or self.scheduled:
             return 0
         return evaluate(self.outside.steps[self.first].op.expr("count"), self.sized.env)
@@ -151,9 +155,9 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A stretch as it runs, from one step to before another, while microbatches are in these states
-    (None outside of a schedule). The two of an overlapped pair are both at their worst; without one
-    the rank waits."""
+    """One execution of a stretch, from step `first` to before `end`, while microbatches are in
+    these states (None outside of a schedule). An overlapped pair has two stretches, both at their
+    highest moment; without a stretch the rank waits."""
 
     start: int
     title: str
@@ -164,11 +168,12 @@ class _Piece:
 
     @property
     def outside(self) -> bool:
-        """Whether it is no part of the microbatches."""
+        """Whether the piece lies before or after all microbatches."""
         return self.states is None and not self.title
 
     def highest(self, width: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Starts of parts, and the steps that stand for them."""
+        """The start of each part in picoseconds, and the step of each stretch that represents
+        it."""
         if len(self.stretches) == 1:
             for start, index in self.stretches[0].highest(self.first, self.end, width):
                 yield self.start + start, (index,)
@@ -179,7 +184,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A column to be: the piece and the steps of its highest moment."""
+    """A column before its buffers are counted: the piece and the steps of its highest moment."""
 
     start: int
     total: int
@@ -187,14 +192,15 @@ class _Part:
     steps: tuple[int, ...]
 
     def is_separate(self, other: _Part) -> bool:
-        """Whether one is of the microbatches and the other one is not."""
+        """Whether only one of the two parts belongs to the microbatches."""
         return self.piece.outside != other.piece.outside
 
 
 class Curve:
-    """The step of the ranks of one stage over time.
+    """The memory of the ranks of one stage over a step.
 
-    `spans` say when the turns of its schedule run, `over` when those of all ranks have.
+    `spans` are the start and end of each turn of the schedule of these ranks; `over` is the time at
+    which the schedules of all ranks have ended, in picoseconds.
     """
 
     def __init__(
@@ -216,7 +222,8 @@ class Curve:
         return self._over + self._shared.after
 
     def columns(self, most: int) -> list[CurveColumn]:
-        """At most so many columns, of at least four; every operation is one if they are no more."""
+        """At most `most` columns (at least 4). If the step has no more operations than that, each
+        operation is a column."""
         pieces = list(self._pieces())
         operations = sum(max(1, p.end - p.first) for p in pieces)
         width = max(1, -(-self.time // (most - 3))) if operations > most else 0
@@ -229,7 +236,8 @@ class Curve:
         return [self._column(part) for part in parts]
 
     def _parts(self, pieces: Sequence[_Piece], width: int) -> list[_Part]:
-        """Columns of at least this width, but for the last one of the microbatches."""
+        """Columns of at least this width in picoseconds, except the last one of the
+        microbatches."""
         parts: list[_Part] = []
         for piece in pieces:
             base = self._bytes(piece)
@@ -273,7 +281,7 @@ class Curve:
     # -- what is held ------------------------------------------------------------------------------
 
     def _bytes(self, piece: _Piece) -> int:
-        """Bytes at the start of a piece."""
+        """Bytes in use at the start of a piece."""
         shared, total = self._shared, sum(self._fixed.values())
         if piece.states is not None:
             total += shared.outside.totals[shared.first]

@@ -1,7 +1,7 @@
-"""Which iterations of a repeat run by themselves, and which stand for others.
+"""The iterations of a repeat that run by themselves, and those that stand for others.
 
 With `edge` = 2, of 10 iterations 0, 1 and 8, 9 run by themselves, and 2 runs for 2 to 7. Where
-every third one is another kind, three of them stand for the rest.
+every third iteration is of another kind, three iterations stand for the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from stagec.sharding.gathers import ahead_of
 
 @dataclass(frozen=True, slots=True)
 class IterationRun:
-    """An iteration of a repeat, or `copies` alike ones: `index` is the number of (the first)."""
+    """An iteration of a repeat, or `copies` equal ones: `index` is the number of the (first)
+    iteration."""
 
     index: int
     copies: Expr = ONE
@@ -31,16 +32,16 @@ class IterationRun:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """From iteration `first` on all are alike but for a pattern of `every`, as they are before
-    it."""
+    """Iterations before `first` are equal up to a period of `every`, and so are those from `first`
+    on."""
 
     first: int = 0
     every: int = 1
 
 
 def slices(count: Expr, env: Env, edge: int, pattern: Pattern) -> Iterator[IterationRun]:
-    """The iterations of a repeat that run by themselves, `edge` periods at either end, and between
-    them one period for all others. An open number is taken to be large."""
+    """The iterations of a repeat that run by themselves: `edge` periods at either end, and between
+    them one period that stands for all others. A count without a value is assumed to be large."""
     first, every = pattern.first, pattern.every
     number = first + every * (2 * edge + 2)
     if count.symbols <= env.keys():
@@ -53,7 +54,7 @@ def slices(count: Expr, env: Env, edge: int, pattern: Pattern) -> Iterator[Itera
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """Of how many iterations the slices of a count are the same."""
+    """A query whose answer is equal for all counts with the same `slices`."""
 
     count: Expr
     edge: int
@@ -64,7 +65,8 @@ class Kinds:
 
 
 def _kinds(number: int, edge: int, pattern: Pattern) -> tuple[int, ...]:
-    """The number itself, or of many iterations what is left of the last period."""
+    """For the iterations before and after `first` each: their number, or if they are many, a
+    negative number that states the remainder of the last period."""
     cut = min(pattern.first, number)
     lengths = cut, number - cut
     long = [n // pattern.every - 2 * edge >= 2 for n in lengths]
@@ -77,7 +79,7 @@ def _segment(start: int, end: int, length: Expr, edge: int, every: int) -> Itera
     periods = (end - start) // every - 2 * edge
     if periods < 2:
         middle = (start + end) // 2 if length.value is None else -1
-        others = length - (end - start - 1)  # of value 1, so that expressions hold for any length
+        others = length - (end - start - 1)  # its value is 1; the expression holds for any length
         yield from (IterationRun(i, others if i == middle else ONE) for i in range(start, end))
         return
     begin = start + (-start) % every + edge * every
@@ -89,7 +91,7 @@ def _segment(start: int, end: int, length: Expr, edge: int, every: int) -> Itera
 
 
 def patterns(body: Region) -> Mapping[Expr, Pattern]:
-    """The pattern of all repeats of a count: they hand stacks to each other."""
+    """The pattern that all repeats of a count share, because they pass stacks to each other."""
     patterns: dict[Expr, Pattern] = {}
     for op in body.walk():
         if op.has(Repeats):
@@ -102,8 +104,8 @@ def patterns(body: Region) -> Mapping[Expr, Pattern]:
 
 @dataclass(frozen=True, slots=True)
 class SharedIteration:
-    """An iteration that stands for `others` as well: where it began, what it takes, and what all of
-    its repeat have made."""
+    """An iteration that also stands for `others` more: the step at which it starts, the slots that
+    it takes, and the stacked values of all iterations of its repeat by position."""
 
     made: dict[int, list[Ref]]
     position: int
@@ -115,36 +117,38 @@ class SharedIteration:
 def turns_of(
     stack: LayerStack, orders: Sequence[Sequence[IterationRun]]
 ) -> Sequence[tuple[int, int]]:
-    """The member and the number of its run of each layer, in the order in which they run."""
+    """For each layer in execution order: the member of the stack, and the number of its run."""
     return [(turn.member, turn.number) for turn in stack.turns(len(orders[0]))]
 
 
 def stacked(op: Operation) -> range:
-    """Numbers of the results that are stacks, without what is carried."""
+    """The indices of the results that are stacks, counted from the first one after the carried
+    values."""
     return range(len(op.results) - op.integer("carry", 1))
 
 
 def is_ahead(op: Operation) -> bool:
-    """Whether a repeat issues the op iterations ahead: a gather of parameters."""
+    """Whether a repeat may issue the op some iterations early: it gathers parameters."""
     return op.region is None and any(map(is_gathered, op.results))
 
 
 def most_ahead(ops: Iterable[Operation]) -> int:
-    """How many iterations early the first of the gathers among these is there."""
+    """The most iterations by which a gather among these operations is early; 1 if there is none."""
     gathers = [op for op in ops if is_ahead(op)]
     return max((0 if op.flag("copied_out") else ahead_of(op) for op in gathers), default=1)
 
 
 def gathers_behind(steps: Iterable[Operation | LayerStack]) -> Sequence[Operation]:
-    """The gathers that are issued early among the steps before the next layers."""
+    """The gathers with a prefetch distance among the steps before the next stack of layers."""
     alone = takewhile(lambda step: isinstance(step, Operation), steps)
     ops = (op for op in alone if isinstance(op, Operation))
     return [op for op in ops if is_ahead(op) and ahead_of(op) > 0]
 
 
 def saved_first(op: Operation, refs: Sequence[Ref]) -> list[Ref]:
-    """What the first iteration leaves on the stacks: nothing that backward takes for the gradient
-    of its input alone, where nobody takes that."""
+    """The values that the first iteration leaves on the stacks. A value that backward uses only for
+    the gradient of the input of that iteration is left out (None) where that gradient is not
+    used."""
     left = list(refs)
     for k, result in enumerate(op.results[op.integer("carry", 1) :]):
         users = [(user, index) for user, index in result.uses if not user.has(EndsLifetime)]
@@ -154,19 +158,20 @@ def saved_first(op: Operation, refs: Sequence[Ref]) -> list[Ref]:
 
 
 def _trains(back: Operation, index: int) -> bool:
-    """Whether what a loop of backward is given at `index` takes part in gradients of parameters."""
+    """Whether the operand at `index` of a repeat of backward contributes to gradients of
+    parameters."""
     body, arg = back.body, back.body.args[index]
     ends = body.terminator.operands[back.integer("carry", 1) :]
     return arg in ends or any(arg in op.reads() for op in body.ancestors(ends))
 
 
 def is_backward(step: Operation | LayerStack) -> bool:
-    """Whether an operation, or the layers of a stack, are of backward."""
+    """Whether an operation, or a stack of layers, belongs to backward."""
     op = step.members[0] if isinstance(step, LayerStack) else step
     return op.phase == "backward"
 
 
 def is_beside_loss(step: Operation | LayerStack) -> bool:
-    """Whether the loss is computed beside the blocks of a stack."""
+    """Whether a gather in a stack states that it overlaps with the loss (`beside_loss`)."""
     stack = step.members if isinstance(step, LayerStack) else ()
     return any(gather.flag("beside_loss") for op in stack for gather in op.body.ops)

@@ -1,19 +1,20 @@
 """Lifetimes: one step of a rank in program order, with the buffers that each operation makes and
 uses.
 
-A buffer lives from the operation that makes it to the last one that uses it, however it is named in
-between: views, slices of a stack and in-place results are the buffer that they are of. Of
+A buffer lives from the operation that allocates it to the last one that uses it. Views, slices of a
+stack and in-place results share the buffer of their operand. In
 
     %a = stg.gelu(%x)                           step 0 makes a
     %b = stg.reshape["b(fg)->bfg"](%a)          no step: the buffer a
     %c = stg.einsum["bfg,fgd->bd"](%b, %w)      step 1 makes c, uses a for the last time
     stg.return(%c)                              step 2 uses c
 
-a lives in steps 0 and 1, c in 1 and 2. Repeats run abstractly: the first and last iterations by
-themselves, and one for all between them, which differ from it by what they leave on the stacks
-only; so the bytes between grow or fall evenly and are never above those of the iterations around.
-A body that would run very often, in repeats inside of repeats, runs once for all iterations, with
-bytes that are never below theirs. Of microbatches one runs, each action of it once.
+a lives in steps 0 and 1, c in 1 and 2. Repeats run abstractly: the first and last iterations run by
+themselves, and one iteration stands for all between them. Those differ from it only in the bytes
+that they leave on the stacks, so memory grows or falls evenly there and never exceeds that of the
+iterations around them. The body of a nested repeat that would run very often runs once for all
+iterations, with an upper bound of their bytes. One microbatch stands for all; each of its actions
+runs once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
 from stagec.ir.layers import LayerStack, in_order, order_of
 from stagec.ir.recompute_window import replays
-from stagec.ir.traits import EndsLifetime, PartOfBuffer, Recalls, StaysUntilNext, View
+from stagec.ir.traits import AddsToSum, EndsLifetime, PartOfBuffer, Recalls, StaysUntilNext, View
 from stagec.ir.types import DEVICE, Type
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import (
@@ -68,28 +69,29 @@ from stagec.memory.liveness import (
 from stagec.memory.sums import MicrobatchSums
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
-#: A body runs no more often than this: as often as one in three repeats of many iterations.
+#: The most executions of one body: 7 iterations in each of three nested repeats.
 MOST_RUNS = 343
-#: Layers of a stack of several kinds count as no more than so many there.
+#: The layers of a stack of several kinds count as at most this number of iterations.
 MOST_ALONE = 7
 
 
 def lifetimes(
     body: Region, env: Env, *, whole: bool = False, known: tuple[Roots, Sets] | None = None
 ) -> Lifetimes:
-    """Run a function once. Sizes that are not in `env` stay open: a repeat is then taken to be
-    long. `known` are the roots and sets of the values of this body, if they are known. With `whole`
-    every iteration runs by itself; raises `UnboundError` if their number is open, and
-    `DiagnosticError` if there are too many."""
+    """Run a function once. Sizes without a value in `env` stay symbolic; a repeat with such a count
+    is assumed to be long. `known` are the roots and sets of the values of this body, if the caller
+    has them. With `whole` every iteration runs by itself. Raises `UnboundError` if the number of
+    iterations has no value then, and `DiagnosticError` if there are too many."""
     runner = _Runner(body, env, whole, *(known or _classified(body)))
     runner.run(body)
     return runner.lives
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Known:
-    """What becomes of the results of an operation: they are made, stay, or reuse an operand; and
-    what its definition, attributes and operands say of it."""
+    """The results of an operation by their storage: newly `made`, written to a static `home`, or in
+    the buffer of an operand (`reused`); and the facts that its definition, attributes and operands
+    state."""
 
     op: Operation
     operands: Sequence[Value]
@@ -99,12 +101,13 @@ class _Known:
     alone: bool
     reads_gathered: bool
     made: list[Value] = field(default_factory=list[Value])
+    added: list[Value] = field(default_factory=list[Value])  # to a sum, as they are made
     homes: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
     reused: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
 
     @classmethod
     def of(cls, op: Operation) -> _Known:
-        """Before it is known of its results."""
+        """The facts about an operation, before its results are sorted."""
         phase, operands = op.phase, op.operands
         gathered = phase == "forward" and any(map(is_gathered, operands))
         about = op.has(StaysUntilNext), op.flag("copied_out"), op.flag("alone"), gathered
@@ -128,13 +131,12 @@ class _Runner:
         self._kinds: dict[Value, str] = {}
         self._known: dict[Operation, _Known] = {}
         self._bodies: dict[Region, list[Operation | LayerStack]] = {}
-        self._begun: dict[
-            Operation, list[dict[Value, Ref]]
-        ] = {}  # of stacks, for their first layer
-        self._behind: Sequence[Operation] = ()  # gathers behind a stack, early in its last layer
-        self._received: Sequence[Buffer] = ()  # what the unit that came last was copied out of
-        self._last_read = 0  # the last step that reads what is gathered
-        self._staying: Sequence[Value] = ()  # what stays until the next op makes such
+        #: Gathered parameters of the first layer of a later stack.
+        self._begun: dict[Operation, list[dict[Value, Ref]]] = {}
+        self._behind: Sequence[Operation] = ()  # gathers behind a stack, issued in its last layer
+        self._received: Sequence[Buffer] = ()  # where the last unit was received
+        self._last_read = 0  # the last step that reads gathered parameters
+        self._staying: Sequence[Value] = ()  # buffers that stay until the next op of their kind
         self._budget = Budget(
             MAX_PLAN_STEPS,
             "the memory plan",
@@ -150,15 +152,16 @@ class _Runner:
         for value in body.terminator.operands:
             self._touch(self._refs.get(value), end)
         for buffer in () if body.owner.flag("consumed") else self.lives.buffers:
-            is_updated = "optimizer" in buffer.phases  # other values of backward end with it
+            is_updated = "optimizer" in buffer.phases  # other values of backward end with the step
             if is_updated and buffer.category == GRADIENTS:  # the next step frees them
                 buffer.last[None] = end
 
     def _whole_region(self, order: Sequence[Operation | LayerStack]) -> None:
-        """All of a function, or of an accumulation. What the last unit was copied out of is there
-        until forward ends. Where that is with the loss, the first gather of backward is there when
-        backward begins, else where backward first reads what is gathered, if units are copied. What
-        is gathered behind layers of backward is there when the last of them begins."""
+        """Run the body of a function or of an accumulation. The buffer from which the last unit was
+        copied out lives until forward ends. If forward ends with the loss, the first gather of
+        backward is issued when backward begins; else, if units are copied, where backward first
+        reads gathered parameters. Gathers behind layers of backward are issued when the last of
+        these layers begins."""
         begins = next((i for i, step in enumerate(order) if is_backward(step)), len(order))
         beside, copied = any(map(is_beside_loss, order)), False
         back = next(
@@ -200,7 +203,7 @@ class _Runner:
     # -- steps -------------------------------------------------------------------------------------
 
     def _step(self, op: Operation, made: Sequence[Value], *, counts: bool = True) -> int:
-        """A step that makes the buffers of these values."""
+        """Append a step that allocates buffers for these values; returns its number."""
         number = len(self.lives.steps)
         self.lives.steps.append(RunOp(op, self._part, [], counts))
         for value in made:
@@ -219,7 +222,7 @@ class _Runner:
         space: str,
         added: bool = False,
     ) -> Buffer:
-        """A buffer that a step of this part makes."""
+        """Allocate a buffer in step `first` of the current part."""
         last_in = {self._part: last}
         buffer = Buffer(
             value,
@@ -239,8 +242,9 @@ class _Runner:
     def _touch(
         self, ref: Ref, number: int, phase: str | None = None, *, alone: bool = False
     ) -> None:
-        """A step uses a value, or does if its part runs `alone`, but for slices that no other part
-        takes; what hands it on, as a return does, is of no phase."""
+        """Note that step `number` uses a value. With `alone` this holds only if the part runs by
+        itself, and not for slices that no other part takes. A step that only passes the value on,
+        such as a return, has no phase."""
         for buffer in buffers_of(ref):
             self._budget.spend()
             if not alone:
@@ -278,7 +282,12 @@ class _Runner:
         known = _Known.of(op)
         for value in op.results:
             home, slot = self._sums.home(value), op.definition.reuses(op, value.index)
-            if home is not None:
+            summed = home in self._sums.late or (home is None and op.has(AddsToSum))
+            if summed and op.has(AddsToSum) and value.tensor.dtype == op.operands[0].tensor.dtype:
+                known.reused.append((value, op.operands[0]))  # the first one becomes the sum
+            elif summed:
+                known.added.append(value)
+            elif home is not None:
                 known.homes.append((value, home))
             elif slot is not None:
                 known.reused.append((value, op.operands[slot]))
@@ -288,18 +297,16 @@ class _Runner:
         self._again(known)
 
     def _again(self, known: _Known) -> None:
-        """Run an operation of which is known what becomes of its results."""
-        refs, added = self._refs, list[Value]()
-        if known.homes:
-            added = [value for value, home in known.homes if home in self._sums.late]
-            for value, home in known.homes:
-                refs[value] = self._sums.at_once.get(home) or self._fixed(home)
+        """Run an operation whose results have been sorted by their storage."""
+        refs = self._refs
+        for value, home in known.homes:
+            refs[value] = self._sums.at_once.get(home) or self._fixed(home)
         for value, operand in known.reused:
             refs[value] = refs[operand]
         if self._staying and (known.stays or known.phase == "optimizer"):
             self._end_staying()
         number = self._step(known.op, known.made)
-        for value in added:
+        for value in known.added:
             refs[value] = self._make(value, number, number, space=DEVICE, added=True)
         if known.stays:
             self._staying = known.made
@@ -311,15 +318,15 @@ class _Runner:
             self._touch(refs.get(value), number, known.phase, alone=known.alone)
 
     def _receive(self, made: Sequence[Value], number: int) -> None:
-        """A call receives what is copied out to these values; what the one before it received is
-        there until then."""
+        """A call receives the data that is copied out to these values. The buffers of the call
+        before it live until then."""
         for buffer in self._received:
             self._touch(buffer, number)
         spaces = ((value, space) for value in made for space in value.tensor.memories)
         self._received = [self._make(v, number, number, space=s) for v, s in spaces]
 
     def _end_staying(self) -> None:
-        """What stayed is there until now."""
+        """End the buffers that stayed: they live until the last step."""
         for value in self._staying:
             self._touch(self._refs.get(value), len(self.lives.steps) - 1)
         self._staying = ()
@@ -341,8 +348,8 @@ class _Runner:
         self._runs, self._replays = outer
 
     def _order(self, op: Operation) -> Sequence[IterationRun]:
-        """The iterations of all repeats of a count, or of a kind of layers: they hand stacks to
-        each other."""
+        """The iterations of a repeat. Repeats of one count, or of one kind of layers, share them,
+        because they pass stacks to each other."""
         order, count = order_of(op), op.expr("count")
         if order is not None:
             return [IterationRun(i) for i in range(order.counts[op.symbol or ""])]
@@ -373,7 +380,7 @@ class _Runner:
         pending: list[SharedIteration] = []
         for op, refs, order in zip(members, inputs, orders, strict=True):
             for arg, ref in zip(op.body.args[carry:], refs, strict=True):
-                self._refs[arg] = slice_of(ref, 0, len(order))  # gathers of slices come early
+                self._refs[arg] = slice_of(ref, 0, len(order))  # for gathers that are issued early
         for turn, (m, position) in enumerate(turns):
             op, order, start = members[m], orders[m], len(self.lives.steps)
             self._refs.update(zip(op.body.args, carried, strict=False))
@@ -417,8 +424,8 @@ class _Runner:
                 self._refs.update(dict.fromkeys(op.results))
 
     def _gather(self, gathers: Sequence[Operation], turn: int, before: int) -> dict[Value, Ref]:
-        """Gather the parameters of a later layer, unless forward has left them; so many of the
-        same repeat run before it."""
+        """Gather the parameters of the layer of a later turn, unless forward kept them; `before`
+        layers of the same repeat run before it."""
         for op in gathers:
             if turn < op.integer("kept", 0):
                 for operand, result in zip(op.operands, op.results, strict=True):
@@ -428,7 +435,7 @@ class _Runner:
         return {r: self._refs[r] for op in gathers for r in op.results}
 
     def _issue(self, gathers: Sequence[Operation], *, at_once: bool) -> None:
-        """Gather what layers behind these take, if that is now."""
+        """Run the gathers for the layers behind these, if they are issued now."""
         for op in gathers if at_once else ():
             self._computation(op)
 
@@ -442,8 +449,8 @@ class _Runner:
         return id(self._refs[operand]), result.type
 
     def _others(self, op: Operation, turns: Sequence[SharedIteration]) -> None:
-        """The iterations that those of `turns` stand for: what they take from the stacks and what
-        they leave there."""
+        """Account for the iterations that those of `turns` stand for: the slices that they take
+        from the stacks and those that they leave there."""
         number = self._step(op, (), counts=False)
         for turn in turns:
             twins: dict[Buffer, Buffer] = {}
@@ -459,7 +466,7 @@ class _Runner:
             ]
 
     def _with_twins(self, ref: Ref, copies: Expr, number: int, twins: dict[Buffer, Buffer]) -> Ref:
-        """A slot that holds, beside what one iteration has left, what the others have left."""
+        """A slot with the buffers that one iteration left and those that the others left."""
         for buffer in buffers_of(ref):
             if buffer not in twins:
                 size = expand(copies * buffer.copies)
@@ -471,8 +478,8 @@ class _Runner:
     # -- repeats inside of repeats -----------------------------------------------------------------
 
     def _all_at_once(self, op: Operation, region: Region) -> None:
-        """One iteration for all: what any of the others has left is there before it, what any of
-        them takes is there until its end."""
+        """Run one iteration for all of a repeat. The buffers that any of the others leaves exist
+        before it; those that any of them takes live until its end."""
         carry, inputs = op.integer("carry", 1), [self._refs[v] for v in op.operands]
         start = self._step(op, (), counts=False)
         self._refs.update(zip(region.args, inputs[:carry], strict=False))
@@ -495,7 +502,8 @@ class _Runner:
         self._refs.update(zip(op.results, [*yielded[:carry], *stacks], strict=True))
 
     def _beside(self, refs: Sequence[Ref], start: int, end: int, copies: Expr) -> list[Buffer]:
-        """So many more of what has been made since a step."""
+        """Allocate `copies` more of each buffer of `refs` that was made in or after step
+        `start`."""
         new = (b for ref in refs for b in buffers_of(ref) if b.first >= start and copies != 0)
         return [
             self._make(b.value, start, end, expand(copies * b.copies), space=b.space, added=b.added)
@@ -505,8 +513,8 @@ class _Runner:
     # -- microbatches ------------------------------------------------------------------------------
 
     def _accumulate(self, op: Operation, region: Region) -> None:
-        """One microbatch, or each action of it. The sums are there from the start, or those that
-        are freed between steps from the first action on that makes what is added."""
+        """Run one microbatch, or each action of it. Sums exist from the start; sums that are freed
+        between steps exist from the first action on that makes a summand."""
         old = {r: self._refs[v] for r in op.results if (v := updated(r)) in self._refs}
         late = "schedule" in op.attrs and self._freed
         made = [r for r in op.results if late and is_sum(r) and r not in old]
@@ -540,7 +548,8 @@ class _Runner:
             )
 
     def _sum_of(self, ref: Buffer) -> Buffer:
-        """The sum of a buffer of each microbatch; the last step is behind them."""
+        """Allocate the sum of a buffer of all microbatches, in the last step, which is behind
+        them."""
         end = len(self.lives.steps) - 1
         total = self._make(ref.value, end, end, ref.copies, space=ref.space)
         total.phases |= ref.phases
@@ -548,8 +557,13 @@ class _Runner:
         return total
 
     def _action(self, op: Operation) -> None:
-        self._part = op
-        self._region(op.body, ())
+        self._part, order = op, in_order(op.body)
+        early: Sequence[Operation] = ()
+        for place, step in enumerate(order):
+            if isinstance(step, LayerStack) and is_backward(step):
+                early = self._behind = gathers_behind(order[place + 1 :])
+            if step not in early:
+                self._run(step)
         self._end_staying()
         for result, value in zip(op.results, op.body.terminator.operands, strict=True):
             self._refs[result] = self._refs[value]
@@ -557,6 +571,6 @@ class _Runner:
 
 
 def _classified(body: Region) -> tuple[Roots, Sets]:
-    """Whose buffers the values of a function are in, and which of them last."""
+    """The roots of the values of a function, and the sets of those that are not transient."""
     roots = Roots()
     return roots, classify(body, roots)

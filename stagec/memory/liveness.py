@@ -1,6 +1,7 @@
-"""Whose buffer a value is in, which buffers last through the step, and who uses one last.
+"""The buffer in which a value is stored, the buffers that are not transient, and the last user of
+each buffer.
 
-Views share the buffer of what they view, in-place results take that of their operand.
+Views share the buffer of their operand, and so do in-place results.
 """
 
 from __future__ import annotations
@@ -35,15 +36,16 @@ def device_bytes(value: Value) -> Expr:
 
 
 def value_bytes(value: Value) -> Expr:
-    """Bytes of a stashed value: of all slices, or of those that some iteration takes."""
+    """Bytes of a stashed value on the device: of all its slices, or only of those that an iteration
+    takes."""
     kept = _slices_kept(value)
     size = device_bytes(value)
     return size if kept is None else expand(size / value.tensor.dims[0].size * kept)
 
 
 def _slices_kept(value: Value) -> Expr | None:
-    """How many slices of a stack are stashed if not all: it is only recalled where others
-    recompute."""
+    """The number of stashed slices of a stack if it is recalled only and other layers recompute;
+    None if all slices are stashed."""
     users = [(op, i) for op, i in value.uses if not op.has(EndsLifetime)]
     if not users or not all(is_partial(op) and _is_recalled(op, i) for op, i in users):
         return None
@@ -51,15 +53,16 @@ def _slices_kept(value: Value) -> Expr | None:
 
 
 def _is_recalled(op: Operation, index: int) -> bool:
-    """Whether what is bound at `index` is used as the stashed side of recalls only."""
+    """Whether the operand at `index` is used only as the stashed operand of recalls."""
     return all(u.has(Recalls) and i == 1 for u, i in op.body.args[index].uses)
 
 
 class Roots:
-    """The value whose buffer each one uses.
+    """Maps a value to the one whose buffer it uses.
 
-    Views and in-place results are followed to their source, what an accumulation yields to the
-    buffer that it is added to, what an action yields to its result. Each value is looked at once.
+    Views and in-place results map to their source, a value that an accumulation yields to the sum
+    to which it is added, and a value that an action yields to its result. Each value is resolved
+    once.
     """
 
     def __init__(self) -> None:
@@ -105,8 +108,9 @@ def _source(value: Value) -> Value | None:
 
 
 def updated(value: Value) -> Value | None:
-    """What a result of an op with a region updates in place, slice by slice or microbatch by
-    microbatch: an operand, or a value from around it. None if it is made anew."""
+    """The value that a result of an op with a region updates in place, slice by slice or microbatch
+    by microbatch: an operand, or a value from outside of the region. None if the result has a
+    buffer of its own."""
     op = value.producer
     inner = op.body.terminator.operands[value.index] if op is not None else None
     while op is not None and inner is not None and inner.region is op.region:
@@ -123,19 +127,19 @@ def updated(value: Value) -> Value | None:
 
 
 def _hands_on(op: Operation) -> bool:
-    """Whether what the op's region yields is the buffer of its result."""
+    """Whether the values that the region of an op yields share the buffers of its results."""
     return op.has(Accumulates) or isinstance(op.definition, ActionOp)
 
 
-#: Phases behind forward, which take the stash.
+#: Phases after forward that use the stash.
 _LATER = frozenset({"backward", "gradient", "recompute"})
 
 
 @dataclass(slots=True)
 class Sets:
-    """Buffers that are not transient: what a step starts with, its gradients, its stash; gradients
-    that are `freed` between steps are there from backward on, sums of whole ones until these are
-    reduced."""
+    """The roots of buffers that are not transient: `static` ones with which a step starts, its
+    `gradients` and its `stash`. Gradients that are `freed` between steps exist from backward on,
+    and sums of unreduced ones until these are reduced."""
 
     static: set[Value] = field(default_factory=set[Value])
     gradients: set[Value] = field(default_factory=set[Value])
@@ -144,8 +148,8 @@ class Sets:
 
 
 def classify(body: Region, roots: Roots | None = None) -> Sets:
-    """Sort the values of a function: arguments; what the optimizer takes from backward; forward to
-    backward."""
+    """Sort the values of a function: arguments are static, values that the optimizer takes from
+    backward are gradients, values that backward takes from forward are the stash."""
     root_of = roots or Roots()
     sets = Sets(static=set(body.args))
     made = sets.freed if body.owner.flag("freed") else sets.gradients
@@ -170,7 +174,7 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
                     sets.stash.add(root_of(value))
                 elif op.phase != "optimizer" and "optimizer" in users and not consumed:
                     made.add(root_of(value))
-    for value in body.terminator.operands:  # updates end where what they replace is
+    for value in body.terminator.operands:  # updates are in the buffers of what they replace
         if value.producer is not None and value.producer.phase == "optimizer":
             sets.static.add(root_of(value))
     sets.stash -= sets.static
@@ -179,7 +183,7 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
 
 
 def _users(value: Value, body: Region) -> set[str]:
-    """The phases of what uses a value, but for the end of the function."""
+    """The phases of the users of a value, without the terminator of the function."""
     return {u.phase for u, _ in value.uses if u is not body.terminator}
 
 
@@ -191,7 +195,8 @@ def is_sum(value: Value) -> bool:
 
 
 def is_gathered(value: Value) -> bool:
-    """Whether a value is gathered parameters, such that come from the host, or a stack of them."""
+    """Whether a value consists of parameters that were gathered or copied from the host, or is a
+    stack of such values."""
     op = value.producer
     if op is None:
         return False
@@ -208,8 +213,8 @@ def step_regions(body: Region) -> list[Region]:
 
 
 def last_users(body: Region, roots: Roots) -> dict[Region, dict[Value, Operation]]:
-    """Of a region and all inside it: for each buffer made in the region (or carried into it) the
-    last op of the region that uses it."""
+    """For a region and each region inside it: the last op of the region that uses each buffer which
+    was made in it or carried into it."""
     users: dict[Region, dict[Value, Operation]] = {}
     _note_users(body, roots, users)
     return users
@@ -218,8 +223,8 @@ def last_users(body: Region, roots: Roots) -> dict[Region, dict[Value, Operation
 def _note_users(
     region: Region, roots: Roots, users: dict[Region, dict[Value, Operation]]
 ) -> Iterable[Value]:
-    """Note the last users in a region and inside it; what is read there and is from outside, or in
-    a buffer from outside."""
+    """Note the last users in a region and inside it. Returns the values that are read there and
+    come from outside, or are in a buffer from outside."""
     last: dict[Value, Operation] = {}
     outer: dict[Value, None] = {}
     for op in region.ops:
@@ -238,8 +243,8 @@ def _note_users(
 
 
 def heirs(value: Value) -> Iterator[Value]:
-    """The values that this one becomes as it is: stacks of which it is a slice, views of all of it,
-    results in its place."""
+    """The values that hold all of this one unchanged: stacks of which it is a slice, views of its
+    full size, and in-place results."""
     for user, index in value.uses:
         owner = user.parent_op
         if owner is not None and _is_stacked(user, owner, index):
@@ -251,13 +256,13 @@ def heirs(value: Value) -> Iterator[Value]:
 
 
 def _is_stacked(user: Operation, repeat: Operation, index: int) -> bool:
-    """Whether what is used at `index` is a slice of a stack that a repeat makes."""
+    """Whether the operand at `index` is a slice of a stack that a repeat makes."""
     ends = user.has(Terminates) and repeat.has(Repeats)
     return ends and index >= repeat.integer("carry", 1)
 
 
 def kept_when_sent(region: Region) -> Iterator[Value]:
-    """What stays of the microbatch before when a stage sends."""
+    """The values of the previous microbatch that stay in memory while a stage sends."""
     for op in region.walk():
         if isinstance(op.definition, SendOp) and op.flag("stays"):
             yield from op.operands

@@ -1,9 +1,10 @@
 """Placement: an offset in an arena for every buffer, in the order in which a step makes them.
 
-Two models. `best-fit` is one arena: the smallest gap that is large enough, else its end. `caching`
-is PyTorch's allocator (c10/cuda/CUDACachingAllocator.cpp): sizes in blocks of 512 bytes, small
-ones (up to 1 MiB) in segments of 2 MiB, others in segments of 20 MiB, or from 10 MiB on of their
-own size in steps of 2 MiB; the smallest free block is split, and neighbours are joined again.
+There are two models. `best-fit` is one arena: a buffer is placed in the smallest gap that is large
+enough, else at the end. `caching` is PyTorch's allocator (c10/cuda/CUDACachingAllocator.cpp): sizes
+are rounded to 512 bytes. Buffers of up to 1 MiB are in segments of 2 MiB, larger ones in segments
+of 20 MiB, and from 10 MiB on each has a segment of its size, rounded to 2 MiB. The smallest free
+block that is large enough is split, and free neighbours are joined again.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ def rounded(size: int, unit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A buffer's place: bytes from the start of the arena."""
+    """The place of a buffer: its offset from the start of the arena and its size, in bytes."""
 
     offset: int
     size: int
 
 
 class Allocator(Protocol):
-    """Gives out and takes back memory."""
+    """Allocates and frees memory; `reserved` are the bytes requested from the device."""
 
     reserved: int
 
     def take(self, size: int) -> Placed:
-        """A place of at least so many bytes."""
+        """Allocate a place of at least `size` bytes."""
         ...
 
     def give(self, place: Placed) -> None:
-        """Take a place back."""
+        """Free a place."""
         ...
 
 
@@ -57,7 +58,8 @@ class _Gaps:
         self._ends: dict[int, int] = {}
 
     def find(self, size: int) -> tuple[int, int] | None:
-        """Size and start of the smallest gap of at least this size, the lowest of those."""
+        """Size and start of the smallest gap of at least this size; of several the one at the
+        lowest offset."""
         at = bisect_left(self._by_size, (size, 0))
         return self._by_size[at] if at < len(self._by_size) else None
 
@@ -66,8 +68,8 @@ class _Gaps:
         del self._starts[start], self._ends[start + size]
 
     def add(self, start: int, size: int, low: int, high: int) -> tuple[int, int]:
-        """Add a gap, joined with its neighbours between two borders; start and size of the
-        whole."""
+        """Add a gap and join it with its neighbours between two offsets. Returns start and size of
+        the joined gap."""
         if start > low and start in self._ends:
             before = self._ends[start]
             self.remove(start - before, before)
@@ -89,7 +91,7 @@ class BestFit:
         self._gaps = _Gaps()
 
     def take(self, size: int) -> Placed:
-        """The smallest gap that is large enough, else the end of the arena."""
+        """Use the smallest gap that is large enough, else the end of the arena."""
         size = rounded(size, BLOCK)
         gap = self._gaps.find(size)
         if gap is None:
@@ -104,7 +106,7 @@ class BestFit:
         return Placed(start, size)
 
     def give(self, place: Placed) -> None:
-        """Free a gap; one at the end of the arena makes it shorter."""
+        """Free a place; at the end of the arena this makes the arena shorter."""
         start, size = self._gaps.add(place.offset, place.size, 0, self._end)
         if start + size == self._end:
             self._gaps.remove(size, start)
@@ -125,7 +127,8 @@ class Caching:
         self._pools = (_Pool(), _Pool())
 
     def take(self, size: int) -> Placed:
-        """The smallest free block of the pool that is large enough, else one of a new segment."""
+        """Use the smallest free block of the pool that is large enough, else a block of a new
+        segment."""
         size = rounded(size, BLOCK)
         small = size <= SMALL
         pool = self._pools[small]
@@ -153,7 +156,7 @@ class Caching:
         return LARGE_SEGMENT if size < OWN_SEGMENT else rounded(size, ROUND)
 
     def give(self, place: Placed) -> None:
-        """A free block, joined with those beside it in its segment."""
+        """Free a block and join it with free blocks beside it in its segment."""
         pool = next(p for p in self._pools if place.offset in p.segment_of)
         borders = pool.segment_of.pop(place.offset)
         start, _ = pool.gaps.add(place.offset, place.size, *borders)
@@ -173,8 +176,9 @@ class PlacementRequest:
 
 @dataclass(slots=True)
 class Arena:
-    """Where every buffer lies. `allocated` is the most that was given out at once, `bound` the most
-    that was asked for, in bytes: no placement is smaller."""
+    """The places of all buffers by number. All sizes are in bytes: `allocated` is the most that was
+    in use at once with rounding, `bound` the most that was requested at once (no arena can be
+    smaller), and `reserved` the total of the allocator."""
 
     places: dict[int, Placed] = field(default_factory=dict[int, Placed])
     allocated: int = 0
@@ -193,7 +197,7 @@ def place(requests: Iterable[PlacementRequest], allocator: Allocator) -> Arena:
 def placing(
     requests: Iterable[PlacementRequest], allocator: Allocator, arena: Arena
 ) -> Iterator[tuple[PlacementRequest, Placed]]:
-    """The same, request by request."""
+    """Place buffers request by request and yield each place; updates `arena`."""
     live: dict[int, tuple[int, Placed]] = {}
     given = asked = 0
     for request in requests:

@@ -1,5 +1,5 @@
-"""The plan of the memory of a function: what is there from start to end, and what its actions make,
-hold and leave."""
+"""The memory plan of a function: the buffers that exist from start to end, and those that its
+actions allocate, keep and free."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from stagec.schedule.attached import actions_of, stages_of
 
 
 class FunctionPlan:
-    """The plan of a function of a module. Of sizes with which lifetimes are alike it is the same:
-    what they depend on is noted where the module notes decisions. Raises `DiagnosticError`."""
+    """The memory plan of a function of a module. It is equal for all sizes with equal lifetimes;
+    the decisions on which lifetimes depend are noted in `module.decisions`, if the module records
+    them. Raises `DiagnosticError` if the plan has too many steps."""
 
     def __init__(self, module: Module, func: Operation) -> None:
         self._module, self._func, self._body = module, func, func.body
@@ -32,7 +33,7 @@ class FunctionPlan:
         self.staged = any(isinstance(op.definition, ActionOp) for op in self._body.walk())
 
     def parts(self) -> dict[str, Expr]:
-        """Bytes on the device that are there from start to end, by what they are."""
+        """Bytes on the device that exist from start to end, by category."""
         args = self._body.args
         parts = {
             "parameters": _bytes(v for v in args if v.tensor.role in WEIGHTS),
@@ -46,15 +47,15 @@ class FunctionPlan:
         return parts
 
     def host(self) -> Expr:
-        """Bytes in host memory, but for what microbatches hold there."""
+        """Bytes in host memory, without those that microbatches keep there."""
         kept = {*self._body.args, *self.sets.gradients, *self.sets.freed}
         if not self.planner.regions:  # else actions state what they hold
             kept |= self.sets.stash
         return total(v.tensor.bytes_in("host") for v in by_name(kept))
 
     def works(self) -> list[ActionInState]:
-        """All works of the stages that run the function, in the order in which they first occur;
-        none if it has no actions."""
+        """The distinct works of all stages that run the function, in the order in which they first
+        occur; empty if the function has no actions."""
         works: dict[ActionInState, None] = {}
         for stage in stages_of(self._func) if self.staged else ():
             order = actions_of(self._module, self._func, stage)

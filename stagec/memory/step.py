@@ -1,8 +1,8 @@
-"""The peak of a step: what one rank holds at the worst moment of its schedule.
+"""The peak of a step: the memory of one rank at the highest moment of its schedule.
 
-An action is looked at once for each state in which its microbatch may be (what has been done of
-it); the schedule then says what the other microbatches hold meanwhile. The two actions of an
-overlapped pair may each be at their worst moment.
+An action is analyzed once for each state of its microbatch (the actions that have run before). The
+schedule then determines the memory that the other microbatches keep meanwhile. The two actions of
+an overlapped pair may both be at their highest moment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stagec.schedule.action import Action, RankActions, steps
 from stagec.schedule.attached import regions_of
 from stagec.support.memo import memo_method
 
-#: What has been done of a microbatch: kinds and chunks of the actions, such as ("forward", 0).
+#: Kind and chunk of an action, such as ("forward", 0); a state is the set of those that have run.
 ActionRegion = tuple[str, int]
 MicrobatchState = frozenset[ActionRegion]
 _NOTHING: MicrobatchState = frozenset()
@@ -25,58 +25,58 @@ _FIRST = "first_"
 #: An action in the state of its microbatch: the regions that it runs, and those run before; where
 #: no microbatch has run a region that makes sums of gradients, `first_run` of it as well.
 ActionInState = tuple[tuple[ActionRegion, ...], MicrobatchState]
-#: It, and the state of its microbatch after it.
+#: A work, and the state of its microbatch after it.
 _WorkDone = tuple[ActionInState, MicrobatchState]
 
 
-#: The steps of a work, or of all outside of actions, each with the buffers that end after it.
+#: The steps of a work, or those outside of actions, each with the buffers that end after it.
 MemoryRun = Sequence[tuple[RunOp, tuple[Buffer, ...]]]
 
 
 def first_run(region: ActionRegion) -> ActionRegion:
-    """That no microbatch has run a region before. In states of microbatches it stands alone, for
-    the sums of gradients that have been made then."""
+    """The mark that no microbatch has run a region before. As a state by itself it stands for the
+    sums of gradients that the first run allocates."""
     kind, chunk = region
     return _FIRST + kind, chunk
 
 
 def is_first_run(region: ActionRegion) -> bool:
-    """Whether it is a `first_run`."""
+    """Whether a region is a `first_run`."""
     return region[0].startswith(_FIRST)
 
 
 def first_runs(work: ActionInState) -> list[MicrobatchState]:
-    """The states of what is there after the first runs of a work."""
+    """The states that stand for the sums which the first runs of a work allocate."""
     return [frozenset((r,)) for r in work[0] if is_first_run(r)]
 
 
 def after_work(work: ActionInState) -> MicrobatchState:
-    """The state of its microbatch after a work."""
+    """The state of the microbatch after a work."""
     runs, before = work
     return before.union(r for r in runs if not is_first_run(r))
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """While the step at a place of a run runs."""
+    """The moment at which the step at index `place` of a run executes."""
 
     run: MemoryRun
     place: int
 
     @property
     def step(self) -> RunOp:
-        """The step."""
+        """The step that executes."""
         return self.run[self.place][0]
 
     @property
     def made(self) -> frozenset[Buffer]:
-        """The buffers that have been made since the start of the run and live."""
+        """The live buffers that were allocated since the start of the run."""
         made = {b for step, _ in self.run[: self.place + 1] for b in step.made}
         return frozenset(made - self._ended())
 
     @property
     def gone(self) -> frozenset[Buffer]:
-        """Those that were there at the start and are gone."""
+        """The buffers that existed at the start of the run and have ended."""
         made = {b for step, _ in self.run[: self.place] for b in step.made}
         return frozenset(self._ended() - made)
 
@@ -85,8 +85,8 @@ class Moment:
 
 
 def highest(runs: Iterable[MemoryRun], size: Callable[[Buffer], int]) -> Moment | None:
-    """The first moment of these runs at which most is held beside what was there at the start of
-    the run, by the sizes of buffers; None if nothing runs."""
+    """The first moment of these runs with the most bytes beyond those at the start of the run, by
+    the sizes of buffers; None if nothing runs."""
     best: Moment | None = None
     most = 0
     for run in runs:
@@ -101,15 +101,15 @@ def highest(runs: Iterable[MemoryRun], size: Callable[[Buffer], int]) -> Moment 
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """A turn of a schedule: what runs (two works of an overlapped pair), and how many microbatches
-    are in which state before."""
+    """A turn of a schedule: the work that runs (two of an overlapped pair), its actions, and the
+    number of microbatches in each state before it."""
 
     works: tuple[ActionInState, ...]
     actions: tuple[Action, ...]
     states: Mapping[MicrobatchState, int]
 
     def after(self) -> Iterator[Mapping[MicrobatchState, int]]:
-        """The states after each of the works; an overlapped pair begins with the first."""
+        """The number of microbatches in each state after each of the works, in order."""
         counts = Counter(self.states)
         for work in self.works:
             _, before = work
@@ -132,11 +132,11 @@ def turns(
     *,
     holds: Callable[[MicrobatchState], bool] | None = None,
 ) -> Iterator[Doing]:
-    """The turns of a rank's schedule; of the regions of an action only the known ones are run, and
-    the first ones to run those in `summed` make sums of gradients.
+    """The turns of the schedule of a rank. Only `known` regions of an action run, and the first run
+    of a region in `summed` allocates sums of gradients.
 
-    With `holds`, whether a microbatch in a state holds anything, only the first of the
-    turns that run and hold the same: one period of a steady state.
+    `holds` states whether a microbatch in a state keeps any buffer. With it, only the first of
+    turns with equal works and kept buffers is yielded: one period of a steady state.
     """
     works_of = _Works(frozenset(known), summed)
     made = _NOTHING
@@ -163,8 +163,8 @@ def turns(
 
 
 class _Works:
-    """Actions in the states of their microbatches, each with the state after it: one object for
-    what is equal, as a schedule has thousands of actions and few works."""
+    """The works of actions, each with the state after it. Equal works are one object: a schedule
+    has thousands of actions and few works."""
 
     def __init__(self, regions: frozenset[ActionRegion], summed: frozenset[ActionRegion]) -> None:
         self._regions, self._summed = regions, summed
@@ -185,7 +185,7 @@ class _Works:
 
 
 class Planner:
-    """What the actions of a function make, hold and leave, from its lifetimes."""
+    """The buffers that the actions of a function allocate, keep and free, from its lifetimes."""
 
     def __init__(self, lives: Lifetimes) -> None:
         self._lives = lives
@@ -215,19 +215,19 @@ class Planner:
 
     @property
     def summed(self) -> frozenset[ActionRegion]:
-        """Those of them of which the first run makes sums of gradients."""
+        """The regions whose first run allocates sums of gradients."""
         return frozenset(r for r in self.regions if first_run(r) in self._sums)
 
     @memo_method
     def kept(self, state: MicrobatchState) -> frozenset[Buffer]:
-        """What a microbatch in this state holds, or what is there after a first run."""
+        """The buffers that a microbatch in this state keeps, or the sums after a first run."""
         if any(map(is_first_run, state)):
             return frozenset(b for r in state for b in self._sums[r].values())
         done = {self._parts[r] for r in state}
         return frozenset(b for b in self._left if b.part in done and not b.users <= done)
 
     def around(self) -> frozenset[Buffer]:
-        """What is there while the actions of a schedule run."""
+        """The buffers from outside of the actions that live while the schedule runs."""
         run = self.run(None)
         place = next((i for i, (step, _) in enumerate(run) if self.is_scheduled(step)), 0)
         return Moment(run, place).made
@@ -235,8 +235,8 @@ class Planner:
     def ending(
         self, parts: Sequence[Operation | None], done: set[Operation | None]
     ) -> Mapping[int, list[Buffer]]:
-        """By the number of a step of these parts: the buffers of which it is the last user, when
-        all in `done` has run by the end."""
+        """Maps the number of a step of these parts to the buffers that end after it, if all parts
+        in `done` have run by the end."""
         ending: dict[int, list[Buffer]] = {}
         for place, part in enumerate(parts):
             later = parts[place + 1 :]
@@ -253,7 +253,8 @@ class Planner:
 
     @memo_method
     def run(self, work: ActionInState | None) -> MemoryRun:
-        """The steps of a work, or of all outside of actions, each with what ends after it."""
+        """The steps of a work, or those outside of actions, each with the buffers that end after
+        it."""
         runs, before = work or ((), MicrobatchState())
         parts = [self._parts[r] for r in runs if not is_first_run(r)] if work else [None]
         run: MemoryRun = self._between(parts, {self._parts[r] for r in before} | set(parts))
@@ -268,7 +269,7 @@ class Planner:
         return run
 
     def alone(self) -> Iterator[MemoryRun]:
-        """Every action by itself, when all others of its microbatch have run."""
+        """The run of each action by itself, after all others of its microbatch."""
         done = set(self._parts.values())
         for part in (p for p in self._parts.values() if p is not None):
             yield self._between([part], done)

@@ -1,5 +1,5 @@
-"""Values that are written to where others are: gradients, what updates replace, and the sums that
-microbatches add up to.
+"""Values that are written into the buffers of others: gradients, updated parameters and state, and
+the sums of gradients over microbatches.
 
     accumulation of 2        the sums are there from its start on
       %g = einsum(...)         written to the sum of the gradient: no buffer of its own
@@ -15,10 +15,10 @@ from stagec.memory.liveness import Roots, Sets, heirs
 
 
 class MicrobatchSums:
-    """Of a function: the values that are written to where others are.
+    """The values of a function that are written into the buffers of others.
 
-    `at_once` are sums that are there when their accumulation starts, `late` those that the first
-    microbatch makes; `several` says that what runs now is one of several microbatches.
+    `at_once` are sums that exist when their accumulation starts, `late` those that the first
+    microbatch allocates. `several` states that the code at hand runs for several microbatches.
     """
 
     def __init__(self, roots: Roots, sets: Sets) -> None:
@@ -29,9 +29,11 @@ class MicrobatchSums:
         self.several = False
 
     def home(self, value: Value) -> Value | None:
-        """Whose static buffer a value is written to: of a gradient, or of what an update replaces.
+        """The value into whose static buffer this one is written, a gradient or the operand of an
+        update; None if it has a buffer of its own.
 
-        What a collective makes of one microbatch is added to a sum, so it is a buffer beside it.
+        The result of a collective in one of several microbatches has its own: it is added to the
+        sum afterwards.
         """
         path, base = list[Value](), None
         while value not in self._known:
@@ -47,7 +49,7 @@ class MicrobatchSums:
         return base
 
     def _base(self, value: Value) -> Value | None:
-        """The static buffer that a value is."""
+        """The root of a value if its buffer is static, else None."""
         base = self._roots(value)
         updated = base in self._sets.static and base.producer is not None
         known = base in self.at_once or base in self._sets.gradients or updated

@@ -1,7 +1,8 @@
-"""What a rank class holds over a step, in bytes: by category at every turn, by buffer at the peak.
+"""The memory of a rank class over a step, in bytes: by category at every turn, by buffer at the
+peak.
 
-All sizes have to be known. Between turns nothing is looked at twice: an action is the same for
-each microbatch in the same state.
+All sizes need values. An action is analyzed once for each state of its microbatch, not once for
+each turn.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ from stagec.support.diagnostics import error
 from stagec.support.source import file_loc
 
 STATIC = ("parameters", GRADIENTS, "optimizer")
-#: What steps of serving keep of sequences: there from start to end, and of no other module.
+#: Caches of sequences in steps of serving, which exist from start to end.
 CACHES = "caches"
-#: Buffers of collectives and messages that are there from start to end, as plans state them.
+#: Persistent buffers of collectives and messages, under the name that plans use.
 BUCKETS = "buckets"
 ALL = (*STATIC, CACHES, *CATEGORIES)
 DEVICE, HOST = "device", "host"
-#: The worst moment of a work, and what is held then on top of what was: by category, and in all.
+#: The highest moment of a work, and the bytes beyond those before it: by category, and in total.
 _Rise: TypeAlias = tuple[Moment, Counter[str], int]
 
 
 @dataclass(frozen=True, slots=True)
 class LiveBuffers:
-    """Buffers of one value at a moment: how many there are, and their bytes together."""
+    """The live buffers of one value at a moment: their number, and their total bytes."""
 
     name: str
     type: str
@@ -89,7 +90,8 @@ class BufferEvent:
 
 
 def _copies_of(op: Operation) -> Operation | None:
-    """The copies of gradients that are reduced in one call, of what casts or names a result."""
+    """The `copy_in` whose gradients are reduced in one call, for an op that casts or names a result
+    of that call; None for other ops."""
     reduced = op.operands[0].producer if op.operands and op.phase == "gradient" else None
     while reduced is not None and not isinstance(reduced.definition, CopyIn):
         reduced = reduced.operands[0].producer if reduced.operands else None
@@ -97,14 +99,15 @@ def _copies_of(op: Operation) -> Operation | None:
 
 
 def line_of(value: Value) -> str:
-    """`model.stg:12`: where a value comes from; in the library, its path in there."""
+    """The source line of a value, such as `model.stg:12`; for the library, a path relative to
+    it."""
     place = file_loc(value.loc)
     return f"{place.file.removeprefix(LIBRARY)}:{place.line}" if place is not None else ""
 
 
 class Sized(Planner):
-    """A planner with the bytes of what it finds; all stages that run a function share it. `fixed`
-    are the buffers that are there from start to end, with their categories."""
+    """A planner with sizes in bytes, which all stages that run a function share. `fixed` are the
+    values whose buffers exist from start to end, with their categories."""
 
     def __init__(self, lifetimes: Lifetimes, env: Env, body: Region) -> None:
         super().__init__(lifetimes)
@@ -121,7 +124,7 @@ class Sized(Planner):
         self.fixed += [(g, "gradients") for g in gradients]
 
     def _static(self, space: str) -> Mapping[str, int]:
-        """Bytes that are there from start to end, by category."""
+        """Bytes of one memory that exist from start to end, by category."""
         sizes: dict[str, int] = dict.fromkeys(STATIC, 0)
         for value, category in self.fixed:
             if space in value.tensor.memories:
@@ -133,13 +136,13 @@ class Sized(Planner):
         return evaluate(buffer.size, self.env)
 
     def count(self, counts: Counter[str], buffers: Iterable[Buffer], sign: int) -> None:
-        """Add the bytes in device memory to those of each category."""
+        """Add `sign` times the bytes of buffers on the device to `counts`, by category."""
         for buffer in buffers:
             if buffer.space == DEVICE:
                 counts[buffer.category] += sign * self.size(buffer)
 
     def _kept_bytes(self, state: MicrobatchState) -> Counter[str]:
-        """What a microbatch in this state holds."""
+        """Bytes on the device that a microbatch in this state keeps, by category."""
         sizes: Counter[str] = Counter()
         self.count(sizes, self.kept(state), 1)
         return sizes
@@ -148,8 +151,8 @@ class Sized(Planner):
         return self.kept_bytes(state).total()
 
     def _worst_rise(self, work: ActionInState) -> _Rise | None:
-        """The moment of a work at which most is held on top of what was held before; that, by
-        category and in all."""
+        """The moment of a work with the most bytes beyond those before it, and these bytes by
+        category and in total; None if nothing runs."""
         best = highest([self.run(work)], self._device_size)
         if best is None:
             return None
@@ -164,7 +167,8 @@ class Sized(Planner):
     def along(
         self, run: MemoryRun, base: Mapping[str, int]
     ) -> Iterator[tuple[Moment, Counter[str]]]:
-        """What is held at each moment of a run, by category, on top of what there was before."""
+        """Each moment of a run with the bytes of each category, where `base` are those before
+        it."""
         live = Counter(base)
         for place, (step, ends) in enumerate(run):
             self.count(live, step.made, 1)
@@ -174,7 +178,7 @@ class Sized(Planner):
 
 
 class MemoryTimeline:
-    """The step of the ranks of one stage (0 without a pipeline)."""
+    """The memory of the ranks of one stage (0 without a pipeline) over a step."""
 
     def __init__(self, module: Module, func: Operation, stage: int, planner: Sized) -> None:
         self._env, self._planner, self._loc = planned_env(module), planner, func.loc
@@ -183,8 +187,8 @@ class MemoryTimeline:
 
     @staticmethod
     def planner(module: Module, func: Operation, *, whole: bool = False) -> Sized:
-        """What all stages that run a function share; with `whole` every iteration runs by
-        itself."""
+        """The planner that all stages that run a function share; with `whole` every iteration runs
+        by itself."""
         env = planned_env(module)
         return Sized(lifetimes(func.body, env, whole=whole), env, func.body)
 
@@ -193,7 +197,7 @@ class MemoryTimeline:
         return self._planner.static(space)
 
     def fixed(self, space: str = DEVICE) -> Iterator[tuple[Value, str, int]]:
-        """Buffers that are there from start to end, with their categories and bytes."""
+        """Values whose buffers exist from start to end, with their categories and bytes."""
         for value, category in self._fixed:
             size = evaluate(value.tensor.bytes_in(space), self._env)
             if size:
@@ -202,13 +206,14 @@ class MemoryTimeline:
     # -- over the step -----------------------------------------------------------------------------
 
     def points(self, *, distinct: bool = False) -> Iterator[Point]:
-        """The worst moment of every turn of the schedule, and every moment outside of it, in the
-        order of execution; with `distinct` none of turns that hold the same as an earlier one."""
+        """The highest moment of every turn of the schedule, and every moment outside of it, in
+        execution order. With `distinct`, a turn that keeps and runs the same as an earlier one is
+        left out."""
         for _, point in self._points(distinct=distinct):
             yield point()
 
     def _points(self, *, distinct: bool) -> Iterator[tuple[int, Callable[[], Point]]]:
-        """The bytes of each point, and what makes it."""
+        """The bytes of each point, and a function that makes it."""
         static = Counter(self.static())
         for moment, live in self._planner.along(self._planner.run(None), static):
             yield live.total(), partial(Point, "", moment.step, dict(live), (moment,))
@@ -239,16 +244,16 @@ class MemoryTimeline:
         return Point(title, moments[-1].step, dict(base), moments, doing.states)
 
     def turns(self, holds: Callable[[MicrobatchState], bool] | None = None) -> Iterator[Doing]:
-        """The turns of the schedule; with `holds` those that hold or run something else."""
+        """The turns of the schedule; with `holds` only distinct ones (see `step.turns`)."""
         return turns(self.order, self._planner.regions, self._planner.summed, holds=holds)
 
     def _holds(self, state: MicrobatchState) -> bool:
-        """Whether a microbatch in this state holds anything."""
+        """Whether a microbatch in this state keeps any buffer."""
         return bool(self._planner.kept(state))
 
     def moments(self) -> Mapping[str, Mapping[str, int]]:
-        """The bytes of each category `after_forward`, of a pipeline behind the last forward of its
-        schedule, and `after_update`, in a step that trains; else none."""
+        """The bytes of each category in a training step `after_forward` (in a pipeline after the
+        last forward of the schedule) and `after_update`; empty for other steps."""
         run = self._planner.run(None)
         if all(step.op.phase != "optimizer" for step, _ in run if step.counts):
             return {}
@@ -266,8 +271,8 @@ class MemoryTimeline:
         return {"after_forward": before or last, "after_update": last}
 
     def _behind_forward(self, around: Counter[str]) -> Counter[str] | None:
-        """The bytes of each category behind the last forward of the schedule, on top of what is
-        there around it."""
+        """The bytes of each category after the last forward of the schedule, where `around` are
+        those outside of it; None if the schedule has no forward."""
         states: Mapping[MicrobatchState, int] | None = None
         for each in self.turns():
             for action, after in zip(each.actions, each.after(), strict=True):
@@ -281,8 +286,8 @@ class MemoryTimeline:
         return behind
 
     def made(self, point: Point) -> Mapping[str, int]:
-        """The bytes of each category that the operation at a point makes. Casts of the gradients
-        that one call reduces are one operation (`foreach_reduce` of FSDP2)."""
+        """The bytes of each category that the operation at a point allocates. The casts of
+        gradients that one call reduces count as one operation (`foreach_reduce` of FSDP2)."""
         moment, call = point.moments[-1], _copies_of(point.step.op)
         made: Counter[str] = Counter()
         self._planner.count(made, point.step.made, 1)
@@ -294,7 +299,8 @@ class MemoryTimeline:
         return made
 
     def reductions(self, point: Point) -> int:
-        """The bytes at a point that collectives of gradients have made before it."""
+        """The bytes of collectives of gradients that are live at a point and were made before
+        it."""
         return sum(
             number * self._planner.size(buffer)
             for buffer, number in self._counts(point).items()
@@ -306,7 +312,7 @@ class MemoryTimeline:
         )
 
     def peak(self) -> Point:
-        """The point at which most is held. Raises `DiagnosticError` if nothing runs."""
+        """The point with the most bytes. Raises `DiagnosticError` if nothing runs."""
         highest = max(self._points(distinct=True), key=lambda p: p[0], default=None)
         if highest is None:
             raise error(
@@ -317,20 +323,21 @@ class MemoryTimeline:
         return highest[1]()
 
     def expression(self, point: Point) -> Expr:
-        """What is held at a point in symbols; microbatches in flight are counted."""
+        """The bytes at a point as an expression; the number of microbatches in flight is
+        concrete."""
         fixed = (v.tensor.bytes_in(DEVICE) for v, _ in self._fixed)
         counts = self._counts(point).items()
         return total([*fixed, *(b.size * n for b, n in counts if n and b.space == DEVICE)])
 
     def uses(self, space: str) -> bool:
-        """Whether anything is ever in a memory."""
+        """Whether any value is in a memory, `DEVICE` or `HOST`."""
         values = [*(v for v, _ in self._fixed), *(b.value for b in self._planner.buffers)]
         return any(v.tensor.memory == space for v in values)
 
     # -- buffers -----------------------------------------------------------------------------------
 
     def live(self, point: Point) -> list[LiveBuffers]:
-        """What is held at a point, by value, largest first."""
+        """The live buffers at a point by value, largest first."""
         merged: dict[tuple[Value, str], tuple[int, int]] = {}
         for buffer, number in self._counts(point).items():
             if number and buffer.space == DEVICE:
@@ -349,7 +356,7 @@ class MemoryTimeline:
         return sorted(live, key=lambda h: (-h.bytes, h.name, h.line, h.type, h.category))
 
     def _counts(self, point: Point) -> Counter[Buffer]:
-        """How many there are of each buffer that is not static."""
+        """The number of live copies of each buffer that is not static."""
         states = point.states
         counts: Counter[Buffer] = Counter(self._planner.around() if states is not None else ())
         for state, number in (states or {}).items():
@@ -361,7 +368,7 @@ class MemoryTimeline:
         return counts
 
     def events(self, space: str = DEVICE) -> Iterator[BufferEvent]:
-        """Starts and ends of all buffers in the order of the step, static ones first."""
+        """Starts and ends of all buffers that are not static, in execution order."""
         numbers: dict[tuple[int, Buffer], int] = {}
         for step, ends in self._planner.run(None):
             yield from self._starts(step, -1, numbers, space)
@@ -385,7 +392,7 @@ class MemoryTimeline:
     ) -> Iterator[BufferEvent]:
         for buffer in step.made:
             key = (-1 if buffer.part is None else microbatch), buffer
-            if buffer.space == space and self.size(buffer) and key not in numbers:  # as sums are
+            if buffer.space == space and self.size(buffer) and key not in numbers:  # once
                 numbers[key] = number = len(numbers)
                 yield BufferEvent(True, number, buffer, step)
 

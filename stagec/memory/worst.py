@@ -1,5 +1,5 @@
-"""The most that is held at one of many moments, as an expression: decided by numbers where sizes
-are known, else what may be the largest."""
+"""The most bytes in use at one of many moments, as an expression: found by numbers if all sizes are
+known, else the maximum of the moments that may be the highest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def on_host(buffer: Buffer) -> bool:
 
 
 def total_of(buffers: Iterable[Buffer], wanted: Wanted = on_device) -> Expr:
-    """Bytes of those buffers that are wanted."""
+    """Bytes of the buffers that are `wanted`."""
     return total(b.size for b in buffers if wanted(b))
 
 
@@ -40,8 +40,9 @@ def worst_of(
     long: frozenset[str] = frozenset(),
     wanted: Wanted = on_device,
 ) -> Expr:
-    """The most bytes that are held at a moment of these runs, on top of what was held at the start
-    of the run; with open sizes for large values of the symbols in `long`, such as many layers."""
+    """The most bytes in use at a moment of these runs, beyond those at the start of the run. With
+    symbolic sizes the answer holds for large values of the symbols in `long`, such as numbers of
+    layers."""
     buffers = dict.fromkeys(b for run in runs for step, ends in run for b in (*step.made, *ends))
     sizes = {b: b.size for b in buffers if wanted(b)}
     different = {id(e): e for e in sizes.values()}  # buffers of one value share theirs
@@ -57,7 +58,7 @@ def worst_of(
 
 
 def _numbered(sizes: Mapping[Buffer, Expr]) -> dict[Buffer, _Terms]:
-    """Sizes by their monomials, all multiplied by what makes every coefficient an integer."""
+    """Sizes as coefficients by monomial, all scaled so that the coefficients are integers."""
     table = {b: terms(e) for b, e in sizes.items()}
     numbers = {m: i for i, m in enumerate(dict.fromkeys(m for t in table.values() for m in t))}
     scale = lcm(*(c.denominator for t in table.values() for c in t.values()))
@@ -65,8 +66,8 @@ def _numbered(sizes: Mapping[Buffer, Expr]) -> dict[Buffer, _Terms]:
 
 
 def _undominated(runs: Iterable[MemoryRun], sizes: Mapping[Buffer, _Terms]) -> list[Moment]:
-    """The moments that may be the worst: sizes are positive, so one is not that has no more of any
-    term than another."""
+    """The moments that may be the highest. Sizes are positive, so a moment is excluded if another
+    one has at least as much of every term."""
     budget = Budget(
         MAX_PLAN_STEPS, "comparing moments with open sizes", "give sizes: --set, or bind them"
     )
@@ -82,8 +83,8 @@ def _undominated(runs: Iterable[MemoryRun], sizes: Mapping[Buffer, _Terms]) -> l
 def _candidates(
     run: MemoryRun, sizes: Mapping[Buffer, _Terms], budget: Budget
 ) -> Iterator[tuple[Moment, list[int]]]:
-    """The moments after which something ends or nothing runs, with what is held by terms: before,
-    it is only more and more."""
+    """The moments after which a buffer ends or nothing runs, with the coefficients in use. Between
+    them memory only grows."""
     live = [0] * (1 + max((number for t in sizes.values() for number in t), default=-1))
     for place, (step, ends) in enumerate(run):
         for buffer in step.made:

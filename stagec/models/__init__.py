@@ -77,10 +77,18 @@ def presets() -> Mapping[str, Preset]:
     }
 
 
+@cache
 def stacks() -> tuple[str, ...]:
-    """The names of the included stacks, each with a text `stacks/NAME.stg`."""
+    """The names of the included stacks, each with a text `stacks/NAME.stg`; NAME@VERSION is an
+    earlier release of NAME."""
     entries = files("stagec.models").joinpath("stacks").iterdir()
     return tuple(sorted(f.name[:-4] for f in entries if f.name.endswith(".stg")))
+
+
+def stack_release(name: str) -> str:
+    """The name among `stacks` that NAME or NAME@VERSION stands for: that of an earlier release if
+    there is one of this version, and NAME itself otherwise."""
+    return name if name in stacks() else name.partition("@")[0]
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Whose mistake an exception is: that of a plug-in, or one of the compiler.
+"""Attribution of exceptions to plug-ins or to the compiler.
 
-An exception is a plug-in's if code of the plug-in is on the way to it, or if the compiler was at
-work for a pass, an op or a schedule of the plug-in (which has given it what nobody can use).
+An exception belongs to a plug-in if code of the plug-in is in its traceback, or if the compiler was
+working for a pass, an op or a schedule of the plug-in (which returned an unusable value).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _MOST = 12
 
 
 def remember_plugin(module: str, name: str) -> None:
-    """What is in this module, or below it, is of the plug-in of this name."""
+    """Note that this module and its submodules belong to the plug-in of this name."""
     if module.partition(".")[0] != "stagec":
         _plugins[module.partition(".")[0]] = name
 
 
 def plugin_of(module: object) -> str | None:
-    """The plug-in that a module is of."""
+    """The plug-in to which a module belongs, or None."""
     return _plugins.get(module.partition(".")[0]) if isinstance(module, str) else None
 
 
 def blamed(problem: BaseException) -> Diagnostic | None:
-    """The mistake of a plug-in behind an exception, with the traceback from its code on; None for a
-    mistake of the compiler."""
+    """The diagnostic for an exception of a plug-in, with the traceback from its code on; None for
+    an exception of the compiler."""
     frames = list(traceback.walk_tb(problem.__traceback__))
     stack = traceback.extract_tb(problem.__traceback__)
     for at, (frame, _) in enumerate(frames):
@@ -82,7 +82,7 @@ def _is_of_plugin(frame: FrameType) -> bool:
 
 
 def _in_hand(frame: FrameType) -> object:
-    """The pass, op or schedule that a function of the compiler works for."""
+    """The pass, op or schedule of a plug-in for which a function of the compiler works, or None."""
     values = frame.f_locals
     op = values.get("op")
     candidates: list[object] = [op.definition] if isinstance(op, Operation) else []
@@ -98,7 +98,7 @@ def _title(owner: object) -> str:
 
 
 def place_of(owner: type) -> Loc:
-    """The line of a class."""
+    """The location of a class."""
     file = getattr(sys.modules.get(owner.__module__), "__file__", None)
     try:
         return FileLoc(_shown(file), inspect.getsourcelines(owner)[1], 1) if file else UNKNOWN
@@ -107,7 +107,7 @@ def place_of(owner: type) -> Loc:
 
 
 def _loc(frame: traceback.FrameSummary) -> Loc:
-    """What a frame was about, underlined where that is known and on one line."""
+    """The location of a frame, with its width if it is known and on one line."""
     start, end = frame.colno, frame.end_colno
     line = frame.lineno or 1
     if start is None or end is None or frame.end_lineno != frame.lineno:
@@ -116,6 +116,6 @@ def _loc(frame: traceback.FrameSummary) -> Loc:
 
 
 def _shown(file: str) -> str:
-    """The path from the working folder, if it is in there."""
+    """The path relative to the working folder, if it is inside."""
     path, here = Path(file), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,7 +1,7 @@
-"""What may happen around a pass: hooks, and printing, dumping, timing, verifying built on them.
+"""Instrumentation of passes: hooks, and printing, dumping, timing and verification built on them.
 
-An instrument is any object with `before_pass` and `after_pass`; those that derive from `Hooks` are
-also notified of the start, the end and errors.
+An instrument is any object with `before_pass` and `after_pass`; subclasses of `Hooks` are also
+notified of the start, the end and errors.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from stagec.support.diagnostics import Diagnostic, DiagnosticError, note
 from stagec.support.files import write_file
 from stagec.text.printer import print_module
 
-#: The pass after which the memory of a module is planned.
+#: The pass that plans the memory of a module.
 PLAN = "plan-memory"
-#: The pass that makes nodes of operations.
+#: The pass that lowers operations to nodes.
 LOWERING = "lower-to-trace"
-#: The pass after which all buffers of a step are known, whose sizes a plan has as expressions.
+#: The pass after which all buffers of a step are known.
 BUFFERS = "offload-to-host"
-#: The last of these that runs leaves the step as its text states it, without a strategy: with
-#: types, and of a server what a step computes.
+#: After the last of these passes that runs, the module is the step without its strategy: with types
+#: and, for serving, the computation of a step.
 STATED = ("infer-shapes", "to-serving", "absorb-latent", "draft-tokens", "draft-ahead")
 
 
 class Instrument(Protocol):
-    """What the manager calls around every pass."""
+    """The methods that the manager calls around every pass."""
 
     def before_pass(self, pass_: Pass, module: Module) -> None:
         """The pass is about to run."""
@@ -54,14 +54,14 @@ class Hooks:
         """Before each pass."""
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
-        """After each pass that did not fail."""
+        """After each pass that succeeded."""
 
     def after_idle(self, pass_: Pass, module: Module) -> None:
-        """After each pass that had nothing to do, and so was not run."""
+        """After each pass that was skipped because it did not apply."""
         self.after_pass(pass_, module)
 
     def on_error(self, pass_: Pass, module: Module, problem: Exception) -> None:
-        """A pass raised; the error goes on afterwards."""
+        """After a pass raised; the exception propagates afterwards."""
 
     def finish(self, module: Module) -> None:
         """After the last pass."""
@@ -71,20 +71,20 @@ class Verification(Hooks):
     """Verifies the module before the first pass, and after each one what it has changed."""
 
     def __init__(self) -> None:
-        self._sound = VerifiedCache()
+        self._verified = VerifiedCache()
 
     def start(self, module: Module) -> None:
-        verify_module(module, self._sound)
+        verify_module(module, self._verified)
 
     def after_pass(self, pass_: Pass, module: Module) -> None:
         try:
-            verify_module(module, self._sound)
+            verify_module(module, self._verified)
         except DiagnosticError as e:
             origin = note(f"found after pass '{pass_.name}'")
             raise DiagnosticError(*(_with_note(d, origin) for d in e.diagnostics)) from None
 
     def after_idle(self, pass_: Pass, module: Module) -> None:
-        if pass_.gives is not None:  # another phase asks for more
+        if pass_.gives is not None:  # a new phase has more rules
             self.after_pass(pass_, module)
 
 
@@ -93,7 +93,7 @@ def _with_note(item: Diagnostic, extra: Diagnostic) -> Diagnostic:
 
 
 class PrintAfter(Hooks):
-    """Prints the module after the passes of these names; `all`, or `change` if they change it."""
+    """Prints the module after the passes of these names, after `all`, or on each `change`."""
 
     def __init__(self, names: Sequence[str], stream: TextIO) -> None:
         self._names, self._stream = frozenset(names), stream
@@ -113,8 +113,8 @@ class PrintAfter(Hooks):
 
 
 class Dumps(Hooks):
-    """Keeps the texts of a module by `00-input`, `01-infer-shapes`, ... each of which can be read
-    back. A pass that changes nothing adds nothing."""
+    """Keeps the texts of a module after each pass that changes it, by `00-input`,
+    `01-infer-shapes`, ... Each text can be parsed again."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -139,7 +139,7 @@ class Dumps(Hooks):
 
 
 class DumpDir(Dumps):
-    """Writes these texts as files, `00-input.stg` first, and keeps none."""
+    """Writes the texts to files, `00-input.stg` first, instead of keeping them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -184,8 +184,8 @@ class Timing(Hooks):
 class Reproducer(Hooks):
     """Keeps the text before each pass and writes it to a file if the pass crashes.
 
-    With the passes that are left, the file runs the crash again. The first line of the file is a
-    RUN line, so that it also is a lit test.
+    The first line of the file is a RUN line with the remaining passes, so that the file reproduces
+    the crash and is a lit test.
     """
 
     def __init__(self, path: Path, passes: Sequence[Pass]) -> None:
@@ -211,7 +211,7 @@ _RUN_PREFIX = "// RUN: %stagec opt %s -p '"
 
 
 def reproducer_text(module_text: str, passes: Sequence[Pass]) -> str:
-    """A module's text under a RUN line for these passes."""
+    """The text of a module after a RUN line for these passes."""
     return f"{_RUN_PREFIX}{print_pipeline(passes)}'\n{module_text}"
 
 

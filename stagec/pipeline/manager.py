@@ -1,4 +1,5 @@
-"""Runs passes: checks their order first, then runs, moves the phase on, calls instruments."""
+"""The pass manager: checks the order of passes, runs them, updates the phase, and calls
+instruments."""
 
 from __future__ import annotations
 
@@ -6,20 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from stagec.ir.core import NotATensorError
 from stagec.ir.module import Module
-from stagec.ir_spec.phases import Phase, phase_named
+from stagec.ir_spec.phases import Phase
 from stagec.pipeline.blame import plugin_of
 from stagec.pipeline.instrument import Hooks, Instrument, Verification
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.spec import Pipeline
+from stagec.pipeline.verify import phase_of
 from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN, Loc
-from stagec.support.suggest import did_you_mean
 
 
 class PassManager:
     """A pipeline with the instruments around it.
 
-    `known` are all passes there are, so that the error about an impossible order has a remedy.
+    `known` are all existing passes, for the remedy of an error about an impossible order.
     """
 
     def __init__(
@@ -40,14 +41,14 @@ class PassManager:
         """Run all passes on the module, in place.
 
         Raises `DiagnosticError` before anything runs if the order is impossible, and later for
-        whatever the passes and the verifier find. Other exceptions are mistakes in a pass or an op;
-        they go through unchanged.
+        errors that the passes and the verifier find. Other exceptions are bugs of a pass or an op;
+        they propagate unchanged.
         """
         for _ in self.one_by_one(module):
             pass
 
     def one_by_one(self, module: Module) -> Iterator[Pass]:
-        """Run the passes as `run` does, and pause before each of them."""
+        """Run the passes like `run`, and yield before each of them."""
         self.check_order(phase_of(module))
         for hooks in self._hooks():
             hooks.start(module)
@@ -58,9 +59,9 @@ class PassManager:
             hooks.finish(module)
 
     def check_order(self, phase: Phase) -> Phase:
-        """The phase after all passes, for a module in this one.
+        """The phase after all passes, for a module in phase `phase`.
 
-        Raises `DiagnosticError` for the first pass that could not run where it stands.
+        Raises `DiagnosticError` for the first pass that cannot run at its place.
         """
         for pass_, loc in zip(self.passes, self._locs, strict=True):
             if not pass_.runs_in(phase):
@@ -106,19 +107,6 @@ def _run(pass_: Pass, module: Module) -> None:
         ) from None
 
 
-def phase_of(module: Module) -> Phase:
-    """The phase that a module says it is in. Raises `DiagnosticError` if there is no such phase."""
-    phase = phase_named(module.phase)
-    if phase is None:
-        labels = [p.label for p in Phase]
-        raise error(
-            f"unknown phase '{module.phase}'",
-            module.root.loc,
-            remedy=did_you_mean(module.phase, labels) or f"use one of {', '.join(labels)}",
-        )
-    return phase
-
-
 def _impossible(pass_: Pass, loc: Loc, phase: Phase, known: Iterable[type[Pass]]) -> Exception:
     until = pass_.until or pass_.needs
     wanted = pass_.needs.label if until is pass_.needs else f"{pass_.needs.label} to {until.label}"
@@ -140,8 +128,8 @@ def _way_out(pass_type: type[Pass], phase: Phase, known: Iterable[type[Pass]]) -
 def _leading_to(
     pass_type: type[Pass], phase: Phase, givers: Sequence[type[Pass]]
 ) -> tuple[type[Pass], ...]:
-    """The fewest passes that bring a module from a phase to one in which the pass may run; none if
-    there are no such passes."""
+    """The shortest sequence of passes from a phase to one in which the pass may run; empty if no
+    sequence does."""
     ways: dict[Phase, tuple[type[Pass], ...]] = {phase: ()}
     left = [phase]
     for here in left:

@@ -1,7 +1,7 @@
-"""What a pass is: a frozen dataclass whose fields are its options, between two phases.
+"""Passes: frozen dataclasses whose fields are their options, between two phases.
 
-Owns `Pass`, the conversion of options from and to text, and `Plugin`, by which passes and ops come
-in.
+Owns `Pass`, the conversion of options from and to text, and `Plugin`, which registers passes and
+ops.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ _BOOLS = {"true": True, "false": False, "": True}
 
 
 class Pass(Frozen):
-    """Base of all passes. The docstring documents it; its first line says what the pass does.
+    """Base of all passes. The docstring is the documentation; its first line states what the pass
+    does.
 
-    A pass may run while the module is in one of the phases `needs` to `until` (inclusive; exactly
-    `needs` without it) and leaves it in `gives`, or where it was. Subclasses are frozen dataclasses
-    without a decorator. Fields are options: `max_bytes: int = 4096` is `max-bytes=4096` in a
-    pipeline; their types are int, str, bool, Fraction or tuple[str, ...]. `metadata={"help": ...}`
-    of a field documents it. Whole functions after `Before:` and `After:` are run as a test.
+    A pass may run while the module is in one of the phases `needs` to `until` (inclusive; without
+    `until` exactly `needs`). Afterwards the module is in phase `gives`, or in its previous phase.
+    Subclasses are frozen dataclasses without a decorator. Fields are options: `max_bytes: int =
+    4096` is `max-bytes=4096` in a pipeline; their types are int, str, bool, Fraction or tuple[str,
+    ...]. `metadata={"help": ...}` of a field documents it. Complete functions after `Before:` and
+    `After:` are run as a test.
 
-    In a job of several pods a pass that `meets` runs once all pods are at such a pass, with their
-    modules of that moment in `module.peers`.
+    In a job of several pods, a pass that `meets` runs when all pods have reached such a pass, with
+    their current modules in `module.peers`.
     """
 
     name: ClassVar[str] = ""
@@ -46,17 +48,17 @@ class Pass(Frozen):
     meets: ClassVar[bool] = False
 
     def run(self, module: Module) -> None:
-        """Change the module in place. Raises `DiagnosticError` if the input is wrong."""
+        """Change the module in place. Raises `DiagnosticError` if the input is invalid."""
         raise NotImplementedError(f"{type(self).__name__} has no method run(module)")
 
     def applies(self, module: Module) -> bool:
-        """Whether there is anything to do; if not, the pass is not run, and the module is not
-        verified again. By default it is run."""
+        """Whether the pass has an effect on the module; if not, it is skipped, and the module is
+        not verified again. By default it runs."""
         return True
 
     @classmethod
     def runs_in(cls, phase: Phase) -> bool:
-        """Whether the pass may run on a module in that phase."""
+        """Whether the pass may run on a module in this phase."""
         return cls.needs <= phase <= (cls.until or cls.needs)
 
     @classmethod
@@ -117,7 +119,7 @@ class Option:
 
     @property
     def help(self) -> str:
-        """What its author says of it."""
+        """The documentation of the option."""
         return str(self.declared.metadata.get("help", ""))
 
     def parse(self, owner: str, text: str) -> Any:
@@ -148,14 +150,14 @@ _EXAMPLES: Mapping[Any, str] = {
 
 
 def reads_its_own_options(pass_type: type[Pass]) -> bool:
-    """Whether the pass overrides `from_options`, so that its fields are no list of its options."""
+    """Whether the pass overrides `from_options`, so that its fields are not its options."""
     return any("from_options" in vars(c) for c in pass_type.__mro__ if c is not Pass)
 
 
 def options_of(pass_type: type[Pass]) -> Mapping[str, Option]:
-    """The options of a pass by name, none for a pass that reads its own.
+    """The options of a pass by name; empty for a pass that reads its own options.
 
-    Raises `DiagnosticError` for a field whose type has no text.
+    Raises `DiagnosticError` for a field whose type cannot be parsed.
     """
     if reads_its_own_options(pass_type):
         return {}
@@ -188,7 +190,7 @@ def _parse(type_: Any, text: str) -> Any:
 
 
 def option_text(value: object) -> str:
-    """The text of an option's value."""
+    """The text of the value of an option."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
@@ -199,9 +201,9 @@ def option_text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a package or file brings: passes, ops, named pipelines (their text by name), schedules
-    of pipeline stages, formats of traces, families of models whose configurations are read, and
-    batching policies of servers."""
+    """The contributions of a package or file: passes, ops, named pipelines (their text by name),
+    schedules of pipeline stages, formats of traces, families of models whose configurations can be
+    imported, and batching policies of servers."""
 
     name: str = "plugin"
     passes: tuple[type[Pass], ...] = ()

@@ -1,4 +1,4 @@
-"""The module of another pod that a pass meets: one of the job, or a text."""
+"""The module of another pod for a pass that meets: one of the job, or a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stagec.text.build import parse_module
 
 
 def peer_module(module: Module, name: str, file: str, *, example: str) -> Module:
-    """The peer of that name, else the module of a file. Raises `DiagnosticError` if there is
+    """The peer of this name, else the module in a file. Raises `DiagnosticError` if there is
     neither."""
     if (peer := module.peers.get(name)) is not None:
         return peer

@@ -1,6 +1,6 @@
-"""What a plug-in brings, looked at when it is loaded: names, kinds and classes.
+"""Checks of the contributions of a plug-in when it is loaded: names, kinds and classes.
 
-What is wrong is reported with the class and its line, before anything runs.
+Errors are reported with the class and its line, before anything runs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ _PASS_NAME = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _Fault = tuple[str, str]
 
 
-def sound_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
-    """The plug-in with those ops and passes only that can be used; appends what is wrong with the
-    others."""
+def valid_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
+    """The plug-in with its valid ops and passes only; appends the errors of the others."""
 
     def kept(what: str, check: Callable[[object], Iterator[_Fault]]) -> tuple[Any, ...]:
         given: Any = getattr(plugin, what)
@@ -36,9 +35,9 @@ def sound_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
             message = f"plug-in '{plugin.name}': its {what} are no tuple"
             problems.error(message, _place(given), remedy=f"write {what}=(MyOne,), with a comma")
             return ()
-        return tuple(part for part in cast("tuple[object, ...]", given) if sound(part, check(part)))
+        return tuple(part for part in cast("tuple[object, ...]", given) if valid(part, check(part)))
 
-    def sound(part: object, faults: Iterator[_Fault]) -> bool:
+    def valid(part: object, faults: Iterator[_Fault]) -> bool:
         messages = list(faults)
         for message, remedy in messages:
             problems.error(f"plug-in '{plugin.name}': {message}", _place(part), remedy=remedy)
@@ -62,14 +61,6 @@ def _pass(given: object) -> Iterator[_Fault]:
             f"'{given.name}' is not a valid name of a pass",
             "use letters, digits and '-': my-pass",
         )
-    fields = [n for n, kind in _annotations(given).items() if "ClassVar" not in str(kind)]
-    if fields and "__dataclass_fields__" not in vars(given):
-        message = f"pass '{given.name}' has options ({', '.join(fields)}) and is no dataclass"
-        yield message, "put @dataclass(frozen=True) above the class"
-
-
-def _annotations(given: type) -> dict[str, object]:
-    return dict(vars(given).get("__annotations__", {}))
 
 
 def _op(given: object) -> Iterator[_Fault]:

@@ -1,6 +1,6 @@
-"""Where passes, ops and named pipelines come from: entry points and files, all by one door.
+"""Loading of plug-ins with passes, ops and named pipelines, from entry points and files.
 
-The group `stagec.plugins` holds the built-in plug-in as well as those of other packages.
+The entry point group `stagec.plugins` has the built-in plug-in and those of other packages.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import chain
 from pathlib import Path
 
 from stagec.formats.base import Format
-from stagec.formats.registry import brought_formats, formats_of
+from stagec.formats.registry import formats_by_name, formats_of
 from stagec.importers.family import ModelFamily, known_families
 from stagec.ir.opdef import Registry
 from stagec.pipeline.blame import blamed, remember_plugin
 from stagec.pipeline.passes import Pass, Plugin, options_of
-from stagec.pipeline.plugin_checks import sound_parts
+from stagec.pipeline.plugin_checks import valid_parts
 from stagec.pipeline.spec import Pipeline, parse_pipeline, parse_specs
 from stagec.schedule.attached import schedules_of
 from stagec.schedule.base import Schedule
@@ -35,7 +36,7 @@ BUILTIN = "builtin"
 
 @dataclass(frozen=True)
 class Loaded:
-    """Everything that plug-ins brought, by name."""
+    """All contributions of loaded plug-ins, by name."""
 
     registry: Registry
     passes: dict[str, type[Pass]] = field(default_factory=dict[str, type[Pass]])
@@ -43,7 +44,7 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict[str, str])
 
     def copy(self) -> Loaded:
-        """The same, to which more can be added."""
+        """A copy, to which more plug-ins can be added."""
         registry = self.registry.copy()
         return Loaded(registry, {**self.passes}, {**self.pipelines}, {**self.origins})
 
@@ -52,10 +53,13 @@ class Loaded:
         return parse_pipeline(text, self.passes, self.pipelines, **where)
 
     def add(self, plugin: Plugin) -> None:
-        """Take in one plug-in. Raises `DiagnosticError` for invalid parts, and for names that
-        are taken."""
+        """Add one plug-in. Raises `DiagnosticError` for invalid parts, and for names that are
+        taken."""
         problems = DiagnosticList()
-        plugin = sound_parts(plugin, problems)
+        plugin = valid_parts(plugin, problems)
+        brought = (plugin.passes, plugin.ops, plugin.schedules, plugin.formats, plugin.policies)
+        for part in chain(*brought):  # also of a module that the plug-in imports
+            remember_plugin(part.__module__, plugin.name)
         steps: list[Callable[[], None]] = [partial(self.registry.add, op) for op in plugin.ops]
         steps += [partial(self._add_pass, p, plugin.name) for p in plugin.passes]
         steps += [
@@ -103,7 +107,7 @@ class Loaded:
                 remedy="bring instances of stagec.api.Format with a name and a suffix of letters "
                 'and digits: name = "mine", suffix = "ext"',
             )
-        brought_formats([*formats_of(self.registry), format_])
+        formats_by_name([*formats_of(self.registry), format_])
         self._claim(f"format {format_.name}", origin)
         self.registry.extras.append(format_)
 
@@ -114,7 +118,7 @@ class Loaded:
                 remedy="bring instances of stagec.api.ModelFamily: "
                 'ModelFamily("Mine", ("mine",), read_mine)',
             )
-        from stagec.importers.registry import families_of  # takes longer than all the rest
+        from stagec.importers.registry import families_of  # imported here, because it is slow
 
         known_families([*families_of(self.registry.extras), family])
         self.registry.extras.append(family)
@@ -143,10 +147,10 @@ class Loaded:
 
 
 def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
-    """The built-in plug-in, those of installed packages, and those in these files. The caller may
-    add more: what is loaded is its own.
+    """Load the built-in plug-in, those of installed packages, and those in these files. The result
+    is a copy, to which the caller may add more.
 
-    Raises `DiagnosticError` for one that cannot be loaded or clashes with another.
+    Raises `DiagnosticError` for a plug-in that cannot be loaded or conflicts with another one.
     """
     loaded = _loaded(_installed(tuple(sys.path))).copy()
     for file in files:
@@ -156,7 +160,7 @@ def load_plugins(files: Iterable[Path | str] = ()) -> Loaded:
 
 @lru_cache(maxsize=8)
 def _loaded(entries: Sequence[EntryPoint]) -> Loaded:
-    """Everything that installed plug-ins bring."""
+    """All contributions of installed plug-ins."""
     loaded = Loaded(Registry())
     for entry in entries:
         loaded.add(_from_entry_point(entry))
@@ -165,7 +169,7 @@ def _loaded(entries: Sequence[EntryPoint]) -> Loaded:
 
 @lru_cache(maxsize=8)
 def _installed(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The plug-ins of installed packages, the built-in one first; looked for once on a path."""
+    """The entry points of installed plug-ins, the built-in one first; cached by search path."""
     points = sorted(entry_points(group=GROUP), key=lambda e: (e.name != BUILTIN, e.name))
     return tuple(dict.fromkeys(points))
 
@@ -186,7 +190,7 @@ def _from_file(path: Path) -> Plugin:
     if spec is None or spec.loader is None:
         raise error(f"{where} is not a Python file", remedy="its name must end in .py")
     module = module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their annotations up there
+    sys.modules[name] = module  # dataclasses look annotations up there
     remember_plugin(name, str(path))
     with _loading(where, "correct the line"):
         spec.loader.exec_module(module)
@@ -212,12 +216,12 @@ def _checked(plugin: object, where: str) -> Plugin:
 
 @contextmanager
 def _loading(where: str, remedy: str) -> Generator[None]:
-    """What stops a plug-in from being loaded is a diagnostic, at its line."""
+    """Turn any exception while a plug-in is loaded into a diagnostic at its line."""
     try:
         yield
     except DiagnosticError:
         raise
-    except (Exception, SystemExit) as e:  # a script that ends by itself ends no command
+    except (Exception, SystemExit) as e:  # `sys.exit` in a plug-in must not end the command
         culprit = blamed(e)
         loc, notes = (culprit.loc, culprit.notes) if culprit else (_syntax_place(e), ())
         message = f"{where} cannot be loaded: {type(e).__name__}: {e}"

@@ -1,8 +1,8 @@
-"""Pipelines as text: `a,b{x=1,y=2},c`, read with caret positions and printed back.
+"""Pipelines as text: `a,b{x=1,y=2},c`, parsed with locations and printed back.
 
-Named pipelines stand like a pass, also in each other, and are replaced by what they are made of.
-`+after(a):p` and `+before(a):p` put a pass into what stands to the left, `-a` leaves one out of it;
-`a` is a pass, or a named pipeline as a whole.
+Named pipelines are written like passes, also inside of each other, and are replaced by their
+passes. `+after(a):p` and `+before(a):p` insert a pass into the pipeline to the left, `-a` removes
+one from it; `a` is a pass, or a complete named pipeline.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ PIPELINE = "<pipeline>"
 
 @dataclass(frozen=True)
 class Edit:
-    """What is to be done at a pass that stands to the left: `after`, `before` or `without` it."""
+    """An edit of the pipeline to the left: insert `after` or `before` a pass, or remove it
+    (`without`)."""
 
     kind: str
     anchor: str
@@ -39,9 +40,10 @@ class Edit:
 
 @dataclass(frozen=True)
 class PassSpec:
-    """A pass or a named pipeline as written, with its options and its place in the text.
+    """A pass or a named pipeline as written, with its options and its location.
 
-    With an `edit` it does not stand at the end; `without` a pass the name is that pass.
+    With an `edit` it is not appended at the end; for `without` the name is that of the removed
+    pass.
     """
 
     name: str
@@ -52,8 +54,8 @@ class PassSpec:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in order; `locs` says where each of them is written, and `ends` with which pass each
-    named pipeline ends."""
+    """Passes in order. `locs` are their locations, and `ends` maps each named pipeline to its last
+    pass."""
 
     passes: tuple[Pass, ...] = ()
     locs: tuple[Loc, ...] = ()
@@ -69,7 +71,7 @@ class Pipeline:
         return replace(self, passes=tuple(self.passes[i] for i in kept), locs=locs)
 
     def having(self, name: str, **options: Any) -> Pipeline:
-        """The pipeline whose passes of a name have these options."""
+        """The pipeline in which passes of this name have these options."""
         passes = tuple(replace(p, **options) if p.name == name else p for p in self.passes)
         return replace(self, passes=passes)
 
@@ -78,9 +80,9 @@ class Pipeline:
 
 
 def parse_specs(text: str, file: str = PIPELINE) -> list[PassSpec]:
-    """The passes that a text names, unresolved.
+    """The unresolved passes that a text names.
 
-    Raises `DiagnosticError` at the first character that does not fit.
+    Raises `DiagnosticError` at the first invalid character.
     """
     return _Parser(text, file).pipeline()
 
@@ -208,7 +210,7 @@ def build_pipeline(
     passes: Mapping[str, type[Pass]],
     pipelines: Mapping[str, str] | None = None,
 ) -> Pipeline:
-    """The passes of the specs, named pipelines expanded, insertions and omissions done.
+    """The passes of the specs, with expanded named pipelines and applied edits.
 
     Raises `DiagnosticError` for an unknown name or option.
     """
@@ -224,21 +226,22 @@ def parse_pipeline(
     *,
     file: str = PIPELINE,
 ) -> Pipeline:
-    """Text to passes. Raises `DiagnosticError` with the place in the text."""
+    """The passes of a text. Raises `DiagnosticError` with the location in the text."""
     return build_pipeline(parse_specs(text, file), passes, pipelines)
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """A pass in the list. `parts` are the named pipelines that it is of, outer ones first; two
-    passes are of the same one if these are the same object."""
+    """A pass in the list. `parts` are the uses of named pipelines to which it belongs, outer ones
+    first; one use is one object."""
 
     pass_: Pass
     loc: Loc
     parts: tuple[_Part, ...] = ()
 
     def depth(self, name: str) -> int | None:
-        """How many named pipelines are around what has this name: this pass or one of `parts`."""
+        """The number of named pipelines around this pass, or around the one of `parts` with this
+        name; None if neither has it."""
         names = [*(part.name for part in self.parts), self.pass_.name]
         return names.index(name) if name in names else None
 
@@ -257,8 +260,8 @@ class _Assembler:
     def build(
         self, specs: Sequence[PassSpec], parts: tuple[_Part, ...] = (), outer: tuple[str, ...] = ()
     ) -> list[_Placed]:
-        """The passes of specs that stand in the texts of the pipelines `outer`; all of them are of
-        `parts`."""
+        """The passes of specs, which belong to `parts`; `outer` are the names of the enclosing
+        pipelines."""
         built: list[_Placed] = []
         for spec in specs:
             if spec.edit is None:
@@ -287,7 +290,8 @@ class _Assembler:
         return self.build(located, (*parts, _Part(spec.name)), (*outer, spec.name))
 
     def _text_of(self, spec: PassSpec, outer: tuple[str, ...]) -> str:
-        """The text of a named pipeline."""
+        """The text of a named pipeline. Raises `DiagnosticError` if there is none, or it is
+        cyclic."""
         if spec.name not in self._pipelines:
             raise error(
                 f"unknown pass '{spec.name}'",
@@ -309,8 +313,8 @@ class _Assembler:
 
 
 def _runs_of(built: Sequence[_Placed], edit: Edit) -> list[range]:
-    """Where the pass or the named pipeline of an edit stands, each time from its first pass to its
-    last."""
+    """The positions of the pass or named pipeline of an edit, each from its first pass to its last.
+    Raises `DiagnosticError` if there is none."""
     depths = [placed.depth(edit.anchor) for placed in built]
     ranges: list[range] = []
     for i, depth in enumerate(depths):
@@ -335,8 +339,7 @@ def _runs_of(built: Sequence[_Placed], edit: Edit) -> list[range]:
 
 
 def _names(built: Sequence[_Placed]) -> list[str]:
-    """Names that stand in the list: of passes, each as often as it stands there, and then of named
-    pipelines."""
+    """The names of the passes in the list, with repetitions, and then of named pipelines."""
     pipelines = dict.fromkeys(part for placed in built for part in placed.parts)
     return [*(placed.pass_.name for placed in built), *(part.name for part in pipelines)]
 
@@ -374,12 +377,12 @@ def _placed(diagnostic: Diagnostic, loc: Loc) -> Diagnostic:
 
 
 def print_pipeline(passes: Sequence[Pass]) -> str:
-    """The text that builds these passes again."""
+    """The text from which these passes can be built."""
     return ",".join(map(print_pass, passes))
 
 
 def print_pass(pass_: Pass) -> str:
-    """The text of one pass; options that have their defaults are left out."""
+    """The text of one pass, without options that have their defaults."""
     parts = [f"{name}={_quoted(text)}" for name, text in pass_.options().items()]
     return pass_.name + (f"{{{','.join(parts)}}}" if parts else "")
 

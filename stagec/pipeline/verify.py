@@ -1,4 +1,4 @@
-"""Verifies a module against the row of its phase: what must hold between passes."""
+"""Verification of a module against the rules of its phase, between passes."""
 
 from __future__ import annotations
 
@@ -14,47 +14,56 @@ from stagec.pipeline.verify_stages import check_stages
 from stagec.sharding.local import implicit_moves
 from stagec.sharding.order import misordered
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import DiagnosticList
+from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
 from stagec.support.suggest import did_you_mean
 
 
-def verify_module(module: Module, sound: VerifiedCache | None = None) -> None:
-    """Check everything that holds in the module's phase.
-
-    Operations that are `sound` since the verification before are not asked again. Raises
-    `DiagnosticError` with all that does not hold.
-    """
-    sound = sound or VerifiedCache()
-    sound.start(module)
-    if sound.knows(module.root, "all"):
-        return
-    problems = DiagnosticList()
+def phase_of(module: Module) -> Phase:
+    """The phase that a module states. Raises `DiagnosticError` if there is no such phase."""
     phase = phase_named(module.phase)
     if phase is None:
         labels = [p.label for p in Phase]
-        problems.error(
+        raise error(
             f"unknown phase '{module.phase}'",
             module.root.loc,
             remedy=did_you_mean(module.phase, labels) or f"use one of {', '.join(labels)}",
         )
-    row = phase.row if phase else PhaseRow(0)
-    check_module(module, problems, typed=row.typed, sound=sound)
+    return phase
+
+
+def verify_module(module: Module, verified: VerifiedCache | None = None) -> None:
+    """Check all rules of the phase of a module.
+
+    Operations that are `verified` already, and unchanged, are not checked again. Raises
+    `DiagnosticError` with all errors.
+    """
+    verified = verified or VerifiedCache()
+    verified.start(module)
+    if verified.knows(module.root, "all"):
+        return
+    problems = DiagnosticList()
+    try:
+        row = phase_of(module).row
+    except DiagnosticError as e:
+        problems.add(*e.diagnostics)
+        row = PhaseRow(0)
+    check_module(module, problems, typed=row.typed, verified=verified)
     if row.arguments:
         for func in module.functions:
             _check_placed(module, func.body.args, problems)
     if row.placed:
-        for op in sound.unknown(module.functions, "placed", problems):
+        for op in verified.unknown(module.functions, "placed", problems):
             args = op.region.args if op.region is not None else ()
             _check_placed(module, (*args, *op.results), problems)
     if row.explicit and not problems.errors:
-        _check_explicit(module, problems, sound)
+        _check_explicit(module, problems, verified)
     if row.lowered:
         _check_lowered(module, problems)
     if not problems.errors:
         check_stages(module, problems)
     problems.check()
-    sound.passed(module.root, "all")
-    sound.keep()
+    verified.passed(module.root, "all")
+    verified.keep()
 
 
 def _check_placed(module: Module, checked: Iterable[Value], problems: DiagnosticList) -> None:
@@ -67,9 +76,9 @@ def _check_placed(module: Module, checked: Iterable[Value], problems: Diagnostic
             )
 
 
-def _check_explicit(module: Module, problems: DiagnosticList, sound: VerifiedCache) -> None:
-    facts, order, deferred = sound.facts, module.zigzag, read_strategy(module).deferred
-    for op in sound.unknown(module.functions, ("explicit", deferred), problems):
+def _check_explicit(module: Module, problems: DiagnosticList, verified: VerifiedCache) -> None:
+    facts, order, deferred = verified.facts, module.zigzag, read_strategy(module).deferred
+    for op in verified.unknown(module.functions, ("explicit", deferred), problems):
         if op.definition.declares:
             continue  # the function itself
         for message in implicit_moves(op, facts, deferred):

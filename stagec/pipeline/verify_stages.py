@@ -1,4 +1,4 @@
-"""What must hold between the functions, or the lowered graphs, of pipeline stages."""
+"""Checks between the functions, or the lowered graphs, of pipeline stages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stagec.ir_spec.ops import pipeline, trace
 from stagec.schedule.attached import accumulation_of, schedule_of, stages_of
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList
 
-#: direction, `by`, channel
+#: Direction, `by` and channel of an end of a message.
 _End = tuple[str, int, int]
 #: The ops of each direction, before and after lowering.
 _ENDS: Mapping[str, tuple[type[OpDef], ...]] = {
@@ -22,8 +22,8 @@ _ENDS: Mapping[str, tuple[type[OpDef], ...]] = {
 
 
 def check_stages(module: Module, problems: DiagnosticList) -> None:
-    """Every stage has one program, its schedule goes with its sizes, and what one stage sends
-    another receives."""
+    """Check that every stage has one program, that its schedule supports its sizes, and that every
+    send has a receive."""
     programs = [*module.functions, *module.graphs]
     staged = [op for op in programs if "stages" in op.attrs]
     if not staged:
@@ -70,7 +70,7 @@ def _check_schedule(module: Module, op: Operation, count: int, problems: Diagnos
 
 
 def _unmatched(by_stage: dict[int, Operation], count: int) -> Iterator[tuple[str, Operation]]:
-    """Ends of messages for which there is no other end, once for each program."""
+    """Ends of messages without a matching end, once per program."""
     of_program = {op: _ends(op) for op in dict.fromkeys(by_stage.values())}
     ends = {stage: of_program[op] for stage, op in by_stage.items()}
     reported: set[tuple[str, _End]] = set()

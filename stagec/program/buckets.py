@@ -1,9 +1,10 @@
-"""Buckets: the reduction of gradients in several calls, each issued when its gradients are there.
+"""Buckets: the reduction of gradients in several calls, each issued as soon as its gradients are
+complete.
 
-Gradients fill a bucket in the order in which backward completes them; the one with which it reaches
-its size closes it. None is cut, so a bucket may be larger; the last one may be smaller. This is the
-rule of PyTorch's DDP (`_compute_bucket_assignment_by_size`) and of Megatron-LM, whose buckets hold
-gradients of one chunk of the model only, as here.
+Gradients are added to a bucket in the order in which backward completes them, until the bucket
+reaches its size. No gradient is cut, so a bucket may be larger than that; the last one may be
+smaller. This is the rule of PyTorch's DDP (`_compute_bucket_assignment_by_size`) and of
+Megatron-LM, whose buckets hold gradients of one chunk of the model only, as here.
 
 With layers of (%a: 10, %b: 30 bytes), completed in this order, and buckets of 25 bytes:
 
@@ -22,15 +23,16 @@ import numpy as np
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Env, Expr, buckets, const, evaluate, total
 from stagec.ir.layers import LayerStack, LayerTurn, stack_of
+from stagec.ir.rewrite import carried
 from stagec.ir.traits import Repeats
 from stagec.program.nodes import Ints, Node, Ref, Stack, last_node
 
 
 @dataclass(frozen=True, slots=True)
 class GradientRun:
-    """Gradients that are completed one after the other: those of these operands, or a layer's part
-    of each of them in every iteration of a repeat; of one in a stack with others, in these
-    turns."""
+    """Consecutive gradients: those of the operands `parts`, or, inside a `repeat`, the layer's part
+    of each of them in every iteration. For a repeat that is in a stack with others, `turns` are the
+    iterations."""
 
     parts: tuple[int, ...]
     repeat: Operation | None = None
@@ -38,17 +40,17 @@ class GradientRun:
 
     @property
     def times(self) -> Expr:
-        """How often."""
+        """How many times each part occurs."""
         return self.count if self.turns is None else const(len(self.turns))
 
     @property
     def count(self) -> Expr:
-        """The layers of which the operands hold parts."""
+        """The number of layers in each operand."""
         return ONE if self.repeat is None else self.repeat.expr("count")
 
     def layers(self, times: int) -> Iterator[tuple[int, int]]:
-        """The numbers of its layers in the stack and in the repeat, in the order in which they
-        run."""
+        """For each layer, in the order of execution: its index in the stack and its index in the
+        repeat."""
         alone = LayerStack((self.repeat,)) if self.repeat is not None else None
         turns = self.turns if alone is None or self.turns is not None else alone.turns(times)
         yield from ((turn.place, turn.number) for turn in turns or ())
@@ -56,8 +58,9 @@ class GradientRun:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """When a value is complete, by the text: in the action of this chunk of the model, at these
-    positions of nested regions; in a repeat, at this position of its body."""
+    """The place in the program text where a value is complete: the chunk of the model, the
+    positions in nested regions (`path`), and, for a value that a `repeat` yields, the position in
+    its body (`inside`)."""
 
     chunk: int
     path: tuple[int, ...]
@@ -67,13 +70,13 @@ class _Place:
 
     @property
     def run(self) -> tuple[int, tuple[int, ...], bool]:
-        """What distinguishes runs, in order."""
+        """The sort key of runs: values with equal keys belong to one run."""
         return self.chunk, self.path, self.repeat is None
 
 
 def readiness(op: Operation) -> list[list[GradientRun]]:
-    """The operands of a reduction in the order in which they are complete, for each chunk of the
-    model by itself."""
+    """The operands of a reduction in the order in which they are completed, one list per chunk of
+    the model."""
     places = [_place(value) for value in op.operands]
     order = sorted(range(len(places)), key=lambda i: (*places[i].run, places[i].inside))
     runs = [list(mine) for _, mine in groupby(order, key=lambda i: places[i].run)]
@@ -82,7 +85,8 @@ def readiness(op: Operation) -> list[list[GradientRun]]:
 
 
 def _runs(numbers: Sequence[int], places: Sequence[_Place]) -> Iterator[GradientRun]:
-    """What is complete with a stack, layer by layer; layers of one kind in a row are one run."""
+    """The runs of the operands `numbers`, which are all completed at one place. In a stack of
+    several repeats, consecutive layers of one repeat are one run."""
     stack = places[numbers[0]].stack
     if stack is None or stack.order is None:
         yield GradientRun(tuple(numbers), places[numbers[0]].repeat)
@@ -97,10 +101,10 @@ def _place(value: Value) -> _Place:
     chunk, path = 0, list[int]()
     while (op := value.producer) is not None:
         path.append(op.position())
-        if op.region is None or value.index < (op.integer("carry", 1) if _carries(op) else 0):
+        if op.region is None or value.index < carried(op):
             break
         inner = op.body.terminator.operands[value.index]
-        if _carries(op):
+        if op.has(Repeats):
             made, stack = inner.producer, stack_of(op)
             path[-1] = stack.members[0].position()
             inside = -1 if made is None else made.position()
@@ -110,25 +114,22 @@ def _place(value: Value) -> _Place:
     return _Place(chunk, tuple(path))
 
 
-def _carries(op: Operation) -> bool:
-    return op.has(Repeats)
-
-
 # -- the order of issue ----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Bucketed:
-    """A reduction in buckets; each call has its place right after the node that completes it."""
+    """The calls of a reduction in buckets. `ready[i]` is the node that completes the gradients of
+    `nodes[i]`, which is issued right after it."""
 
     nodes: list[Node]
     ready: list[Node | None]
 
 
 def with_buckets(order: Ints, buckets: Sequence[tuple[int, int | None]]) -> Ints:
-    """The order of nodes with each bucket right after the node that completes it.
+    """Insert each bucket into the order of nodes, right after the node that completes it.
 
-    Nodes are integers; `buckets` are pairs of a bucket and what completes it, if anything does.
+    Nodes are integers; `buckets` are pairs of a bucket and the node that completes it, or None.
     """
     place = np.zeros(int(order.max(initial=0)) + 1, dtype=np.int64)
     place[order] = np.arange(1, len(order) + 1)
@@ -141,7 +142,7 @@ def with_buckets(order: Ints, buckets: Sequence[tuple[int, int | None]]) -> Ints
 
 
 def completed_by(buckets: Sequence[tuple[int, int | None]]) -> dict[int | None, list[int]]:
-    """The buckets that follow each node, in order; those of None stand first."""
+    """The buckets that follow each node, in order. Those under None are issued first."""
     waiting: dict[int | None, list[int]] = {}
     for bucket, ready in buckets:
         waiting.setdefault(ready, []).append(bucket)
@@ -150,7 +151,7 @@ def completed_by(buckets: Sequence[tuple[int, int | None]]) -> dict[int | None, 
 
 
 def _following(root: int | None, waiting: Mapping[int | None, Sequence[int]]) -> Iterator[int]:
-    """The buckets that are complete with a node: one may in turn complete another one."""
+    """The buckets that a node completes, directly or through another bucket."""
     pending = [*reversed(waiting.get(root, ()))]
     while pending:
         bucket = pending.pop()
@@ -163,7 +164,7 @@ def _following(root: int | None, waiting: Mapping[int | None, Sequence[int]]) ->
 
 @dataclass(frozen=True, slots=True)
 class BucketPiece:
-    """A gradient: the node that completes it, its layer, or -1, and its name."""
+    """A gradient: the node that completes it, its layer (-1 outside of layers) and its name."""
 
     node: Node | None
     layer: int
@@ -173,7 +174,8 @@ class BucketPiece:
 def pieces(
     run: GradientRun, refs: Sequence[Ref], names: Sequence[str], times: int
 ) -> Iterator[BucketPiece]:
-    """The gradients of a run in order, from the values of all operands and their names."""
+    """The gradients of a run in order. `refs` and `names` belong to the operands of the reduction,
+    `times` is the value of `run.times`."""
     if run.repeat is None:
         for i in run.parts:
             yield BucketPiece(last_node(refs[i]), -1, names[i])
@@ -186,7 +188,7 @@ def pieces(
 
 
 def filled(sizes: Sequence[int], bucket: int) -> Iterator[Sequence[int]]:
-    """The bytes of the gradients in each bucket."""
+    """The sizes of the gradients in each bucket of `bucket` bytes."""
     start = pending = 0
     for end, size in enumerate(sizes, 1):
         pending += size
@@ -200,8 +202,8 @@ def filled(sizes: Sequence[int], bucket: int) -> Iterator[Sequence[int]]:
 def bucket_sizes(
     op: Operation, ready: Sequence[Sequence[GradientRun]], env: Env
 ) -> Iterator[list[Sequence[int]]]:
-    """The bytes of the gradients in each bucket of a reduction, for each chunk of the model;
-    `ready` is its `readiness`, the same for all values."""
+    """The sizes of the gradients in each bucket of a reduction, in bytes, chunk by chunk of the
+    model. `ready` is the result of `readiness`, which does not depend on `env`."""
     sizes = [evaluate(part, env) for part in op.exprs("parts")]
     full = evaluate(op.expr("bucket"), env)
     for runs in ready:
@@ -214,7 +216,8 @@ def bucket_sizes(
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """How many gradients does each bucket of a reduction hold, chunk by chunk of the model?"""
+    """A query: how many gradients each bucket of a reduction contains, chunk by chunk of the
+    model."""
 
     op: Operation
     ready: Sequence[Sequence[GradientRun]] = field(compare=False)
@@ -224,8 +227,8 @@ class Filled:
 
 
 def label(inside: Sequence[BucketPiece]) -> tuple[str, str]:
-    """What a bucket is called: `L1` and `g_wq.reduce`, or `L1..L0` and `g_wk..g_wq.reduce` after
-    the first and the last gradient."""
+    """The scope and the name of a bucket, from its first and last gradient: `L1` and `g_wq.reduce`,
+    or `L1..L0` and `g_wk..g_wq.reduce`."""
     first, last = inside[0], inside[-1]
     layers = "..".join(dict.fromkeys(f"L{p.layer}" for p in (first, last) if p.layer >= 0))
     names = first.name if len(inside) == 1 else f"{first.name}..{last.name}"

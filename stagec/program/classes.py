@@ -1,7 +1,7 @@
-"""Rank classes: ranks whose programs differ in communicators and peers only.
+"""Rank classes: groups of ranks whose programs differ only in communicators and peers.
 
-What distinguishes classes is the program itself: the stage of a pipeline, and a coordinate that
-sizes depend on.
+Ranks of one class have the same pipeline stage, and the same coordinate along each axis that sizes
+depend on.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _Given = tuple[Mapping[str, int], Order, Mapping[Channel, int], Layered | None, 
 
 @dataclass(frozen=True)
 class RankClass:
-    """The ranks at these coordinates run this graph.
+    """The ranks that run a graph: those at `coords`.
 
-    `env` are the known sizes, `inner` the coordinates that sizes depend on, `channels` the numbers
-    of all streams of messages of the job, `rows` what its stages do, `templates` what is unrolled
-    already with these sizes.
+    `env` contains the values of symbols, `inner` the coordinates that sizes depend on, `channels`
+    the numbers of all message streams of the job, `rows` the actions of each stage, `templates` the
+    steps that are already unrolled with these sizes.
     """
 
     module: Module
@@ -71,12 +71,12 @@ class RankClass:
         return self.coords.get(self.graph.text("over"), 0)
 
     def program(self) -> Program:
-        """The nodes of one of its ranks. Raises `DiagnosticError` if there are none, or far too
+        """The program of each of its ranks. Raises `DiagnosticError` if it has no nodes, or too
         many."""
         return unroll(self.graph, self.name, *self.given())
 
     def given(self) -> _Given:
-        """What its graph is unrolled with."""
+        """The arguments of `unroll` after the graph and the name."""
         where = self.graph, self.stage
         joined = joined_axis(self.module, self.graph)
         stages = stages_of(self.graph)
@@ -87,14 +87,15 @@ class RankClass:
 
     @cached_property
     def groups(self) -> list[GroupAxes]:
-        """The axes over which its collectives go, in program order."""
+        """The groups of its collectives, without duplicates, in program order."""
         axes = (group_axes(op) for op in self.graph.body.walk() if op.name == "et.coll")
         return list(dict.fromkeys(axes))
 
     @cached_property
     def ways(self) -> list[tuple[str, str, int]]:
-        """The ways of its messages: `send` or `recv`, the axis, and the coordinate of the receiver
-        less that of the sender, modulo the axis. Messages between pods are left out."""
+        """The directions of its messages, without duplicates: `send` or `recv`, the axis, and the
+        coordinate of the receiver minus that of the sender, modulo the size of the axis. Messages
+        between pods are not included."""
         ways = (
             (op.name.removeprefix("et."), op.text("over"), ask(NumberOf(op.expr("by")), self.env))
             for op in self.graph.body.walk()
@@ -105,7 +106,7 @@ class RankClass:
         )
 
     def members(self, mesh: Mapping[str, int]) -> npt.NDArray[np.int64]:
-        """Its ranks, in order."""
+        """Its ranks, ascending."""
         ranks = np.arange(int(np.prod(list(mesh.values()), dtype=np.int64)), dtype=np.int64)
         inside = np.ones(ranks.size, dtype=bool)
         for axis, index in self.coords.items():
@@ -114,7 +115,8 @@ class RankClass:
 
 
 def rank_classes(module: Module) -> list[RankClass]:
-    """The classes of a lowered module, by stage. Raises `DiagnosticError` if a size is open."""
+    """The classes of a lowered module, sorted by stage. Raises `DiagnosticError` if a symbol has no
+    value."""
     graphs = module.graphs
     if not graphs:
         raise error(
@@ -145,7 +147,7 @@ def rank_classes(module: Module) -> list[RankClass]:
 
 
 def class_coordinates(module: Module, graph: Operation) -> Iterator[dict[str, int]]:
-    """The coordinates that distinguish the classes of one graph; those of open axes do not."""
+    """The coordinates of each class of a graph. Axes without a size are left out."""
     yield from _coordinates(module, graph, index_axes(module, graph))
 
 
@@ -161,7 +163,7 @@ def _coordinates(
 
 
 def index_axes(module: Module, graph: Operation) -> list[str]:
-    """The axes whose coordinate a size of the graph depends on."""
+    """The axes that sizes in the graph depend on by coordinate."""
     return _index_axes(module, _symbols_in(graph))
 
 
@@ -172,7 +174,7 @@ def _index_axes(module: Module, used: Set[str]) -> list[str]:
 
 
 def _symbols_in(graph: Operation) -> set[str]:
-    """The symbols of all sizes of a graph."""
+    """The symbols in the attributes of a graph."""
     different = {value for op in graph.body.walk() for value in op.attrs.values()}
     return {name for value in different for name in _symbols(value)}
 
@@ -190,7 +192,7 @@ def _check_known(module: Module, graph: Operation, used: Set[str], env: Mapping[
 
 
 def _channels(graphs: list[Operation]) -> dict[Channel, int]:
-    """A number for every stream of messages, the same on all ranks."""
+    """A number for every stream of messages within a pod, the same on all ranks."""
     channels = {
         channel_of(op)
         for graph in graphs

@@ -1,8 +1,8 @@
 """Columns of a program: collects nodes and instances of templates while a graph is unrolled, and
-puts them into their final order at the end.
+sorts them into their final order at the end.
 
-Here the order of streams becomes control dependencies: computations follow each other, and so do
-collectives, copies in each direction, sends to one rank and receives from one rank.
+This module also adds the control dependencies that keep each stream in order: the computations, the
+collectives, the copies of each direction, the sends to each rank and the receives from each rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from stagec.program.stamp import Inputs, StepInstance, Stream, Template, tables
 
 
 class Columns:
-    """Nodes by handle; the handles of issued nodes (not of buckets) increase in their order."""
+    """The nodes of a program by handle. The handles of nodes other than buckets increase in the
+    order of issue."""
 
     def __init__(self) -> None:
         self._prototypes: list[Node] = []
@@ -31,12 +32,12 @@ class Columns:
         self._next = 0
 
     def add_node(self, node: Node) -> None:
-        """A node outside templates; gives it its handle."""
+        """Add a node outside of templates, and set its `id` to its handle."""
         node.id, self._next = self._next, self._next + 1
         self._plain[node.id] = node, self.add_prototypes([node])
 
     def add_prototypes(self, nodes: Sequence[Node]) -> int:
-        """Nodes that stand for others; the number of the first one."""
+        """Add prototypes, and return the index of the first one."""
         self._prototypes += nodes
         return len(self._prototypes) - len(nodes)
 
@@ -47,7 +48,8 @@ class Columns:
         microbatches: Sequence[int],
         tags: Mapping[Stream, int],
     ) -> StepInstance:
-        """A template with what its placeholders stand for."""
+        """Add an instance of a template; `inputs` and `sources` say which nodes its placeholders
+        represent."""
         template, base = inputs.template, self._next
         instance = StepInstance(inputs, sources, base, microbatches, tags)
         use = self._uses.get(template)
@@ -60,7 +62,7 @@ class Columns:
         return instance
 
     def node(self, handle: int) -> Node:
-        """The node of a handle, or one that stands for it."""
+        """The node with a handle; for a node of an instance, a copy without edges."""
         if handle in self._plain:
             return self._plain[handle][0]
         instance = self._instances[bisect_right(self._bases, handle) - 1]
@@ -72,7 +74,7 @@ class Columns:
         order: Sequence[Node | StepInstance],
         bucketed: Sequence[Bucketed | StepInstance],
     ) -> Program:
-        """The program, in its final order."""
+        """The program with its nodes in their final order."""
         facts = _Facts(self._next)
         for node, number in self._plain.values():
             facts.put_node(node, number)
@@ -97,14 +99,14 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Where a template's nodes stand among the prototypes, and its instances."""
+    """A template's instances, and the index of its first node among the prototypes."""
 
     first_prototype: int
     instances: list[StepInstance] = field(default_factory=list[StepInstance])
 
 
 class _Facts:
-    """What is known by handle."""
+    """The attributes of nodes by handle, and all edges."""
 
     def __init__(self, count: int) -> None:
         self.prototype = np.zeros(count, dtype=np.int64)
@@ -114,13 +116,13 @@ class _Facts:
         self._parts: list[tuple[Ints, Ints, Ints]] = []
 
     def put_node(self, node: Node, prototype: int) -> None:
-        """A node outside templates, with its edges."""
+        """Enter a node outside of templates, with its edges."""
         self.prototype[node.id], self.tag[node.id] = prototype, node.tag
         self._plain += [(node.id, d.id, 0) for d in node.deps]
         self._plain += [(node.id, a.id, 1) for a in node.after]
 
     def put_instances(self, template: Template, use: _Use) -> None:
-        """All instances of a template at once."""
+        """Enter all instances of a template."""
         nodes, instances = template.nodes, use.instances
         if not nodes or not instances:
             return
@@ -145,7 +147,7 @@ class _Facts:
             self._parts.append(((bases + inner).ravel(), ends.ravel(), row.ravel()))
 
     def edges(self) -> tuple[Ints, Ints, Ints]:
-        """Source, target, and 1 for order or 0 for data, of all edges."""
+        """All edges as three arrays: the sources, the targets, and 0 for data or 1 for control."""
         plain = np.array(self._plain, dtype=np.int64).reshape(-1, 3).T
         parts = [(plain[0], plain[1], plain[2]), *self._parts]
         sources, targets, control = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -153,14 +155,14 @@ class _Facts:
 
 
 def _as_sent(issued: Ints, prototypes: Sequence[Node], facts: _Facts) -> Ints:
-    """The order of issue where caches come from another pod: they are received at the start of the
-    step, in the order in which they are sent. The sender goes through its layers for each of its
-    microbatches, sends parts of one in turn, and then the token that it has sampled:
+    """Move the receives of caches from another pod to the start of the step, in the order in which
+    they are sent. The sender runs through its layers for each of its microbatches, sends the parts
+    of each layer, and finally the token that it has sampled:
 
         two microbatches there, one here    mb0: k0 v0 k1 v1    mb1: k0 v0 k1 v1
         one there, two here                 k0 of mb0, mb1, v0 of mb0, mb1, k1 ...
 
-    The caches are there before the step, so a receive waits for nothing.
+    The caches are complete before the step, so these receives have no dependencies.
     """
     prototype = facts.prototype[issued]
     splits = np.array([cache_splits(node) for node in prototypes], dtype=np.int64)[prototype]
@@ -177,13 +179,14 @@ def _as_sent(issued: Ints, prototypes: Sequence[Node], facts: _Facts) -> Ints:
 
 
 def cache_splits(node: Node) -> int:
-    """Of a receive of a cache, how many microbatches of here are one there; 0 of other nodes."""
+    """For a receive of a cache, the number of microbatches here per microbatch of the sender; 0 for
+    other nodes."""
     op = node.op
     return op.integer("splits", 0) if node.kind == "recv" and op is not None else 0
 
 
 def _tag_offsets(template: Template, instances: Sequence[StepInstance]) -> Ints:
-    """What is added to the tags of each instance's messages."""
+    """The offset of each node's tag in each instance: a row per instance."""
     column = {stream: i for i, stream in enumerate(template.sent)}
     streams = [
         column[template.stream(n)] if n.is_message and not crosses_pods(n.op) else len(column)
@@ -197,14 +200,14 @@ def _tag_offsets(template: Template, instances: Sequence[StepInstance]) -> Ints:
 def _issued(order: Sequence[Node | StepInstance]) -> Ints:
     rows = [(t.id, 1) if isinstance(t, Node) else (t.base, t.template.ordered) for t in order]
     first, number = np.array(rows, dtype=np.int64).reshape(-1, 2).T
-    skipped = first - (np.cumsum(number) - number)  # handles that are of no issued node
+    skipped = first - (np.cumsum(number) - number)  # handles of buckets
     each: Ints = np.arange(int(number.sum()), dtype=np.int64)
     each += np.repeat(skipped, number)
     return each
 
 
 def cut_buckets(bucketed: Sequence[Bucketed | StepInstance]) -> Iterator[tuple[int, int | None]]:
-    """Handles of buckets, and of what completes them."""
+    """The handle of each bucket, and that of the node that completes it, or None."""
     for cut in bucketed:
         if isinstance(cut, StepInstance):
             yield from cut.buckets()
@@ -214,13 +217,12 @@ def cut_buckets(bucketed: Sequence[Bucketed | StepInstance]) -> Iterator[tuple[i
 
 
 def stream_edges(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Ints]:
-    """The edges, by final identifiers, that keep each stream in order: first those of blocking
-    collectives, from and to computations."""
+    """The edges that keep each stream in order, by final identifiers. The first are those between
+    blocking collectives and computations."""
     ways: dict[tuple[str, str, int], int] = {}
     kind = np.array([_stream(n, ways) for n in prototypes], dtype=np.int64)[prototype]
     identifiers = np.arange(1, len(kind) + 1)
     computations = identifiers[kind == 0]
-    collectives = identifiers[(kind == 1) | (kind == 3)]
     blocking = identifiers[kind == 3]
     before = np.searchsorted(computations, blocking)
     follows = before > 0
@@ -231,17 +233,19 @@ def stream_edges(prototypes: Sequence[Node], prototype: Ints) -> tuple[Ints, Int
     waits = waited > previous
     sources.append(computations[waits])
     targets.append(waited[waits])
-    others = [identifiers[kind == number] for number in range(4, 1 + max(kind, default=0))]
-    for stream in (computations, collectives, *others):
-        sources.append(stream[1:])
-        targets.append(stream[:-1])
+    stream = np.where(kind == 3, 1, kind).astype(np.int16)
+    order = np.argsort(stream, kind="stable")
+    same = stream[order[1:]] == stream[order[:-1]]
+    sources.append(order[1:][same] + 1)
+    targets.append(order[:-1][same] + 1)
     return np.concatenate(sources), np.concatenate(targets)
 
 
 def _stream(node: Node, ways: dict[tuple[str, str, int], int]) -> int:
-    """0 of computations, 1 of collectives (3 if they are blocking), 4 and 5 of copies to the host
-    and to the device, from 6 on those of messages: one for each rank sent to or received from, or
-    for all ranks of a pod that caches go to or come from."""
+    """The number of a node's stream: 0 for computations, 1 for collectives (3 if they are
+    blocking), 4 and 5 for copies to the host and to the device. From 6 on, messages have one for
+    each rank that is sent to or received from; the caches that go to another pod, or come from it,
+    have one for all its ranks."""
     if node.is_copy:
         return 4 if node.to == "host" else 5
     if node.is_message:
@@ -254,14 +258,13 @@ def _stream(node: Node, ways: dict[tuple[str, str, int], int]) -> int:
 def sorted_edges(
     count: int, sources: Ints, targets: Ints, control: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Edges by source, data first, each target once: where each node's start, where its order
-    starts, and the targets."""
+    """Sort edges by source, data before control, without duplicates. Returns the columns `starts`,
+    `control` and `edges` of a `Program`."""
     order = np.argsort(2 * sources + control, kind="stable")
     sources, targets, control = sources[order], targets[order], control[order]
-    _, first = np.unique(sources * (count + 1) + targets, return_index=True)
-    first.sort()
+    first = np.zeros(len(order), dtype=bool)
+    first[np.unique(sources * (count + 1) + targets, return_index=True)[1]] = True
     sources, targets, control = sources[first], targets[first], control[first]
-    numbers = np.bincount(sources, minlength=count + 1)[1:]
-    starts = np.concatenate([[0], np.cumsum(numbers)])
-    ordered = np.bincount(sources, weights=control, minlength=count + 1)[1:].astype(np.int64)
-    return starts, starts[1:] - ordered, targets
+    numbers = np.bincount(2 * sources + control, minlength=2 * count + 2)[2:]
+    bounds = np.concatenate([[0], np.cumsum(numbers)])
+    return bounds[::2], bounds[1::2], targets

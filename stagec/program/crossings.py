@@ -1,9 +1,9 @@
-"""The caches that cross from one pod to another: which ranks of each pod hold them, with pipeline
+"""The transfer of caches from one pod to another: which ranks of each pod store them, with pipeline
 stages and microbatches, and the numbers of their messages.
 
-A message is known to both pods by the layer that it is of, and by the part of the batch. Take six
-layers on two stages that prefill, and on three that decode. The second stage of prefill holds the
-layers from 3 on, and meets two stages: layer 3 goes to the second one, 4 and 5 to the third.
+Both pods identify a message by its layer and by the part of the batch. Example: six layers, on two
+stages in the prefill pod and on three in the decode pod. The second stage of prefill has the layers
+from 3 on and sends to two stages: layer 3 goes to the second one, 4 and 5 go to the third.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from stagec.program.pod_messages import Handover, Layouts, NoHandoverError, hand
 from stagec.schedule.attached import placement_of, stages_of
 from stagec.support.diagnostics import error
 
-#: What the token that prefill samples is called among the caches.
+#: The name of the token that prefill samples, which is transferred like a cache.
 TOKEN = "token sampled"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShare:
-    """The layers from `start` on of a cache, which a chunk of a pipeline stage holds: the part of
-    the model of number `depth`. What no repeat slices counts as one layer, ranks without stages as
-    stage 0."""
+    """The layers of a cache that one chunk of a pipeline stage stores, from layer `start` on.
+    `depth` is the position of the chunk in the model. A cache that no repeat slices counts as one
+    layer; without a pipeline, the stage is 0."""
 
     start: int
     depth: int = 0
@@ -44,10 +44,11 @@ class LayerShare:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldCache:
-    """How a pod holds a cache: its placement on the ranks of a stage, the stages, and so many
-    `layers` in all. `value` is one of the arguments that are parts of it. It crosses in so many
-    `halves`: 2 where the other pod has two half batches."""
+class PodCache:
+    """How a pod stores a cache: its placement on the ranks of a stage, its shares on stages, and
+    the total number of `layers`. `value` is one of the arguments that are parts of it. `halves` is
+    the number of parts of the batch that are transferred separately: 2 if the other pod has two
+    half batches."""
 
     layouts: Layouts
     shares: tuple[LayerShare, ...]
@@ -58,8 +59,8 @@ class HeldCache:
 
 @dataclass(frozen=True, slots=True)
 class PodMesh:
-    """The axes of a pod with their sizes, and that of its pipeline stages, '' if it has none.
-    `chunks` are the stages that hold the parts of the model, in order."""
+    """The axes of a pod with their sizes. `over` is the axis of its pipeline stages, '' without
+    any. `chunks` are the stages of the parts of the model, in model order."""
 
     axes: tuple[tuple[str, int], ...]
     over: str = ""
@@ -67,11 +68,11 @@ class PodMesh:
 
     @property
     def inner(self) -> tuple[tuple[str, int], ...]:
-        """The axes of the ranks of a stage."""
+        """The axes within a stage, with their sizes."""
         return tuple((a, n) for a, n in self.axes if a != self.over)
 
     def stages(self) -> Ints:
-        """The ranks of each stage, in order: a row for each."""
+        """The ranks of each stage: a row per stage."""
         grid = np.arange(prod(n for _, n in self.axes), dtype=np.int64)
         if not self.over:
             return grid[None]
@@ -80,7 +81,7 @@ class PodMesh:
         return rows.reshape(rows.shape[0], -1)
 
     def places(self) -> Ints:
-        """For each rank its number among those of its stage."""
+        """For each rank, its index among the ranks of its stage."""
         stages = self.stages()
         places = np.empty(stages.size, dtype=np.int64)
         places[stages] = np.arange(stages.shape[1])
@@ -91,10 +92,10 @@ class PodMesh:
 class PodEnd:
     """The messages of one pod for a cache.
 
-    For each chunk of the pod, `first` is the number of its first message among all of the pod;
-    `starts` are the first layers of stages and chunks. Each share of the other pod, whose first
-    layers are `shares`, has `ways` of them: so many ranks, and for each the `turns`, since the
-    other pod has so many microbatches for one of here. They are of one of so many `halves`.
+    `first` has for each chunk of the pod the number of its first message, `starts` the first layer
+    of each stage and chunk. `shares` are the first layers of the shares of the other pod. `ways` is
+    the number of messages per share: one for each rank there, times `turns`, the number of
+    microbatches there per microbatch here. `halves` is as in `PodCache`.
     """
 
     first: Mapping[int, int]
@@ -106,14 +107,14 @@ class PodEnd:
 
     @property
     def parts(self) -> int:
-        """The parts of a batch of here that cross by themselves."""
+        """The number of parts of a batch of this pod that are sent separately."""
         return self.turns * self.halves
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A cache that crosses: who meets whom in a stage, and both ends. Its layers are the `layers`
-    from `stream` on of all that cross."""
+    """The transfer of a cache: its senders and receivers within a stage (`way`), and both ends.
+    Among the layers of all caches, its own begin with number `stream`."""
 
     way: Handover
     source: PodEnd
@@ -124,8 +125,9 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Crossings:
-    """All caches that cross, by name, in order. `to[j]` and `of[j]` are the ranks of the other pod
-    that message j of each rank goes to, and comes from."""
+    """The transfers of all caches, by name, in order. `to[j]` has for each rank of the source the
+    rank that its message j goes to, `of[j]` for each rank of the target the rank that its message j
+    comes from."""
 
     caches: Mapping[str, Crossing]
     to: Sequence[Ints]
@@ -133,23 +135,23 @@ class Crossings:
 
     @property
     def layers(self) -> int:
-        """The layers of all caches."""
+        """The number of layers of all caches."""
         return sum(c.layers for c in self.caches.values())
 
     def of_cache(self, name: str) -> Sequence[tuple[str, Crossing]]:
-        """What a cache of either pod crosses as, by name: itself, or two halves. Nothing for a
-        token that the other pod does not take."""
+        """The transfers of a cache of either pod, with their names: one, or two for its halves.
+        Empty for a token that the other pod does not take."""
         names = (name,) if name in self.caches else _halves(name)
         return [(n, self.caches[n]) for n in names if n in self.caches]
 
 
 def crossings(source: Module, target: Module) -> Crossings:
-    """How the caches of two placed modules cross, whether cut into stages or not.
+    """The transfers of caches between two placed modules, with or without pipeline stages.
 
-    Where both have microbatches, a sequence takes another place in the batch of the target: a
-    rank gives each rank that it meets a part of every microbatch. All caches of a sequence go to
-    one place. Raises `DiagnosticError` for caches that are not the same in both, for open axes, and
-    for placements whose parts do not fall together.
+    If both have microbatches, a sequence may have another index in the batch of the target: a rank
+    sends a part of every microbatch to each of its receivers. All caches of a sequence go to the
+    same index. Raises `DiagnosticError` if the modules have different caches, if an axis has no
+    size, and for placements whose numbers of parts do not divide each other.
     """
     try:
         return _crossings(source, target)
@@ -192,9 +194,10 @@ def _is_of_token(name: str) -> bool:
     return name in (TOKEN, *_halves(TOKEN))
 
 
-def _in_halves(mine: Mapping[str, HeldCache], theirs: Collection[str]) -> dict[str, HeldCache]:
-    """The caches of a pod by name; one of which the other pod has two halves is there twice."""
-    caches: dict[str, HeldCache] = {}
+def _in_halves(mine: Mapping[str, PodCache], theirs: Collection[str]) -> dict[str, PodCache]:
+    """The caches of a pod by name. A cache of which the other pod has two halves is listed once per
+    half."""
+    caches: dict[str, PodCache] = {}
     for name, cache in mine.items():
         halved = name not in theirs and all(half in theirs for half in _halves(name))
         names = _halves(name) if halved else (name,)
@@ -203,20 +206,21 @@ def _in_halves(mine: Mapping[str, HeldCache], theirs: Collection[str]) -> dict[s
 
 
 class Numbers:
-    """Numbers the messages of a pod: for each of its chunks those with each chunk of the other pod,
-    in the order of the model. Caches that are placed alike share them, so that the messages of two
-    ranks are in order."""
+    """Numbers the messages of a pod: those of each of its chunks with each chunk of the other pod,
+    in model order. Caches with the same placement share the numbers, so that the messages between
+    two ranks stay in order."""
 
     def __init__(self, here: PodMesh, there: PodMesh) -> None:
         self._places, self._stages, self._chunks = here.places(), there.stages(), there.chunks
         self._first: dict[tuple[object, ...], int] = {}
         self.peers: list[Ints] = []
 
-    def end(self, here: HeldCache, there: HeldCache, ways: Sequence[Ints], turns: int) -> PodEnd:
-        """The end of a cache here, where `ways` are who meets whom in a stage."""
+    def end(self, here: PodCache, there: PodCache, ways: Sequence[Ints], turns: int) -> PodEnd:
+        """This pod's end of the transfer of a cache; `ways` are the receivers or senders within a
+        stage."""
         shares, each = there.shares, len(ways) * turns
         stages, skipped = tuple(s.stage for s in shares), 0
-        if shares[-1].depth - shares[0].depth == len(shares) - 1:  # parts that follow each other
+        if shares[-1].depth - shares[0].depth == len(shares) - 1:  # consecutive parts
             stages, skipped = self._chunks, shares[0].depth
         first: dict[int, int] = {}
         for chunk in sorted({share.chunk for share in here.shares}):
@@ -231,9 +235,10 @@ class Numbers:
 
 
 def _check_alike(
-    source: Module, mine: Mapping[str, HeldCache], theirs: Mapping[str, HeldCache]
+    source: Module, mine: Mapping[str, PodCache], theirs: Mapping[str, PodCache]
 ) -> None:
-    """Raises `DiagnosticError` for caches that the pods do not share."""
+    """Raises `DiagnosticError` if a cache exists in one pod only, or differs in its rank or
+    layers."""
     if mine.keys() != theirs.keys():
         lost = min(mine.keys() ^ theirs.keys())
         raise error(
@@ -251,12 +256,12 @@ def _check_alike(
             )
 
 
-# -- how a pod holds its caches --------------------------------------------------------------------
+# -- the caches of a pod ---------------------------------------------------------------------------
 
 
 def caches_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
-    """The arguments that are caches: the function of each, the name of the whole cache, and the
-    chunk that holds this part of it."""
+    """The arguments that are caches: for each its function, the argument, the name of the whole
+    cache, and the chunk that stores this part of it."""
     for func in _computed(module):
         for arg in func.body.args:
             if arg.tensor.role in CACHED:
@@ -265,14 +270,14 @@ def caches_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
 
 
 def token_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
-    """The token that a step of prefill samples of each sequence, where it does, or the argument
-    that a step of decode takes it by; the function of it, its name as what crosses, and its chunk.
-    Two half batches have one each. Nothing for a step without one, or with several such
-    arguments."""
+    """The tokens that a prefill step samples, one per sequence, or the argument by which a decode
+    step takes them, in the form of `caches_of`: the function, the value, its name in the transfer,
+    and its chunk. Each of two half batches has its own. Empty for a step without tokens, or with
+    several such arguments."""
     funcs = _computed(module)
     made = [(f, _inside(v)) for f in funcs for v in f.body.terminator.operands if _is_token(v)]
     taken = [(f, a) for f in funcs for a in f.body.args if _is_token(a) and a.uses]
-    # a chunk of a prompt has tokens behind it too, and says that it prefills
+    # a step that prefills a chunk of a prompt has past tokens too; its module names the step
     step = module.serving or ("decode" if PAST in module.symbols else "prefill")
     if step == "prefill":
         names = _token_names({value.name for _, value in made})
@@ -284,7 +289,8 @@ def token_of(module: Module) -> Iterator[tuple[Operation, Value, str, int]]:
 
 
 def _token_names(values: Collection[str]) -> dict[str, str]:
-    """What tokens of these names are called as they cross, if they are one or two halves of it."""
+    """The names in the transfer of values with these names: one value is the token, two are its
+    halves. Empty in other cases."""
     if len(values) == 1:
         return dict.fromkeys(values, TOKEN)
     halves = sorted(values)
@@ -293,7 +299,7 @@ def _token_names(values: Collection[str]) -> dict[str, str]:
 
 
 def _computed(module: Module) -> Sequence[Operation]:
-    """The functions of the stages of a step, or the one of a step without stages."""
+    """The functions of the pipeline stages, or the main function of a step without stages."""
     return [func for func in module.functions if "stages" in func.attrs] or [module.main]
 
 
@@ -303,14 +309,14 @@ def _is_token(value: Value) -> bool:
 
 
 def _inside(value: Value) -> Value:
-    """What a microbatch, or an action of it, yields as a value."""
+    """The value inside nested regions that a region yields as this one."""
     while value.producer is not None and value.producer.region is not None:
         value = value.producer.region.terminator.operands[value.index]
     return value
 
 
 def chunk_of(op: Operation) -> int:
-    """The chunk of a stage that an operation is of: that of the action around it."""
+    """The chunk of a stage that an operation belongs to: that of the action around it."""
     while op.parent is not None:
         op = op.parent.owner
         if "chunk" in op.attrs:
@@ -318,8 +324,8 @@ def chunk_of(op: Operation) -> int:
     return 0
 
 
-def caches_by_name(module: Module) -> dict[str, HeldCache]:
-    """The caches of a placed module by name. Raises `DiagnosticError` for open sizes."""
+def caches_by_name(module: Module) -> dict[str, PodCache]:
+    """The caches of a placed module by name. Raises `DiagnosticError` for axes without a size."""
     layouts = pod_mesh(module).inner
     ends = [(f, v, name, chunk, _layers(module, v)) for f, v, name, chunk in caches_of(module)]
     ends += [(func, value, name, chunk, 1) for func, value, name, chunk in token_of(module)]
@@ -328,7 +334,7 @@ def caches_by_name(module: Module) -> dict[str, HeldCache]:
         for stage in stages_of(func) or (0,):
             place = _depth(module, func, stage, chunk)
             parts.setdefault(name, {})[place] = LayerShare(0, place, stage, chunk), count, value
-    caches: dict[str, HeldCache] = {}
+    caches: dict[str, PodCache] = {}
     for name, by_depth in parts.items():
         shares: list[LayerShare] = []
         start = 0
@@ -337,13 +343,13 @@ def caches_by_name(module: Module) -> dict[str, HeldCache]:
             start += count
         value = next(v for _, _, v in by_depth.values())
         splits = tuple(d.axes for d in value.tensor.dims)
-        caches[name] = HeldCache(Layouts(layouts, splits), tuple(shares), start, value)
+        caches[name] = PodCache(Layouts(layouts, splits), tuple(shares), start, value)
     return caches
 
 
 def used(cache: Value) -> tuple[Operation, int, int]:
-    """The first operation of a step that uses a cache, which operand it is, and how many repeats
-    slice it. Raises `DiagnosticError` if there is none."""
+    """The first operation of a step that uses a cache, the index of the operand, and how many
+    repeats slice it. Raises `DiagnosticError` if nothing uses it."""
     for op, index, depth in uses_inside(cache):
         if not op.has(Terminates):
             return op, index, depth
@@ -355,19 +361,19 @@ def used(cache: Value) -> tuple[Operation, int, int]:
 
 
 def _layers(module: Module, cache: Value) -> int:
-    """The layers of an argument: the iterations of the repeats that slice it."""
+    """The number of layers of an argument: the iterations of the repeats that slice it."""
     _, _, depth = used(cache)
     return prod(evaluate(d.size, module.env) for d in cache.tensor.dims[:depth])
 
 
 def _depth(module: Module, func: Operation, stage: int, chunk: int) -> int:
-    """Which part of the model a chunk is."""
+    """The position of a chunk in the model."""
     placement = placement_of(module, func)
     return 0 if placement is None else placement.stage(stage, chunk)
 
 
 def pod_mesh(module: Module) -> PodMesh:
-    """The mesh of a pod. Raises `DiagnosticError` for an open axis."""
+    """The mesh of a pod. Raises `DiagnosticError` for an axis without a size."""
     sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
     known = [(axis, n) for axis, n in sizes.items() if n is not None]
     if open_ := sorted(sizes.keys() - dict(known).keys()):
@@ -384,7 +390,7 @@ def pod_mesh(module: Module) -> PodMesh:
 
 
 def microbatches(module: Module) -> int:
-    """The microbatches of a step. Raises `DiagnosticError` for an open number."""
+    """The number of microbatches of a step. Raises `DiagnosticError` if it is not known."""
     for op in module.functions[0].body.ops:
         if op.has(Accumulates):
             return evaluate(op.expr("count"), module.env)

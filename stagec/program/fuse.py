@@ -1,9 +1,9 @@
-"""Coarser programs: computations that follow each other become one node.
+"""Coarser programs: consecutive computations become one node.
 
-A computation joins the ones before it if all that it waits for is there when the first of them
-starts: so no node waits for itself, and every collective and message keeps its place. What files
-say of FLOPs and bytes adds up to the same totals. The time of sums is less than the sum of times,
-so a merged node keeps the kernels of its parts.
+A computation is merged into the ones before it if everything else that it depends on is complete
+when the first of them starts. So no node depends on itself, and every collective and message keeps
+its place. The totals of FLOPs and bytes do not change. A roofline of the sums would be faster than
+the sum over the parts, so a merged node keeps the kernels of its parts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Granularity = Literal["op", "block", "layer"]
 
 
 def fused(program: Program, granularity: Granularity) -> Program:
-    """The program with one node for each run of computations of one layer, microbatch and phase; a
-    `block` starts with each matrix product, a `layer` goes on."""
+    """The program with one node for each run of computations of one layer, microbatch and phase.
+    With `block`, each matrix product starts a new node; with `layer`, it does not."""
     if granularity == "op":
         return program
     first = _firsts(program, split=granularity == "block")
@@ -58,13 +58,13 @@ def fused(program: Program, granularity: Granularity) -> Program:
 
 
 def _fused_events(events: Events | None, kept: npt.NDArray[np.bool_]) -> Events | None:
-    """In the order of time: what joins a run from beyond other nodes counts at the last of
-    these."""
+    """The events of the merged nodes. A computation that was merged across other nodes counts with
+    the last node before it."""
     return events.merged(np.flatnonzero(kept)) if events is not None else None
 
 
 def _firsts(program: Program, *, split: bool) -> Ints:
-    """For each node, the first one of its run (from 0)."""
+    """For each node, the index of the first node of its run."""
     keys = [_key(n) for n in program.prototypes]
     products = [split and bool(n.matmul) for n in program.prototypes]
     prototype: list[int] = program.prototype.tolist()

@@ -1,5 +1,5 @@
-"""Communicator groups: which ranks talk over which axes, and the numbers that consumers know them
-by. Peers of messages: neighbours along an axis."""
+"""Communicator groups: the ranks of each group, and its identifier in the output files. Peers of
+messages: neighbours along an axis."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
 
 Ints = npt.NDArray[np.int64]
-#: mesh axis or pod, coordinate of the receiver minus that of the sender, which stream of several
+#: A stream of messages: the mesh axis or pod, the coordinate of the receiver minus that of the
+#: sender, and the number of the stream among several.
 Channel = tuple[str, Expr, int]
 _MIRROR = ":mirror"
 
 
 class GroupAxes(NamedTuple):
-    """Which ranks a collective joins: those that differ along `axes` only, major first, or, if
+    """The ranks of a collective: those that differ along `axes` only, major axis first, or, if
     `mirrored`, the pairs of coordinates i and n-1-i of one axis. Without axes there is no group."""
 
     axes: tuple[str, ...] = ()
@@ -32,12 +33,12 @@ class GroupAxes(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """As reports and archives spell it: `["dp", "tp"]`, `["pp:mirror"]`."""
+        """The form in reports and archives: `["dp", "tp"]`, `["pp:mirror"]`."""
         return [a + _MIRROR if self.mirrored else a for a in self.axes]
 
     @classmethod
     def of_words(cls, words: Iterable[str]) -> GroupAxes:
-        """The inverse of `words`. Raises ValueError for axes of which some are mirrored."""
+        """The inverse of `words`. Raises ValueError if only some of the axes are mirrored."""
         given = list(words)
         axes = tuple(w.removesuffix(_MIRROR) for w in given)
         group = cls(axes, bool(given) and given[0].endswith(_MIRROR))
@@ -46,33 +47,34 @@ class GroupAxes(NamedTuple):
         return group
 
     def size(self, mesh: Mapping[str, int]) -> int:
-        """How many ranks it joins."""
+        """The number of ranks in each group."""
         return 2 if self.mirrored else prod(mesh[a] for a in self.axes)
 
 
-#: That of what is no collective.
+#: The value for operations that are not collectives.
 NO_GROUP = GroupAxes()
 
 
 def group_axes(op: Operation) -> GroupAxes:
-    """Which ranks a lowered collective joins."""
+    """The ranks of a lowered collective."""
     return GroupAxes(op.names("group"), op.text("pairs") == "mirrored")
 
 
 def channel_of(op: Operation) -> Channel:
-    """The stream of messages that a lowered end of a message belongs to; between pods the axis is
-    the name of the other one, and there are no streams."""
+    """The stream of messages that a lowered send or receive belongs to. Between pods, the name of
+    the other pod replaces the axis, and there is only one stream."""
     return op.text("pod") or op.text("over"), op.expr("by"), op.integer("channel", 0)
 
 
 def crosses_pods(op: Operation | None) -> bool:
-    """Whether an operation is an end of a message between pods."""
+    """Whether an operation is a send or receive between pods."""
     return op is not None and "pod" in op.attrs
 
 
 def tag_step(op: Operation | None) -> int:
-    """What each microbatch adds to the tag of a message between pods: all layers that cross, for
-    each part of the batch that one of them is; 0 of other operations."""
+    """The difference of the tags of a message between pods in successive microbatches: the number
+    of layers that are transferred, for each part of the batch in a microbatch. 0 for other
+    operations."""
     if op is None or not crosses_pods(op):
         return 0
     return op.integer("turns", 1) * op.integer("streams")
@@ -81,7 +83,7 @@ def tag_step(op: Operation | None) -> int:
 @dataclass(frozen=True, slots=True)
 class Groups:
     """All groups of a job. `members[axes][i]` are the ranks of group `first[axes] + i`, in ring
-    order."""
+    order; `number[axes]` has the identifier of each rank's group, 0 for a rank without one."""
 
     ranks: int
     first: Mapping[GroupAxes, int]
@@ -98,8 +100,8 @@ class Groups:
         return row
 
     def moved(self, start: int, first: int, ranks: int) -> Groups:
-        """The same groups in a job of so many `ranks`, where theirs begin with `start` and their
-        identifiers behind `first`."""
+        """The same groups as part of a job of `ranks` ranks: `start` is added to their ranks,
+        `first` to their identifiers."""
         before = np.zeros(start, dtype=np.int64)
         return Groups(
             ranks,
@@ -117,7 +119,7 @@ class Groups:
         return range(1, 1 + sum(map(len, self.members.values())))
 
     def table(self) -> dict[str, list[int]]:
-        """The content of the groups file: identifier to ranks."""
+        """The content of the groups file: the ranks of each identifier."""
         return {
             str(self.first[axes] + i): row.tolist()
             for axes, rows in self.members.items()
@@ -131,7 +133,8 @@ def coordinate(mesh: Mapping[str, int], axis: str, ranks: Ints) -> Ints:
 
 
 def neighbours(mesh: Mapping[str, int], axis: str, by: int, ranks: Ints) -> Ints:
-    """The rank whose coordinate along `axis` is by more, modulo the axis, for each rank."""
+    """For each rank, the rank whose coordinate along `axis` is larger by `by`, modulo the size of
+    the axis."""
     here = coordinate(mesh, axis, ranks)
     return ranks + ((here + by) % mesh[axis] - here) * _stride(mesh, axis)
 
@@ -145,10 +148,10 @@ def _stride(mesh: Mapping[str, int], axis: str) -> int:
 def number_groups(
     mesh: Mapping[str, int], used: Iterable[tuple[Iterable[GroupAxes], Ints]]
 ) -> Groups:
-    """Number the groups over axes, from 1, in order of their first rank: those that ranks use.
+    """Number the groups that ranks use, from 1: by axes in order of use, then by first rank.
 
-    `used` holds, for each class, the axes in order of use and the ranks. Ranks number the mesh
-    row-major, last axis fastest; within a group the axes count major first.
+    `used` has for each class its axes in order of use, and its ranks. Ranks number the mesh
+    row-major, last axis fastest; within a group, the axes count major first.
     """
     users: dict[GroupAxes, list[Ints]] = {}
     for each, ranks in used:
@@ -175,7 +178,7 @@ def number_groups(
 
 
 def _rows(names: list[str], shaped: Ints, axes: GroupAxes) -> Ints:
-    """One row of ranks for each group over the axes."""
+    """The ranks of each group over the axes: a row per group."""
     rest = [i for i, n in enumerate(names) if n not in axes.axes]
     rows = shaped.transpose([*rest, *(names.index(a) for a in axes.axes)])
     rows = rows.reshape(-1, int(np.prod(rows.shape[len(rest) :], dtype=np.int64)))

@@ -1,9 +1,9 @@
-"""Programs of steps, one after the other, as one program.
+"""Joins the programs of successive steps into one program.
 
-Each distinct step is unrolled once, between nodes that stand for what it takes from earlier steps
-(heads) and for what it leaves to later ones (tails). Joining copies its columns as often as the
-step runs: heads become edges to the nodes that made the value last, and streams go on from step to
-step.
+Each distinct step is unrolled once, between placeholder nodes for the values that it takes from
+earlier steps (heads) and for those that later steps take from it (tails). Its columns are then
+copied as often as the step runs: heads become edges to the nodes that last produced the value, and
+streams continue from step to step.
 
     step A:  [sampled] [cache] | embed append attend head | [cache] [sampled]
     A, A:    embed append attend head  embed append attend head
@@ -24,17 +24,17 @@ from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of, num
 from stagec.program.sizes import Resizable
 from stagec.support.diagnostics import error
 
-#: More nodes per rank than this are a mistake: no consumer takes them.
+#: The largest number of nodes per rank: no consumer can read more.
 MOST_NODES = 20_000_000
-#: No node made it: it was there before the first step.
+#: In place of a node: the value existed before the first step.
 _NOTHING = 0
 
 
 @dataclass(frozen=True, eq=False)
 class StepProgram:
-    """The program of one step. Its first nodes stand for what it takes, by the names of `heads`,
-    its last ones for what it leaves, by those of `tails`; a name may be in both. `channels` number
-    its messages."""
+    """The program of one step. Its first nodes are placeholders for the values that it takes, named
+    in `heads`, its last ones for those that it leaves, named in `tails`; a name may be in both.
+    `channels` number its message streams."""
 
     program: Program
     heads: Sequence[str]
@@ -47,8 +47,8 @@ class StepProgram:
 
 @dataclass(frozen=True, eq=False)
 class SizedStep:
-    """A step as one that has the same nodes, with values of symbols of its own; None for those of
-    that one."""
+    """A step that has the same nodes as `form`, but its own `values` of symbols; None if `form` was
+    unrolled with its values."""
 
     form: StepProgram
     values: Mapping[str, int] | None = None
@@ -56,11 +56,11 @@ class SizedStep:
 
 @dataclass(frozen=True)
 class _Part:
-    """A step without heads and tails, its nodes counted from 0. `nodes` are its prototypes, of
-    which `prototype` are numbers. `data` are its edges of data and `order` those of order, each two
-    rows: from, to. `takes` are nodes and the names that they take. `leaves` are names, and the
-    nodes that make them, or below 0, as `-1 - name`, what is handed on. `streams` are the numbers
-    of streams of messages, -1 of other nodes."""
+    """A step without heads and tails; nodes and names are numbers from 0. `nodes` are the
+    prototypes, `prototype` the index of each node's. `data` and `order` are the data and control
+    edges in two rows: from, to. `takes` has in two rows nodes and the names that they take;
+    `leaves` names and the nodes that produce them, or `-1 - name` for a value that the step passes
+    on unchanged. `streams` are the numbers of message streams, -1 for other nodes."""
 
     nodes: Sequence[Node]
     prototype: Ints
@@ -76,9 +76,9 @@ class _Part:
 
 
 def joined(name: str, steps: Sequence[SizedStep], order: Sequence[tuple[int, int]]) -> Program:
-    """The program that runs steps in turn: `order` has of each its place in `steps`, and its
-    number, which names of nodes have. A step takes by each name what was left by that name last.
-    Raises `DiagnosticError` for far too many nodes."""
+    """The program that runs steps one after the other. `order` has for each its index in `steps`,
+    and its number, which is part of the names of its nodes. A step takes under each name the value
+    that was last left under it. Raises `DiagnosticError` for more than `MOST_NODES`."""
     total = sum(len(steps[i].form) for i, _ in order)
     if total > MOST_NODES:
         raise error(
@@ -131,7 +131,7 @@ def _edges(pairs: Ints, control: int) -> Ints:
 
 
 def _part(step: StepProgram, names: Mapping[str, int], channels: Mapping[Channel, int]) -> _Part:
-    """The columns of a step."""
+    """The columns of a step, with the numbers of `names` and `channels` in the joined program."""
     program, first = step.program, len(step.heads)
     last = first + len(step)
     count = len(program)
@@ -153,8 +153,9 @@ def _part(step: StepProgram, names: Mapping[str, int], channels: Mapping[Channel
 
 
 def _prototypes(program: Program, given: slice) -> tuple[list[Node], Ints]:
-    """The prototypes of nodes, with the number of the step in their names: `s3/forward/mb0/x`; and
-    which one each node has. What the number of its microbatch distinguishes has one for each."""
+    """The prototypes of the nodes `given`, with a marker for the number of the step in their names
+    (`s3/forward/mb0/x`), and the index of each node's prototype. Nodes of different microbatches
+    have different prototypes."""
     which, numbers = program.prototype[given], program.microbatch[given]
     marked = np.array([bool(marker_of(n.name)) for n in program.prototypes])[which]
     pairs = np.stack([which, np.where(marked, numbers, 0)], axis=1)
@@ -172,8 +173,8 @@ def _prototypes(program: Program, given: slice) -> tuple[list[Node], Ints]:
 def _streams(
     program: Program, given: slice, own: Mapping[Channel, int], channels: Mapping[Channel, int]
 ) -> tuple[Ints, Ints]:
-    """The stream of each message, and its tag: its number in the stream, as many times as there are
-    channels, and the channel."""
+    """The stream of each message, and its tag: its number in the stream times the number of
+    channels, plus the channel."""
     sends = np.array([n.kind == "send" for n in program.prototypes])[program.prototype[given]]
     messages = np.array([n.is_message for n in program.prototypes])[program.prototype[given]]
     tag = program.tag[given]
@@ -186,8 +187,8 @@ def _streams(
 
 
 def _leaves(step: StepProgram, names: Mapping[str, int]) -> Ints:
-    """What the step leaves by each name: the last of the nodes that its tail depends on, or what
-    was taken by another name, or the same."""
+    """The rows `leaves` of a `_Part`: for each name the last node that its tail depends on, or a
+    value that the step takes under the same or another name."""
     program, first = step.program, len(step.heads)
     last = first + len(step)
     leaves: list[tuple[int, int]] = []

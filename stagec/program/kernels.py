@@ -1,4 +1,4 @@
-"""Kernels of a program: what a cost model and measured tables need to know of a computation."""
+"""Kernels of a program: the description of a computation for cost models and measured tables."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ("EXTENTS", "Kernel")
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What one launch on a device computes: what a cost model and measured tables need to know.
+    """One kernel launch on a device.
 
-    `kind` is `matmul`, `attention`, `attention_backward` or `memory`, `extents` are those of
-    `EXTENTS[kind]`. `dtype` is the element type of the operands of products (bf16, f32, f8e4m3),
-    '' for the others. `flops` are all that are executed, `bytes` those read and written. `op` is
-    what it computes: einsum, rmsnorm, softmax, adamw, or several joined by +. With `causal` a mask
-    leaves half of the pairs of queries and keys. `form` names the kernel of a library, where a
-    strategy says which (`stg.kernels`).
+    `kind` is `matmul`, `attention`, `attention_backward` or `memory`; `extents` are the values of
+    `EXTENTS[kind]`. `dtype` is the element type of the operands of products (bf16, f32, f8e4m3), ''
+    for other kinds. `flops` counts all executed operations, `bytes` those read and written. `op` is
+    the operation: einsum, rmsnorm, softmax, adamw, or several joined by +. `causal` means that a
+    mask removes half of the pairs of queries and keys. `form` is the name of the kernel in a
+    library, if a strategy chooses one (`stg.kernels`).
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Nodes of a program and the values that stand for them while it is unrolled."""
+"""Nodes of a program, and references to the nodes of a value while a graph is unrolled."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from stagec.program.kernels import Kernel
 
 Names = Literal["full", "short", "none", "chakra"]
 Ints = npt.NDArray[np.int64]
-#: What nodes are counted by: computations, collectives, ends of messages, copies to and from hosts.
+#: The categories that nodes are counted by: computations, collectives, sends and receives, copies
+#: to and from the host.
 NODE_KINDS = ("comp", "coll", "send", "recv", "store", "load")
 
 
-#: The kind of a node that stands for what another step makes.
+#: The kind of a placeholder for a value of another step.
 OUTSIDE = "outside"
 
 #: The names of record types in Chakra's schema.
@@ -36,21 +37,21 @@ _RECORDS: Mapping[str, str] = {
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One node: a computation (`flops`, `size` bytes touched), a collective over `group` (`size`
-    bytes of the full buffer), one end of a message of `size` bytes, or a copy of `size` bytes `to`
-    the host or the device (`kind` is then `store` or `load`).
+    """One node: a computation (`flops`, and `size` bytes read and written), a collective over
+    `group` (`size` bytes in the full buffer), a `send` or `recv` of `size` bytes, or a copy of
+    `size` bytes `to` the host or the device (`kind` is then `store` or `load`).
 
-    A computation is one launch of a `kernel`; one that was merged of several has their kernels as
-    `parts` instead. Computations wait for a `blocking` collective in the
-    order of issue. A `bucket` is one call of a reduction in several, issued when its gradients are
-    complete. `index` is its number among the calls, or else the layer, where sizes go by layers.
-    `dealt`: of how many experts a token of an all_to_all is that goes to each node once, and of how
-    many groups of these at most (0: of any); (0, 0) of others.
-    `layer` is the place of its layer in the outermost stack, -1 outside of layers.
-    `scope` is the leading part of the name: phase, microbatch and layer. A message goes
-    along the axis `over` to the coordinate that is `by` more; `kind` is then `send` or `recv`, and
-    both ends have the same `tag`. `alloc` and `free` are its
-    bytes in `Events`, `op` is what it is a run of.
+    A computation is one launch of `kernel`, or, if it was merged from several, the launches of
+    `parts`. `matmul` are the FLOPs of matrix products, `out` the bytes of its result. Later
+    computations wait for a `blocking` collective. A `bucket` is one call of a reduction in several,
+    issued when its gradients are complete. `index` is its number among the calls; for other nodes
+    it is the layer, where sizes differ by layer. In an all_to_all that sends a token to each node
+    once, `dealt` is the number of experts per token, and the most groups of experts that these are
+    in (0: no limit); it is (0, 0) for other nodes. `layer` is the index of its layer in the
+    outermost stack, -1 outside of layers. `scope` is the first part of the name: phase, microbatch
+    and layer. A message goes along the axis `over` to the coordinate that is larger by `by`; both
+    ends have the same `tag`. `deps` are data dependencies, `after` control dependencies. `alloc`
+    and `free` are its bytes in `Events`, `op` is the operation that it executes.
     """
 
     kind: str
@@ -82,22 +83,23 @@ class Node:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The launches of a computation."""
+        """The kernel launches of a computation."""
         return self.parts or (() if self.kernel is None else (self.kernel,))
 
     @property
     def is_collective(self) -> bool:
-        """Whether it communicates with a group."""
+        """Whether it is a collective."""
         return bool(self.group)
 
     @property
     def is_message(self) -> bool:
-        """Whether it is one end of a message."""
+        """Whether it is a send or a receive."""
         return bool(self.over)
 
     @property
     def way(self) -> tuple[str, int]:
-        """Of an end of a message: the axis, and the coordinate of the other end minus its own."""
+        """The direction of a send or receive: the axis, and the coordinate of the other end minus
+        its own."""
         return self.over, self.by if self.kind == "send" else -self.by
 
     @property
@@ -107,20 +109,21 @@ class Node:
 
     @property
     def record(self) -> str:
-        """Which of `NODE_KINDS` it is."""
+        """Its category, one of `NODE_KINDS`."""
         if self.is_message or self.is_copy:
             return self.kind
         return "coll" if self.is_collective else "comp"
 
     @property
     def is_computation(self) -> bool:
-        """Whether it computes."""
+        """Whether it is a computation."""
         return not (self.group.axes or self.over or self.to)
 
 
 @dataclass(slots=True)
 class Stack:
-    """The nodes of a stacked value, one for each iteration, and the one that is done last."""
+    """The nodes of a stacked value, one item per iteration, and the index of the item that is
+    complete last."""
 
     items: list[Ref]
     last: int
@@ -128,8 +131,8 @@ class Stack:
 
 Ref = Node | Stack | None
 
-#: Stand for the number of a microbatch in the name of a prototype: that of the first action of a
-#: step, and of the second one where two overlap.
+#: Markers for the number of a microbatch in the name of a prototype: that of the first action of a
+#: step, and of the second one if two overlap.
 MICROBATCH = ("\0", "\1")
 
 
@@ -139,15 +142,15 @@ def marker_of(name: str) -> str:
 
 
 def numbered(name: str, microbatch: int) -> str:
-    """The name of a node of a microbatch: that of its prototype with the number of it."""
+    """The name of a node: that of its prototype with the number of the microbatch."""
     mark = marker_of(name)
     return name.replace(mark, str(microbatch)) if mark else name
 
 
 @dataclass(frozen=True)
 class Events:
-    """Memory of a rank, node by node: beside `static` bytes, node i + 1 holds `alloc[i]` more while
-    it runs than was held before, and gives `free[i]` back at its end."""
+    """Memory of a rank, node by node, in bytes. In addition to `static` bytes, node i + 1 allocates
+    `alloc[i]` when it starts, and frees `free[i]` when it ends."""
 
     static: int
     alloc: Ints
@@ -155,12 +158,13 @@ class Events:
 
     @property
     def peak(self) -> int:
-        """The most bytes while the nodes run one after the other."""
+        """The most bytes in use while the nodes run one after the other."""
         before = np.cumsum(self.alloc - self.free) - (self.alloc - self.free)
         return self.static + int((before + self.alloc).max(initial=0))
 
     def merged(self, starts: Ints) -> Events:
-        """Of runs of nodes, which begin at these places: each as one node."""
+        """The events of merged nodes: each index in `starts` begins a run of nodes that becomes
+        one."""
         net = self.alloc - self.free
         after = np.cumsum(net)
         base = (after - net)[starts]
@@ -171,11 +175,11 @@ class Events:
 
 @dataclass(frozen=True)
 class Program:
-    """The nodes of a class in issue order, identified from 1, as columns.
+    """The nodes of a class in the order of issue, as columns; identifiers start from 1.
 
     Node i + 1 is `prototypes[prototype[i]]` with `microbatch[i]` in its name and the tag `tag[i]`.
-    It takes data from `edges[starts[i] : control[i]]` and is ordered after
-    `edges[control[i] : starts[i + 1]]`, which are identifiers. `events` are there on request.
+    It has data dependencies on the nodes `edges[starts[i] : control[i]]` and control dependencies
+    on `edges[control[i] : starts[i + 1]]`. `events` is None unless memory was requested.
     """
 
     name: str
@@ -193,7 +197,7 @@ class Program:
 
     @cached_property
     def groups(self) -> list[GroupAxes]:
-        """The axes over which its collectives go, in order of first use."""
+        """The groups of its collectives, in order of first use."""
         used, first = np.unique(self.prototype, return_index=True)
         order: list[int] = used[np.argsort(first)].tolist()
         groups = (self.prototypes[i].group for i in order)
@@ -201,13 +205,13 @@ class Program:
 
     @cached_property
     def counts(self) -> Ints:
-        """How many nodes each prototype stands for."""
+        """The number of nodes of each prototype."""
         return np.bincount(self.prototype, minlength=len(self.prototypes)).astype(np.int64)
 
     def named(self, names: Names) -> Program:
-        """The program with other names: `short` ones state what is computed, without phase,
-        microbatch and layer; `none` leaves names out. `chakra` puts the type of the record before
-        each, as Chakra's timeline tool wants it: `COMP_NODE_forward/mb0/x`."""
+        """The program with other names. `short` leaves out phase, microbatch and layer; `none`
+        leaves names empty; `chakra` prefixes each name with the type of the record, as Chakra's
+        timeline tool expects: `COMP_NODE_forward/mb0/x`."""
         if names == "full":
             return self
         made: Mapping[Names, Callable[[Node], str]] = {
@@ -221,7 +225,7 @@ class Program:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """The nodes one by one, for a look at small programs."""
+        """The nodes as objects with their edges. Slow and large: for small programs."""
         nodes = [self._node(i) for i in range(len(self))]
         for i, node in enumerate(nodes):
             targets: list[int] = self.edges[self.starts[i] : self.starts[i + 1]].tolist()
@@ -240,12 +244,12 @@ class Program:
 
 
 def item(ref: Ref, i: int) -> Ref:
-    """Slice `i` of a stacked value; any other value is the same each time."""
+    """Slice `i` of a stacked value; any other value itself."""
     return ref.items[i] if isinstance(ref, Stack) else ref
 
 
 def last_node(ref: Ref) -> Node | None:
-    """The node that is done last of those that make a value."""
+    """The node of a value that is complete last, or None."""
     while isinstance(ref, Stack):
         ref = ref.items[ref.last]
     return ref

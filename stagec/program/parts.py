@@ -1,8 +1,8 @@
-"""What crosses between two parts of a model, in both directions: which ranks of each pod hold it,
-and the numbers of their messages.
+"""The values that two parts of a model exchange, in both directions: which ranks of each pod have
+them, and the numbers of their messages.
 
-A message is known to both pods by the number of its value among all that cross between them, and by
-the microbatch.
+Both pods identify a message by the number of its value among all that they exchange, and by the
+microbatch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from stagec.ir.module import Module
 from stagec.ir.traits import Accumulates
 from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.program.crossings import (
-    HeldCache,
     LayerShare,
     Numbers,
+    PodCache,
     PodMesh,
     chunk_of,
     microbatches,
@@ -32,7 +32,7 @@ from stagec.support.diagnostics import error
 
 
 class PartWay(NamedTuple):
-    """What crosses: its name, and the parts that it comes from and goes to."""
+    """A value that is sent: its name, and the parts that it comes from and goes to."""
 
     value: str
     source: str
@@ -44,9 +44,9 @@ class PartWay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartCrossing:
-    """How a value crosses: who meets whom, the number of the first message of each chunk of each
-    pod, how many messages a rank there has, the number of the value, and whether each message is
-    all of it."""
+    """The transfer of a value: its senders and receivers (`way`). For each pod, `first` has the
+    number of each chunk's first message, `ways` the number of messages per rank. `stream` is the
+    number of the value. `whole` says whether each message is the entire value."""
 
     way: Handover
     first: Mapping[str, Mapping[int, int]]
@@ -57,8 +57,8 @@ class PartCrossing:
 
 @dataclass(frozen=True, slots=True)
 class PartCrossings:
-    """All that crosses between two pods. `peers` has for each pod the ranks of the other one that
-    message j of each of its ranks goes to, or comes from."""
+    """The values that two pods exchange. For each pod, `peers[pod][j]` has the rank of the other
+    pod that message j of each rank goes to, or comes from."""
 
     values: Mapping[PartWay, PartCrossing]
     peers: Mapping[str, Sequence[Ints]]
@@ -66,7 +66,7 @@ class PartCrossings:
 
 @dataclass(frozen=True, slots=True)
 class PartEnd:
-    """An end of what crosses: of a function, and there of a chunk."""
+    """The operation that sends or receives a value in one pod, with its function and chunk."""
 
     way: PartWay
     op: Operation
@@ -75,21 +75,21 @@ class PartEnd:
 
     @property
     def value(self) -> Value:
-        """What crosses, at this end."""
+        """The value at this end."""
         return (self.op.operands or self.op.results)[0]
 
     @property
     def shares(self) -> Iterator[tuple[int, int]]:
-        """The stages and the chunk that have it."""
+        """The stages that have it, each with the chunk."""
         return ((stage, self.chunk) for stage in stages_of(self.func) or (0,))
 
 
-#: The ends of a pod by what crosses: one, or of a scalar one for each function of stages.
+#: The ends of a pod by value: one each, or for a scalar one per function of stages.
 Ends = Mapping[PartWay, Sequence[PartEnd]]
 
 
 def ends_of(module: Module) -> Iterator[PartEnd]:
-    """The ends of what crosses that a pod has."""
+    """The ends in the module of a pod."""
     for func in module.functions:
         for op in func.body.walk():
             if isinstance(op.definition, Depart | Arrive):
@@ -98,7 +98,8 @@ def ends_of(module: Module) -> Iterator[PartEnd]:
 
 
 def pod_of(module: Module) -> str:
-    """The part that a pod has. Raises `DiagnosticError` for a module that is not cut."""
+    """The part of the model that a module is. Raises `DiagnosticError` for a module without
+    ends."""
     for end in ends_of(module):
         return end.way.source if isinstance(end.op.definition, Depart) else end.way.to
     raise error(
@@ -109,13 +110,13 @@ def pod_of(module: Module) -> str:
 
 
 def part_crossings(one: Module, other: Module) -> PartCrossings:
-    """What crosses between the pods of two placed modules, cut into stages or not.
+    """The values that two placed modules exchange, with or without pipeline stages.
 
-    A scalar is not cut: it goes the way of another value, and each message is all of it, so that
-    the messages of two ranks are in order; all stages get it, and the first one sends it. Raises
-    `DiagnosticError` for ends that do not fit together, different numbers of microbatches,
-    sequences in zigzag order, stages with two copies of layers, which different microbatches enter,
-    and placements whose parts do not fall together.
+    A scalar is not cut: it is sent between the same ranks as another value, and each message is all
+    of it, so that the messages between two ranks stay in order. All stages receive it, and the
+    first one sends it. Raises `DiagnosticError` for ends that do not match, different numbers of
+    microbatches, sequences in zigzag order, stages with two copies of layers, which different
+    microbatches enter, and placements whose numbers of parts do not divide each other.
     """
     pods = {pod_of(module): module for module in (one, other)}
     ends = matching_ends(pods)
@@ -142,9 +143,8 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
 
 
 def matching_ends(pods: Mapping[str, Module]) -> Mapping[str, Ends]:
-    """The ends in each of two placed modules of what crosses between them. Raises `DiagnosticError`
-    for ends that do not fit together, different numbers of microbatches and sequences in zigzag
-    order."""
+    """The ends of the values that two placed modules exchange, by pod. Raises `DiagnosticError` for
+    ends that do not match, different numbers of microbatches and sequences in zigzag order."""
     ends = {pod: _ends_between(module, pods) for pod, module in pods.items()}
     _check_alike(ends, pods)
     return ends
@@ -158,8 +158,9 @@ def _ends_between(module: Module, pods: Mapping[str, Module]) -> dict[PartWay, l
     return ends
 
 
-def _cache_of(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd]) -> HeldCache:
-    """How a pod holds what crosses, placed as a value is. Raises `DiagnosticError`."""
+def _cache_of(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd]) -> PodCache:
+    """How a pod stores a value with these ends, with the placement of `like`. Raises
+    `DiagnosticError` for stages with two copies of layers."""
     shares: list[LayerShare] = []
     for end in ends:
         placement = placement_of(module, end.func)
@@ -176,10 +177,10 @@ def _cache_of(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd
             shares.append(LayerShare(0, depth, stage, chunk))
     shares.sort(key=lambda share: share.depth)
     splits = tuple(d.axes for d in like.tensor.dims)
-    return HeldCache(Layouts(mesh.inner, splits), tuple(shares), 1, like)
+    return PodCache(Layouts(mesh.inner, splits), tuple(shares), 1, like)
 
 
-def _met(way: PartWay, caches: Mapping[str, HeldCache], op: Operation) -> Handover:
+def _met(way: PartWay, caches: Mapping[str, PodCache], op: Operation) -> Handover:
     try:
         return handover(caches[way.source].layouts, caches[way.to].layouts)
     except NoHandoverError as what:
@@ -191,8 +192,8 @@ def _met(way: PartWay, caches: Mapping[str, HeldCache], op: Operation) -> Handov
 
 
 def _check_alike(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
-    """Raises `DiagnosticError` for ends of one pod that the other one does not have, and
-    for microbatches and orders of positions that differ."""
+    """Raises `DiagnosticError` for ends of one pod that the other one does not have, and for what
+    `matching_ends` lists."""
     (a, mine), (b, theirs) = ends.items()
     if mine.keys() != theirs.keys():
         lost = min(mine.keys() ^ theirs.keys())
@@ -219,8 +220,8 @@ def _check_alike(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
 
 
 def _check_waits(pod: str, pods: Mapping[str, Module]) -> None:
-    """Raises `DiagnosticError` for a part that goes microbatch by microbatch, and stages of the
-    other pod, which begin several before the gradient of the first comes back."""
+    """Raises `DiagnosticError` for a part that waits for the gradient of each microbatch, if the
+    other pod has stages, which start several microbatches before the first gradient."""
     staged = any(stages_of(func) for module in pods.values() for func in module.functions)
     for op in pods[pod].main.body.ops if staged and len(pods[pod].functions) == 1 else ():
         if not op.has(Accumulates) or microbatches(pods[pod]) == 1:
@@ -236,7 +237,8 @@ def _check_waits(pod: str, pods: Mapping[str, Module]) -> None:
 
 
 def _check_vocabularies(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
-    """Raises `DiagnosticError` for a vocabulary that has another size in the other pod."""
+    """Raises `DiagnosticError` for tokens whose vocabularies have different sizes in the two
+    pods."""
     (a, mine), (b, theirs) = ends.items()
     for way, ((end, *_), (other, *_)) in ((w, (mine[w], theirs[w])) for w in mine):
         if "vocabulary" not in end.op.attrs:
@@ -253,7 +255,7 @@ def _check_vocabularies(ends: Mapping[str, Ends], pods: Mapping[str, Module]) ->
 
 
 def _check_order(module: Module, pod: str, end: PartEnd) -> None:
-    """Raises `DiagnosticError` for a dimension whose positions lie in zigzag order."""
+    """Raises `DiagnosticError` for a dimension with positions in zigzag order."""
     for dim in end.value.tensor.dims:
         for name, over in module.zigzag.items():
             if name in dim.size.symbols and set(over) & set(dim.axes):

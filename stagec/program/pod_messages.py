@@ -1,8 +1,8 @@
-"""Messages from the ranks of one pod to those of another: a value of one placement becomes the same
-value of another placement, each byte sent once to each rank that holds it.
+"""Messages from the ranks of one pod to those of another that change the placement of a value. Each
+byte is sent once to each rank that needs it.
 
-Here ranks are those of a pod, or of one of its pipeline stages: `stagec.program.crossings` has the
-stages and microbatches.
+Ranks are those of a pod, or of one of its pipeline stages; `stagec.program.crossings` adds stages
+and microbatches.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Mesh = Mapping[str, int]
 
 
 class NoHandoverError(ValueError):
-    """The parts of one placement do not fall together with those of the other."""
+    """The numbers of parts of two placements do not divide each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """How the ranks of a pod hold a value: the axes of the mesh with their sizes, and for each
-    dimension those that split it, major first."""
+    """The placement of a value on the ranks of a pod: the axes of the mesh with their sizes, and
+    for each dimension the axes that split it, major first."""
 
     axes: tuple[tuple[str, int], ...]
     splits: tuple[tuple[str, ...], ...]
@@ -38,21 +38,21 @@ class Layouts:
 
     @property
     def ranks(self) -> int:
-        """The ranks of the pod."""
+        """The number of ranks of the pod."""
         return prod(self.mesh.values())
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The parts of each dimension."""
+        """The number of parts of each dimension."""
         return tuple(prod(self.mesh[a] for a in axes) for axes in self.splits)
 
     @property
     def replicas(self) -> int:
-        """How many ranks hold each part."""
+        """The number of ranks that have each part."""
         return self.ranks // prod(self.parts)
 
     def places(self) -> Ints:
-        """For each rank the number of its part along each dimension, and of its replica."""
+        """A row for each rank: the number of its part along each dimension, and of its replica."""
         ranks = np.arange(self.ranks, dtype=np.int64)
         used = {a for axes in self.splits for a in axes}
         rest = tuple(a for a in self.mesh if a not in used)
@@ -66,7 +66,7 @@ class Layouts:
         return numbers
 
     def rank_of(self, places: Ints) -> Ints:
-        """The ranks at these places."""
+        """The ranks at the given rows of `places`."""
         sizes = (*self.parts, self.replicas)
         own = np.ravel_multi_index(tuple(self.places().T), sizes)
         by_place = np.empty(self.ranks, dtype=np.int64)
@@ -77,9 +77,9 @@ class Layouts:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Who sends to whom: `to[j]` are the receivers of the j-th messages of all senders, `of[i]` the
-    senders of the i-th messages of all receivers. A message carries 1 / `pieces` of what a sender
-    holds: each dimension is cut into `cuts` parts, and replicas share what is left."""
+    """Senders and receivers: `to[j]` are the receivers of the j-th messages of all senders, `of[i]`
+    the senders of the i-th messages of all receivers. A message is 1 / `pieces` of a sender's part:
+    each dimension is divided by `cuts`, and the rest among replicas."""
 
     to: Sequence[Ints]
     of: Sequence[Ints]
@@ -88,19 +88,18 @@ class Handover:
 
 
 def handover(source: Layouts, target: Layouts) -> Handover:
-    """The messages that bring a value from one placement to the other.
+    """The messages that move a value from one placement to the other.
 
-    A dimension in s parts meets one in t parts in max(s, t) parts. Where more ranks hold a part at
-    the source than at the target, each of them sends a piece of it; where fewer do, each of them
-    sends it to several. Llama-3 70B with 8 key/value heads, from tp = 4 to tp = 8: each rank of the
-    source sends one of its two heads to each of two ranks.
+    A dimension with s parts at the source and t at the target is sent in max(s, t) parts. If the
+    source has more replicas of a part than the target, each of them sends a piece of it; if it has
+    fewer, each of them sends it to several ranks. Example: Llama-3 70B with 8 key/value heads, from
+    tp = 4 to tp = 8: each rank of the source sends one of its two heads to each of two ranks.
 
-    Raises `NoHandoverError` where of two numbers of parts, or of replicas, neither divides the
-    other.
+    Raises `NoHandoverError` if of two numbers of parts, or of replicas, neither divides the other.
     """
     cuts = [ratio(s, t) for s, t in zip(source.parts, target.parts, strict=True)]
     split, shared = ratio(source.replicas, target.replicas)
-    # the last column of a place is the replica; there the source's pieces lie side by side
+    # the last column of a place is the replica: a replica of the source has consecutive pieces
     finer = [t for _, t in cuts]
     coarser = [s for s, _ in cuts]
     to = _meet(source, target, [*zip(finer, coarser, strict=True), (shared, split)])
@@ -109,8 +108,8 @@ def handover(source: Layouts, target: Layouts) -> Handover:
 
 
 def ratio(source: int, target: int, what: str = "parts") -> tuple[int, int]:
-    """How many parts of the source lie in one of the target, and the reverse; one of them is 1.
-    Raises `NoHandoverError` if neither number divides the other."""
+    """The number of parts of the source per part of the target, and the reverse; one of the two is
+    1. Raises `NoHandoverError` if neither number divides the other."""
     if source % target == 0:
         return source // target, 1
     if target % source == 0:
@@ -119,8 +118,9 @@ def ratio(source: int, target: int, what: str = "parts") -> tuple[int, int]:
 
 
 def _meet(one: Layouts, other: Layouts, ratios: Sequence[tuple[int, int]]) -> list[Ints]:
-    """The ranks of `other` that each rank of `one` meets: along each dimension `more` of its parts
-    lie in one part here, or one of them holds `fewer` parts of here."""
+    """The ranks of `other` whose parts overlap those of each rank of `one`. `ratios` are pairs
+    (`more`, `fewer`) for each dimension: a part of `one` contains `more` parts of `other`, or a
+    part of `other` contains `fewer` parts of `one`."""
     places = one.places()
     overlaps: list[Ints] = []
     for offsets in product(*(range(more) for more, _ in ratios)):

@@ -1,7 +1,7 @@
-"""How large nodes are: bytes, FLOPs and kernels of lowered operations, for known sizes.
+"""The bytes, FLOPs and kernels of lowered operations for given values of symbols.
 
-A program is unrolled once for all sizes with which it has the same nodes; what each of them is in
-other sizes, `Resizable` says.
+A program is unrolled once for all values with which it has the same nodes; `Resizable` computes the
+nodes for other values.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from stagec.program.kernels import EXTENTS, Kernel
 from stagec.program.nodes import Node
 from stagec.support.diagnostics import NotAnIntegerError
 
-#: The parameters of an operation that are its numbers.
+#: The attributes of an operation that become numbers of its node.
 _NUMBERS = ("bytes", "flops", "matmul", "out")
 _DEALT = ("copies", "groups")
 
 
 @dataclass(frozen=True)
 class Layered:
-    """Sizes that differ from layer to layer; `slot` is the place of the stage among those that
-    share the program."""
+    """Sizes that differ from layer to layer: `at` returns the values of symbols in a layer; `slot`
+    is the index of the stage among those that share the graph."""
 
     at: Callable[[int], Mapping[str, Fraction]]
     slot: int
 
 
 class NodeWork(NamedTuple):
-    """What a computation is: its kind and phase, bytes, FLOPs, those of matrix products, bytes of
-    its result, and its kernel."""
+    """The numbers of a computation: its kind and phase, bytes, FLOPs, FLOPs of matrix products,
+    bytes of its result, and its kernel."""
 
     kind: str
     phase: str
@@ -49,9 +49,9 @@ class NodeWork(NamedTuple):
 
 
 class OpNumbers:
-    """The numbers of operations for these values of all symbols; each is found once.
+    """The numbers of operations for the values `env` of all symbols, cached.
 
-    Numbers raise `NotAnIntegerError` for sizes that do not divide.
+    Methods raise `NotAnIntegerError` for sizes that do not divide.
     """
 
     def __init__(self, env: Mapping[str, int], loads: Layered | None = None) -> None:
@@ -61,7 +61,7 @@ class OpNumbers:
         self._works: dict[tuple[Operation, int], NodeWork] = {}
 
     def number(self, op: Operation, name: str, layer: int = 0) -> int:
-        """What a parameter of an operation is in a layer; 0 if it is not stated."""
+        """The value of an attribute in a layer; 0 if the operation does not have it."""
         if name not in op.attrs:
             return 0
         expr = op.expr(name)
@@ -74,7 +74,7 @@ class OpNumbers:
         return self._known[key]
 
     def work(self, op: Operation, layer: int = 0) -> NodeWork:
-        """What a computation is in a layer."""
+        """The numbers of a computation in a layer."""
         key = op, layer if self._loads is not None else 0
         if key not in self._works:
             size, flops, matmul, out = (self.number(op, name, layer) for name in _NUMBERS)
@@ -89,7 +89,8 @@ class OpNumbers:
         return Kernel(kind, dtype, extents, flops, size, what, causal, form)
 
     def _extent(self, op: Operation, name: str, layer: int) -> int:
-        """An extent of a kernel, rounded up: the rows of an expert are those of the mean one."""
+        """An extent of a kernel, rounded up: the mean number of rows of an expert need not be
+        whole."""
         try:
             return self.number(op, name, layer)
         except NotAnIntegerError as problem:
@@ -105,7 +106,7 @@ class OpNumbers:
 
 
 class _KernelPlaces(NamedTuple):
-    """A kernel by the places of its numbers."""
+    """A `Kernel` with the indices of its numbers."""
 
     kind: str
     dtype: str
@@ -117,7 +118,7 @@ class _KernelPlaces(NamedTuple):
     form: str
 
 
-#: The fields of a node that are the same in other sizes.
+#: The fields of a node that do not depend on sizes.
 _SAME = (
     *("kind", "name", "phase", "parts", "group", "blocking", "bucket", "scope", "over", "by"),
     *("tag", "to", "op", "id", "index", "layer"),
@@ -125,8 +126,8 @@ _SAME = (
 
 
 class _NodePlaces(NamedTuple):
-    """A node: the fields that stay the `same`, and the places of its numbers, and of its kernel; a
-    call in buckets has its bytes from the operation."""
+    """A node with the fields that do not change (`same`), and the indices of its numbers and of its
+    kernel. The bytes of a bucket come from the operation instead."""
 
     node: Node
     same: Mapping[str, Any]
@@ -139,12 +140,12 @@ class _NodePlaces(NamedTuple):
 
 
 class Resizable:
-    """Nodes whose sizes go by these symbols, and what they do in other sizes with which they have
-    the same places in the program. Each expression is prepared once."""
+    """Computes the nodes of a program for other values of symbols with which it has the same nodes
+    and edges. Each expression is compiled once."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._places: dict[Expr, int] = {}
-        #: Of each number whether it has to be whole: all but extents.
+        #: For each number, whether it must be whole: all but extents.
         self._whole: list[bool] = []
         self._kernels: dict[_KernelPlaces, int] = {}
         self._nodes = [self._sized(node) for node in nodes]
@@ -154,8 +155,8 @@ class Resizable:
         self._prepared = [(expr, function(expr), whole) for expr, whole in prepared]
 
     def at(self, values: Mapping[str, int]) -> list[Node]:
-        """The nodes in these sizes, without their edges. Raises `NotAnIntegerError` for sizes that
-        do not divide."""
+        """The nodes for these values of symbols, without edges. Raises `NotAnIntegerError` for
+        sizes that do not divide."""
         n: list[int] = []
         for expr, evaluated, whole in self._prepared:
             number = evaluated(values)
@@ -219,8 +220,8 @@ class Resizable:
 
 
 def what_it_does(node: Node) -> Hashable:
-    """What is equal for nodes that do the same in all sizes: their numbers as expressions, and whom
-    they reach."""
+    """A key that is equal for nodes with equal work for all values of symbols: their numbers as
+    expressions, and the group or peer."""
     op = node.op
     if op is None or node.bucket:
         return op or node, node.index
@@ -233,8 +234,8 @@ def what_it_does(node: Node) -> Hashable:
 
 
 def _about(op: Operation) -> tuple[str, str, Sequence[str], str, bool, str]:
-    """What is the same of a kernel in all sizes: its kind, its type, the names of its extents, what
-    it computes, whether a mask is causal, and its name in a library."""
+    """The properties of a kernel that do not depend on sizes: its kind, its element type, the names
+    of its extents, its operation, whether a mask is causal, and its name in a library."""
     kind = op.text("kernel", MEMORY)
     what = "+".join(op.names("fuses")) or op.text("kind")
     return kind, op.text("dtype"), EXTENTS[kind], what, op.flag("causal"), op.text("form")

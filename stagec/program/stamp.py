@@ -1,10 +1,11 @@
 """Templates of the steps of a schedule, and their instances.
 
-What a step makes is the same for every microbatch, up to the nodes that it takes from outside, the
-numbers of its messages and of the microbatch. It is unrolled once, with placeholders for what comes
-from outside; an instance is the template and a table of what the placeholders stand for.
+The nodes of a step are the same for every microbatch, except for their inputs, the numbers of
+messages and the number of the microbatch. A step is unrolled once, with placeholders for its
+inputs; an instance is the template and a table of the nodes that the placeholders represent.
 
-Nodes are known by handles: an instance owns a range of them, in the order of the template.
+Nodes are identified by handles: an instance has a contiguous range of them, in the order of the
+template.
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.program.buckets import Bucketed
 from stagec.program.nodes import Ints, Node, Ref, Stack
 
-#: Shape of a value: None, a node, or a stack of shapes with the index of its last item.
+#: The shape of a value: None, NODE, or a tuple of the index of a stack's last item and the shapes
+#: of its items.
 Shape: TypeAlias = "str | tuple[object, ...] | None"
 NODE = "node"
-#: A value that an earlier part of the same step makes.
+#: In place of a source or shape: an earlier part of the same step produces the value.
 INSIDE = "inside"
-#: Which end of messages, and the number of their channel.
+#: A stream of messages in one direction: `send` or `recv`, and the number of the channel.
 Stream = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StampedValue:
-    """A value that an instance made: its shape, and where its nodes are in the instance's table."""
+    """A value that an instance produces: its shape, and the indices of its nodes in the instance's
+    table."""
 
     shape: Shape
     instance: StepInstance
@@ -40,7 +43,7 @@ class StampedValue:
 
     @property
     def handles(self) -> list[int]:
-        """The nodes of the value."""
+        """The handles of its nodes."""
         return [self.instance.handle(place) for place in self.places]
 
 
@@ -49,9 +52,9 @@ ValueRef = Ref | StampedValue
 
 @dataclass(frozen=True, eq=False)
 class RegionUse:
-    """A region without the operations to `skip`, that is run again and again: the values that it
-    makes, and what it yields for each. Actions that are alike have one region: `outside` are the
-    values that stand for some of those that it takes."""
+    """A region that runs many times, without the operations `skip`: the values that it produces
+    outside (`results`), and the value that it yields for each. Equal actions share a region:
+    `outside` maps values that the region uses to those that they represent outside."""
 
     body: Region
     results: Sequence[Value]
@@ -60,35 +63,35 @@ class RegionUse:
     outside: Mapping[Value, Value] = field(default_factory=dict[Value, Value])
 
     def __bool__(self) -> bool:
-        """Whether there is anything to run."""
+        """Whether it has any operation to run or result."""
         return bool(self.results) or any(op not in self.skip for op in self.body.ops[:-1])
 
     @cached_property
     def inside(self) -> tuple[Value, ...]:
-        """What it takes from outside, as it is called in the region."""
+        """The values that it captures, as the region refers to them."""
         return captured(self.body, self.skip)
 
     @cached_property
     def captured(self) -> tuple[Value, ...]:
-        """What it takes from outside, as it is called there."""
+        """The values that it captures, as they exist outside, in the order of `inside`."""
         return tuple(self.outside.get(value, value) for value in self.inside)
 
     @cached_property
     def places(self) -> Mapping[Value, int]:
-        """Where each of its results is among them."""
+        """The index of each of its results."""
         return {value: place for place, value in enumerate(self.results)}
 
     @cached_property
     def looks_back(self) -> bool:
-        """Whether it may refer to computations before it, as receives that are posted do not."""
+        """Whether it may depend on earlier computations. Receives that are posted early do not."""
         ops = (op for op in self.body.ops[:-1] if op not in self.skip)
         return any(op.name != "et.recv" or op.flag("overlapped") for op in ops)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TemplatePart:
-    """One run of a region in a step. `slot` distinguishes the microbatches of the step, `action`
-    the actions."""
+    """One execution of a region in a step. `slot` is the index of its microbatch, `action` that of
+    its action among those of the step."""
 
     seen: RegionUse
     prefix: str
@@ -97,22 +100,22 @@ class TemplatePart:
 
     @property
     def key(self) -> Hashable:
-        """What distinguishes it from the parts of other templates of the graph."""
+        """A key that is different for parts of different templates of the graph."""
         seen = self.seen
         return seen.body.owner, seen.skip, self.prefix, self.slot, self.action
 
 
 class Frontier(NamedTuple):
-    """What is seen of the computations before a step: the last one, the last matrix product and the
-    one right before that, in order, and whether each is a matrix product. They are `places` in a
-    table, or handles."""
+    """The earlier computations that a step may depend on: the last one, the last matrix product and
+    the one right before that, in order, and whether each is a matrix product. `places` are indices
+    in a table, or handles."""
 
     places: tuple[int, ...]
     products: tuple[bool, ...]
 
     @classmethod
     def of(cls, nodes: Iterable[tuple[int, bool]]) -> Frontier:
-        """From a row for each."""
+        """From pairs of a place and whether it is a matrix product."""
         rows = list(nodes)
         return cls(tuple(place for place, _ in rows), tuple(product for _, product in rows))
 
@@ -122,14 +125,16 @@ NO_FRONT = Frontier((), ())
 
 @dataclass(slots=True, eq=False)
 class Template:
-    """A step unrolled once, whatever class runs it.
+    """A step that is unrolled once for all classes that run it.
 
-    Nodes are identified by their place; `nodes[:ordered]` are in the order of issue, the rest are
-    buckets, whose place comes later.
+    Nodes are identified by their index. `nodes[:ordered]` are in the order of issue; the rest are
+    buckets, which are inserted into the order later.
 
-    Edges lead to places in the table of an instance: what comes from outside, then the nodes.
-    `front` is what later nodes refer to of its computations, if these are all in it. `channels` are
-    those of the job, of which the messages `sent` use some.
+    Edges lead to indices in the table of an instance, which contains the `outside` inputs and then
+    the nodes. `made` has for each part of the step the values that it produces. `buckets` has for
+    each bucket its index and that of the node that completes it. `sent` is the number of messages
+    in each stream, `channels` the number of channels of the job. `front` is None if it has too few
+    computations to determine the frontier.
     """
 
     nodes: list[Node]
@@ -150,38 +155,40 @@ class Template:
             self.front = Frontier.of((self.outside + i, product) for i, product in front)
 
     def stream(self, node: Node) -> Stream:
-        """The stream of a message of it."""
+        """The stream of a send or receive of this template."""
         return node.kind, node.tag % self.channels
 
     def place(self, node: Node) -> int:
-        """Where a node, or a placeholder, is in the table."""
+        """The index of a node, or of a placeholder, in the table."""
         return -node.id - 1 if node.id < 0 else self.outside + node.id
 
 
 class Stamped(NamedTuple):
-    """What a part of an instance made; `origin` is the same for all instances of the template."""
+    """The values that one part of an instance produces. `origin` is equal for all instances of the
+    template."""
 
     instance: StepInstance
     part: int
     origin: tuple[Template, int]
 
     def values(self) -> Iterator[StampedValue]:
-        """The values of it, in order."""
+        """The values of the part, in order."""
         for shape, places in self.instance.template.made[self.part]:
             yield StampedValue(shape, self.instance, places)
 
 
 class Inputs:
-    """What the placeholders of a template stand for, in all steps that take the same from instances
-    of the same templates: a place in the table of one of the instances that a step takes from, by
-    the number of that, or a handle by None."""
+    """The origin of each placeholder of a template, shared by all steps whose sources are instances
+    of the same templates. An origin is the index of a source and an index in its table, or None and
+    a handle."""
 
     def __init__(self, template: Template, origins: Sequence[tuple[int | None, int]]) -> None:
         self.template, self.origins = template, origins
 
     @cached_property
     def _rows(self) -> Sequence[tuple[int | None, Ints, Ints]]:
-        """The origins in rows: those of one source, the placeholders, and the places of these."""
+        """The origins grouped by source: the source, its placeholders, and their indices in its
+        table."""
         rows: dict[int | None, list[tuple[int, int]]] = {}
         for where, (source, place) in enumerate(self.origins):
             rows.setdefault(source, []).append((where, place))
@@ -189,8 +196,8 @@ class Inputs:
         return [(source, table[:, 0], table[:, 1]) for source, table in tables]
 
     def handles(self, instances: Sequence[StepInstance]) -> Ints:
-        """What they stand for in these steps, a row each. What all take from a source is made by
-        one template."""
+        """The handles that the placeholders represent in these instances, a row each. All instances
+        have sources of the same templates."""
         handles = np.empty((len(instances), self.template.outside), dtype=np.int64)
         for source, where, places in self._rows:
             made = [] if source is None else [m for i in instances if (m := i.sources[source])]
@@ -207,9 +214,9 @@ class Inputs:
 
 @dataclass(slots=True, eq=False)
 class StepInstance:
-    """A template at one place of the program: its own nodes have the handles from `base` on, its
-    `inputs` come from `sources`. Its table has the handles of what comes from outside, and then
-    those of its own nodes."""
+    """One use of a template in the program. Its own nodes have the handles from `base` on, its
+    `inputs` come from `sources`. Its table contains the handles of its inputs, and then those of
+    its own nodes."""
 
     inputs: Inputs
     sources: Sequence[StepInstance | None]
@@ -220,11 +227,11 @@ class StepInstance:
 
     @property
     def template(self) -> Template:
-        """What it is an instance of."""
+        """Its template."""
         return self.inputs.template
 
     def handle(self, place: int) -> int:
-        """One handle of the table. What it was given may have been given to its source as well."""
+        """The handle at an index of the table. An input may be an input of its source too."""
         instance = self
         while place < instance.inputs.template.outside:
             source, place = instance.inputs.origins[place]
@@ -235,7 +242,7 @@ class StepInstance:
         return instance.base + place - instance.inputs.template.outside
 
     def node(self, place: int) -> Node:
-        """A node that stands for the one at a place of the template."""
+        """A copy, without edges, of the node at an index of the template."""
         if self._nodes is None:
             self._nodes = {}
         if place not in self._nodes:
@@ -244,17 +251,17 @@ class StepInstance:
         return self._nodes[place]
 
     def computations(self) -> Iterator[tuple[StepInstance, int, bool]]:
-        """The places of its computations, last one first, and whether they are matrix products."""
+        """The indices of its computations, last one first, and whether each is a matrix product."""
         return ((self, place, product) for place, product in self.template.computations)
 
     def buckets(self) -> Iterator[tuple[int, int | None]]:
-        """Handles of its buckets, and of what completes them."""
+        """The handle of each bucket, and that of the node that completes it, or None."""
         for place, ready in self.template.buckets:
             yield self.base + place, None if ready is None else self.handle(ready)
 
 
 def tables(template: Template, instances: Sequence[StepInstance]) -> Ints:
-    """The tables of instances of a template, a row each."""
+    """The tables of instances of a template: a row per instance."""
     rows: dict[Inputs, list[int]] = {}
     for row, instance in enumerate(instances):
         rows.setdefault(instance.inputs, []).append(row)
@@ -271,10 +278,10 @@ T = TypeVar("T")
 
 
 def front_of(computations: Iterator[tuple[T, bool]]) -> tuple[list[tuple[T, bool]], bool]:
-    """What later nodes refer to of computations that are given last one first: the last one, the
-    last matrix product and the one right before that, in order; and whether all were found. Nobody
-    asks whether the one before the product is a product as well: it is noted as if it was not, so
-    that steps which differ in that alone share a template."""
+    """The `Frontier` of computations that are passed last one first: the last one, the last matrix
+    product and the one right before that, in order; and whether all of them exist. It does not
+    matter whether the one before the product is a product too: it is marked as none, so that steps
+    which differ only in that share a template."""
     front: list[tuple[T, bool]] = []
     for which, product in computations:
         if front and front[-1][1]:
@@ -292,7 +299,7 @@ def shape_of(ref: Ref) -> Shape:
 
 
 def leaves(ref: Ref) -> Iterator[Node]:
-    """The nodes of a value, in order."""
+    """The nodes of a value, depth first."""
     if isinstance(ref, Stack):
         for inner in ref.items:
             yield from leaves(inner)
@@ -308,7 +315,7 @@ def flat(ref: ValueRef) -> tuple[Shape, Sequence[int]]:
 
 
 def build(shape: Shape, nodes: Iterator[Node]) -> Ref:
-    """A value of a shape from its nodes."""
+    """The value of a shape that consists of these nodes."""
     if shape is None:
         return None
     if isinstance(shape, tuple):
@@ -318,7 +325,7 @@ def build(shape: Shape, nodes: Iterator[Node]) -> Ref:
 
 
 class Placeholders:
-    """Nodes that stand for the places of a table, one after the other."""
+    """An endless iterator of placeholder nodes for successive indices of a table."""
 
     def __init__(self) -> None:
         self.given: list[Node] = []
@@ -339,7 +346,7 @@ def make_template(
     sent: Mapping[Stream, int],
     channels: int,
 ) -> Template:
-    """The template of what was unrolled with `outside` placeholders."""
+    """The template of nodes that were unrolled with `outside` placeholders."""
     nodes = [*ordered, *(n for cut in bucketed for n in cut.nodes)]
     for place, node in enumerate(nodes):
         node.id = place

@@ -1,7 +1,8 @@
-"""Steps of accumulations and schedules: each is unrolled once, and stamped for every microbatch.
+"""Steps of accumulations and schedules: each is unrolled once as a template, and instantiated for
+every microbatch.
 
-A step is known by its regions, by the shapes of what they take from outside, and by what was
-computed right before; what it was when it was first seen is its template.
+A template is identified by the regions of the step, by the shapes of their inputs, and by the
+computations right before it.
 """
 
 from __future__ import annotations
@@ -43,23 +44,26 @@ from stagec.schedule.action import Action, Kind, RankActions, steps
 from stagec.schedule.attached import regions_of
 from stagec.support.memo import memo_method
 
-#: Templates by what they are known by: classes with the same sizes share them.
+#: Templates by key; classes with the same sizes share them.
 Templates = dict[Hashable, Template]
 
 
-#: An action for any microbatch, and which of the step's microbatches it is for.
+#: An action without its microbatch (kind, chunk, split), and the index of its microbatch in the
+#: step.
 _Kind = tuple[Kind, int, bool, int]
 _NO_TAGS: Mapping[Stream, int] = {}
 _NOTHING: Mapping[RegionUse, Stamped] = {}
-#: What made a value: nothing in the accumulation (None), the step itself (INSIDE), or a part.
+#: The producer of a value: None if it comes from outside of the accumulation, INSIDE for the step
+#: itself, or a part of an earlier step.
 Source = Stamped | str | None
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a pipeline stage does: its actions, and by the place of the first action of a step those
-    whose receives stand before it; `joined` is the axis of the stages if sums over them wait for
-    the last action, `slot` its place among the stages that run the graph."""
+    """The work of a pipeline stage. `actions` are its actions; `receives` has, under the index of
+    the first action of a step, the actions whose receives are posted before the step. `joined` is
+    the axis of the stages if sums over them wait for the last action. `slot` is the index of the
+    stage among those that run the graph."""
 
     actions: RankActions = ()
     receives: Mapping[int, Sequence[Action]] = field(default_factory=dict[int, Sequence[Action]])
@@ -68,7 +72,7 @@ class Order:
 
 
 class Stepper(Unroller):
-    """Makes the program of a rank from a graph and the actions of its stage."""
+    """Unrolls a graph into the program of a rank, with the actions of its stage."""
 
     def __init__(
         self,
@@ -83,14 +87,14 @@ class Stepper(Unroller):
         self.returned: list[Ref] = []
 
     def take(self, value: Value, name: str, shape: Shape) -> list[str]:
-        """Let nodes stand for a value of this shape that comes from an earlier step; their
+        """Add placeholders for a value of this shape that comes from an earlier step. Returns their
         names."""
         names: list[str] = []
         self._refs[value] = build(shape, self._outside(name, names))
         return names
 
     def leave(self, name: str, ref: Ref) -> list[str]:
-        """Let nodes stand for what a later step takes of a value; their names."""
+        """Add placeholders for a value that a later step takes. Returns their names."""
         names: list[str] = []
         for made, node in zip(leaves(ref), self._outside(name, names), strict=False):
             node.deps = (*node.deps, made)
@@ -108,8 +112,8 @@ class Stepper(Unroller):
         return self._columns.program(name, self._order, self._bucketed)
 
     def accumulate(self, op: Operation, region: Region) -> list[Ref]:
-        """Run the step of each microbatch, or the actions of a schedule, from templates."""
-        if self._in_template:  # in a template there are nodes only
+        """Run each microbatch, or the actions of a schedule, as instances of templates."""
+        if self._in_template:  # a template consists of nodes, not of instances
             return super().accumulate(op, region)
         inputs = [self._ref(v) for v in op.operands]
         self._refs.update(zip(region.args, inputs, strict=True))
@@ -130,8 +134,9 @@ class Stepper(Unroller):
     # -- actions of a pipeline schedule ------------------------------------------------------------
 
     def _scheduled(self, region: Region) -> _Stamps:
-        """Run the actions as ordered. What an action makes is there for later ones of its
-        microbatch; what the region yields is complete with the last action that adds to it."""
+        """Run the actions in the order of the schedule. Later actions of the same microbatch use
+        the values of an action; a value that the region yields is complete after the last action
+        that adds to it."""
         actions: dict[tuple[str, int], RegionUse] = {}
         receives: dict[tuple[str, int], RegionUse] = {}
         for op in region.ops[:-1]:
@@ -161,12 +166,12 @@ class Stepper(Unroller):
     def _parts(
         self, regions: Mapping[tuple[str, int], RegionUse], kinds: Sequence[_Kind]
     ) -> tuple[TemplatePart, ...]:
-        """The regions that a step of such actions runs."""
+        """The regions that a step of these actions executes."""
         parts: list[TemplatePart] = []
         for which, (kind, chunk, split, slot) in enumerate(kinds):
             runs = regions_of(Action(kind, chunk, 0, split=split))
             for seen in filter(None, map(regions.get, runs)):
-                first = seen.body.owner.integer("chunk")  # of all chunks with this region
+                first = seen.body.owner.integer("chunk")  # the first that has this region
                 scope = f"c{first}/" if first else ""
                 prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{scope}"
                 parts.append(TemplatePart(seen, prefix, slot, which))
@@ -175,7 +180,8 @@ class Stepper(Unroller):
     def _step(
         self, parts: tuple[TemplatePart, ...], microbatches: Sequence[int], made: _Stamps
     ) -> None:
-        """Run the regions of one step: stamp what it was when it was first seen."""
+        """Execute the regions of one step: add an instance of its template, which is made on first
+        use."""
         sources, origins = made.sources(parts, microbatches)
         looks_back = any(part.seen.looks_back for part in parts)
         last, front = self._front() if looks_back else (None, NO_FRONT)
@@ -195,8 +201,8 @@ class Stepper(Unroller):
         front: Frontier,
         made: _Stamps,
     ) -> Inputs:
-        """The template of a step, and where what it takes from outside comes from: the sources and,
-        after them, the instance that has the front."""
+        """The template of a step and the origins of its inputs: `sources`, and after them the
+        instance `last` with the frontier."""
         shapes: list[Shape] = []
         origins: list[tuple[int | None, int]] = []
         first = 0
@@ -225,8 +231,8 @@ class Stepper(Unroller):
         return Inputs(template, origins)
 
     def _front(self) -> tuple[StepInstance | None, Frontier]:
-        """What is seen of the computations before a step, and the instance that has it; None if
-        there are several."""
+        """The frontier before a step, and the instance that contains it, or None if it is in
+        several."""
         for thing in reversed(self._order):
             if not isinstance(thing, StepInstance):
                 break
@@ -240,7 +246,7 @@ class Stepper(Unroller):
     def _unrolled(
         self, parts: Sequence[TemplatePart], shapes: Sequence[Shape], fronts: Sequence[bool]
     ) -> Template:
-        """Unroll a step with placeholders for what comes from outside."""
+        """Unroll a step with placeholders for its inputs."""
         kept = self._refs, self._order, self._bucketed, self._sent, self._prefix
         source = Placeholders()
         refs = [None if s == INSIDE else build(s, source) for s in shapes]
@@ -288,7 +294,7 @@ class Stepper(Unroller):
     def _stamp(
         self, inputs: Inputs, sources: Sequence[StepInstance | None], microbatches: Sequence[int]
     ) -> StepInstance:
-        """Add an instance."""
+        """Add an instance of a template, and count its messages."""
         template, tags, sent = inputs.template, _NO_TAGS, self._sent
         if template.sent:
             tags = {stream: sent[stream] * template.channels for stream in template.sent}
@@ -302,10 +308,11 @@ class Stepper(Unroller):
 
 
 class _Stamps:
-    """What the regions of an accumulation have made so far, for each microbatch and at last.
+    """The values that the regions of an accumulation have produced so far, by microbatch and the
+    latest of all.
 
-    A step takes what was made for its microbatch, else what was made last. What it takes is the
-    same in all steps of the same parts if the same templates made it: these are `known`.
+    A step uses the value of its own microbatch, otherwise the latest. Steps of the same parts whose
+    sources come from the same templates have equal inputs: these are cached in `known`.
     """
 
     def __init__(self, regions: Sequence[RegionUse]) -> None:
@@ -316,13 +323,14 @@ class _Stamps:
 
     @memo_method
     def makers(self, seen: RegionUse) -> tuple[RegionUse, ...]:
-        """The regions that make what a region takes."""
+        """The regions that produce the values that a region captures."""
         return tuple(dict.fromkeys(self.owner[v] for v in seen.captured if v in self.owner))
 
     def sources(
         self, parts: Sequence[TemplatePart], microbatches: Sequence[int]
     ) -> tuple[list[Source], Hashable]:
-        """What made the things that each part takes, maker by maker; and what differs in them."""
+        """The sources of each part of a step, one per region of `makers`, and a key of them for
+        `known`."""
         sources: list[Source] = []
         for i, part in enumerate(parts):
             mine = self._of.get(microbatches[part.slot], _NOTHING)
@@ -337,7 +345,7 @@ class _Stamps:
     def put(
         self, parts: Sequence[TemplatePart], microbatches: Sequence[int], instance: StepInstance
     ) -> None:
-        """What the parts of a step made."""
+        """Record the values of the parts of a step."""
         template = instance.inputs.template
         for i, part in enumerate(parts):
             stamp, number = Stamped(instance, i, (template, i)), microbatches[part.slot]
@@ -352,15 +360,16 @@ def _kind(action: Action, slot: int) -> _Kind:
 
 
 def receives_in(body: Region) -> frozenset[Operation]:
-    """The receives of an action from other stages, which are posted before it: those that wait for
-    nothing in it."""
+    """The receives of an action from other stages that are posted before it: those without
+    operands."""
     receives = (op for op in body.ops if op.name == "et.recv" and not op.operands)
     return frozenset(op for op in receives if not crosses_pods(op))
 
 
 def _interleaved(parts: Sequence[list[Node]], bodies: Collection[Region]) -> list[Node]:
-    """The nodes of a step. In an overlapped pair one action goes on where the other starts to
-    communicate, and what both send to other stages leaves at the end, in the order of the pair."""
+    """The nodes of a step in the order of issue. In an overlapped pair, one action continues where
+    the other starts to communicate; the sends of both to other stages come at the end, in the order
+    of the pair."""
     if len(parts) < 2:
         return [n for part in parts for n in part]
     last = [n for p in parts for n in p if n.kind == "send" and n.op and n.op.parent in bodies]
@@ -371,9 +380,9 @@ def _interleaved(parts: Sequence[list[Node]], bodies: Collection[Region]) -> lis
 
 
 def _tie(pair: Sequence[Node], received: Sequence[Node]) -> None:
-    """An overlapped pair starts when all is there that both of its actions need, and what it sends
-    leaves at its end: as DualPipe does (github.com/deepseek-ai/DualPipe, dualpipe/dualpipe.py,
-    `_forward_backward_chunk`)."""
+    """Add control edges to an overlapped pair: it starts when the inputs of both of its actions
+    have arrived, and sends its results at its end, as DualPipe does
+    (github.com/deepseek-ai/DualPipe, dualpipe/dualpipe.py, `_forward_backward_chunk`)."""
     computations = [n for n in pair if n.is_computation]
     if not computations:
         return
@@ -386,7 +395,7 @@ def _tie(pair: Sequence[Node], received: Sequence[Node]) -> None:
 
 
 def _between_collectives(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Pieces that end in a collective each."""
+    """Split nodes after each collective."""
     pieces: list[list[Node]] = [[]]
     for node in nodes:
         pieces[-1].append(node)

@@ -1,9 +1,9 @@
-"""Rank classes of a job of several steps: each runs the steps in turn, as one program.
+"""Rank classes of a job of several steps: each runs the steps one after the other, as one program.
 
-A step is a lowered module of its own. Its caches are those of the step before, and its tokens are
-those that the step before has sampled. With pipeline stages the last stage sends them to the first
-one, a message a step, and a step begins before the one before it is through: it waits for the
-tokens of `after` steps before.
+Each step is a lowered module. It continues with the caches of the previous step, and with the
+tokens that an earlier step has sampled. With pipeline stages, the last stage sends them to the
+first one, one message per step, and a step starts before the previous one has finished: it waits
+only for the tokens of the step that is `after` steps back.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from stagec.program.nodes import OUTSIDE, Node, Program
 from stagec.program.unroll import unroll_step
 from stagec.support.diagnostics import error
 
-#: What is sampled in a step, and comes in with a later one.
+#: The name of the tokens that a step samples and a later one takes.
 SAMPLED = "sampled"
 #: Bytes of a token.
 _TOKEN = 4
-#: The caches of the classes of a mixed step are parts of one.
+#: The suffix of the cache of one class of sequences in a mixed step; the classes share one cache.
 _CLASS = re.compile(r"_\d+_cache")
 
 
 @dataclass(frozen=True)
 class Sequel:
-    """Steps one after the other: `order` are the numbers of the distinct ones, `after[i]` says how
-    many steps before the tokens of step i were sampled (0: they were there), and `sampled` how many
-    tokens each distinct step samples on a rank."""
+    """The order of steps. `order` has for each step the index of its distinct step. `after[i]` is
+    how many steps before step i its tokens were sampled, 0 if they exist from the start. `sampled`
+    is the number of tokens that each distinct step samples on a rank."""
 
     order: Sequence[int]
     after: Sequence[int]
     sampled: Sequence[int]
 
     def taken(self) -> Iterator[tuple[int, list[int]]]:
-        """Each step, with the steps whose tokens it is the first one to wait for."""
+        """Each step, with the steps whose tokens it is the first to wait for."""
         last = 0
         for number, back in enumerate(self.after):
             upto = number - back + 1 if back else last
@@ -53,10 +53,10 @@ class Sequel:
 
 @dataclass(frozen=True, eq=False)
 class SteppedClass(RankClass):
-    """The ranks at these coordinates run steps: each of the distinct `steps` as the class of its
-    module that these ranks are in; the fields of a class are those of the first one. `sequel` is
-    their order, `stages` are the stage that samples and the one that takes tokens in, on an axis of
-    so many."""
+    """A rank class of a job of several steps. `steps` are the classes of its ranks in the module of
+    each distinct step; the other fields are those of the first one. `sequel` is the order of the
+    steps. `stages` are the stage that samples, the one that takes tokens, and the number of
+    stages."""
 
     steps: Sequence[RankClass]
     sequel: Sequel
@@ -64,11 +64,11 @@ class SteppedClass(RankClass):
 
     @cached_property
     def groups(self) -> list[GroupAxes]:
-        """The axes over which its collectives go."""
+        """The groups of the collectives of all steps."""
         return list(dict.fromkeys(g for step in self.steps for g in step.groups))
 
     def program(self) -> Program:
-        """The nodes of one of its ranks. Raises `DiagnosticError` for far too many."""
+        """The program of each of its ranks. Raises `DiagnosticError` for too many nodes."""
         units = list(_sized_steps(self.steps))
         sampler, taker, count = self.stages
         if sampler == taker:
@@ -98,14 +98,14 @@ class SteppedClass(RankClass):
 
     @property
     def _channel(self) -> int:
-        """A number that no stream of messages of a step has."""
+        """A channel that no stream of messages in the steps uses."""
         used = (channel[2] for step in self.steps for channel in step.channels)
         return 1 + max(used, default=0)
 
 
 def _sized_steps(steps: Sequence[RankClass]) -> Iterator[SizedStep]:
-    """The programs of steps: one is unrolled for all that consist of the same nodes, which differ
-    in their sizes only. Where sizes go by layers each is unrolled."""
+    """The programs of steps. Steps with the same nodes, which differ only in sizes, are unrolled
+    once. If sizes differ by layer, every step is unrolled."""
     forms: dict[tuple[Operation, tuple[int, ...]], list[tuple[Queries, StepProgram]]] = {}
     for step in steps:
         values = plain(step.env)
@@ -121,7 +121,7 @@ def _sized_steps(steps: Sequence[RankClass]) -> Iterator[SizedStep]:
 
 
 def step_program(step: RankClass) -> StepProgram:
-    """The program of one step. Raises `DiagnosticError`."""
+    """The program of one step. Raises `DiagnosticError` as `unroll` does."""
     graph = step.graph
     args, ends = graph.body.args, graph.body.terminator.operands
     caches = [args[i].name for i in graph.integers("caches")]
@@ -133,7 +133,7 @@ def step_program(step: RankClass) -> StepProgram:
 
 
 def _message(kind: str, axis: str, by: int, size: int, number: int) -> StepProgram:
-    """A step that is one message of sampled tokens."""
+    """A step that consists of one message with sampled tokens."""
     columns, channel = Columns(), (axis, const(by), number)
     name = f"forward/{SAMPLED}.{kind}" if kind == "send" else f"forward/{SAMPLED}"
     message = Node(kind, name, "forward", size, scope="forward/", over=axis, by=by)
@@ -147,13 +147,13 @@ def _message(kind: str, axis: str, by: int, size: int, number: int) -> StepProgr
     return StepProgram(program, heads, tails, {channel: 0})
 
 
-#: The only node of what is sampled.
+#: The name of the placeholder for the sampled tokens, which are a single node.
 SAMPLED_0 = f"{SAMPLED}/0"
 
 
 def stepped_classes(modules: Sequence[Sequence[RankClass]], sequel: Sequel) -> list[SteppedClass]:
-    """The classes of a job whose distinct steps have these classes. Raises `DiagnosticError` if a
-    step is lowered to other stages than the first one."""
+    """The classes of a job of several steps; `modules` are the rank classes of each distinct step.
+    Raises `DiagnosticError` if no stage takes tokens."""
     groups = [(dict(c.coords), [c]) for c in modules[0]]
     for classes in modules[1:]:
         groups = [
@@ -178,7 +178,7 @@ def _stepped(
 
 
 def _stages(classes: Iterable[RankClass]) -> tuple[int, int, int]:
-    """The stage that samples, the one that takes tokens in, and the number of stages."""
+    """The stage that samples, the one that takes tokens, and the number of stages."""
     sampler = taker = None
     count = 1
     for each in classes:

@@ -1,8 +1,8 @@
-"""The program of a rank class: the nodes of one rank, in order, from a lowered and bound graph.
+"""Unrolls a lowered graph into the program of a rank class: the nodes of one rank, in order.
 
-Repeats, accumulations and the actions of a pipeline schedule are unrolled here and only here.
-Identifiers and the control order of the streams come last, when the order is final: computations,
-collectives, and the messages of each ordered pair of ranks.
+Repeats, accumulations and the actions of a pipeline schedule are unrolled only here. When the order
+is final, nodes get identifiers, and each stream (computations, collectives, the messages of each
+ordered pair of ranks) gets its control edges.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ from collections.abc import Mapping, Sequence
 from stagec.ir.core import Operation, Region
 from stagec.ir.queries import NumberOf, ask
 from stagec.program.groups import Channel
-from stagec.program.join import StepProgram
+from stagec.program.join import MOST_NODES, StepProgram
 from stagec.program.nodes import Program
 from stagec.program.sizes import Layered
 from stagec.program.stamp import NODE, shape_of
 from stagec.program.stepper import Order, Stepper, Templates
 from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_ITERATIONS
-
-#: More nodes per rank than this are a mistake: no consumer takes them.
-MOST_NODES = 20_000_000
 
 
 def unroll(
@@ -33,11 +30,11 @@ def unroll(
     loads: Layered | None = None,
     templates: Templates | None = None,
 ) -> Program:
-    """Unroll an et.graph with the known sizes.
+    """Unroll an et.graph with the values `env` of symbols.
 
-    `order` is that of its pipeline stage, `channels` the numbers of all streams of
-    messages, `loads` sizes that differ from layer to layer, `templates` what was unrolled of the
-    graph for other stages. Raises `DiagnosticError` if there are no nodes, or far too many.
+    `order` is the work of its pipeline stage, `channels` are the numbers of all message streams,
+    `loads` sizes that differ from layer to layer, `templates` the steps that were unrolled for
+    other stages. Raises `DiagnosticError` if there are no nodes, or too many.
     """
     program = unrolled(graph, env, order, channels, loads, templates).finish(name)
     if not len(program):
@@ -55,7 +52,8 @@ def unrolled(
     loads: Layered | None = None,
     templates: Templates | None = None,
 ) -> Stepper:
-    """The same before its nodes are put into columns. Raises `DiagnosticError` for far too many."""
+    """The first half of `unroll`: a stepper that has run the graph. Raises `DiagnosticError` for
+    too many nodes or iterations."""
     count = _count(graph.body, env)
     if count > MOST_NODES:
         raise error(
@@ -89,11 +87,12 @@ def unroll_step(
     takes: Mapping[str, str],
     leaves: Sequence[str | None],
 ) -> StepProgram:
-    """Unroll an et.graph that is one step of several: `takes` are names of what its arguments take
-    from earlier steps, by argument, `leaves` those of what its results leave, or None.
+    """Unroll an et.graph that is one step of several. `takes` maps arguments to the names under
+    which they take values of earlier steps; `leaves` has for each result the name under which later
+    steps take it, or None.
 
-    A stacked value has the shape of what is left by its name, so a graph is unrolled once to know
-    it. Raises `DiagnosticError` as `unroll` does.
+    A stacked argument has the shape of the result that is left under its name, so the graph is
+    first unrolled once to determine it. Raises `DiagnosticError` as `unroll` does.
     """
     given = env, order, channels, loads, templates
     named = [(v, takes[v.name]) for v in graph.body.args if v.name in takes]
@@ -109,14 +108,15 @@ def unroll_step(
 
 
 def _count(region: Region, env: Mapping[str, int]) -> int:
-    """Nodes of a region, buckets not cut."""
+    """The number of nodes of a region, where a reduction in buckets counts as one."""
     return sum(
         _times(op, env) * _count(op.region, env) if op.region else 1 for op in region.ops[:-1]
     )
 
 
 def _iterations(region: Region, env: Mapping[str, int]) -> int:
-    """Iterations of all repeats, and the values that each hands on: work even without nodes."""
+    """The number of iterations of all repeats, plus the values that each yields: they take time
+    even without nodes."""
     repeats = [(op, op.region) for op in region.ops if op.region]
     return sum(
         _times(op, env) * (1 + len(r.terminator.operands) + _iterations(r, env))

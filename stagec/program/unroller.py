@@ -1,7 +1,7 @@
-"""Walks a lowered graph: repeats are unrolled, and nodes made of its operations.
+"""Walks a lowered graph, unrolls its repeats and makes nodes of its operations.
 
-Nodes refer to each other as objects. Gathers of parameters are issued iterations ahead, reductions
-cut into buckets, messages numbered on their channel.
+Nodes refer to each other as objects. Gathers of parameters are issued some iterations early,
+reductions are split into buckets, messages are numbered per channel.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from stagec.program.stamp import StampedValue, StepInstance, Stream, ValueRef, b
 
 @dataclass(slots=True)
 class _Kind:
-    """A repeat of a stack as it runs: `inputs` are what it slices, `early` its gathers of
-    parameters, `ahead` how many layers early these are issued, `again` what may be computed again,
-    `first` the number of its first layer, `last` the last layer that has run."""
+    """The state of a repeat in a stack while it is unrolled. `inputs` are the values that it
+    slices, `early` its gathers of parameters, which are issued `ahead` layers early, `again` the
+    operations of recomputation, `first` the number of its first layer, `stacks` the values that its
+    layers have yielded, `last` the last layer that has run."""
 
     op: Operation
     count: int
@@ -43,19 +44,20 @@ class _Kind:
     last: int = 0
 
     def stacked(self) -> list[Ref]:
-        """What its layers have yielded, beside what is carried."""
+        """The values that its layers have yielded, without those that it carries."""
         return [Stack(s, self.last) if any(r is not None for r in s) else None for s in self.stacks]
 
 
 class Unroller:
-    """Walks regions, and makes nodes of what it meets.
+    """Walks regions and makes nodes of their operations.
 
-    What the program consists of is asked of the values, which may be watched; how large its nodes
-    are is not: `stagec.program.sizes` says it for other sizes too.
+    Everything that determines which nodes exist is read with `ask`, so that `TrackedValues` can
+    record it. The sizes of nodes are not: `stagec.program.sizes` computes them for other values
+    too.
 
     `joined` is the axis of pipeline stages whose sums wait for the end of the schedule, see
-    `stagec.schedule.attached.joined_axis`. `slot` is the place of the stage among those of the
-    graph. `_in_template` says whether that is a template, or the program itself.
+    `stagec.schedule.attached.joined_axis`. `slot` is the index of the stage among those of the
+    graph. `_in_template` is true while a template is unrolled, not the program itself.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Unroller:
         self._bucketed: list[Bucketed | StepInstance] = []
         self._places: dict[Node, tuple[int, ...]] = {}
         self._prefix = ""
-        self._place = -1  # of the layer in the outermost stack
+        self._place = -1  # index of the layer in the outermost stack
         self._replays = True
         self._sent: Counter[Stream] = Counter()
         self._asked: set[Attr] = set()
@@ -87,7 +89,7 @@ class Unroller:
     # -- regions -----------------------------------------------------------------------------------
 
     def region(self, region: Region, skip: frozenset[Operation] = frozenset()) -> list[Ref]:
-        """Emit the nodes of a region; what it yields."""
+        """Add the nodes of a region, and return what it yields."""
         if region not in self._in_order:
             self._in_order[region] = in_order(region)
         for step in self._in_order[region]:
@@ -108,22 +110,23 @@ class Unroller:
         self._refs[op.result] = self._node(op)
 
     def _ref(self, value: Value) -> Ref:
-        """The nodes of a value, for what is not stamped."""
+        """The nodes of a value, also if an instance of a template produces it."""
         reference = self._refs.get(value)
         if not isinstance(reference, StampedValue):
             return reference
         return build(reference.shape, map(self._columns.node, reference.handles))
 
     def _number(self, op: Operation, name: str) -> int:
-        """A size, which does not change what the program consists of."""
+        """A size, on which the existence of nodes does not depend."""
         return self._sizes.number(op, name, self._layer)
 
     def _count(self, op: Operation, name: str) -> int:
-        """A number of nodes."""
+        """A number that nodes or edges depend on: recorded by tracked values. 0 without the
+        attribute."""
         return ask(NumberOf(op.expr(name)), self._env) if name in op.attrs else 0
 
     def _stack(self, stack: LayerStack) -> None:
-        """Run the layers of a stack in turn. Gathers of parameters go ahead along all of it."""
+        """Run the layers of a stack. Gathers of parameters are issued early across its repeats."""
         carry, prefix, outer, layer = stack.carried, self._prefix, self._replays, self._layer
         turn, at = self._turn, self._place
         kinds = [self._kind(op, carry) for op in stack.members]
@@ -172,20 +175,22 @@ class Unroller:
         )
 
     def _first_layer(self, op: Operation) -> int | None:
-        """The number of a repeat's first layer on this stage, where loads go by it."""
+        """The number of a repeat's first layer on this stage, if sizes differ by layer."""
         if self._loads is None or "first" not in op.attrs:
             return None
         return evaluate(op.exprs("first")[self._loads.slot], self._env)
 
     def _prefetch(self, early: frozenset[Operation], prefix: str, step: int) -> dict[Value, Ref]:
-        """Issue what brings the parameters of the layer that is the `step`th to run now, gathers
-        and copies from the host: layers early, not at the start of the step."""
+        """Issue the gathers of parameters and the copies from the host for the layer that runs as
+        number `step`. They wait for the last computation issued so far."""
         refs: dict[Value, Ref] = {}
         last = self._last_computation() if early else None
         self._prefix = prefix
         for op in sorted(early, key=lambda o: o.position()):
             if step < self._count(op, "kept"):
-                refs[op.result] = None  # still there from forward, for whose end all waits
+                refs[op.result] = (
+                    None  # kept since forward; the computations of backward come after it
+                )
                 continue
             node = self._node(op)
             if isinstance(node, Node) and last is not None and last not in node.after:
@@ -194,7 +199,8 @@ class Unroller:
         return refs
 
     def _computations(self) -> Iterator[tuple[StepInstance | Node, int, bool]]:
-        """The computations so far, last one first: which, and whether it is a matrix product."""
+        """The computations so far, last one first, as arguments of `node_of`, and whether each is a
+        matrix product."""
         for thing in reversed(self._order):
             if isinstance(thing, StepInstance):
                 yield from thing.computations()
@@ -205,7 +211,7 @@ class Unroller:
         return next((node_of(*computation[:2]) for computation in self._computations()), None)
 
     def accumulate(self, op: Operation, region: Region) -> list[Ref]:
-        """Run a region for each microbatch; what it yields in the end."""
+        """Run a region for each microbatch, and return what it yields at last."""
         inputs = [self._ref(v) for v in op.operands]
         self._refs.update(zip(region.args, inputs, strict=True))
         prefix, yielded = self._prefix, list[Ref]()
@@ -220,7 +226,7 @@ class Unroller:
     def _issue(self, node: Node) -> None:
         node.layer = self._place
         if self._in_template:
-            node.id = len(self._order)  # a template numbers them anew
+            node.id = len(self._order)  # `make_template` renumbers them
         else:
             self._columns.add_node(node)
         self._order.append(node)
@@ -239,7 +245,8 @@ class Unroller:
         return self._copy(op) if op.name == "et.copy" else self._message(op)
 
     def _copy(self, op: Operation) -> Node:
-        """Not before the computation above it is done: what comes back is not there earlier."""
+        """A copy to or from the host. It waits for the last computation before it, so that a load
+        does not come early."""
         to = op.text("to")
         kind = "store" if to == "host" else "load"
         last = self._last_computation()
@@ -247,7 +254,7 @@ class Unroller:
         return self._made(op, kind, f"{op.result.name}.{kind}", to=to, after=after)
 
     def _made(self, op: Operation, kind: str, name: str, **about: Any) -> Node:
-        """A node that moves bytes, which is issued behind those that make its operands."""
+        """Issue a node that moves bytes, with data dependencies on its operands."""
         scope, size = self._scope(op), self._number(op, "bytes")
         about |= {"scope": scope, "op": op, "deps": self._deps(op), "index": self._layer}
         node = Node(kind, scope + name, op.phase, size, **about)
@@ -257,7 +264,7 @@ class Unroller:
     def _computation(self, op: Operation) -> Node:
         matmul = op.attrs.get("matmul")
         if matmul is not None and matmul not in self._asked:
-            self._asked.add(matmul)  # sends overlap with the last matrix product
+            self._asked.add(matmul)  # `_before_last_product` depends on it
             ask(IsPositive(op.expr("matmul")), self._env)
         work = self._sizes.work(op, self._layer)
         scope = f"{work.phase}/{self._prefix}"
@@ -286,7 +293,7 @@ class Unroller:
         return self._made(op, kind, name, over=channel_of(op)[0], by=by, tag=tag, after=after)
 
     def _numbered(self, op: Operation, kind: str) -> tuple[int, int]:
-        """How far a message goes along its axis, and its tag: its number in its stream."""
+        """The distance of a message along its axis, and its tag, from its number in its stream."""
         channel = channel_of(op)
         number = self._channels[channel]
         tag = self._sent[kind, number] * len(self._channels) + number
@@ -294,8 +301,8 @@ class Unroller:
         return self._count(op, "by") % self._env[channel[0]], tag
 
     def _crossing(self, op: Operation) -> tuple[int, int]:
-        """The number of a message to another pod, and its tag in the first microbatch: that of the
-        layer among all that cross."""
+        """The number of a message between pods, and its tag in the first microbatch, from the
+        number of its layer among all that are transferred."""
         layers, shares = op.integers("layers"), op.integers("shares") or (0,)
         layer = self._turn + (layers[self._slot] if layers else 0)
         share = bisect_right(shares, layer) - 1
@@ -304,7 +311,8 @@ class Unroller:
         return number, op.integer("turn", 0) * streams + stream + layer
 
     def _before_last_product(self) -> list[Node]:
-        """The computation right before the last matrix product, which starts when it is done."""
+        """The computation right before the last matrix product: a node that waits for it overlaps
+        with that product."""
         computations = self._computations()
         for _, _, product in computations:
             if product:
@@ -331,8 +339,8 @@ class Unroller:
         return not self._in_template and self._joined in op.names("group")
 
     def _behind_schedule(self, op: Operation) -> tuple[Node, ...]:
-        """What a sum over pipeline stages waits for, beside its operands: the last computation.
-        All sends of the rank are ready by then, and were issued before."""
+        """The control dependencies of a sum over pipeline stages: the last computation. All sends
+        of the rank have been issued by then."""
         last = self._last_computation() if self._joins_stages(op) else None
         return () if last is None else (last,)
 
@@ -345,7 +353,8 @@ class Unroller:
         return None
 
     def _buckets(self, op: Operation) -> Ref:
-        """The calls of a reduction in buckets; the last of them, after which all are done."""
+        """Add the calls of a reduction in buckets. Returns the last one, after which all are
+        complete."""
         refs, names = [self._ref(v) for v in op.operands], [v.name for v in op.operands]
         cut = Bucketed([], [])
         late = self._last_issued() if self._joins_stages(op) else None
@@ -366,8 +375,8 @@ class Unroller:
         return max(reversed(cut.nodes), key=self._issued_at, default=None)
 
     def _issued_at(self, node: Node | None) -> tuple[int, ...]:
-        """What orders nodes as they are issued: those from outside of a template come first, and a
-        bucket right after what completes it, with the buckets that it completes in turn."""
+        """The sort key of the order of issue: inputs of a template come first, and a bucket right
+        after the node that completes it, which may be a bucket too."""
         if node is None:
             return ()
         return self._places.get(node, (max(node.id, -1),))
@@ -395,10 +404,10 @@ class Unroller:
 
 
 def node_of(thing: StepInstance | Node, place: int) -> Node:
-    """A node, or the one at a place of an instance."""
+    """The node itself, or the node at an index of an instance."""
     return thing if isinstance(thing, Node) else thing.node(place)
 
 
 def handle_of(thing: StepInstance | Node, place: int) -> int:
-    """The handle of that."""
+    """The handle of the node itself, or of the node at an index of an instance."""
     return thing.id if isinstance(thing, Node) else thing.base + place

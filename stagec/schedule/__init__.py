@@ -1,1 +1,1 @@
-"""Pipeline schedules as pure functions: who does what in which order, and an exact clock."""
+"""Pipeline schedules as pure functions: the order of actions on each rank, and an exact clock."""

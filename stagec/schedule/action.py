@@ -1,7 +1,7 @@
-"""What a schedule is made of: actions, their order on a rank, and where virtual stages live.
+"""The elements of a schedule: actions, their order on a rank, and the placement of virtual stages.
 
-A virtual stage is one contiguous part of the model; a chunk is a virtual stage as its rank numbers
-it. Virtual stages are counted over all copies of the model: those of copy c are c*depth and on.
+A virtual stage is one contiguous part of the model; a chunk is the number of a virtual stage on its
+rank. Virtual stages are numbered over all copies of the model: those of copy c start at c*depth.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ KINDS: tuple[Kind, ...] = ("F", "B", "W")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One chunk's work for one microbatch.
+    """The work of one chunk for one microbatch.
 
     `F` is forward, `B` backward, `W` the gradient of the weights. A `B` with `split` computes the
     gradient of the input only, and the `W` of the same chunk and microbatch comes later on the
-    rank; a `B` without is the whole backward. An `F` and the `B` right after it that carry the same
-    `pair` run as one overlapped step.
+    rank; a `B` without `split` is the whole backward. An `F` and the `B` right after it that carry
+    the same `pair` run as one overlapped step.
     """
 
     kind: Kind
@@ -45,7 +45,7 @@ Actions: TypeAlias = tuple[RankActions, ...]
 
 
 class StageChunk(NamedTuple):
-    """Where a virtual stage lives."""
+    """The rank and the chunk of a virtual stage."""
 
     rank: int
     chunk: int
@@ -53,7 +53,8 @@ class StageChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """The home of every virtual stage. With `copies` > 1 each copy is a whole model of its own."""
+    """The rank and chunk of every virtual stage. With `copies` > 1 each copy is a complete
+    model."""
 
     homes: tuple[StageChunk, ...]
     copies: int = 1
@@ -88,7 +89,7 @@ class Placement:
         return tuple(sorted(home.chunk for home in self.homes if home.rank == rank))
 
     def stage(self, rank: int, chunk: int) -> int:
-        """The virtual stage of a rank's chunk. Raises `DiagnosticError` if there is none."""
+        """The virtual stage of a chunk of a rank. Raises `DiagnosticError` if it does not exist."""
         stage = self._stages.get((rank, chunk))
         if stage is None:
             raise error(
@@ -112,7 +113,7 @@ def round_robin(stages: int, chunks: int = 1) -> Placement:
 
 
 def v_shape(stages: int) -> Placement:
-    """Down the ranks with chunk 0 and back up with chunk 1: rank 0 holds the first and the last."""
+    """Down the ranks with chunk 0 and up with chunk 1: rank 0 has the first and the last stage."""
     return Placement(_there_and_back(stages))
 
 
@@ -127,7 +128,7 @@ def _there_and_back(stages: int) -> tuple[StageChunk, ...]:
 
 
 def steps(actions: Sequence[Action]) -> Iterator[tuple[Action, ...]]:
-    """The actions of a rank as they run: one at a time, an overlapped pair together."""
+    """The actions of a rank in execution order: single ones, and overlapped pairs together."""
     index = 0
     while index < len(actions):
         first = actions[index]
@@ -138,10 +139,11 @@ def steps(actions: Sequence[Action]) -> Iterator[tuple[Action, ...]]:
 
 
 def stashes(actions: Sequence[Action], chunk: int | None = None) -> int:
-    """The most stashes that a rank holds at once, of all chunks or of one.
+    """The most stashes that a rank has at once, of all chunks or of one.
 
-    A stash is what forward keeps of one microbatch on one chunk. It lives from F to B, or to W
-    where the gradient of the weights is split out. In an overlapped pair both stashes are held.
+    A stash are the values that forward keeps of one microbatch on one chunk. It lives from F to B,
+    or to W if the gradient of the weights is split off. In an overlapped pair both stashes are
+    live.
     """
     stashes = most = 0
     for action in actions:

@@ -1,4 +1,4 @@
-"""The schedule that the functions, or the lowered graphs, of pipeline stages are bound to."""
+"""The schedules of the functions, or of the lowered graphs, of pipeline stages."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ from stagec.schedule.simulate import replay
 
 
 def schedule_of(registry: Registry, name: str) -> Schedule:
-    """The schedule of a name, built in or brought by a plug-in. Raises `DiagnosticError`."""
+    """The schedule of a name, built in or of a plug-in. Raises `DiagnosticError` if there is
+    none."""
     return find_schedule(name, schedules_of(registry))
 
 
 def schedules_of(registry: Registry) -> list[Schedule]:
-    """The schedules that plug-ins have brought."""
+    """The schedules of plug-ins."""
     return [s for s in registry.extras if isinstance(s, Schedule)]
 
 
 def stages_of(op: Operation) -> tuple[int, ...]:
-    """The pipeline stages that run a function or graph; none if every rank does."""
+    """The pipeline stages that run a function or graph; empty if every rank does."""
     return op.integers("stages")
 
 
 def accumulation_of(op: Operation) -> Operation | None:
-    """The operation in a function or graph whose actions are scheduled."""
+    """The operation in a function or graph whose actions are scheduled, or None."""
     return next((inner for inner in op.body.ops if "schedule" in inner.attrs), None)
 
 
 def actions_of(module: Module, op: Operation, stage: int) -> RankActions:
-    """What a stage does, in order; () if its function or graph is not scheduled."""
+    """The actions of a stage in order; () if its function or graph is not scheduled."""
     return StageRows(module).actions(op, stage)
 
 
 def receives_of(module: Module, op: Operation, stage: int) -> Mapping[int, Sequence[Action]]:
-    """By the place of the first action of a step: the actions whose receives stand before it, in
-    the order in which their messages are sent."""
+    """Maps the position of the first action of a step to the actions whose receives are posted
+    before it, in the order in which their messages are sent."""
     return StageRows(module).receives(op, stage)
 
 
 class StageRows:
-    """What the stages of a module do, and what they send each other: found once for each stage."""
+    """The actions and messages of the stages of a module; those of each stage are cached."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._sent: dict[Hashable, Mapping[int, Sequence[Content]]] = {}
 
     def actions(self, op: Operation, stage: int) -> RankActions:
-        """What a stage does, in order; () if its function or graph is not scheduled."""
+        """The actions of a stage in order; () if its function or graph is not scheduled."""
         loop = accumulation_of(op)
         return () if loop is None else self._row(op, loop, stage)
 
     def receives(self, op: Operation, stage: int) -> Mapping[int, Sequence[Action]]:
-        """By the place of the first action of a step: the actions whose receives stand before it,
-        in the order in which their messages are sent."""
+        """Maps the position of the first action of a step to the actions whose receives are posted
+        before it, in the order in which their messages are sent."""
         loop, placement = accumulation_of(op), placement_of(self._module, op)
         if loop is None or placement is None:
             return {}
@@ -80,7 +81,7 @@ class StageRows:
         return _rank_actions(schedule_of(self._module.registry, name), stage, *sizes)
 
     def _key(self, op: Operation, loop: Operation) -> tuple[str, int, int, int]:
-        """The name of a schedule, and its stages, microbatches and chunks."""
+        """The name of the schedule, and its numbers of stages, microbatches and chunks."""
         stages = self._module.env[op.text("over")]
         return loop.text("schedule"), stages, loop.integer("count"), loop.integer("chunks", 1)
 
@@ -89,13 +90,13 @@ class StageRows:
 def _rank_actions(
     schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int
 ) -> RankActions:
-    """What a stage does: asked several times in a compile, and by jobs that differ in the rest."""
+    """The actions of a stage, cached because compiles and similar jobs need them repeatedly."""
     schedule.check(stages, microbatches, chunks)
     return tuple(schedule.rank_actions(stage, stages, microbatches, chunks))
 
 
 def placement_of(module: Module, op: Operation) -> Placement | None:
-    """Where the parts of the model live; None if a function or graph is not scheduled."""
+    """The placement of virtual stages; None if a function or graph is not scheduled."""
     loop = accumulation_of(op)
     if loop is None:
         return None
@@ -104,23 +105,23 @@ def placement_of(module: Module, op: Operation) -> Placement | None:
 
 
 def joined_axis(module: Module, op: Operation) -> str:
-    """The axis of the stages if what joins them, as the gradient of a tied embedding, has to wait
-    for the last action; else ''.
+    """The axis of the stages if reductions over them, such as that of the gradient of a tied
+    embedding, have to wait for the last action; else ''.
 
     The last stage has its part of such a gradient before its last send, and the first stage has its
-    own only after that has arrived. Where collectives and sends follow each other in one queue, a
-    sum that starts at once holds up the send for which its other member waits. So it is issued
-    behind the schedule, as by Megatron-LM (`_allreduce_embedding_grads` in
-    core/distributed/finalize_model_grads.py). Where each stage holds two copies of the model, the
-    two members of a sum do the same at the same time: they get to it together.
+    own only after that has arrived. If collectives and sends are in one queue, a reduction that
+    starts at once delays the send for which its other member waits. So it is issued after the
+    schedule, as in Megatron-LM (`_allreduce_embedding_grads` in
+    core/distributed/finalize_model_grads.py). If each stage has two copies of the model, the two
+    members of a reduction run the same actions at the same time and reach it together.
     """
     placement = placement_of(module, op)
     return op.text("over") if placement is not None and placement.copies == 1 else ""
 
 
 def idle_share(module: Module, op: Operation) -> Fraction:
-    """The share of the step in which a rank has no work, as the closed form of the schedule counts
-    it, at unit costs; 0 if a function or graph is not scheduled."""
+    """The bubble of the schedule at unit costs as a share of the step, by its closed form or else
+    by a replay; 0 if a function or graph is not scheduled."""
     loop = accumulation_of(op)
     if loop is None:
         return Fraction(0)
@@ -138,8 +139,8 @@ def idle_share(module: Module, op: Operation) -> Fraction:
 
 
 def regions_of(action: Action) -> Iterator[tuple[str, int]]:
-    """The regions that an action runs, by kind and chunk: a backward that is not split runs that of
-    the weights as well, if there is one."""
+    """The regions that an action runs, as kind and chunk. A backward that is not split also runs
+    that of the weights, if there is one."""
     kind = {"F": "forward", "B": "backward", "W": "weights"}[action.kind]
     yield kind, action.chunk
     if action.kind == "B" and not action.split:

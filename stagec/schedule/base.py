@@ -1,7 +1,8 @@
-"""The interface of a schedule, which a plug-in's own schedule implements as well.
+"""The interface of schedules, built in or of plug-ins.
 
 Symbols in formulas: p ranks, m microbatches, v chunks per rank, rank r; F forward, B whole
-backward, W gradient of the weights, F&B an overlapped pair, each for a rank's share of the model.
+backward, W gradient of the weights, F&B an overlapped pair, each for the share of a rank in the
+model.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Scope: TypeAlias = Literal["step", "span"]
 
 @dataclass(frozen=True, slots=True)
 class Formulas:
-    """Closed forms as text: idle time of a rank, microbatches in flight on it, and when."""
+    """Closed forms as text: idle time of a rank, microbatches in flight on it, and their
+    condition."""
 
     bubble: str
     in_flight: str
@@ -33,7 +35,7 @@ class Formulas:
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """Closed forms as numbers; None where none is known for these sizes and costs.
+    """Closed forms as numbers; None if no form is known for these sizes and costs.
 
     `bubble` is in the unit of the costs; `in_flight` is per rank, in microbatches: a stash of one
     of v chunks counts 1/v.
@@ -46,10 +48,10 @@ class ClosedForm:
 class Schedule(ABC):
     """A pipeline schedule: a pure function of (stages p, microbatches m, chunks v).
 
-    A subclass names itself and gives `rank_actions`; the rest has defaults that suit one chunk per
-    rank. `scope` says what its bubble is: `step`, all idle time of a rank within the step, or
-    `span`, only that between the rank's first and last action. The latter is the measure of
-    zero-bubble schedules, whose ranks go on to the next step without waiting for each other.
+    A subclass has a name and defines `rank_actions`; other methods have defaults for one chunk per
+    rank. `scope` defines the bubble: `step`, all idle time of a rank in the step, or `span`, only
+    that between the first and last action of the rank. The latter is used for zero-bubble
+    schedules, whose ranks continue with the next step without waiting for each other.
     """
 
     name: ClassVar[str]
@@ -67,33 +69,34 @@ class Schedule(ABC):
         """The actions of one rank in order, for sizes that passed `check`."""
 
     def actions(self, stages: int, microbatches: int, chunks: int) -> Actions:
-        """The actions of every rank in order. Raises `DiagnosticError` as `check` does."""
+        """The actions of every rank in order. Raises `DiagnosticError` like `check`."""
         self.check(stages, microbatches, chunks)
         sizes = stages, microbatches, chunks
         return tuple(tuple(self.rank_actions(rank, *sizes)) for rank in range(stages))
 
     def placement(self, stages: int, chunks: int) -> Placement:
-        """Where each virtual stage lives."""
+        """The rank and chunk of each virtual stage."""
         return round_robin(stages, chunks)
 
     def check(self, stages: int, microbatches: int, chunks: int) -> None:
-        """Raise `DiagnosticError`, with a nearest valid choice, for sizes that the schedule does
-        not take."""
+        """Raise `DiagnosticError`, with the nearest valid choice, for sizes that the schedule does
+        not support."""
         self.check_sizes(stages, microbatches, chunks)
 
     def closed_form(
         self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
     ) -> ClosedForm:
-        """What theory says of a replay without transfer times."""
+        """The closed forms for a replay without transfer times."""
         return ClosedForm()
 
     def bubble(self, timeline: ScheduleEvents) -> Fraction:
-        """The largest idle time of a rank, in the scope that the closed form speaks of."""
+        """The largest idle time of a rank, in the `scope` of the schedule."""
         idle = timeline.idle if self.scope == "step" else timeline.idle_in_span
         return max(idle(rank) for rank in range(timeline.ranks))
 
     def check_sizes(self, stages: int, microbatches: int, chunks: int) -> None:
-        """Positive sizes, and one chunk per rank unless the schedule has another fixed number."""
+        """Raise `DiagnosticError` for sizes below 1, for an unsupported number of chunks, and for
+        too many actions."""
         for size, what in ((stages, "stages"), (microbatches, "microbatches"), (chunks, "chunks")):
             if size < 1:
                 raise error(f"{self.name} with {size} {what}", remedy="give at least 1")
@@ -101,7 +104,7 @@ class Schedule(ABC):
         self.check_actions(stages, microbatches, chunks)
 
     def check_actions(self, stages: int, microbatches: int, chunks: int) -> None:
-        """No more actions than can be looked at one by one."""
+        """Raise `DiagnosticError` for more than `MAX_ACTIONS` actions."""
         each = stages * chunks * (3 if self.splits_weight_gradient else 2)
         if each * microbatches > MAX_ACTIONS:
             fitting = MAX_ACTIONS // each
@@ -115,7 +118,7 @@ class Schedule(ABC):
             )
 
     def check_chunks(self, chunks: int) -> None:
-        """The number of chunks per rank is the schedule's own."""
+        """Raise `DiagnosticError` for another number of chunks than `default_chunks`."""
         if chunks != self.default_chunks:
             raise error(
                 f"{self.name} has {counted(self.default_chunks, 'chunk')} per rank, found {chunks}",
@@ -123,5 +126,5 @@ class Schedule(ABC):
             )
 
     def refuse(self, constraint: str, problem: str, remedy: str) -> DiagnosticError:
-        """The error of sizes that break a constraint."""
+        """The error for sizes that violate a constraint."""
         return error(f"{self.name} needs {constraint}: {problem}", remedy=remedy)

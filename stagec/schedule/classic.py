@@ -10,7 +10,7 @@ from stagec.schedule.action import Action, RankOrder
 from stagec.schedule.base import ClosedForm, Formulas, Schedule
 from stagec.schedule.costs import UNIT, Costs
 
-#: From the number of an action of a rank to its chunk and its microbatch.
+#: Maps the number of an action of a rank to its chunk and its microbatch.
 Nth: TypeAlias = Callable[[int], tuple[int, int]]
 
 
@@ -54,14 +54,15 @@ class OneFOneB(Schedule):
 
 
 class Looped(Schedule):
-    """Base of schedules of several chunks per rank: a microbatch passes all ranks once for each."""
+    """Base of schedules of several chunks per rank: a microbatch passes all ranks once per
+    chunk."""
 
-    #: The like schedule of one chunk per rank.
+    #: The name of the corresponding schedule of one chunk per rank.
     of_one_chunk: ClassVar[str]
     default_chunks = 2
 
     def check_chunks(self, chunks: int) -> None:
-        """Any number from 2."""
+        """Raise `DiagnosticError` for fewer than 2 chunks."""
         if chunks < 2:
             remedy = f"give 2, or choose the schedule '{self.of_one_chunk}'"
             raise self.refuse("at least 2 chunks per rank", f"{chunks} given", remedy)
@@ -71,9 +72,9 @@ class Interleaved(Looped):
     """1F1B over v chunks per rank, in groups of p microbatches (arXiv 2104.04473, section 2.2).
 
     A group passes chunk 0, then chunk 1, and so on; backward takes the chunks in reverse. Rank r
-    runs 2(p-1-r) + (v-1)p chunk forwards before it starts to alternate, as in Megatron-LM, whose
-    classic rule is also kept: m is a multiple of p. (Megatron-LM's later option, groups of other
-    sizes whose remainder is at least p, is not offered.) With m = p, Megatron-LM runs every forward
+    runs 2(p-1-r) + (v-1)p chunk forwards before it starts to alternate, as in Megatron-LM. As
+    there, m has to be a multiple of p. (The later option of Megatron-LM, groups of other sizes
+    whose remainder is at least p, is not supported.) With m = p, Megatron-LM runs all forwards
     first; here the rule above holds for all m, which costs no time and keeps fewer stashes on the
     later ranks.
     """
@@ -85,7 +86,7 @@ class Interleaved(Looped):
     of_one_chunk = "1f1b"
 
     def check(self, stages: int, microbatches: int, chunks: int) -> None:
-        """p divides m."""
+        """Raise `DiagnosticError` unless p divides m."""
         self.check_sizes(stages, microbatches, chunks)
         if microbatches % stages:
             below = microbatches - microbatches % stages
@@ -116,7 +117,7 @@ class LoopedBreadthFirst(Looped):
     """GPipe over v chunks per rank: all microbatches through a chunk before the next one.
 
     Breadth-first pipeline parallelism (arXiv 2211.05953). Backward takes the chunks in reverse.
-    With m < p every turn round the ranks waits for its first microbatch.
+    With m < p each pass over the ranks waits for its first microbatch.
     """
 
     name = "looped-bfs"
@@ -139,8 +140,9 @@ class LoopedBreadthFirst(Looped):
 
 
 def in_groups(size: int, chunks: int) -> tuple[Nth, Nth]:
-    """The k-th forward and the k-th backward of a rank: a group of so many microbatches through
-    chunk 0, then through chunk 1, and so on; backward takes the chunks in reverse."""
+    """Functions for the k-th forward and the k-th backward of a rank: a group of `size`
+    microbatches runs through chunk 0, then through chunk 1, and so on; backward takes the chunks in
+    reverse."""
 
     def forward(k: int) -> tuple[int, int]:
         before, k = divmod(k, size * chunks)
@@ -154,12 +156,12 @@ def in_groups(size: int, chunks: int) -> tuple[Nth, Nth]:
 
 
 def chunk_0(k: int) -> tuple[int, int]:
-    """The k-th action of a rank with one chunk: its chunk and its microbatch."""
+    """The chunk (0) and the microbatch of the k-th action of a rank with one chunk."""
     return 0, k
 
 
 def one_f_one_b(warmup: int, count: int, forward: Nth, backward: Nth) -> RankOrder:
-    """`warmup` forwards, a forward and a backward in turn, the backwards that are left.
+    """`warmup` forwards, then a forward and a backward in turn, then the remaining backwards.
 
     `forward` and `backward` give the chunk and the microbatch of the k-th of `count` actions.
     """

@@ -1,4 +1,4 @@
-"""How long actions take, exactly: integers and fractions of any unit of time."""
+"""Exact costs of actions: integers and fractions of any unit of time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Time: TypeAlias = int | Fraction
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Time of one microbatch on a rank's share of the model (1/p of it), in any one unit.
+    """Time of one microbatch on the share of a rank in the model (1/p of it), in any unit.
 
     `backward` is the whole backward, of which `weight` is the gradient of the weights and the rest
-    the gradient of the input. `overlapped` is a forward and a whole backward run as one pair; None
-    if overlapping gains nothing. Raises `DiagnosticError` for times that cannot be.
+    the gradient of the input. `overlapped` is a forward and a whole backward that run as one pair;
+    None if overlap saves no time. Raises `DiagnosticError` for impossible times.
     """
 
     forward: Time = 1
@@ -40,7 +40,7 @@ class Costs:
 
     @property
     def input_gradient(self) -> Time:
-        """The part of backward that the previous stage waits for."""
+        """The part of backward for which the previous stage waits."""
         return self.backward - self.weight
 
     @property

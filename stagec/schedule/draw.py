@@ -1,4 +1,4 @@
-"""A timeline as rows of cells for a terminal: which column belongs to which action."""
+"""A timeline as rows of cells for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LABEL = 4
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Some columns of a row: `text` is as long as the cell is wide."""
+    """Some columns of a row; the length of `text` is the width of the cell."""
 
     kind: CellKind
     chunk: int
@@ -25,7 +25,7 @@ class Cell:
 
 
 def columns_for(timeline: ScheduleEvents, width: int) -> int:
-    """How many columns to draw on, at most `width`: a whole number for each tick if that fits."""
+    """The number of columns to draw, at most `width`: an integer per tick if possible."""
     ticks = timeline.ticks
     shortest = min((e.end - e.start for row in timeline.rows for e in row), default=1)
     wanted = -(-_LABEL // max(1, shortest))
@@ -33,10 +33,10 @@ def columns_for(timeline: ScheduleEvents, width: int) -> int:
 
 
 def cells(timeline: ScheduleEvents, rank: int, columns: int) -> Iterator[Cell]:
-    """A rank's row from the start of the step to its end.
+    """The row of a rank from the start of the step to its end.
 
-    A column shows what runs in the middle of its time, so in a narrow picture short actions may
-    vanish.
+    A column shows the action that runs in the middle of its time, so short actions may be invisible
+    in a narrow picture.
     """
     at = 0
     several = len(timeline.placement) > timeline.ranks

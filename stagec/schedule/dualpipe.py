@@ -1,8 +1,8 @@
 """Bidirectional schedules with overlapped pairs: DualPipe and its V-shaped half, DualPipeV.
 
-Both follow DeepSeek's DualPipe (arXiv 2412.19437, section 3.2.1, and github.com/deepseek-ai/
-DualPipe): microbatches enter at both ends, and in the middle of the step each rank overlaps the
-forward of one chunk with the backward of the other.
+Both follow DualPipe of DeepSeek (arXiv 2412.19437, section 3.2.1, and
+github.com/deepseek-ai/DualPipe): microbatches enter at both ends, and in the middle of the step
+each rank overlaps the forward of one chunk with the backward of the other.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from stagec.support.words import counted
 class DualPipe(Schedule):
     """Two copies of the model, one down the ranks and one up; each takes half of the microbatches.
 
-    Rank r holds stage r of copy 0 (chunk 0) and stage p-1-r of copy 1 (chunk 1). Microbatches
-    0 ... m/2-1 go down, the others up. Needs an even p, an even m and m >= 2p, as published.
+    Rank r has stage r of copy 0 (chunk 0) and stage p-1-r of copy 1 (chunk 1). Microbatches 0 ...
+    m/2-1 go down, the others up. Needs an even p, an even m and m >= 2p, as published.
     """
 
     name = "dualpipe"
@@ -37,7 +37,7 @@ class DualPipe(Schedule):
         return two_copies(stages)
 
     def check(self, stages: int, microbatches: int, chunks: int) -> None:
-        """Even sizes, and two microbatches for each stage."""
+        """Raise `DiagnosticError` unless p and m are even and m >= 2p."""
         self.check_sizes(stages, microbatches, chunks)
         if stages % 2:
             valid = f"{stages - 1} or {stages + 1}" if stages > 1 else "2"
@@ -62,8 +62,8 @@ class DualPipe(Schedule):
     ) -> ClosedForm:
         """(p/2-1)(F&B + B - 3W), B the whole backward, under the condition of the formulas.
 
-        It is the idle time of the ranks with the fewest pairs, the middle ones: others have as much
-        less as they gain less by overlapping.
+        This is the idle time of the middle ranks, which have the fewest pairs. Other ranks idle
+        less by the amount that overlap saves them less.
         """
         return _closed_form(stages // 2, stages, costs, Fraction(1))
 
@@ -71,9 +71,9 @@ class DualPipe(Schedule):
 class DualPipeV(Schedule):
     """One copy in a V: the upper half of the ranks of DualPipe folded onto the lower.
 
-    p ranks hold the 2p stages of one model as chunks 0 (down) and 1 (up), as ZBV does, and all m
+    p ranks have the 2p stages of one model as chunks 0 (down) and 1 (up), as in ZBV, and all m
     microbatches enter at rank 0. Needs m >= 2p, as published. Published figures count PP = 2p
-    stages: (PP/2-1)(F&B+B-3W) in times of a stage, which is half of a rank's share, and PP+1.
+    stages: (PP/2-1)(F&B+B-3W) in times of a stage, which is half of the share of a rank, and PP+1.
     """
 
     name = "dualpipev"
@@ -88,7 +88,7 @@ class DualPipeV(Schedule):
         return v_shape(stages)
 
     def check(self, stages: int, microbatches: int, chunks: int) -> None:
-        """Two microbatches for each rank."""
+        """Raise `DiagnosticError` unless m >= 2p."""
         self.check_sizes(stages, microbatches, chunks)
         if microbatches < 2 * stages:
             raise self.refuse(
@@ -110,7 +110,8 @@ class DualPipeV(Schedule):
 
 
 def _closed_form(half: int, stages: int, costs: Costs, share: Fraction) -> ClosedForm:
-    """`half` ranks from the end to the middle; `share` of a rank's work in one chunk."""
+    """The closed forms with `half` ranks from an end to the middle; one chunk is `share` of the
+    work of a rank."""
     bubble = (half - 1) * (costs.pair + costs.backward - 3 * costs.weight) * share
     even = costs.forward == costs.input_gradient and costs.weight <= costs.forward
     paired = costs.backward <= costs.pair <= costs.forward + costs.backward
@@ -120,10 +121,11 @@ def _closed_form(half: int, stages: int, costs: Costs, share: Fraction) -> Close
 
 
 class _Rank:
-    """Writes the list of one rank: `valid` enters at the end of the pipeline that is `depth` away.
+    """Builds the list of actions of one rank, which is `depth` ranks away from the nearer end.
 
-    `half` ranks lie between an end and the middle. `chunks` are the near and the far one, `first`
-    the number of their first microbatch, `count` microbatches go through each.
+    There are `half` ranks between an end and the middle. `chunks` are the chunks whose microbatches
+    enter at the near and at the far end, `first` their first microbatches; `count` microbatches
+    pass each chunk.
     """
 
     def __init__(

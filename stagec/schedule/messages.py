@@ -1,15 +1,16 @@
-"""The sends and receives that a schedule implies, in one order for each ordered pair of ranks.
+"""The sends and receives of a schedule, in one order for each ordered pair of ranks.
 
 Libraries match the messages from one rank to another in the order in which both ends issue them,
-whatever they carry. Sends leave in the order in which a rank's actions make what they carry;
-receives are issued in that order, so one whose message is sent before that of an earlier action
-stands with the latter. Two ranks in a V: rank 0 sends the activation of microbatch 2 and then the
-gradient of microbatch 0; rank 1 needs the gradient first, and issues both receives before it.
+whatever their content. Sends are issued in the order in which actions of a rank make their content,
+and receives in the order of the sends. So a receive whose message is sent before that of an earlier
+action is posted together with the latter. Two ranks in a V: rank 0 sends the activation of
+microbatch 2 and then the gradient of microbatch 0; rank 1 needs the gradient first, and posts both
+receives before it.
 
-A receive is posted as soon as the one before it from the same rank is done, so each rank is always
-ready for the next message of every other. A send that waits for its receive then waits for earlier
-messages to the same rank only: a replay that ends means that messages cannot deadlock, with sends
-that do not wait (eager) as well as with sends that do (rendezvous).
+A receive is posted as soon as the previous one from the same rank is done, so each rank is always
+ready for the next message of every other rank. A send that waits for its receive then only waits
+for earlier messages to the same rank. So if a replay ends, messages cannot deadlock, neither with
+sends that do not wait (eager) nor with sends that do (rendezvous).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from stagec.support.diagnostics import error
 
 Direction: TypeAlias = Literal["send", "recv"]
 Payload: TypeAlias = Literal["activation", "gradient"]
-#: What both ends of a transfer agree on: virtual stages that it goes from and to, microbatch.
+#: The identity of a transfer: its source and target virtual stages, and the microbatch.
 Content: TypeAlias = tuple[int, int, int]
-#: The other rank, and the virtual stages of a transfer.
+#: The peer rank, and the source and target virtual stages of a transfer.
 _End: TypeAlias = tuple[int, int, int]
-#: sender, receiver
+#: Sender and receiver.
 Pair: TypeAlias = tuple[int, int]
 
 
@@ -39,9 +40,9 @@ Pair: TypeAlias = tuple[int, int]
 class Message:
     """One end of a transfer of a microbatch between neighbouring virtual stages.
 
-    A receive stands before the action at `position` in the rank's list, a send right after it.
-    `source` and `target` are virtual stages. Around an overlapped pair all receives come before its
-    F and all sends after its B.
+    A receive is before the action at `position` in the list of the rank, a send directly after it.
+    `source` and `target` are virtual stages. All receives of an overlapped pair come before its F
+    and all sends after its B.
     """
 
     direction: Direction
@@ -54,7 +55,7 @@ class Message:
 
     @property
     def content(self) -> Content:
-        """What both ends of a transfer agree on."""
+        """The identity of the transfer."""
         return self.source, self.target, self.microbatch
 
 
@@ -62,8 +63,8 @@ RankMessages: TypeAlias = tuple[Message, ...]
 
 
 def ordered_messages(actions: Actions, placement: Placement) -> tuple[RankMessages, ...]:
-    """The messages of every rank as it issues them. Raises `DiagnosticError` for a message that one
-    end only has."""
+    """The messages of every rank in the order of issue. Raises `DiagnosticError` for a message with
+    only one end."""
     rows = dict(enumerate(actions))
     return tuple(_rank_messages(rank, rows, placement) for rank in rows)
 
@@ -77,7 +78,7 @@ def _rank_messages(
 
 
 def contents_sent(rank: int, row: RankActions, placement: Placement) -> dict[int, list[Content]]:
-    """What a rank sends to each other one, in order."""
+    """The transfers from a rank to each other rank, in order."""
     contents: defaultdict[int, list[Content]] = defaultdict(list)
     for peer, content, _ in _contents("send", rank, row, placement):
         contents[peer].append(content)
@@ -87,9 +88,9 @@ def contents_sent(rank: int, row: RankActions, placement: Placement) -> dict[int
 def receives_before(
     rank: int, row: RankActions, sent: Mapping[int, Sequence[Content]], placement: Placement
 ) -> dict[int, list[Action]]:
-    """By the place of the first action of a step: the actions whose receives stand before it, in
-    order. `sent` is what each of the rank's `senders` sends to it. Raises `DiagnosticError` where a
-    message is sent and not received, or received and not sent."""
+    """Maps the position of the first action of a step to the actions whose receives are posted
+    before it, in order. `sent` are the transfers to the rank from each of its `senders`. Raises
+    `DiagnosticError` for a message that is sent but not received, or received but not sent."""
     receives: dict[int, list[Action]] = {}
     for position, _, action in _posted(rank, row, sent, placement):
         receives.setdefault(position, []).append(action)
@@ -111,8 +112,8 @@ def senders(rank: int, placement: Placement) -> tuple[int, ...]:
 def posted(
     rank: int, rows: Mapping[int, RankActions], placement: Placement
 ) -> list[tuple[Message, Action]]:
-    """The receives of a rank in the order in which it posts them, and the action of each. Raises
-    `DiagnosticError` as `receives_before` does."""
+    """The receives of a rank in the order in which it posts them, each with its action. Raises
+    `DiagnosticError` like `receives_before`."""
     peers = senders(rank, placement)
     sent = {p: contents_sent(p, rows[p], placement).get(rank, []) for p in peers}
     messages: list[tuple[Message, Action]] = []
@@ -128,7 +129,8 @@ def posted(
 def _posted(
     rank: int, row: RankActions, sent: Mapping[int, Sequence[Content]], placement: Placement
 ) -> list[tuple[int, Content, Action]]:
-    """The receives of a rank: the place of the first action of the step that each stands before."""
+    """The receives of a rank: the position of the first action of the step before which each is
+    posted, the transfer, and the action that needs it."""
     wanted = {content: place for _, content, place in _contents("recv", rank, row, placement)}
     starts = [start for start, step in _steps(row) for _ in step]
     messages: list[tuple[int, Content, int]] = []
@@ -137,7 +139,7 @@ def _posted(
             if content not in wanted:
                 raise _unmatched(content, peer, rank, "is sent and not received")
         got = [wanted.pop(content) for content in contents]
-        # of each message, the first action that needs it or a later one
+        # for each message, the first action that needs it or a later one
         first = [*accumulate(reversed(got), min)][::-1]
         messages += zip(first, contents, got, strict=True)
     for content in wanted:
@@ -179,7 +181,8 @@ def _sends(rank: int, row: RankActions, placement: Placement) -> list[Message]:
 def _contents(
     direction: Direction, rank: int, row: RankActions, placement: Placement
 ) -> Iterator[tuple[int, Content, int]]:
-    """What the actions of a rank send, or need: the other rank, and the place of the action."""
+    """The transfers that the actions of a rank send or receive: the peer rank, the transfer, and
+    the position of the action."""
     ends = cache(partial(_end, direction, rank, placement))
     for place, action in enumerate(row):
         if (end := ends(action.kind, action.chunk)) is not None:
@@ -188,7 +191,7 @@ def _contents(
 
 
 def _end(direction: Direction, rank: int, at: Placement, kind: Kind, chunk: int) -> _End | None:
-    """Whom actions of a kind send to or receive from, and the virtual stages of the transfer."""
+    """The end of the transfers of actions of a kind and chunk; None if they have none."""
     if kind == "W":
         return None
     stage, forward = at.stage(rank, chunk), kind == "F"

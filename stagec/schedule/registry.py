@@ -25,7 +25,8 @@ SCHEDULES: dict[str, Schedule] = by_name("schedules", _BUILT_IN)
 
 
 def known_schedules(plugin_schedules: Iterable[Schedule] = ()) -> dict[str, Schedule]:
-    """The built-in schedules and others. Raises `DiagnosticError` for a name used twice."""
+    """The built-in schedules and those of plug-ins, by name. Raises `DiagnosticError` for a name
+    that is used twice."""
     return by_name("schedules", _BUILT_IN, plugin_schedules)
 
 

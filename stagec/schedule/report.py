@@ -1,4 +1,4 @@
-"""A schedule of given sizes, replayed, and what there is to say of it."""
+"""Reports on a schedule of given sizes and its replay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stagec.support.words import counted
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRun:
-    """A schedule of given sizes, replayed."""
+    """A schedule of given sizes with its replay."""
 
     schedule: Schedule
     stages: int
@@ -29,12 +29,12 @@ class ScheduleRun:
 
     @property
     def bubble(self) -> Fraction:
-        """The largest idle time of a rank, as the schedule's closed form counts it."""
+        """The largest idle time of a rank, as counted by the closed form of the schedule."""
         return self.schedule.bubble(self.timeline)
 
     @property
     def in_flight(self) -> tuple[Fraction, ...]:
-        """Microbatches held by each rank at the worst moment."""
+        """The most microbatches in flight on each rank."""
         return tuple(self.timeline.in_flight(rank) for rank in range(self.stages))
 
     @property
@@ -53,9 +53,9 @@ def run_schedule(
     costs: Costs = UNIT,
     transfer: Time = 0,
 ) -> ScheduleRun:
-    """Check sizes and lists, and replay them; by default with the schedule's own chunks.
+    """Check a schedule and replay it; by default with `default_chunks`.
 
-    Raises `DiagnosticError` for what does not go.
+    Raises `DiagnosticError` for invalid sizes or lists.
     """
     chunks = schedule.default_chunks if chunks is None else chunks
     schedule.check_actions(stages, microbatches, chunks)
@@ -70,7 +70,7 @@ def run_schedule(
 
 
 def facts(run: ScheduleRun) -> list[str]:
-    """Makespan, bubble and what is in flight, each beside its closed form."""
+    """Texts with makespan, bubble and microbatches in flight, each with its closed form."""
     return [f"makespan: {run.timeline.makespan}", _bubble(run), _flight(run)]
 
 
@@ -123,7 +123,8 @@ def _numbers(values: tuple[Fraction, ...] | None) -> list[int | str | None] | No
 
 
 def as_json(run: ScheduleRun) -> dict[str, Any]:
-    """Times in the unit of the costs; what is no integer is an exact fraction as a text."""
+    """The JSON form. Times are in the unit of the costs; those that are not integers are exact
+    fractions as text."""
     costs, timeline = run.costs, run.timeline
     return {
         "schedule": run.schedule.name,

@@ -1,8 +1,8 @@
-"""A clock that runs the actions of all ranks: exact, in any order that the dependencies allow.
+"""An exact clock that runs the actions of all ranks by their dependencies.
 
-F of a virtual stage waits for F of the stage before it, B for its own F and for B of the stage
-after it, W for its own B, all of the same microbatch; and each action for the one before it on its
-rank. An overlapped pair waits for what both need and ends both at once.
+F of a virtual stage waits for F of the previous stage, B for its own F and for B of the next stage,
+W for its own B, all of the same microbatch; and each action waits for the previous one on its rank.
+An overlapped pair waits for the dependencies of both actions and ends both at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ActionKey: TypeAlias = tuple[Kind, int, int]
 
 
 class Event(NamedTuple):
-    """An action and when it runs, in ticks."""
+    """An action with its start and end, in ticks."""
 
     action: Action
     start: int
@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class ScheduleEvents:
-    """What happened when: one row of events per rank, times in ticks of `tick` units of the costs.
+    """The events of a replay: one row per rank, with times in ticks of `tick` units of the costs.
 
     Methods give exact times in the unit of the costs.
     """
@@ -57,7 +57,7 @@ class ScheduleEvents:
         return self.ticks * self.tick
 
     def steps(self, rank: int) -> Iterator[tuple[Event, ...]]:
-        """A rank's events one at a time, those of an overlapped pair together."""
+        """The events of a rank: single ones, and those of an overlapped pair together."""
         row = self.rows[rank]
         index = 0
         for step in steps([event.action for event in row]):
@@ -79,11 +79,12 @@ class ScheduleEvents:
         return span * self.tick - self.busy(rank)
 
     def stashes(self, rank: int, chunk: int | None = None) -> int:
-        """The most stashes that a rank holds at once, see `stagec.schedule.action.stashes`."""
+        """The most stashes that a rank has at once, see `stagec.schedule.action.stashes`."""
         return stashes([event.action for event in self.rows[rank]], chunk)
 
     def in_flight(self, rank: int, chunk: int | None = None) -> Fraction:
-        """The same in microbatches of the rank's whole share: each of v chunks counts 1/v."""
+        """The most stashes in microbatches of the share of the rank: each of v chunks counts
+        1/v."""
         return self.stashes(rank, chunk) * self.placement.share
 
 
@@ -93,12 +94,12 @@ def replay(
     costs: Costs | Sequence[Costs] = UNIT,
     transfer: Time = 0,
 ) -> ScheduleEvents:
-    """Run the lists. Linear in the number of actions.
+    """Replay the lists of actions, in linear time.
 
-    `costs` are those of a rank's share, the same for all; or one per virtual stage, each of that
-    chunk alone. `transfer` is the time from an action to what waits for it on another rank.
-    Raises `DiagnosticError`, naming ranks and actions, if the lists wait for each other in a ring
-    or for an action that no list holds.
+    `costs` are those of the share of each rank, or one for each virtual stage. `transfer` is the
+    time from the end of an action to the start of one that waits for it on another rank. Raises
+    `DiagnosticError`, naming ranks and actions, if the lists deadlock or wait for an action that no
+    list has.
     """
     clock = _Clock(actions, placement, _Durations.of(placement, costs, transfer))
     return ScheduleEvents(clock.run(), placement, clock.durations.tick)
@@ -138,7 +139,7 @@ class _Durations:
         return _Durations(Fraction(1, per_unit), int(wire * per_unit), *scaled)
 
     def step(self, works: Sequence[tuple[Action, int]]) -> int:
-        """The time of one action, or of a pair: the sum less half of what each stage saves."""
+        """The time of one action, or of a pair: the sum minus half of the saving of each stage."""
         total = sum(self._one(action, stage) for action, stage in works)
         if len(works) > 1:
             total -= sum(self.half_saving[stage] for _, stage in works)
@@ -153,7 +154,8 @@ class _Durations:
 
 
 class _Clock:
-    """Ranks run until they must wait; who waits is woken by the end of what it waits for."""
+    """Runs each rank until it has to wait; the end of an action wakes the ranks that wait for
+    it."""
 
     def __init__(self, actions: Actions, placement: Placement, durations: _Durations) -> None:
         self.placement = placement
@@ -204,7 +206,7 @@ class _Clock:
 
 
 def needs(placement: Placement, action: Action, stage: int) -> Iterator[ActionKey]:
-    """What an action on a virtual stage waits for, besides the order of its rank."""
+    """The actions for which an action on a virtual stage waits, besides the order of its rank."""
     if action.kind == "F":
         before = placement.previous(stage)
         if before is not None:
@@ -220,7 +222,7 @@ def needs(placement: Placement, action: Action, stage: int) -> Iterator[ActionKe
 
 
 def _deadlock(clock: _Clock) -> DiagnosticError:
-    """The ring of ranks that wait for each other, or the action that no rank performs."""
+    """The error for a ring of ranks that wait for each other, or for an action that no rank has."""
     awaited = {rank: work for work, ranks in clock.waiting.items() for rank in ranks}
     path: list[int] = []
     rank = min(awaited)

@@ -1,4 +1,5 @@
-"""A timeline as one self-contained SVG: no script, no font, no link; readable on dark and light."""
+"""A timeline as one self-contained SVG, without scripts, fonts or links, for dark and light
+themes."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ _STYLE = """
 
 
 def timeline_svg(timeline: ScheduleEvents, title: str, facts: Sequence[str] = ()) -> str:
-    """The text of an SVG image, `facts` as lines over the picture.
+    """The text of an SVG image, with `facts` as lines above the picture.
 
-    Every cell says on hover what it is and when it runs.
+    Each cell shows its action and its times on hover.
     """
     top = 2 * _LINE + _LINE * len(facts) + 14
     scale = _scale(timeline)
@@ -54,7 +55,7 @@ def timeline_svg(timeline: ScheduleEvents, title: str, facts: Sequence[str] = ()
 
 
 def _scale(timeline: ScheduleEvents) -> float:
-    """Pixels per tick: room for a label in the shortest action, within a bearable width."""
+    """Pixels per tick: space for a label in the shortest action, within limits of the width."""
     ticks = max(1, timeline.ticks)
     shortest = min((e.end - e.start for row in timeline.rows for e in row), default=1)
     wanted = max(_CELL / max(1, shortest), _NARROWEST / ticks)
@@ -106,5 +107,5 @@ def _cell(event: Event, scale: float, y: int, height: int, timeline: ScheduleEve
 
 
 def _text(text: str) -> str:
-    """Text for XML, which has no control characters."""
+    """Text escaped for XML, without control characters."""
     return escape("".join(c if c.isprintable() else " " for c in text))

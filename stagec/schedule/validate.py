@@ -1,6 +1,6 @@
-"""What every schedule must be: complete lists, whole pairs, no ring of waiting, matched messages.
+"""Checks of schedules: complete lists, complete pairs, no deadlock, and matched messages.
 
-The built-in schedules are tested with this; a plug-in's own schedule is checked when it is used.
+Tests check the built-in schedules; a schedule of a plug-in is checked when it is used.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from stagec.support.diagnostics import DiagnosticError, error
 
 
 def check_schedule(actions: Actions, placement: Placement, microbatches: int) -> None:
-    """Raise `DiagnosticError`, naming rank and action, for lists that are no schedule.
+    """Raise `DiagnosticError`, naming rank and action, for invalid lists of actions.
 
-    Linear in the number of actions.
+    Takes linear time.
     """
     check_complete(actions, placement, microbatches)
     replay(actions, placement)
@@ -27,9 +27,9 @@ def check_schedule(actions: Actions, placement: Placement, microbatches: int) ->
 
 
 def prove(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> None:
-    """Prove a plug-in's schedule complete and free of deadlock before it is used.
+    """Check that a schedule of a plug-in is complete and free of deadlock before it is used.
 
-    Raises `DiagnosticError`, whatever its code does.
+    Raises `DiagnosticError`, also for any exception of its code.
     """
     most = 4 * microbatches * max(1, chunks)
     try:
@@ -70,7 +70,8 @@ def _is_action(action: object) -> bool:
 
 
 def check_complete(actions: Actions, placement: Placement, microbatches: int) -> None:
-    """Each microbatch passes all stages of one copy, with F and B once, and W where B is split."""
+    """Check that each microbatch passes all stages of one copy, with one F and B, and a W if B is
+    split. Raises `DiagnosticError`."""
     if len(actions) != placement.ranks:
         raise error(
             f"{len(actions)} lists of actions for {placement.ranks} ranks, expected one per rank",
@@ -127,7 +128,7 @@ def _check_once(rank: int, row: tuple[Action, ...]) -> None:
 def _check_all(
     actions: Actions, placement: Placement, copies: dict[int, int], microbatches: int
 ) -> None:
-    """No microbatch is unknown and none misses a stage."""
+    """Raise `DiagnosticError` for unknown microbatches, and for missing actions."""
     if strange := sorted(copies.keys() - set(range(microbatches))):
         raise error(
             f"the schedule has microbatch {strange[0]}, but only {microbatches} microbatches",

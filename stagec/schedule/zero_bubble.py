@@ -1,5 +1,4 @@
-"""Schedules that fill bubbles with the gradient of the weights: ZB-H1, of several chunks too, and
-ZBV."""
+"""Schedules that fill bubbles with gradients of weights: ZB-H1, its interleaved form, and ZBV."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ from stagec.support.words import counted
 class ZBH1(Schedule):
     """1F1B with W late: zero-bubble schedule H1 (arXiv 2401.10241, section 2.1.1).
 
-    Rank r runs the W of a microbatch r microbatches after its B. That keeps p stashes on every
-    rank, as many as 1F1B holds on the first; B reaches the earlier ranks sooner, and what W is left
-    fills the gaps between the last Bs.
+    Rank r runs the W of a microbatch r microbatches after its B. This keeps p stashes on every
+    rank, as many as 1F1B has on the first; B reaches the earlier ranks sooner, and the remaining W
+    fill the gaps between the last Bs.
     """
 
     name = "zb-h1"
@@ -48,9 +47,10 @@ class ZBH1(Schedule):
 
 
 class InterleavedZeroBubble(Looped):
-    """ZB-H1 over v chunks per rank, as PyTorch's ScheduleInterleavedZeroBubble (arXiv 2401.10241).
+    """ZB-H1 over v chunks per rank, like ScheduleInterleavedZeroBubble of PyTorch (arXiv
+    2401.10241).
 
-    Microbatches go in groups, as many as p goes into m, through chunk 0, then chunk 1, and so on;
+    Microbatches form floor(m/p) groups (at least one), which pass chunk 0, then chunk 1, and so on;
     backward takes the chunks in reverse. With groups of g, rank r runs (v-1)g + p-1-r chunk
     forwards before it starts to alternate, and each W r backwards after its B.
     """
@@ -67,7 +67,7 @@ class InterleavedZeroBubble(Looped):
     splits_weight_gradient = True
 
     def check(self, stages: int, microbatches: int, chunks: int) -> None:
-        """Groups of equal size."""
+        """Raise `DiagnosticError` unless groups have equal size."""
         self.check_sizes(stages, microbatches, chunks)
         groups = max(1, microbatches // stages)
         if microbatches % groups:
@@ -86,7 +86,7 @@ class InterleavedZeroBubble(Looped):
     def closed_form(
         self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
     ) -> ClosedForm:
-        """That of ZB-H1 in chunks if m >= p, W <= F and W <= b: (p-1)(F+b-W)/v."""
+        """The form of ZB-H1 divided by v, if m >= p, W <= F and W <= b: (p-1)(F+b-W)/v."""
         idle = (stages - 1) * (costs.forward + costs.input_gradient - costs.weight)
         cheap = costs.weight <= min(costs.forward, costs.input_gradient)
         holds = (cheap and microbatches >= stages) or stages == 1
@@ -118,8 +118,8 @@ class ZBV(Schedule):
 
     Rank r starts with 2(p-r)-1 forwards down, then r times a forward up and one down, then p-r
     times F, B and W up, after which both chunks run F, B, W in turn. At the end come r pairs of B,
-    p-r times B and W down, and the W that are left. With fewer than 2p-1 microbatches the same
-    lists without the missing ones.
+    p-r times B and W down, and the remaining W. With fewer than 2p-1 microbatches, the lists are
+    the same without the missing microbatches.
     """
 
     name = "zbv"
@@ -146,10 +146,10 @@ class ZBV(Schedule):
     def closed_form(
         self, stages: int, microbatches: int, chunks: int, costs: Costs = UNIT
     ) -> ClosedForm:
-        """No bubble if F, B and W cost the same and m >= 2p-1; each microbatch less costs F.
+        """No bubble if F, B and W cost the same and m >= 2p-1; each missing microbatch costs F.
 
-        The bubble is that within a rank's span; a step whose ranks wait for each other at its end
-        is idle for (p-1)F/2 with m >= 2p-1.
+        The bubble is that within the span of a rank. If ranks wait for each other at the end of the
+        step, they are idle for (p-1)F/2 with m >= 2p-1.
         """
         same = costs.forward == costs.input_gradient == costs.weight
         bubble = Fraction(max(0, 2 * stages - 1 - microbatches) * costs.forward)

@@ -187,9 +187,9 @@ class JobBounds:
         yield "state", number, self._asked(shared_state_probe(self._jobs[number]), "state")
 
     def _ask_work(self, number: int) -> Iterator[_Named]:
-        """Probes of the work of a job, and of the jobs before it that differ in recomputation
-        alone."""
-        for kin in (k for k in self._kin(number) if k <= number):
+        """Probes, not known yet, of the work of a job and of the jobs before it that differ in
+        recomputation alone."""
+        for kin in (k for k in self._kin(number) if k <= number and k not in self._work):
             yield "work", kin, self._asked(work_probe(self._jobs[kin], self._sizes))
 
     def _ask_exchanged(self, number: int) -> Iterator[_Named]:

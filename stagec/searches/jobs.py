@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.time.costs.nodes import Measurements
 
-#: The threshold of the garbage collector: compiled modules stay alive, and to scan them often would
-#: take longer than the work itself.
-_RARELY = 500_000
 #: Runs units of work; yields the number of each unit with its result.
 Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
 #: Options in which jobs with one structure may differ; the number of stages is not among them.
@@ -85,7 +81,6 @@ def evaluate(task: Task) -> Evaluated | str:
     """The figures of a job, or the message with which the compiler refuses it."""
     from stagec.jobs.lowered import job_costs
 
-    gc.set_threshold(_RARELY, 20, 100)
     try:
         job = job_costs(with_batch_option(task.options))
         replay = ReplayOptions(task.overlap, measured=task.measured)
@@ -124,7 +119,6 @@ def kind_of(unit: Task | Asked) -> Hashable:
 
 def work(unit: Task | Asked) -> Evaluated | str | Probe:
     """Run a unit in a worker."""
-    gc.set_threshold(_RARELY, 20, 100)
     return probe(unit) if isinstance(unit, Asked) else evaluate(unit)
 
 

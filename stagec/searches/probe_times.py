@@ -10,31 +10,114 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
-from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from stagec.ir_spec.strategy.axes import DATA_AXES
 from stagec.program.groups import GroupAxes
 from stagec.searches.explore.pipelined import ActionTimes, Pair, PhaseTimes
-from stagec.time.clock.graph import OnStreams
+from stagec.support.memo import memo_method
+from stagec.time.clock.graph import ClassNodes, Indices
 from stagec.time.clock.times import ClassTimes
-from stagec.time.streams import PICOSECONDS, Stream
+from stagec.time.streams import COMPUTE, PICOSECONDS, Stream
 
 #: Numbers of phases, see `Pair`.
-_FORWARD, _BACKWARD = 0, 1
+PHASES = _FORWARD, _BACKWARD = 0, 1
 
 
-class NodeRun(NamedTuple):
-    """A node that the clock replayed, as its number `at`: the node that it waited for (or -1), its
-    phase (-1 for the optimizer), its layer (or -1), and its start and end in picoseconds."""
+class IssuedNodes:
+    """The nodes of a class by their places in the order of issue, without their times: for each its
+    phase (-1 for the optimizer), its layer (or -1), and the last of its streams; `computations`
+    are the places of the computations."""
 
-    at: int
-    cause: int
-    step: OnStreams
-    phase: int
-    layer: int
-    start: int
-    end: int
+    def __init__(self, nodes: ClassNodes) -> None:
+        kinds, placed = nodes.prototype, [each.node for each in nodes.prototypes]
+        phases = [-1 if n.phase == "optimizer" else int(n.phase != "forward") for n in placed]
+        self.phase = np.array(phases, dtype=np.int8)[kinds]
+        self.layer = np.array([n.layer for n in placed], dtype=np.int32)[kinds]
+        computes = nodes.where(lambda p: p.streams[-1] == COMPUTE)
+        self.computations: Indices = np.flatnonzero(computes).astype(np.int32)
+        self._beside = nodes.where(lambda p: not p.computes)
+        streams = [each.streams[-1] for each in nodes.prototypes]
+        self.streams = [streams[kind] for kind in kinds.tolist()]
+        shares = nodes.where(lambda p: p.node.kind == "reduce_scatter" and _of_data(p.streams[-1]))
+        #: Of each stream of data-parallel ranks its last reduction of a microbatch.
+        self.last_reductions = {
+            self.streams[i]: i for i in np.flatnonzero(shares & (self.phase >= 0)).tolist()
+        }
+
+    @memo_method
+    def of_layers(self, phase: int) -> Sequence[bool]:
+        """Which are of a layer in a phase."""
+        return [bool(inside) for inside in (self.phase == phase) & (self.layer >= 0)]
+
+    @cached_property
+    def of_microbatches(self) -> Sequence[bool]:
+        """Which are not of the optimizer."""
+        return [bool(inside) for inside in self.phase >= 0]
+
+    @cached_property
+    def communication(self) -> Mapping[Stream, Indices]:
+        """Those of layers that the stream of computations does not run, by stream."""
+        beside = self._beside & (self.layer >= 0) & (self.phase >= 0)
+        places: dict[Stream, list[int]] = {}
+        for i in np.flatnonzero(beside).tolist():
+            places.setdefault(self.streams[i], []).append(i)
+        return {stream: np.array(of, dtype=np.int32) for stream, of in places.items()}
+
+    @memo_method
+    def of_phase(self, phase: int) -> Indices:
+        """The computations of a phase."""
+        own: Indices = self.computations[self.phase[self.computations] == phase]
+        return own
+
+    @memo_method
+    def visits(self, phase: int) -> Sequence[tuple[int, int]]:
+        """The first and the last computation of each layer in a phase, layer by layer."""
+        steps = self.of_phase(phase)
+        layer = self.layer[steps]
+        inside = layer >= 0
+        first = steps[inside & (layer != np.append([-1], layer[:-1]))]
+        last = steps[inside & (layer != np.append(layer[1:], [-1]))]
+        return list(zip(first.tolist(), last.tolist(), strict=True))
+
+    @memo_method
+    def after(self, last: int) -> Mapping[Stream, int]:
+        """The last nodes of the layer of a node on each stream beside the computations, of those
+        that are issued before the next computation."""
+        end = next((i for i in self.computations.tolist() if i > last), len(self.streams))
+        alike = (self.layer == self.layer[last]) & (self.phase == self.phase[last])
+        beside = (i for i in np.flatnonzero(alike[:end]).tolist() if self.streams[i] != COMPUTE)
+        return {self.streams[i]: i for i in beside}
+
+
+#: The nodes of classes that live.
+_issued: WeakKeyDictionary[ClassNodes, IssuedNodes] = WeakKeyDictionary()
+
+
+class Ran:
+    """What ran of a class, in picoseconds: when its nodes start and end, and the place of the node
+    of the class that each waited for; of others it is no place."""
+
+    def __init__(self, each: ClassTimes) -> None:
+        nodes = _issued.get(each.nodes)
+        if nodes is None:
+            nodes = _issued[each.nodes] = IssuedNodes(each.nodes)
+        self.nodes, self.ends = nodes, each.ends
+        self.starts = self.ends - each.spans
+        self.start: list[int] = self.starts.tolist()
+        self.end: list[int] = self.ends.tolist()
+        self._causes: list[int] = (each.causes - each.nodes.first).tolist()
+
+    def chain(self, last: int, inside: Sequence[bool]) -> Iterator[int]:
+        """A node, what it waited for, and so on, as far as that is `inside`."""
+        causes, count, at = self._causes, len(inside), last
+        while 0 <= at < count and inside[at]:
+            yield at
+            at = causes[at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,92 +161,43 @@ def _gap(one: Chunk, other: Chunk) -> int:
     return max([0, *(one.leaves[s] - other.enters[s] for s in both)])
 
 
-def span_of(ran: Sequence[NodeRun], before: int, many: int) -> ClassSpan | None:
+def span_of(ran: Ran, before: int, many: int) -> ClassSpan | None:
     """The span of a class of a model with `many` repeated layers after `before` others; None if its
     nodes do not have as many layers."""
-    computed = [r for r in ran if r.step.computes and r.step.node.is_computation]
-    steps = [r for r in computed if r.phase >= 0]
-    forward = _visits([r for r in steps if r.phase == _FORWARD])[before : before + many]
-    backward = _visits([r for r in steps if r.phase == _BACKWARD])[: -before or None][-many:]
+    nodes, end = ran.nodes, ran.ends
+    forward = nodes.visits(_FORWARD)[before : before + many]
+    backward = nodes.visits(_BACKWARD)[: -before or None][-many:]
     if len(forward) < many or len(backward) < many:
         return None
     one, other = _chunk(ran, forward, _FORWARD), _chunk(ran, backward, _BACKWARD)
-    turned = max(r.end for r in steps if r.phase == _FORWARD)
-    ended = max(r.end for r in steps)
-    first = one.first - steps[0].start, ended - other.end
+    turned = int(end[nodes.of_phase(_FORWARD)].max())
+    ended = max(turned, int(end[nodes.of_phase(_BACKWARD)].max()))
+    begins = min(int(nodes.of_phase(phase)[0]) for phase in PHASES)
+    first = one.first - ran.start[begins], ended - other.end
     last = turned - one.end, other.first - turned
     around = (max(0, first[0]), max(0, last[0])), (max(0, first[1]), max(0, last[1]))
     return ClassSpan(many, (one, other), around)
 
 
-def ran_of(each: ClassTimes) -> list[NodeRun]:
-    """The nodes of a class in the order of issue."""
-    first, causes = each.nodes.first, each.causes.tolist()
-    ran: list[NodeRun] = []
-    for at, (cause, (placed, start, end)) in enumerate(
-        zip(causes, each.rows(), strict=True), first
-    ):
-        node = placed.node
-        phase = -1 if node.phase == "optimizer" else int(node.phase != "forward")
-        ran.append(NodeRun(at, cause, placed, phase, node.layer, start, end))
-    return ran
-
-
-def _visits(computed: Sequence[NodeRun]) -> list[list[NodeRun]]:
-    """The computations of each layer, layer by layer."""
-    visits: list[list[NodeRun]] = []
-    layer = -1
-    for each in computed:
-        if each.layer >= 0:
-            if each.layer != layer:
-                visits.append([])
-            visits[-1].append(each)
-        layer = each.layer
-    return visits
-
-
-def _chunk(ran: Sequence[NodeRun], visits: Sequence[Sequence[NodeRun]], phase: int) -> Chunk:
-    first, last = visits[0][0], visits[-1][-1]
-    inside = {r.at: r for r in ran if r.phase == phase and r.layer >= 0}
-    chain = list(_chain(last, inside))
-    led = {r.at for r in chain}
-    if first.at not in led:
-        return Chunk(first.start, last.end, proven=False)
+def _chunk(ran: Ran, visits: Sequence[tuple[int, int]], phase: int) -> Chunk:
+    nodes, start, end = ran.nodes, ran.start, ran.end
+    (first, _), (_, last) = visits[0], visits[-1]
+    inside = nodes.of_layers(phase)
+    chain = list(ran.chain(last, inside))
+    led = {*chain}
+    if first not in led:
+        return Chunk(start[first], end[last], proven=False)
     enters: dict[Stream, int] = {}
-    for each in chain:
-        stream = each.step.streams[-1]
-        if not each.step.node.is_computation and (each.start >= first.end or _of_data(stream)):
-            enters[stream] = each.start - first.start
+    for at in chain:
+        stream = nodes.streams[at]
+        if stream != COMPUTE and (start[at] >= end[first] or _of_data(stream)):
+            enters[stream] = start[at] - start[first]
     leaves = {
-        stream: each.end - last.end
-        for stream, each in _after(ran, last).items()
-        if any(r.at in led for r in _chain(each, inside))
+        stream: end[at] - end[last]
+        for stream, at in nodes.after(last).items()
+        if end[at] > end[last] and not led.isdisjoint(ran.chain(at, inside))
     }
-    return Chunk(first.start, last.end, True, enters, leaves)
-
-
-def _chain(last: NodeRun, inside: Mapping[int, NodeRun]) -> Iterator[NodeRun]:
-    """A node of a chunk, the node that it waited for, and so on, up to the first outside of the
-    chunk."""
-    at = last.at
-    while (ran := inside.get(at)) is not None:
-        yield ran
-        at = ran.cause
-
-
-def _after(ran: Sequence[NodeRun], last: NodeRun) -> dict[Stream, NodeRun]:
-    """The last node of the last layer on each stream except the compute stream, if it is issued
-    before the next computation."""
-    latest: dict[Stream, NodeRun] = {}
-    begun = False
-    for each in ran:
-        computes = each.step.node.is_computation
-        if begun and computes:
-            break
-        begun = begun or each.at == last.at
-        if not computes and each.layer == last.layer and each.phase == last.phase:
-            latest[each.step.streams[-1]] = each
-    return {stream: each for stream, each in latest.items() if each.end > last.end}
+    return Chunk(start[first], end[last], True, enters, leaves)
 
 
 def _of_data(stream: Stream) -> bool:
@@ -195,28 +229,25 @@ def _phase(
     return PhaseTimes(*(time / PICOSECONDS for time in (layer, border, *around)))
 
 
-def turn_of(ran: Sequence[NodeRun]) -> int:
+def turn_of(ran: Ran) -> int:
     """Picoseconds from one microbatch to the next, where each ends with a reduction over
     data-parallel ranks (a reduce_scatter, as in ZeRO-2 and 3): from the first use of its stream in
     the chain of causes to the end of the reduction. The next microbatch cannot use the stream
     before that end. 0 without such a reduction."""
-    inside = {r.at: r for r in ran if r.phase >= 0}
-    last: dict[Stream, NodeRun] = {}
-    for each in inside.values():
-        stream = each.step.streams[-1]
-        if each.step.node.kind == "reduce_scatter" and _of_data(stream):
-            last[stream] = each
-    begun = {
-        stream: min(r.start for r in _chain(each, inside) if r.step.streams[-1] == stream)
-        for stream, each in last.items()
-    }
-    return max((each.end - begun[stream] for stream, each in last.items()), default=0)
+    nodes, start = ran.nodes, ran.start
+    turns = [0]
+    for stream, last in nodes.last_reductions.items():
+        chain = ran.chain(last, nodes.of_microbatches)
+        turns.append(ran.end[last] - min(start[i] for i in chain if nodes.streams[i] == stream))
+    return max(turns)
 
 
 def tail_of(each: ClassTimes) -> float:
     """Seconds from the first node of the optimizer to the end of the step; 0 unless the optimizer
     follows all other computations."""
-    computed = [r for r in ran_of(each) if r.step.node.is_computation]
-    update = min((r.start for r in computed if r.phase < 0), default=each.end)
-    ended = max((r.end for r in computed if r.phase >= 0), default=0)
+    ran = Ran(each)
+    computed = ran.nodes.computations
+    updates = ran.nodes.phase[computed] < 0
+    update = min(ran.starts[computed[updates]].tolist(), default=each.end)
+    ended = max(ran.ends[computed[~updates]].tolist(), default=0)
     return (each.end - update) / PICOSECONDS if update >= ended else 0.0

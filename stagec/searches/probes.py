@@ -8,11 +8,12 @@ of a space share a probe, and probes share compiles.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from stagec.analysis.figures import OTHERS
 from stagec.ir.module import BATCH
@@ -23,7 +24,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine
 from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.pipelined import ActionTimes
-from stagec.searches.probe_times import NodeRun, action_times, ran_of, span_of, tail_of, turn_of
+from stagec.searches.probe_times import PHASES, Ran, action_times, span_of, tail_of, turn_of
 from stagec.searches.space import data_ranks, microbatch_of
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.time.costs.nodes import CostTable
@@ -34,7 +35,6 @@ from stagec.time.streams import PICOSECONDS
 #: The symbol of the number of repeated layers, and the two numbers in probes: both share a compile
 #: with any larger number.
 LAYERS, FEW = "L", (8, 12)
-_OF_MICROBATCH = ("forward", "backward")
 _STATIC = ("parameters", "gradients", "optimizer")
 #: Flags that have their defaults in a probe of the work of a microbatch, since they concern several
 #: microbatches, stages or data-parallel ranks.
@@ -58,8 +58,8 @@ _OF_PIPELINES = ("pp", "schedule", "chunks", "stage_layers", "scatter_gather", "
 _NOT_OF_STATE = (*_OF_PIPELINES, "recompute", *RECOMPUTED)
 
 
-#: The nodes of each class of a step.
-_Classes: TypeAlias = Sequence[Sequence[NodeRun]]
+#: The nodes of each class of a step with their times.
+_Classes: TypeAlias = Sequence[Ran]
 #: The kind of a probe.
 What: TypeAlias = Literal["work", "state", "tail", "stages"]
 
@@ -363,7 +363,7 @@ def _steps(jobs: Iterable[CompiledJob], asked: Asked) -> Iterator[StepTime]:
 
 
 def _ran(step: StepTime) -> _Classes:
-    return [ran_of(each) for each in step.classes]
+    return [Ran(each) for each in step.classes]
 
 
 def _spans(step: _Classes) -> _Spans:
@@ -381,26 +381,16 @@ def _spans(step: _Classes) -> _Spans:
     )
 
 
-def _of_class(ran: Sequence[NodeRun]) -> _Spans:
-    streams: Counter[Hashable] = Counter()
-    whole = last_forward = 0
-    cuts = dict.fromkeys(_OF_MICROBATCH, 0)
-    first_backward: int | None = None
-    before = 0
-    for _, _, placed, number, layer, start, end in ran:
-        if number < 0 or not placed.node.is_computation:
-            if not placed.computes and layer >= 0 and number >= 0:
-                streams[placed.streams[-1]] += end - start
-            continue
-        phase = _OF_MICROBATCH[number]
-        cuts[phase] = max(cuts[phase], start - before)
-        before = whole = end
-        if layer >= 0:
-            if phase == "forward":
-                last_forward = end
-            elif first_backward is None:
-                first_backward = start
-    head = max(0, (first_backward or 0) - last_forward)
-    used = {stream: time / PICOSECONDS for stream, time in streams.items()}
-    waits = (cuts[phase] / PICOSECONDS for phase in _OF_MICROBATCH)
-    return _Spans(used, whole / PICOSECONDS, head / PICOSECONDS, *waits)
+def _of_class(ran: Ran) -> _Spans:
+    nodes, starts, ends = ran.nodes, ran.starts, ran.ends
+    used = {s: int((ends[of] - starts[of]).sum()) for s, of in nodes.communication.items()}
+    steps = nodes.computations[nodes.phase[nodes.computations] >= 0]
+    phases = nodes.phase[steps]
+    waits = starts[steps] - np.append([0], ends[steps[:-1]])[: len(steps)]
+    cuts = [int(waits[phases == phase].max(initial=0)) for phase in PHASES]
+    whole = int(ends[steps[-1]]) if len(steps) else 0
+    forward, backward = map(nodes.visits, PHASES)
+    first_backward = ran.start[backward[0][0]] if backward else 0
+    head = max(0, first_backward - (ran.end[forward[-1][1]] if forward else 0))
+    times = (time / PICOSECONDS for time in (whole, head, *cuts))
+    return _Spans({stream: time / PICOSECONDS for stream, time in used.items()}, *times)

@@ -132,6 +132,10 @@ def default_space(sizes: Mapping[str, int], layers: int, ranks: int, machine: Ma
 
 #: The knobs that determine the mesh.
 _MESH = frozenset((*AXES, "etp", *OF_MESH))
+
+
+#: Points by the values of their first knobs.
+_Groups = Sequence[tuple[Point, Sequence[Point]]]
 #: Rules, and for flags the function that says whether they have no effect, each with the node of
 #: its memo that shared values lead to.
 _Checks = tuple[
@@ -172,8 +176,8 @@ class _Listing:
         self._row = itemgetter(*self._names)
         self._space, self._base, self._sizes = space, base, sizes
         every = [_parts_of_experts, *rules(sizes, layers or None)]
-        self._rules = [MemoByReads(_on_options(rule)) for rule in every]
-        self._needless = [
+        asked = (MemoByReads(_on_options(rule)) for rule in every)
+        needless = [
             (flag, MemoByReads(_on_options(partial(_is_needless, flag, sizes))))
             for flag in FLAGS.values()
             if flag.needs and flag.name in names
@@ -182,9 +186,12 @@ class _Listing:
         self._order = MemoByReads(_on_options(_order_of))
         self._listed = Listed(space.count, Jobs(base, self._names), Counter())
         self._varying = {*space.knobs} - _MESH | {"microbatches", *self._defaults}
-        self._whole = self._checks({})
+        self._whole: _Checks = (
+            [(rule, rule.first) for rule in asked],
+            [(flag, idle, idle.first) for flag, idle in needless],
+        )
         self._seen: set[tuple[Any, ...]] = set()
-        self._insides: dict[frozenset[str], tuple[Sequence[Point], int]] = {}
+        self._insides: dict[frozenset[str], tuple[_Groups, int]] = {}
 
     def listed(self) -> Listed:
         knobs = self._space.knobs
@@ -200,32 +207,37 @@ class _Listing:
                 continue
             lacking = {axis for axis in AXES if meshed[axis] == 1}
             idle = (n for n in inner.knobs if n in FLAGS and _needs_one(FLAGS[n], lacking))
-            points, times = self._inside(frozenset(idle))
-            checks = self._checks({n: v for n, v in meshed.items() if n not in self._varying})
-            for rest in points:
-                self._take({**meshed, **rest}, times, checks)
+            groups, times = self._inside(frozenset(idle))
+            common = {n: v for n, v in meshed.items() if n not in self._varying}
+            of_mesh = self._checks(common, self._whole)
+            for values, points in groups:
+                checks = self._checks({**common, **values}, of_mesh)
+                for rest in points:
+                    self._take({**meshed, **values, **rest}, times, checks)
         return self._listed
 
-    def _checks(self, shared: Mapping[str, Any]) -> _Checks:
-        """The rules and flags to check for points that share these values, without the rules that
-        accept all of them and the flags that have an effect in all."""
-        rules = ((rule, rule.reads_of(shared)) for rule in self._rules)
-        needless = ((flag, is_idle, is_idle.reads_of(shared)) for flag, is_idle in self._needless)
+    def _checks(self, shared: Mapping[str, Any], known: _Checks) -> _Checks:
+        """The rules and flags of `known` to check for points that share these values: without the
+        rules that accept all of them and the flags that have an effect in all."""
+        rules = ((rule, rule.reads_of(shared, node)) for rule, node in known[0])
+        needless = ((flag, idle, idle.reads_of(shared, node)) for flag, idle, node in known[1])
         return (
             [(rule, node) for rule, node in rules if node.answer != [None]],
             [(flag, idle, node) for flag, idle, node in needless if node.answer != [False]],
         )
 
-    def _inside(self, idle: frozenset[str]) -> tuple[Sequence[Point], int]:
-        """The points for a mesh on which the knobs `idle` have no effect, and the number of points
-        of the space that each stands for."""
+    def _inside(self, idle: frozenset[str]) -> tuple[_Groups, int]:
+        """The points for a mesh on which the knobs `idle` have no effect, by their values of the
+        first knobs, and the number of points of the space that each stands for."""
         inside = self._insides.get(idle)
         if inside is None:
             knobs = self._space.knobs
-            live = self._space.part(frozenset(knobs) - _MESH - idle)
-            default = {n: FLAGS[n].default for n in idle}
-            points = [{**default, **point} for point in live]
-            inside = self._insides[idle] = points, prod(len(knobs[n]) for n in idle)
+            live = [n for n in knobs if n not in _MESH | idle]
+            place = live.index(MICROBATCH) if MICROBATCH in live else len(live) // 2
+            outer, inner = map(self._space.part, map(frozenset, (live[:place], live[place:])))
+            default, points = {n: FLAGS[n].default for n in idle}, list(inner)
+            groups = [({**default, **values}, points) for values in outer]
+            inside = self._insides[idle] = groups, prod(len(knobs[n]) for n in idle)
         return inside
 
     def _take(self, values: dict[str, Any], times: int, checks: _Checks) -> None:

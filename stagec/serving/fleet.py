@@ -150,6 +150,7 @@ class Fleet:
         self._since = 0
         self._wanted: deque[tuple[int, int]] = deque([(0, count)])
         self._before = [0, 0, 0, 0, 0]
+        self._open = True
         self._list()
         for member in self._members[:count]:
             self._fails_later(member, 0)
@@ -157,7 +158,7 @@ class Fleet:
     def _list(self) -> None:
         """Update the replicas that take requests, and the number of those that occupy ranks."""
         states = [member.state for member in self._members]
-        self.up = [m.replica for m in self._members if m.state is ReplicaState.UP]
+        self.up = [m.replica for m in self._members if self._open and m.state is ReplicaState.UP]
         self.held = len(states) - states.count(ReplicaState.OFF)
 
     def note(self, now: int) -> None:
@@ -176,6 +177,22 @@ class Fleet:
             member.replica.forget()
         self._list()
 
+    def close(self, now: int) -> None:
+        """No replica takes requests until `open`, and those that are emptied stop: nothing is left
+        of what they had."""
+        self._set_open(now, value=False)
+        for member in self._members:
+            self.idle(member.replica, now)
+
+    def open(self, now: int) -> None:
+        """Replicas take requests again."""
+        self._set_open(now, value=True)
+
+    def _set_open(self, now: int, *, value: bool) -> None:
+        self.note(now)
+        self._open = value
+        self._list()
+
     # -- requests without a replica ----------------------------------------------------------------
 
     def park(self, job: ServedRequest, now: int) -> None:
@@ -185,8 +202,10 @@ class Fleet:
 
     def released(self, now: int) -> list[ServedRequest]:
         """The waiting requests, if there is a replica for them; they wait no longer."""
-        if not self.parked or not self.up:
-            return []
+        return self.taken(now) if self.parked and self.up else []
+
+    def taken(self, now: int) -> list[ServedRequest]:
+        """The waiting requests, which wait no longer."""
         self.note(now)
         jobs, self.parked = self.parked, []
         return jobs

@@ -93,17 +93,22 @@ class PipelinedReplica(Replica):
 
     # -- shared by batches -------------------------------------------------------------------------
 
+    @property
+    def _left(self) -> int:
+        decode = (self._batches[n] for n, way in self._under if not (way.chunks and self.alone))
+        return self.free - sum(batch.begun for batch in decode)
+
     def _has_place(self) -> bool:
         begun = sum(job.batch == self._batch.number for job in self._partial)
         return super()._has_place() and self._batch.decoding + begun < self._share
 
     def _rest(self) -> list[tuple[ServedRequest, int]]:
         """The next chunks; of prompts of other batches only those for which there are pages."""
-        rest, pages = list[tuple[ServedRequest, int]](), self._batch.begun
+        rest, pages, left = list[tuple[ServedRequest, int]](), self._batch.begun, self._left
         for job, tokens in super()._rest():
             own, grown = job.batch == self._batch.number, self._grown(job, tokens)
             decodes = job.left == 1 and job.generated
-            if tokens and (own or (pages + grown <= self.free and not decodes)):
+            if tokens and (own or (pages + grown <= left and not decodes)):
                 rest.append((job, tokens))
                 pages += grown
         return rest

@@ -20,7 +20,7 @@ class ServerLimits:
     """The capacity of a step and of the cache: the most new tokens of a step, the most sequences
     that run at once, and the blocks of the cache, of `block` tokens each (None: unbounded). Where
     several `groups` of ranks share a step, `chunk` is the most tokens of one of them, and so of one
-    prompt."""
+    prompt. A sequence takes `fixed` blocks in addition to those of its tokens."""
 
     tokens: int
     sequences: int
@@ -28,10 +28,11 @@ class ServerLimits:
     block: int = 16
     chunk: int | None = None
     groups: int = 1
+    fixed: int = 0
 
     def blocks_for(self, tokens: int) -> int:
-        """The number of blocks for the tokens of one sequence."""
-        return -(-tokens // self.block)
+        """The number of blocks for the tokens of one sequence, and its fixed ones."""
+        return -(-tokens // self.block) + (self.fixed if tokens else 0)
 
 
 @dataclass(slots=True, eq=False)

@@ -83,6 +83,11 @@ class Replica:
         """Pages of the cache that requests use."""
         return self.room - self.free
 
+    @property
+    def _left(self) -> int:
+        """Free pages that steps under way do not take."""
+        return self.free
+
     # -- the next steps ----------------------------------------------------------------------------
 
     def plan(self, now: int) -> StepsUnderWay | None:
@@ -166,10 +171,18 @@ class Replica:
         if not batch.delays or lacks != lacked:
             since = batch.steps
         left = since + (rule.balance if lacks else rule.gather) - batch.steps
-        tokens = batch.decoding + sum(job.left for job in waiting)
         batch.waits = since, lacks
-        batch.delays = left > 0 and (lacks or 10 * tokens < 9 * self.limits.tokens)
+        batch.delays = left > 0 and (lacks or not self._fills())
         return left if batch.delays else 0
+
+    def _fills(self) -> bool:
+        """Whether prompts that wait fill 9/10 of the next step."""
+        left = 9 * self.limits.tokens - 10 * self._batch.decoding
+        for job in self.waiting:
+            left -= 10 * job.left
+            if left <= 0:
+                return True
+        return left <= 0
 
     def _until_poll(self) -> int:
         """The number of decode steps until the scheduler looks for the requests that arrived."""
@@ -190,7 +203,7 @@ class Replica:
         took = 0
         while True:
             needed = self._batch.begun + sum(self._grown(*chunk) for chunk in self._rest())
-            if needed <= self.free:
+            if needed <= self._left:
                 return took
             took += self._preempt(self._last_admitted())
 
@@ -251,7 +264,7 @@ class Replica:
             needed = limits.blocks_for(cached + tokens)
             if self.prefixes is not None and matched:
                 needed -= (len(matched) - self.prefixes.idle(matched)) * self.prefixes.pages
-            if needed > self.free - self._batch.begun:
+            if needed > self._left - self._batch.begun:
                 break
             waiting.popleft()
             took += self.swap * job.cached if job.swapped else 0

@@ -15,6 +15,7 @@ from itertools import count
 from stagec.serving.fleet import Arrival, Failure, Fleet, FleetPlan
 from stagec.serving.replica import Replica
 from stagec.serving.requests import Request, turns
+from stagec.serving.rollouts import Rollouts
 from stagec.serving.routing import Router
 from stagec.serving.series import TimeSeries, joined
 from stagec.serving.served import ServedRequest
@@ -29,7 +30,7 @@ _MOST_FAILURES = 1000
 #: All replicas run all the time.
 _ALL = FleetPlan()
 #: The kinds of events, in the order of events at one time.
-_RETURN, _FAIL, _SCALE, _ARRIVE, _COME, _HANDED, _END, _PLAN = range(8)
+_RETURN, _FAIL, _SCALE, _UPDATED, _ARRIVE, _COME, _HANDED, _END, _FULL, _PLAN = range(10)
 
 #: The figures of `Simulation.series`.
 FIGURES = ("busy", "running", "waiting", "pages")
@@ -53,9 +54,11 @@ class Simulation:
     Requests arrive at their times. With `concurrency` that many are in the server at any time: each
     that ends is followed by the next one a nanosecond later, so that steps which begin at its end
     are without it. The turns of a conversation follow each other (`Request.then`) and count as one
-    request here; users see an answer `outside` after its last step, and pause from then on. `plan`
-    and `prefill_plan` say how replicas start, scale and fail; requests of a replica that fails are
-    routed again, with their tokens but without their caches. Times are in femtoseconds.
+    request here; users see an answer `outside` after its last step, and pause from then on. Those
+    of `rollouts` arrive in batches; no replica takes requests until the weights of the next batch
+    have arrived. `plan` and `prefill_plan` say how replicas start, scale and fail; requests of a
+    replica that fails are routed again, with their tokens but without their caches. Times are in
+    femtoseconds.
     """
 
     requests: Sequence[Request]
@@ -68,7 +71,7 @@ class Simulation:
     plan: FleetPlan = _ALL
     prefill_plan: FleetPlan = _ALL
     outside: int = 0  # time of a request outside of its steps
-    until: int | None = None  # stop when this many requests are done
+    rollouts: Rollouts | None = None
     progress: Callable[[int, int], None] = lambda done, total: None
     done: list[ServedRequest] = field(default_factory=list[ServedRequest])
     end: int = 0
@@ -96,26 +99,30 @@ class Simulation:
         return ServedRequest(request, next(self._numbers), at)
 
     def run(self) -> None:
-        """Serve all requests, or as many as `until` says."""
+        """Serve all requests, or all batches of rollouts."""
         for failure in self.failures:
             self._due(failure)
         for fleet in (self.prefill_fleet, self.fleet):
             self._scale_later(fleet, 0)
-        for _ in range(self.concurrency or 1):
+        rollouts = self.rollouts
+        if rollouts is not None:
+            self._begin_batch(0, rollouts)
+        for _ in range(0 if rollouts is not None else self.concurrency or 1):
             self._next(0)
-        most = self.until or self._all
         events = self._events
         handlers = {
             _RETURN: self._return,
             _FAIL: self._fail,
             _SCALE: self._scale,
+            _UPDATED: self._updated,
             _ARRIVE: self._arrive,
             _COME: self._come,
             _HANDED: self._handed,
             _END: self._finish,
+            _FULL: self._full,
             _PLAN: self._plan,
         }
-        while events and len(self.done) < most:
+        while events and (len(self.done) < self._all if rollouts is None else not rollouts.over):
             now, kind, _, version, what = heappop(events)
             if isinstance(what, Replica) and kind >= _END and what.version != version:
                 continue
@@ -156,12 +163,12 @@ class Simulation:
         """Schedule the arrival of the next request of the list."""
         job = next(self._coming, None)
         if job is not None:
-            if self.concurrency is not None:
+            if self.concurrency is not None or self.rollouts is not None:
                 job.arrival = now
             self._push(job.arrival, _ARRIVE, job)
 
     def _arrive(self, now: int, what: object) -> None:
-        if self.concurrency is None:
+        if self.concurrency is None and self.rollouts is None:
             self._next(now)
         self._come(now, what)
 
@@ -208,12 +215,16 @@ class Simulation:
         for job in ended:
             self.done.append(job)
             self._count(now, -1)
+            then = None
             if job.request.then is not None:
                 gap, request = job.request.then
                 at = now + self.outside + gap * _NANOSECOND
-                self._push(at, _COME, self._job(request, at))
+                then = self._job(request, at)
+                self._push(at, _COME, then)
             elif self.concurrency is not None:
                 self._next(now + _NANOSECOND)
+            if self.rollouts is not None:
+                self.rollouts.ended(job, then)
         if ended and len(self.done) // _OFTEN != (len(self.done) - len(ended)) // _OFTEN:
             self.progress(len(self.done), self._all)
         if what.prefills:
@@ -221,6 +232,8 @@ class Simulation:
                 if job.last < 0:
                     self._hand_over(what, job, now)
         self._wake(what, now)
+        if self.rollouts is not None and self.rollouts.full:
+            self._push(now, _FULL, None)
 
     def _hand_over(self, replica: Replica, job: ServedRequest, now: int) -> None:
         """Transfer the caches of a prompt to where it is decoded, one prompt after the other."""
@@ -242,6 +255,63 @@ class Simulation:
             self._wake(replica, now)
         self._send(job, self.fleet, now)
 
+    # -- batches of rollouts -----------------------------------------------------------------------
+
+    def _begin_batch(self, now: int, rollouts: Rollouts) -> None:
+        for _ in range(rollouts.begin(now, *self._integrals(now))):
+            self._next(now)
+        if rollouts.full:  # more of the batch before were done at once
+            self._push(now, _FULL, None)
+
+    def _full(self, now: int, what: object) -> None:
+        """Enough requests of a batch are done. Before new weights nothing runs, and what has been
+        cached is lost."""
+        rollouts = self.rollouts
+        if rollouts is None or not (rollouts.begun and rollouts.full):
+            return
+        rollouts.close(now, *self._integrals(now))
+        at, version = rollouts.following(now)
+        if rollouts.over:
+            return
+        if version == rollouts.version:
+            self._begin_batch(now, rollouts)
+            return
+        for job in [job for replica in self._each for job in self._interrupt(replica, now)]:
+            rollouts.mark(job)
+            self._entry.park(job, now)
+        for replica in self._each:
+            if replica.tiers is not None:
+                replica.tiers.clear()
+        for fleet in (self.prefill_fleet, self.fleet):
+            fleet.close(now)
+        if self.prefills:
+            for job in self.fleet.taken(now):  # whose caches no replica has taken
+                self._each[job.replica].tally.lost += job.cached
+                job.cached = 0
+                rollouts.mark(job)
+                self._entry.park(job, now)
+        self._push(at, _UPDATED, version)
+
+    def _updated(self, now: int, what: object) -> None:
+        """New weights are there."""
+        assert self.rollouts is not None
+        assert isinstance(what, int)
+        self.rollouts.version = what
+        for fleet in (self.prefill_fleet, self.fleet):
+            fleet.open(now)
+            self._release(fleet, now)
+        self._begin_batch(now, self.rollouts)
+
+    def _integrals(self, now: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Integrals until now of replicas with steps, and of those with ranks, of each pool."""
+        for replica in self._each:
+            self._watch(replica, now)
+        pools = [fleet for fleet in (self.prefill_fleet, self.fleet) if fleet.replicas]
+        for fleet in pools:
+            fleet.note(now)
+        busy = (sum(self._series[id(r)].totals[0] for r in f.replicas) for f in pools)
+        return tuple(busy), tuple(fleet.series.totals[0] for fleet in pools)
+
     # -- failures and scaling ----------------------------------------------------------------------
 
     def _fleet_of(self, prefills: bool) -> Fleet:
@@ -257,9 +327,7 @@ class Simulation:
         fleet = self._fleet_of(replica.prefills)
         if not fleet.fails(what):
             return
-        replica.version += 1
-        replica.stamp += 1
-        jobs = replica.fail(now)
+        jobs = self._interrupt(replica, now)
         fleet.fail(what, now)
         for job in jobs:  # with two pods, prompts are computed again in the pod of prefill
             if job.preempted > _MOST_FAILURES:
@@ -269,6 +337,12 @@ class Simulation:
                     remedy="give a longer --mtbf",
                 )
             self._send(job, self._entry, now)
+
+    def _interrupt(self, replica: Replica, now: int) -> list[ServedRequest]:
+        """Nothing is under way at a replica, and its caches are lost; the jobs that it had."""
+        replica.version += 1
+        replica.stamp += 1
+        return replica.fail(now)
 
     def _return(self, now: int, what: object) -> None:
         assert isinstance(what, Arrival)

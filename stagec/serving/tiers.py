@@ -72,3 +72,8 @@ class CacheTiers:
         for tier in self.tiers:
             if not tier.lasting:
                 tier.stored.clear()
+
+    def clear(self) -> None:
+        """Lose the blocks of all tiers, which other weights have computed."""
+        for tier in self.tiers:
+            tier.stored.clear()

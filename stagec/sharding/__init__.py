@@ -1,1 +1,1 @@
-"""Placement as pure functions: factor assignments, propagation, resharding, strategies."""
+"""Placement: factor assignments, propagation, resharding, and strategies as data."""

@@ -1,7 +1,7 @@
-"""Which mesh axes split which factors of an op: the link between rules and placements.
+"""Assignments of mesh axes to factors of an op: the link between rules and placements.
 
-An assignment maps factors to axes. It gives the placement in which the op needs each operand, and
-the placement of each result. It can be read back from results that have placements.
+An assignment maps factors to axes. It determines the placement in which the op needs each operand,
+and the placement of each result. It can be recovered from placed results.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def required_splits(shape: Shape, assignment: Assignment) -> tuple[Axes, ...]:
 def accepted_splits(
     value: TensorType, shape: Shape, rule: Rule, assignment: Assignment
 ) -> tuple[Axes, ...]:
-    """The split of each dimension of an operand that the op accepts. It is the split that the op
-    needs. Along a factor that the op gathers itself, it may be a further split."""
+    """The split of each dimension of an operand that the op accepts: the split that it needs or,
+    along a factor that the op gathers itself, a split over further axes."""
     needed = required_splits(shape, assignment)
     busy = {a for axes in needed for a in axes}
     splits: list[Axes] = []
@@ -46,11 +46,11 @@ def accepted_splits(
 def distribute(
     group: Group, axes: Axes, sizes: Mapping[str, Expr], facts: Facts
 ) -> dict[str, Axes]:
-    """Give the axes of a dimension to its factors, major factor first, as far as they surely
-    divide.
+    """Distribute the axes of a dimension to its factors, major factor first, as far as they are
+    known to divide.
 
-    A factor takes further axes only if the one before it is split completely; without that
-    knowledge all axes go to the first factor.
+    A factor gets axes only if the one before it is split completely; if this is not known, all axes
+    go to the first factor.
     """
     shares: dict[str, Axes] = {}
     rest = axes
@@ -67,7 +67,7 @@ def distribute(
 
 
 def _completely(size: Expr, axes: Axes, facts: Facts) -> int | None:
-    """How many of the first axes surely split a size into ones; None if not known."""
+    """The number of leading axes that split a size into parts of one; None if it is not known."""
     for count in range(len(axes) + 1):
         parts = axis_size(axes[:count])
         if facts.divides(parts, size) and facts.divides(size, parts):
@@ -76,7 +76,7 @@ def _completely(size: Expr, axes: Axes, facts: Facts) -> int | None:
 
 
 def handed_on(op: Operation, rule: Rule, deferred: Axes) -> dict[int, Axes]:
-    """Deferred axes over which one operand alone is a partial sum that the op hands on."""
+    """Deferred axes over which exactly one operand is a partial sum that the op passes on."""
     parts = {i: op.operands[i].tensor.partial for i in rule.each}
     sums = {i: p.axes for i, p in parts.items() if p is not None and p.kind == "sum"}
     counts = [a for axes in sums.values() for a in axes if a in deferred]
@@ -84,8 +84,8 @@ def handed_on(op: Operation, rule: Rule, deferred: Axes) -> dict[int, Axes]:
 
 
 def passing_partial(op: Operation, rule: Rule, deferred: Axes = ()) -> Axes:
-    """Axes over which all linear operands are partial sums, so that the op may work on the
-    parts; or one operand alone, if they are deferred."""
+    """Axes over which the op may compute on partial sums: those of all linear operands, or deferred
+    axes of a single operand."""
     if rule.each:
         alone = handed_on(op, rule, deferred)
         return tuple(a for i in sorted(alone) for a in alone[i])
@@ -99,8 +99,8 @@ def passing_partial(op: Operation, rule: Rule, deferred: Axes = ()) -> Axes:
 def unreduced(
     op: Operation, rule: Rule, index: int, assignment: Assignment, deferred: Axes = ()
 ) -> Axes:
-    """Axes over which a result is a part under an assignment: those of factors that it has not, and
-    those of partial sums that all operands hand on."""
+    """Axes over which a result is partial under an assignment: those of contracted factors, and
+    those of partial sums that operands pass on."""
     gone = rule.reduced(index)
     axes = [a for f in rule.factors if f in gone for a in assignment.get(f, ())]
     used = {a for split in assignment.values() for a in split}
@@ -108,7 +108,7 @@ def unreduced(
     return tuple(dict.fromkeys(axes))
 
 
-#: The remedy for a value whose type says that it is a part of a sum, but which is whole.
+#: The remedy for a complete value whose type states that it is partial.
 MAKE_PARTS = (
     "drop the clause, or let an op make the parts: one that sums over a dimension split over these "
     "axes, or a linear one all of whose operands are such parts"
@@ -118,8 +118,8 @@ MAKE_PARTS = (
 def untrue_parts(
     op: Operation, rule: Rule, assignment: Assignment, deferred: Axes = ()
 ) -> Iterator[str]:
-    """Messages for results whose types say that they are parts of a sum or maximum, but nothing
-    makes them so: adding them up would count the value once for each rank."""
+    """Messages for results with partial types that are not partial: reducing them would count the
+    value once per rank."""
     for index, value in enumerate(op.results):
         partial = value.tensor.partial
         true = unreduced(op, rule, index, assignment, deferred)
@@ -135,11 +135,11 @@ def untrue_parts(
 def read_assignment(
     op: Operation, rule: Rule, sizes: Mapping[str, Expr], facts: Facts, deferred: Axes = ()
 ) -> dict[str, Axes]:
-    """The assignment under which an op with placed results was placed.
+    """The assignment of an op with placed results.
 
-    Factors of a result have its axes; a contracted factor has those axes of the result's partial
-    sum by which an operand is split along it; a special factor that no result shows has what its
-    operand has.
+    Factors of a result have its axes. A contracted factor has those axes of the partial sum of the
+    result that split it in an operand. A special factor that is in no result has the axes of its
+    operand.
     """
     assignment: dict[str, Axes] = {}
     for value, shape in zip(op.results, rule.results, strict=False):
@@ -150,7 +150,7 @@ def read_assignment(
     used |= {a for axes in handed_on(op, rule, deferred).values() for a in axes}
     for factor, axes in _hidden(op, rule, sizes, facts, used).items():
         keep = tuple(a for a in axes if a not in used)
-        if factor not in assignment and keep:  # an axis splits one factor: the first that has it
+        if factor not in assignment and keep:  # an axis splits one factor only
             assignment[factor] = keep
             used |= set(keep)
     return assignment
@@ -159,11 +159,11 @@ def read_assignment(
 def _hidden(
     op: Operation, rule: Rule, sizes: Mapping[str, Expr], facts: Facts, used: set[str]
 ) -> dict[str, Axes]:
-    """Factors that results do not show, with the most axes that an operand has for them."""
+    """Factors that are in no result, each with the most axes that an operand has for it."""
     reduced = [
         (rule.contracted(i) | rule.special, r.tensor.partial_axes) for i, r in enumerate(op.results)
     ]
-    results = zip(op.results, rule.results, strict=False)  # a last one may be left out
+    results = zip(op.results, rule.results, strict=False)  # a last one is optional
     shown = {f for _, shape in results for group in shape for f in group}
     offers: dict[str, Axes] = {}
     for value, shape in zip(op.operands, rule.operands, strict=True):

@@ -1,4 +1,5 @@
-"""Relations between sizes that a strategy needs, declared in the module and checked at once."""
+"""Relations between sizes that a strategy needs: declared in the module, and checked for known
+sizes."""
 
 from __future__ import annotations
 
@@ -10,29 +11,29 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const, evaluate, fraction, numerator_and_denominator, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.module import Module
-from stagec.ir_spec.strategy.axes import DATA_AXES, EXPERT_WIDTH, EXPERTS, WIDTHS
+from stagec.ir_spec.strategy.axes import DATA_AXES, EXPERT_WIDTH, EXPERTS, SHARED_WIDTH, WIDTHS
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Loc, made_by
 
 
 class Assumptions:
-    """Relations that a pass adds to a module, in one `stg.assume` of its own; each is checked at
-    once where sizes are known.
+    """Relations that a pass adds to a module, in one `stg.assume` of its own. Relations between
+    known sizes are checked.
 
-    Sizes that do not divide are collected, so that `check` can name all of them.
+    Sizes that do not divide are collected, so that `check` can report all of them.
     """
 
     def __init__(self, module: Module, by: str, loc: Loc) -> None:
-        """`by` is the name of the pass, `loc` the place that asks for them."""
+        """`by` is the name of the pass, `loc` the location that needs the relations."""
         self._module, self._by, self._loc = module, by, loc
         self._wanted = _known_sizes(module)
         self._failed: list[tuple[Expr, Expr, Loc, Expr]] = []
         self._declared: Operation | None = None
         self._assumed = {r for r, _ in module.relations}
-        self.facts = Facts(r for r, _ in module.relations)  # the present values prove nothing
+        self.facts = Facts(r for r, _ in module.relations)  # without current values
 
     def divides(self, size: Expr, divisor: Expr, loc: Loc) -> None:
-        """Assume that `divisor` divides `size`."""
+        """Assume that `divisor` divides `size`; `check` reports known sizes that do not."""
         env = self._module.env
         above, below = numerator_and_denominator(size)
         relation = divisible(above, below * divisor)
@@ -47,8 +48,8 @@ class Assumptions:
             self._declare(relation)
 
     def holds(self, relation: Relation, loc: Loc, remedy: str) -> None:
-        """Assume any relation. Raises `DiagnosticError` if it is false for known sizes; `remedy`
-        says what would do."""
+        """Assume any relation. Raises `DiagnosticError` with `remedy` if it is false for known
+        sizes."""
         env = self._module.env
         if relation.symbols <= env.keys() and not relation.holds(env):
             raise error(f"this needs {relation}", loc, remedy=remedy)
@@ -57,11 +58,11 @@ class Assumptions:
             self._declare(relation)
 
     def check(self) -> None:
-        """Raise `DiagnosticError` for all sizes that do not divide, one for each divisor."""
+        """Raise `DiagnosticError` for all sizes that do not divide, one error per divisor."""
         problems = DiagnosticList()
         groups: dict[tuple[Expr, Expr, Expr | None], list[tuple[Expr, Loc]]] = {}
         for size, divisor, loc, below in self._failed:
-            alone = size if below.symbols else None  # the remedy has numbers of this size
+            alone = size if below.symbols else None  # the remedy names this size
             groups.setdefault((divisor, below, alone), []).append((size, loc))
         for (divisor, below, _), failed in groups.items():
             sizes, (_, loc) = [size for size, _ in failed], failed[0]
@@ -86,6 +87,7 @@ class Assumptions:
             remedy = _choices(sizes, divisor, common, tried)
             padded = any(size.symbol_name in WIDTHS for size in sizes) and below != const(1)
             whole = self._whole_experts(sizes, tried // evaluate(below, env)) if padded else ""
+            whole += ", or --whole-shared-experts" if _all_shared(sizes) else ""
             return f"{remedy}{whole}, or --pad-widths {below}" if padded else remedy
         remedy = f"choose {sizes[0]} as a multiple of {tried}"
         if (capacity := self._capacity()) is not None:
@@ -95,10 +97,10 @@ class Assumptions:
         return remedy
 
     def _whole_experts(self, sizes: Sequence[Expr], ranks: int) -> str:
-        """What leaves experts whole on `ranks` that would split them, as engines ask for where
-        blocks of low-bit weights do not divide (vLLM: --enable-expert-parallel; Fp8MoEMethod of
-        layers/quantization/fp8.py refuses else); "" if their width is not all that is split, if
-        experts do not divide, or if data-parallel ranks would take them."""
+        """The remedy to distribute whole experts over `ranks` instead of splitting each, as engines
+        require if blocks of low-bit weights do not divide (vLLM: --enable-expert-parallel, else
+        Fp8MoEMethod of layers/quantization/fp8.py raises). Empty if other sizes than the width of
+        experts are split, if experts do not divide, or with data parallelism."""
         axes, experts = self._module.axis_sizes, self._module.env.get(EXPERTS, 0)
         data = any(axes.get(axis, 1) > 1 for axis in DATA_AXES)
         alone = all(size.symbol_name == EXPERT_WIDTH for size in sizes)
@@ -106,13 +108,13 @@ class Assumptions:
         return f", or --ep {ranks} for whole experts" if fits else ""
 
     def _capacity(self) -> Fraction | None:
-        """The room of experts; None if there are none."""
+        """The capacity factor of experts; None if there are no experts."""
         routing = [op for op in self._module.walk() if "capacity" in op.definition.params_by_name]
         given = (op.expr("capacity") for op in routing if "capacity" in op.attrs)
         return fraction(next(given, const(1))) if routing else None
 
     def _declare(self, relation: Relation) -> None:
-        """Append to the stg.assume of these relations, which stands after the declarations."""
+        """Append to the `stg.assume` of these relations, which comes after the declarations."""
         if self._declared is None:
             root, definition = self._module.root.body, self._module.registry["stg.assume"]
             declarations = ("stg.symbols", "stg.assume", "stg.mesh")
@@ -126,8 +128,13 @@ class Assumptions:
         )
 
 
+def _all_shared(sizes: Sequence[Expr]) -> bool:
+    """Whether it is only shared experts that do not divide."""
+    return all(size.symbol_name == SHARED_WIDTH for size in sizes)
+
+
 def _known_sizes(module: Module) -> dict[Expr, list[Expr]]:
-    """By divisor: sizes with values that are assumed to divide already."""
+    """Maps divisors to known sizes that are assumed to be divisible already."""
     sizes: dict[Expr, list[Expr]] = {}
     for relation, _ in module.relations:
         size, divisor = relation.left, relation.modulus
@@ -138,7 +145,7 @@ def _known_sizes(module: Module) -> dict[Expr, list[Expr]]:
 
 
 def _choices(sizes: Sequence[Expr], divisor: Expr, common: int, tried: int) -> str:
-    """The divisors of all sizes concerned that are nearest to what was tried."""
+    """The remedy with the common divisors of all sizes that are nearest to the current one."""
     names = _listed([str(size) for size in sizes])
     candidates = [n for n in range(1, min(common, 4 * tried) + 1) if common % n == 0]
     if len(divisor.symbols) == 1:  # 2*cp: choices of cp

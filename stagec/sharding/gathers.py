@@ -1,4 +1,4 @@
-"""Gathers of parameters: which ones a region has, and what they gather."""
+"""Gathers of parameters in a region, and the parameters that they gather."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stagec.support.diagnostics import error
 
 
 def is_of_parameter(value: Value) -> bool:
-    """Whether a value is a parameter, cast, viewed or gathered."""
+    """Whether a value is a parameter, possibly cast, viewed or gathered."""
     op = value.producer
     if op is None or not op.operands or not (_moves(op) or op.has(Recasts) or op.has(View)):
         return is_parameter(value)
@@ -22,7 +22,7 @@ def _moves(op: Operation) -> bool:
 
 
 def gathers_of(region: Region) -> list[Operation]:
-    """The gathers of parameters in a region, not in those inside it."""
+    """The gathers of parameters directly in a region."""
     return [
         op
         for op in region.ops
@@ -31,7 +31,8 @@ def gathers_of(region: Region) -> list[Operation]:
 
 
 def single_gathers_of(region: Region) -> list[Operation]:
-    """The same, of one parameter each. Raises `DiagnosticError` for a call of several."""
+    """The gathers of single parameters in a region. Raises `DiagnosticError` for a call of
+    several."""
     gathers = gathers_of(region)
     for op in gathers:
         if len(op.results) > 1:
@@ -45,18 +46,19 @@ def single_gathers_of(region: Region) -> list[Operation]:
 
 
 def ahead_of(gather: Operation) -> int:
-    """How many iterations early a repeat issues a gather of parameters."""
+    """The number of iterations by which a repeat issues a gather of parameters early."""
     return gather.integer("ahead", 1)
 
 
 def source_of(gather: Operation) -> Value:
-    """The stacked parameter that a gather's operand is a slice of; or the operand, which all layers
-    share."""
+    """The stacked parameter of which the operand of a gather is a slice; the operand itself if all
+    layers share it."""
     slice_ = gather.operands[0]
     return slice_.region.owner.operands[slice_.index] if is_sliced(gather) else slice_
 
 
 def is_sliced(gather: Operation) -> bool:
-    """Whether a gather in a repeat is of the slice of each layer, not of what all layers share."""
+    """Whether a gather in a repeat gathers the slice of each layer, not a parameter that all layers
+    share."""
     owner = gather.operands[0].region.owner
     return owner.has(Repeats) and owner is gather.parent_op

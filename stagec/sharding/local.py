@@ -1,5 +1,5 @@
-"""Places single ops that passes build after propagation, and checks that no movement is
-implicit."""
+"""Placement of single ops that passes build after propagation, and checks for implicit
+movements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stagec.sharding.assignment import (
 
 
 def place_from_operands(op: Operation, facts: Facts) -> None:
-    """Place the results of an op so that it works on its operands as they are placed."""
+    """Place the results of an op by the placements of its operands."""
     rule = op.definition.rule(op)
     if rule is None:
         for value, type_ in zip(op.results, op.definition.infer(op), strict=True):
@@ -73,7 +73,7 @@ def implicit_moves(op: Operation, facts: Facts, deferred: tuple[str, ...] = ()) 
 
 
 def _bound_otherwise(op: Operation) -> Iterator[str]:
-    """Messages for region arguments that have another placement than the values they stand for."""
+    """Messages for region arguments that have another placement than their bound values."""
     types = op.definition.region_args(op)
     if types is None:
         return

@@ -1,4 +1,4 @@
-"""Dimensions whose positions are spread over ranks in zigzag order, and what ops may do with
+"""Dimensions whose positions are distributed over ranks in zigzag order, and the ops that support
 them."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ Axes = tuple[str, ...]
 
 
 def misordered(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
-    """Messages for an operation that assumes another order of positions than the module states, in
-    `Module.zigzag`.
+    """Messages for an operation that assumes another order of positions than the module states
+    (`Module.zigzag`).
 
     | operation, with `stg.zigzag[S, over = cp]`            | wrong                               |
     |-------------------------------------------------------|-------------------------------------|
@@ -32,7 +32,7 @@ def misordered(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
 
 
 def _steps(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
-    """A step of a ring says its order itself."""
+    """Messages for a step of a ring, which states its order itself."""
     over = op.names("over")
     dims = [d for v in op.operands for d in v.tensor.dims if set(over) <= set(d.axes)]
     stated = "zigzag" if any(_ordered(d, order) == over for d in dims) else "plain"
@@ -41,8 +41,8 @@ def _steps(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
 
 
 def _cut(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
-    """A rule that cuts a dimension, or joins others to it, assumes that a rank has one piece of
-    it. An op that gathers it assumes that the parts follow each other."""
+    """Messages for a rule that cuts or joins a dimension, which assumes that a rank has one
+    contiguous piece of it, and for an op that gathers it, which assumes consecutive parts."""
     rule = op.definition.rule(op)
     if rule is None:
         return
@@ -64,7 +64,7 @@ def _parts(d: Dim, order: Mapping[str, Axes]) -> str:
 
 
 def _permuted(op: Operation, order: Mapping[str, Axes]) -> Iterator[str]:
-    """An op that joins or cuts the parts of ranks does this in the order of the ranks."""
+    """Messages for a collective, which joins or cuts the parts in the order of the ranks."""
     if not isinstance(op.definition, Collective) or "dim" not in op.attrs:
         return
     over = set(op.names("over"))

@@ -1,5 +1,5 @@
-"""Parameters that are sharded over ranks which do not divide them: what a shard is of, and views of
-what belongs to the parameter."""
+"""Padding of parameters whose sizes do not divide over the ranks that shard them, and views without
+the padding."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class PaddedShard:
     size: Expr
 
     def type_of(self, type_: TensorType, *, depth: int = 0) -> TensorType:
-        """The type of the parameter, or of a slice of it in so many repeats, with one dimension in
-        their place."""
+        """The type of the parameter, or of a slice of it in `depth` repeats, with one dimension
+        instead of these."""
         first, last = self.dims[0] - depth, self.dims[-1] - depth
         return replace(type_, dims=(*type_.dims[:first], Dim(self.size), *type_.dims[last + 1 :]))
 
@@ -36,13 +36,13 @@ class PaddedShard:
 def padded_shard(
     param: Value, ranks: Expr, env: Mapping[str, int], rule: str
 ) -> PaddedShard | None:
-    """What is filled up of a parameter, so that shards over so many ranks are equal; None if they
-    are without, along one of its dimensions, or for open sizes, or where the rows that are filled
-    up are split already. Of a parameter that is split, `flat` has the longest run of other
-    dimensions in the place of all."""
+    """The dimensions of a parameter that are padded so that shards over `ranks` are equal. None if
+    a dimension divides anyway, if sizes have no values, or if the padded rows are split already.
+    The rule `dim0` pads rows; `flat` pads all dimensions, or in a split parameter the longest run
+    of unsplit ones."""
     uses = uses_of_weight(param)
     depth = min((d for *_, d in uses), default=0)
-    by_rows = uses and rule == "dim0"  # of what nothing uses, layers and rows look alike
+    by_rows = uses and rule == "dim0"  # without uses, layers and rows cannot be distinguished
     dims = _rows(param, uses) if by_rows else _whole_dimensions(param.tensor, depth, env)
     if not dims or any(param.tensor.dims[i].split for i in dims):
         return None
@@ -56,8 +56,7 @@ def padded_shard(
 
 
 def _whole_dimensions(type_: TensorType, depth: int, env: Mapping[str, int]) -> tuple[int, ...]:
-    """Adjacent dimensions behind those of repeats that are not split: those with most elements,
-    and the first of equal ones."""
+    """Adjacent unsplit dimensions after those of repeats: the first run with the most elements."""
     runs: list[tuple[int, ...]] = [()]
     for i in range(depth, type_.rank):
         runs = [*runs, ()] if type_.dims[i].split else [*runs[:-1], (*runs[-1], i)]
@@ -72,8 +71,8 @@ def _whole_dimensions(type_: TensorType, depth: int, env: Mapping[str, int]) -> 
 
 
 def _rows(param: Value, uses: list[tuple[Operation, int, int]]) -> tuple[int, ...]:
-    """The dimensions that are the first one of the weight of a module: of a product those that its
-    result has, or experts, which stand first; of a table or a vector its first one."""
+    """The dimensions that form the first dimension of the weight of a module: for a product those
+    of its result, or the experts if they come first; for a table or a vector the first one."""
     for op, index, depth in uses:
         if isinstance(op.definition, Einsum) and len(op.operands) == 2:
             shapes, (out,) = parse_rule(op.text("spec"))
@@ -89,7 +88,7 @@ def _rows(param: Value, uses: list[tuple[Operation, int, int]]) -> tuple[int, ..
 
 
 def pad_parameter(module: Module, param: Value, shard: PaddedShard, axes: tuple[str, ...]) -> None:
-    """Give a parameter the type of its padded shards, and its users views of what it was, in
+    """Give a parameter the type of its padded shards, and its users views without padding, in
     place."""
     whole = shard.type_of(param.tensor)
     split = tuple(AxisUse(axis, AT_REST) for axis in axes)
@@ -103,8 +102,8 @@ def pad_parameter(module: Module, param: Value, shard: PaddedShard, axes: tuple[
 def _view_users(
     module: Module, value: Value, shard: PaddedShard, shape: TensorType, depth: int
 ) -> None:
-    """Views for the users of a parameter, or of its slices in so many repeats; `shape` is that of
-    the whole parameter. A cast casts all of it."""
+    """Add views for the users of a parameter, or of its slices in `depth` repeats; `shape` is that
+    of the whole parameter. A cast includes the padding."""
     direct: list[tuple[Operation, int]] = []
     for op, index in list(value.uses):
         if op.has(Repeats) and index >= carried(op):
@@ -153,7 +152,7 @@ def _view(
 
 
 def _first(users: list[Operation], region: Region) -> Operation:
-    """The first of a region that is a user or has some inside; of microbatches inside of these,
-    whose gradients are added up."""
+    """The first op of a region that is or contains a user; in an accumulation, the first such op
+    inside it."""
     first = min((enclosing(op, region) for op in users), key=Operation.position)
     return _first(users, first.body) if first.has(Accumulates) else first

@@ -1,4 +1,4 @@
-"""From statements of a strategy to the type of one value."""
+"""Placement of the type of one value by the statements of a strategy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stagec.sharding.strategy import Strategy
 
 
 class Placer:
-    """Places types as the `stg.split` and `stg.gather[of = ...]` of a strategy say; what has to
-    divide is assumed.
+    """Places types by `stg.split` and `stg.gather[of = ...]` of a strategy, and assumes that sizes
+    divide.
 
     With `stg.split[B, over = dp]` and `stg.split[S, over = tp, at = rest]`:
 
@@ -34,8 +34,9 @@ class Placer:
         self._microbatches = accumulation(module)
 
     def place(self, type_: TensorType, *, rest: bool, value: Value | None = None) -> TensorType:
-        """Split dimensions by name; `rest`: also as between blocks. A placement that the model
-        pins wins. Next come statements that name the value. Each axis is used once."""
+        """Split dimensions by name, with `rest` also by statements for values between blocks. A
+        placement that the model pins takes precedence, then statements that name the value. Each
+        axis is used once."""
         used = set(type_.axes)
         dims = list(type_.dims)
         whole = {n for rule in self._strategy.whole if _names(rule, value) for n in rule.dims}
@@ -52,8 +53,8 @@ class Placer:
         return replace(type_, dims=tuple(dims), placed=True)
 
     def moved(self, type_: TensorType, names: tuple[str, ...], into: Sequence[str]) -> TensorType:
-        """The type as placed, but with the axes of the dimensions that one of these names is a part
-        of moved to the dimensions `into`."""
+        """The placed type, where the axes of dimensions that contain one of these names are moved
+        to the dimensions `into`."""
         placed = self.place(type_.unplaced(), rest=False)
         from_ = [d for d in placed.dims if any(is_part(name, d.size) for name in names)]
         axes = tuple(use for d in from_ for use in d.split)
@@ -70,7 +71,7 @@ class Placer:
         return replace(placed, dims=tuple(dims))
 
     def gathered(self, type_: TensorType, axes: Collection[str]) -> TensorType:
-        """The type as placed, but not split over these axes."""
+        """The placed type, without splits over these axes."""
         placed = self.place(type_.unplaced(), rest=False)
         dims = (
             replace(d, split=tuple(u for u in d.split if u.axis not in axes)) for d in placed.dims
@@ -78,7 +79,7 @@ class Placer:
         return replace(placed, dims=tuple(dims))
 
     def _split(self, d: Dim, rule: SplitRule) -> Dim:
-        """A dimension split as a rule says; each microbatch has to divide, too."""
+        """A dimension split by a rule; each microbatch has to divide as well."""
         divisor = axis_size((*d.axes, *rule.over))
         op = self._microbatches
         if op is not None and d.size.symbol_name == op.text("split"):
@@ -93,12 +94,11 @@ def _names(rule: SplitRule | GatherRule, value: Value | None) -> bool:
 
 
 def _concerns(rule: SplitRule, d: Dim) -> bool:
-    """Whether a rule splits a dimension. A rule that gives way adds to the axes that split it
-    already."""
+    """Whether a rule splits a dimension. A soft rule adds to the axes that split it already."""
     named = d.size.value is None and bool(d.size.symbols & set(rule.dims))
     return named and (rule.soft or not d.split)
 
 
 def _limited(rule: SplitRule, dims: Iterable[Dim]) -> bool:
-    """Whether the rule is for values with these dimensions."""
+    """Whether the rule applies to values with these dimensions (`only_with`)."""
     return not rule.only_with or any(d.size.symbols & set(rule.only_with) for d in dims)

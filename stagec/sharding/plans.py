@@ -1,6 +1,6 @@
 """All ways to split the factors of an op over some axes.
 
-An op whose operands and pinned result are placed differently may be placed best as none of them is.
+The best placement of an op whose operands and pinned result disagree may differ from all of these.
 `%y = einsum["mk,kn->mn"](%a, %b) : [M@x, N]` with `%a: [M, K@(x, y)]` and `%b: [K@x, N]`:
 
     k over x, y            slice %b; reduce_scatter %y over x, all_reduce it over y
@@ -23,11 +23,11 @@ _MOST = 1 << 7
 
 
 def plans(node: ShardedOp, offers: Sequence[Offer], facts: Facts) -> list[list[Offer]]:
-    """The ways to split the factors of an op over the axes of these offers; an empty list if they
+    """The ways to split the factors of an op over the axes of these offers; an empty list if there
     are too many.
 
-    A factor that the op treats in a special way, or that no result shows, is only split by axes
-    that an operand has there.
+    A factor that the op treats specially, or that is in no result, is split only by axes that an
+    operand has there.
     """
     rule = node.rule
     shown = {f for shape in rule.results for group in shape for f in group}
@@ -41,7 +41,7 @@ def plans(node: ShardedOp, offers: Sequence[Offer], facts: Facts) -> list[list[O
                 more = (f for f in offer.group if f not in rule.whole)
                 places.setdefault(use, dict.fromkeys(usual)).update(dict.fromkeys(more))
     if len({u.axis for u in places}) < len(places):
-        return []  # an axis of two priorities
+        return []  # an axis with two priorities
     if prod(len(factors) + 1 for factors in places.values()) > _MOST:
         return []
     hidden = {f: _offered(node, f, offers, facts) for f in rule.factors if f not in shown}
@@ -54,10 +54,10 @@ def plans(node: ShardedOp, offers: Sequence[Offer], facts: Facts) -> list[list[O
 
 
 def operands_agree(rule: Rule, placed: Iterable[Sequence[Split]]) -> bool:
-    """Whether an op can take its operands, with these splits of their dimensions, as they lie, or a
-    part of what a rank has of them. A strategy that then pins the result elsewhere means it so: a
-    product whose operands are split along what it contracts is reduced to the pin. What no axis may
-    split is gathered by any plan."""
+    """Whether an op can use its operands, with these splits of their dimensions, without movement
+    or with a slice. If the strategy then pins the result elsewhere, this is intended: a product
+    whose operands are split along a contracted dimension is reduced to the pin. Dimensions that no
+    axis may split are gathered by any plan."""
     splits: dict[Group, Axes] = {}
     for dims, shape in zip(placed, rule.operands, strict=True):
         for group, split in zip(shape, dims, strict=True):
@@ -84,7 +84,7 @@ def _orders(chosen: Mapping[AxisUse, str]) -> Iterator[dict[str, tuple[AxisUse, 
 
 
 def _offered(node: ShardedOp, factor: str, offers: Sequence[Offer], facts: Facts) -> list[Axes]:
-    """The axes that operands have for a factor."""
+    """The axes by which operands are split along a factor."""
     splits = [(o.group, tuple(u.axis for u in o.split)) for o in offers if factor in o.group]
     return [distribute(g, axes, node.sizes, facts).get(factor, ()) for g, axes in splits]
 
@@ -92,8 +92,8 @@ def _offered(node: ShardedOp, factor: str, offers: Sequence[Offer], facts: Facts
 def _readable(
     plan: Mapping[str, tuple[AxisUse, ...]], hidden: Mapping[str, Sequence[Axes]]
 ) -> bool:
-    """Whether the plan can be read from the types of results, and for factors that these do not
-    show from the operands that have most of them, see `read_assignment`."""
+    """Whether the plan can be recovered from the types of results and, for factors that are in no
+    result, from the operand with the most axes (see `read_assignment`)."""
     axes = {f: tuple(u.axis for u in plan.get(f, ())) for f in hidden}
     summed = {a for split in axes.values() for a in split}
     for factor, offered in hidden.items():

@@ -1,16 +1,16 @@
-"""The flow of placements: from those that are given to that of every value.
+"""Propagation of placements from the given ones to all values.
 
-Sweeps forward and backward over the ops' rules, priority by priority, to a fixpoint. It knows
-rules, never ops. It decides which axes split which factors of each op. The types of the results
-follow. With the arguments `%x: [B@dp, D]`, `%w: [D, F@tp]`, `%z: [B, F]`, `%v: [F, D]`:
+Sweeps run forward and backward over the rules of the ops, priority by priority, to a fixpoint. They
+assign axes to the factors of each op, which determines the types of the results. Propagation knows
+rules, not ops. With the arguments `%x: [B@dp, D]`, `%w: [D, F@tp]`, `%z: [B, F]`, `%v: [F, D]`:
 
     %y = einsum["bd,df->bf"](%x, %w)    b over dp from %x, f over tp from %w: [B@dp, F@tp]
     %s = add["bf,bf->bf"](%y, %z)       b and f as in %y: [B@dp, F@tp]; %z has to move, by a slice
     %u = einsum["bf,fd->bd"](%s, %v)    b and f as in %s; f is contracted: [B@dp, D | sum(tp)]
     return(%u) -> [B@dp, D]             backward: no result is split further; %u is reduced
 
-An axis splits at most one factor of an op. Offers of a lower priority come first; where two exclude
-each other, the order in which fewer bytes move decides (weigh.py).
+An axis splits at most one factor of an op. Offers of a lower priority number come first; if two
+exclude each other, the order that moves fewer bytes is used (reshard_cost.py).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from stagec.support.diagnostics import error, note
 
 
 class Propagation:
-    """The placements of a function's values. `constraints` are the ops that have the pins of
-    results. Their operands prefer these placements."""
+    """The placements of the values of a function. `constraints` are the sharding constraints with
+    the pins of results; their operands prefer these placements."""
 
     def __init__(self, module: Module, region: Region, constraints: Sequence[Operation]) -> None:
         self._module = module
@@ -49,11 +49,11 @@ class Propagation:
         self._weighing = Weighing(module)
         self._rows = RowSources()
         self._nodes: dict[Operation, ShardedOp] = {}
-        #: Carried arguments get their placements from the values around them; those of a stack of
-        #: several kinds of layers have one.
+        #: Splits of carried arguments, which get them from the values around them. The kinds of
+        #: layers of a stack share one placement.
         self._free: dict[Value, list[Split]] = {}
         self._pinned: dict[Value, TensorType] = {}
-        self._moves: dict[Hashable, Moved] = {}  # sweeps ask again and again
+        self._moves: dict[Hashable, Moved] = {}  # a cache, since sweeps repeat
         self._collect(region)
 
     def _collect(self, region: Region) -> None:
@@ -75,7 +75,7 @@ class Propagation:
     # -- placements of values ----------------------------------------------------------------------
 
     def split(self, value: Value) -> list[Split]:
-        """The split of each dimension of a value, as far as it is known."""
+        """The current split of each dimension of a value."""
         if value in self._pinned:
             return [d.split for d in self._pinned[value].dims]
         if value in self._free:
@@ -105,15 +105,15 @@ class Propagation:
     # -- the sweeps --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Spread what is given to a fixpoint. Raises `DiagnosticError` for pins that contradict
-        each other."""
+        """Propagate the given placements to a fixpoint. Raises `DiagnosticError` for contradictory
+        pins."""
         self._take_pinned_results()
         for priority in self._priorities():
             while self._sweep(priority) or (not priority and self._exchange()):
                 pass
 
     def _priorities(self) -> list[int]:
-        """The splits that are given. Nothing spreads from any other one."""
+        """The priorities of the given splits, which are all that can occur."""
         given = [*self._pinned.values(), *self.region.returns]
         dims = (d for t in given if isinstance(t, TensorType) for d in t.dims)
         return sorted({0, *(use.priority for d in dims for use in d.split)})
@@ -131,8 +131,8 @@ class Propagation:
                         self._want(node, value, user)
 
     def _want(self, node: ShardedOp, value: Value, place: Operation) -> None:
-        """Note the pins of results. Where the strategy moves a value (it reduces a gradient, or
-        exchanges a split), that is no pin: no op is placed for it."""
+        """Note the pin of a result. A constraint by which the strategy moves a value (to reduce a
+        gradient, or to exchange a split) is no pin: no op is placed for it."""
         if not place.has(FinalGradient) and not place.flag("both"):
             pin = self._pinned[place.result]
             node.wanted.setdefault(value.index, pin)
@@ -140,7 +140,8 @@ class Propagation:
             node.direct |= value in self._direct
 
     def _check_pins(self, node: ShardedOp, value: Value, pin: TensorType) -> None:
-        """A pinned result and a pinned operand must not split one factor over different axes."""
+        """Check that a pinned result and a pinned operand do not split one factor over different
+        axes. Raises `DiagnosticError`."""
         result = {
             f: d.axes
             for g, d in zip(node.rule.results[value.index], pin.dims, strict=True)
@@ -148,7 +149,7 @@ class Propagation:
             if len(g) == 1
         }
         if node.op.has(View):
-            return  # constraints and gradients are there to change placements
+            return  # constraints and gradients may change placements
         for operand, shape in zip(node.op.operands, node.rule.operands, strict=True):
             pinned = self._pinned.get(operand)
             for g, d in zip(shape, pinned.dims if pinned else (), strict=False):
@@ -182,7 +183,7 @@ class Propagation:
         for i, (value, shape) in enumerate(zip(node.op.operands, node.rule.operands, strict=True)):
             for group, split in zip(shape, self.split(value), strict=True):
                 if split:
-                    last = node.rule.gathered.issuperset(group)  # what is left of it is gathered
+                    last = node.rule.gathered.issuperset(group)  # the op can gather the rest
                     first, size = min(u.priority for u in split), value.tensor.elements
                     offers.append(Offer(first, group, split, last, size, i))
         offers = self._weighing.in_order(offers)
@@ -195,33 +196,39 @@ class Propagation:
         return changed
 
     def _best(self, node: ShardedOp, offers: list[Offer], priority: int) -> list[Offer]:
-        """The offers in the order in which least moves; where none excludes another, as they come.
+        """The offers in the order that moves the fewest bytes; in the given order if none excludes
+        another.
 
-        An op whose result is pinned follows the pin alone, unless fewer bytes move otherwise.
+        An op with a pinned result follows the pin only, unless another placement moves fewer bytes.
         """
         pins = node.pins()
-        follows = node.exact is not None or all(node.exactly(o) for o in offers)
-        if not node.wanted or follows or (not node.direct and self._agrees(node)):
+        if (
+            not node.wanted
+            or node.exact is not None
+            or all(node.exactly(o) for o in offers)
+            or (not node.direct and self._agrees(node))
+        ):
             orders = node.orders(pins + offers if node.direct else offers + pins, priority)
-            return self._least(node, orders, priority) if node.direct or len(orders) > 1 else offers
+            if len(orders) > 1:
+                return self._least(node, orders, priority)
+            return orders[0] if node.direct else offers
         return self._planned(node, pins, offers, priority)
 
     def _agrees(self, node: ShardedOp) -> bool:
         return operands_agree(node.rule, [self.split(v) for v in node.op.operands])
 
     def _least(self, node: ShardedOp, orders: list[list[Offer]], priority: int) -> list[Offer]:
-        """The order in which least moves."""
+        """The order that moves the fewest bytes."""
         moved = [self._moved(node, order, priority) for order in orders]
-        if len(orders) > 1:
-            self._weighing.note_order(orders[0])
+        self._weighing.note_order(orders[0])
         return orders[self._weighing.least(moved)]
 
     def _planned(
         self, node: ShardedOp, pins: list[Offer], offers: list[Offer], priority: int
     ) -> list[Offer]:
-        """How least moves: for the pins alone, as the operands have it, or by any plan that shares
-        the work among as many axes: what moves less must not compute more. Of ways in which as
-        much moves, the one that shares the work among most."""
+        """The placement that moves the fewest bytes: that of the pins, that of the operands, or any
+        plan that divides the work over as many axes, since moving less must not cost more
+        computation. Of equal ones, the one that divides the work over the most axes."""
         direct = node.orders(pins + offers, priority) if node.direct else []
         free = node.orders(offers + pins, priority)
         open_ = [o for o in pins + offers if o.priority <= priority]
@@ -241,7 +248,7 @@ class Propagation:
         return best
 
     def _moved(self, node: ShardedOp, offers: list[Offer], priority: int) -> Moved:
-        """Bytes that move if these offers are taken, one after the other."""
+        """The bytes that move if these offers are taken in order."""
         before = dict(node.axes)
         self._take(node, offers, priority)
         operands = node.op.operands
@@ -258,9 +265,9 @@ class Propagation:
         return self._moves[key]
 
     def _exchange(self) -> bool:
-        """Let an op take the split of a dimension that it exchanges along another one. Its
-        operands are then not gathered, and the ranks share its work. A split that gives way does
-        not ask for that. Returns whether there was such an op."""
+        """Let an op take the split of an exchanged dimension along another dimension, so that its
+        operands are not gathered and the ranks share its work. Soft splits are left out. Returns
+        whether there was such an op."""
         return any(
             self._move_split(node, value, shape, [u for u in split if not u.priority])
             for node in self._nodes.values()
@@ -273,7 +280,8 @@ class Propagation:
     def _move_split(
         self, node: ShardedOp, value: Value, shape: Shape, split: Sequence[AxisUse]
     ) -> bool:
-        """Split a factor that all results have, an unsplit one if possible."""
+        """Split a factor that all results have, preferably an unsplit one. Returns whether it is
+        split."""
         rule = node.rule
         places = [
             (g[0], d)
@@ -293,12 +301,12 @@ class Propagation:
             for op, index in value.uses:
                 wanted = self._wanted(op, index)
                 for group, split in zip(shape, wanted or (), strict=False):
-                    if not node.rule.special.issuperset(group):  # a part of the result is free
+                    if not node.rule.special.issuperset(group):  # slicing the result is free
                         changed |= self._offer(node, group, split, priority)
         return changed
 
     def _wanted(self, op: Operation, index: int) -> list[Split] | None:
-        """How a user of a value wants it split, if its rule says so."""
+        """The splits in which a user of a value needs it, if they are known."""
         if op in self._nodes:
             node = self._nodes[op]
             return [node.split(g) for g in node.rule.operands[index]]
@@ -319,8 +327,8 @@ class Propagation:
         )
 
     def _wanted_by_region(self, owner: Operation, index: int) -> list[Split] | None:
-        """How a value that a region yields is to be split: as it is carried, or as the users of
-        the result have it."""
+        """The splits for a value that a region yields: those of the carried argument, or those that
+        the users of the result need."""
         repeats = owner.has(Repeats)
         if repeats and index < owner.integer("carry", 1):
             return self.split(owner.body.args[index])
@@ -331,8 +339,8 @@ class Propagation:
         return None
 
     def _carry(self, arg: Value, priority: int) -> bool:
-        """A carried argument takes splits from its initial value, from what is yielded, and from
-        its users."""
+        """Extend the splits of a carried argument by those of its initial value, of the yielded
+        value, and of its users."""
         owner = arg.region.owner
         sources = [
             self.split(owner.operands[arg.index]),
@@ -354,7 +362,7 @@ class Propagation:
         return now != before
 
     def _open_up(self, arg: Value, priority: int) -> bool:
-        """Open dimensions of a pinned value (`S?`) take the splits that its users have."""
+        """Give open dimensions of a pinned value (`S?`) the splits that its users need."""
         before = self._pinned[arg]
         dims = list(before.dims)
         for op, index in arg.uses:
@@ -375,9 +383,9 @@ class Propagation:
         return changed
 
     def _offer(self, node: ShardedOp, group: Group, split: Split, priority: int) -> bool:
-        """Split the factors of a dimension as offered, as far as priority, rule and other
-        factors allow it."""
-        split = tuple(u for u in split if u.priority <= priority)
+        """Split the factors of a dimension as offered, as far as priority, rule and other factors
+        allow. Returns whether anything changed."""
+        split = tuple([u for u in split if u.priority <= priority])
         if not split:
             return False
         by_axis = {u.axis: u for u in split}
@@ -389,7 +397,8 @@ class Propagation:
     def _extend(self, node: ShardedOp, factor: str, offered: list[AxisUse]) -> bool:
         now = node.axes.get(factor, ())
         if (
-            factor in node.rule.whole
+            len(offered) <= len(now)
+            or factor in node.rule.whole
             or [u.axis for u in now] != [u.axis for u in offered[: len(now)]]
             or self._scattered(node, factor)
         ):
@@ -411,8 +420,8 @@ class Propagation:
         return changed
 
     def _scattered(self, node: ShardedOp, factor: str) -> bool:
-        """Whether a split of a factor leaves a rank no run of a dimension that it is joined in: a
-        factor before it is not split into ones."""
+        """Whether a split of a factor would give a rank a scattered part of a joined dimension,
+        because an earlier factor of it is not split completely."""
         for before in node.before(factor):
             parts = axis_size(u.axis for u in node.axes.get(before, ()))
             if not self._facts.divides(node.sizes[before], parts):
@@ -420,8 +429,8 @@ class Propagation:
         return False
 
     def _passing(self, node: ShardedOp) -> frozenset[str]:
-        """Axes over which all linear operands are unreduced: the op hands the parts on, it does not
-        split them."""
+        """Axes over which all linear operands are unreduced: the op passes the partial sums on and
+        is not split over these axes."""
         if node.rule.each and self._deferred:
             alone = [a for i in node.rule.each for a in self._unreduced(node.op.operands[i])]
             return frozenset(a for a in alone if a in self._deferred and alone.count(a) == 1)
@@ -431,9 +440,9 @@ class Propagation:
         return parts[0].intersection(*parts[1:])
 
     def _reduces_first(self, node: ShardedOp, factor: str, use: AxisUse) -> bool:
-        """Whether a split stops partial sums here. It does if rows are numbered by it. One that
-        gives way elsewhere also does if a linear operand has another placement than the op needs.
-        It moves in any case, and fewer bytes of it move once it is reduced."""
+        """Whether a split reduces partial sums before this op: if rows are numbered by it, or, for
+        a soft split, if a linear operand has another placement than the op needs. That operand
+        moves in any case, and fewer bytes after its reduction."""
         if factor in node.rule.numbered:
             fillers = [self._nodes[f] for f in self._rows.taken(node.op, factor)]
             splits = [f.assignment.get(g, ()) for f in fillers for g in f.rule.numbered]
@@ -463,11 +472,11 @@ class Propagation:
         reduced = {u.axis for f in contracted for u in node.axes.get(f, ())}
         return (self._passing(node) - split) | reduced
 
-    # -- what it has found -------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
     def result(self, op: Operation, index: int) -> tuple[TensorType, list[Split], Partial | None]:
-        """The type of an op's result as far as it is written, its splits, and what is unreduced:
-        contracted split factors, and partial sums that all operands hand on."""
+        """The written type of a result of an op, its splits, and its partial axes: those of
+        contracted split factors, and of partial sums that operands pass on."""
         value = op.results[index]
         if value in self._pinned:
             pin = self._pinned[value]
@@ -479,7 +488,7 @@ class Propagation:
         return value.tensor, splits, Partial(node.rule.reduction, by_order) if axes else None
 
     def has_rule(self, op: Operation) -> bool:
-        """Whether the placements of an op's results follow from its rule."""
+        """Whether a rule determines the placements of the results of an op."""
         return op in self._nodes
 
 

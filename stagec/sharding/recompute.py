@@ -1,4 +1,4 @@
-"""What backward computes again, as attributes of the repeats that are to be differentiated."""
+"""Recompute policies as attributes of repeats, for differentiation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from stagec.sharding.strategy import RecomputeRule
 
 
 def recompute_attrs(what: RecomputeRule) -> dict[str, Attr]:
-    """The attributes of a `stg.repeat`; none if nothing is computed again."""
+    """The attributes of a `stg.repeat` for a policy; empty if nothing is recomputed."""
     if what.policy == "none" and not what.ops:
         return {}
     attrs: dict[str, Attr] = {
@@ -23,8 +23,8 @@ def recompute_attrs(what: RecomputeRule) -> dict[str, Attr]:
 
 
 def take_recompute(op: Operation) -> RecomputeRule:
-    """What backward of a `stg.repeat` computes again: the inverse of `recompute_attrs`, which are
-    removed."""
+    """The policy of a `stg.repeat`, whose attributes are removed: the inverse of
+    `recompute_attrs`."""
     rule = RecomputeRule(
         policy=op.text("recompute", "none"),
         ops=op.names("recompute_ops"),

@@ -1,16 +1,17 @@
-"""How to get from one placement to another: the cheapest sequence of collectives.
+"""Resharding: the cheapest sequence of collectives from one placement to another.
 
-`Resharding.plan` is a shortest path over placements: which axes split each dimension, and over
-which the value is a partial sum. Each collective is an edge; its length is the bytes that a rank
-sends on a ring, then one call. `[M, N | sum(y)]` to `[M@x, N]`, with two ranks along each axis:
+`Resharding.plan` finds a shortest path over placements: the axes that split each dimension, and
+those over which the value is partial. Each collective is an edge, whose length is first the bytes
+that a rank sends on a ring, then one call. From `[M, N | sum(y)]` to `[M@x, N]`, with two ranks
+along each axis:
 
     slice x @0        [M@x, N | sum(y)]    0 bytes
     all_reduce y      [M@x, N]             half of the tensor
     (all_reduce y, then slice x: the whole tensor)
 
-Bytes are shares of the tensor, so sizes of dimensions do not matter, only those of axes; an axis of
-open size counts as one of `OPEN_AXIS` ranks. Axes over which both ends are replicated are left
-alone: all their ranks do the same.
+Bytes are counted as shares of the tensor, so only sizes of axes matter, not those of dimensions; an
+axis without a size counts as `OPEN_AXIS` ranks. Axes over which both ends are replicated are not
+used: all their ranks do the same.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OPEN_AXIS = 8
 
 
 class NoPlanError(ValueError):
-    """The target cannot be reached: something would have to become partial."""
+    """The target cannot be reached, because a complete value would have to become partial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class CollectiveStep:
     kind: str = "sum"
 
 
-#: Where a value is: the axes of each dimension, major first, and those of its partial sum.
+#: A placement: the axes of each dimension, major first, and those of the partial sum.
 _State = tuple[tuple[Axes, ...], Axes]
 #: A set of axes, and whether it may split a dimension.
 _Choice = tuple[frozenset[str], "bool | Divides"]
@@ -61,17 +62,18 @@ _Allowed = tuple[frozenset[frozenset[str]], ...]
 
 @dataclass(frozen=True)
 class Resharding:
-    """Plans for the values of one module: the sizes of its axes, and which splits may be made."""
+    """Plans for the values of one module, from the sizes of its axes and the splits that it
+    allows."""
 
     sizes: Mapping[str, int]
     may_split: Callable[[Axes, Dim], bool | Divides]
-    known: Mapping[str, int] | None = None  # values of symbols and axes, of the axes alone if None
+    known: Mapping[str, int] | None = None  # values of symbols and axes; None: of axes only
     _known: dict[object, KnownWay] = field(default_factory=dict["object", "KnownWay"])
 
     @classmethod
     def of(cls, module: Module) -> Resharding:
-        """The plans of a module. A plan passes through splits that surely divide; those of a
-        dimension in zigzag order, or whose rows differ between ranks, are left as they are."""
+        """The plans of a module. Intermediate placements have only splits that are known to divide;
+        dimensions in zigzag order, or whose rows differ between ranks, get no new splits."""
         mesh, facts, order = module.mesh, module.facts, module.zigzag
         known = plain(mesh.sizes) if mesh else dict[str, int | None]()
         sizes = {a: n or OPEN_AXIS for a, n in known.items()}
@@ -82,7 +84,7 @@ class Resharding:
 
     @property
     def values(self) -> Mapping[str, int]:
-        """What decides between ways of the same length."""
+        """The values by which plans are compared."""
         return self.sizes if self.known is None else self.known
 
     def plan(
@@ -93,11 +95,11 @@ class Resharding:
         return list(ask(self.find(have, splits, partial).way, self.values))
 
     def cost(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> Fraction:
-        """What a rank sends on the way, as a share of the whole tensor. Raises `NoPlanError`."""
+        """The bytes that a rank sends, as a share of the whole tensor. Raises `NoPlanError`."""
         return self.find(have, splits, partial).cost
 
     def find(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> KnownWay:
-        """The question of how to get there, with what it costs. Raises `NoPlanError`."""
+        """The query for a plan, with its cost. Raises `NoPlanError`."""
         key = (have.dims, have.partial, tuple(splits), partial)
         if key not in self._known:
             way = self._way(have, splits, partial)
@@ -123,7 +125,8 @@ class Resharding:
         return Way(start, end, axes, choices, kind, fixed)
 
     def _sets(self, d: Dim, prefix: Axes, axes: Axes, ends: tuple[Axes, Axes]) -> Iterator[_Choice]:
-        """The sets of axes that may follow the prefix: those of both ends, and what divides."""
+        """The sets of axes that may follow the prefix: those of both ends, and those that
+        divide."""
         for count in range(len(axes) + 1):
             for some in combinations(axes, count):
                 at_an_end = any(set(some) == set(moved[:count]) for moved in ends)
@@ -134,10 +137,10 @@ class Resharding:
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """The question of how to get from one placement to another. The answer is the steps.
+    """The query for a plan from one placement to another; its answer are the steps.
 
-    It holds what moves, which sets of axes may split each dimension, and the axes that stay where
-    they are.
+    The fields are the moved axes, the sets of axes that may split each dimension, and the fixed
+    axes.
     """
 
     start: _State
@@ -155,7 +158,7 @@ class Way:
         return self._solved(values)[0]
 
     def cost(self, values: Mapping[str, int]) -> Fraction:
-        """What a rank sends on the way, as a share of the whole tensor."""
+        """The bytes that a rank sends, as a share of the whole tensor."""
         return self._solved(values)[1]
 
     def _solved(self, values: Mapping[str, int]) -> tuple[tuple[CollectiveStep, ...], Fraction]:
@@ -173,7 +176,7 @@ class Way:
 
 @dataclass(frozen=True)
 class KnownWay:
-    """A way, and what a rank sends on it, as a share of the whole tensor."""
+    """A query for a plan, and the bytes that a rank sends as a share of the whole tensor."""
 
     way: Way
     cost: Fraction
@@ -198,8 +201,8 @@ def _axes(state: _State) -> Axes:
 
 # -- the shortest path -----------------------------------------------------------------------------
 
-_Move = tuple[int, CollectiveStep, _State]  # bytes, the step, where it leads
-#: What decides between paths of equal bytes and calls: reductions first, gathers last.
+_Move = tuple[int, CollectiveStep, _State]  # bytes, the step, the new placement
+#: The order of steps in paths with equal bytes and calls: reductions first, gathers last.
 _ORDER = ("all_reduce", "reduce_scatter", "all_to_all", "all_slice", "all_gather")
 
 
@@ -207,7 +210,7 @@ _ORDER = ("all_reduce", "reduce_scatter", "all_to_all", "all_slice", "all_gather
 def _shortest(
     start: _State, end: _State, axes: Axes, sizes: tuple[int, ...], allowed: _Allowed, kind: str
 ) -> tuple[tuple[CollectiveStep, ...], Fraction]:
-    """The A* algorithm, with the bound of `_Moves.least`."""
+    """The steps and the cost of a shortest path, by A* with the bound of `_Moves.least`."""
     moves = _moves(axes, sizes, allowed, kind)
     queue: list[
         tuple[int, int, int, tuple[object, ...], _State, int, tuple[CollectiveStep, ...]]
@@ -234,7 +237,7 @@ def _shortest(
             shortest[to] = length
             key = (*keys, moves.key(step))
             heapq.heappush(queue, (*length, key, to, now, (*path, step)))
-    raise AssertionError(f"no way from {start} to {end}")  # gathers and slices always lead there
+    raise AssertionError(f"no way from {start} to {end}")  # gathers and slices always reach it
 
 
 @lru_cache(maxsize=1 << 6)
@@ -243,9 +246,10 @@ def _moves(axes: Axes, sizes: tuple[int, ...], allowed: _Allowed, kind: str) -> 
 
 
 class _Moves:
-    """The collectives that can be done to a placement.
+    """The collectives that can be applied to a placement.
 
-    The tensor counts as the square of all ranks, so that all shares of it are integers.
+    The size of the tensor counts as the square of the number of ranks, so that all shares are
+    integers.
     """
 
     def __init__(self, sizes: Mapping[str, int], allowed: _Allowed, kind: str) -> None:
@@ -256,18 +260,19 @@ class _Moves:
         self.total = self._smallest**2
 
     def local(self, state: _State) -> int:
-        """What one rank has."""
+        """The share of one rank."""
         return self.total // self._count(a for s in state[0] for a in s)
 
     def least(self, state: _State, whole: int) -> int:
-        """What a rank sends at least to reduce what it has, and to have so much at the end.
+        """A lower bound of what a rank sends to reduce its partial sums and to have `whole` at the
+        end.
 
-        Let n ranks have partial sums of l elements each, and let k be what a rank has if all axes
-        split. Reductions that leave it split send k(n-1) or more; that leaves l/n, and the rest of
-        the whole is gathered. No step lowers this bound by more than it sends. A reduce_scatter
-        over m ranks lowers the first part by k(n - n/m), which is no more than l(1 - 1/m), and
-        leaves the second one. An all_reduce lowers each part by no more than that, and sends twice
-        as much. A gather lowers the second part by no more than what l grows by.
+        Let n ranks have partial sums of l elements each, and let k be the share of a rank if all
+        axes split. Reductions that leave the value split send at least k(n-1) and leave l/n; the
+        rest of `whole` is gathered. No step lowers this bound by more than it sends. A
+        reduce_scatter over m ranks lowers the first part by k(n - n/m), which is no more than l(1 -
+        1/m), and leaves the second one. An all_reduce lowers each part by no more than that, and
+        sends twice as much. A gather lowers the second part by no more than what l grows by.
         """
         key = state, whole
         if key not in self._least:
@@ -277,12 +282,12 @@ class _Moves:
         return self._least[key]
 
     def key(self, step: CollectiveStep) -> tuple[object, ...]:
-        """What decides between steps that cost the same."""
+        """The order of steps of equal cost."""
         over = tuple(self._axes.index(a) for a in step.over)
         return _ORDER.index(step.op.removeprefix("stg.")), str(step.dim), str(step.source), over
 
     def of(self, state: _State) -> list[_Move]:
-        """Each with its bytes and where it leads."""
+        """The steps from a placement, each with its bytes and the new placement."""
         if state not in self._solved:
             self._solved[state] = list(self._all(state))
         return self._solved[state]
@@ -316,13 +321,13 @@ class _Moves:
         return prod(self._sizes[a] for a in axes)
 
     def _ring(self, size: int, over: Axes) -> int:
-        """(n-1)/n of a buffer."""
+        """The bytes that a rank sends on a ring: (n-1)/n of a buffer."""
         return size - size // self._count(over)
 
     def _split_further(
         self, splits: tuple[Axes, ...], axes: Sequence[str]
     ) -> Iterator[tuple[int, Axes, tuple[Axes, ...]]]:
-        """A dimension, axes that come to split it last, and the splits then."""
+        """A dimension, the axes that are appended to its split, and the new splits."""
         for over in _sequences(axes):
             for d, now in enumerate(splits):
                 if frozenset((*now, *over)) in self._allowed[d]:
@@ -331,8 +336,9 @@ class _Moves:
     def _exchanges(
         self, splits: tuple[Axes, ...]
     ) -> Iterator[tuple[CollectiveStep, tuple[Axes, ...]]]:
-        """What one all_to_all can do: the last axes of dimensions become the last ones of others.
-        No dimension both gives and takes, so each rank sends each other one an equal part."""
+        """The placements that one all_to_all reaches: the last axes of dimensions become the last
+        ones of others. No dimension both gives and takes axes, so each rank sends equal parts to
+        all others."""
         seen: set[tuple[Axes, ...]] = {splits}
         waiting: list[tuple[tuple[Axes, ...], tuple[_Exchange, ...]]] = [(splits, ())]
         while waiting:
@@ -350,7 +356,7 @@ _Exchange = tuple[Axes, int, int]  # axes, from which dimension, to which
 
 
 def _further(splits: tuple[Axes, ...], moves: Sequence[_Exchange]) -> Iterator[_Exchange]:
-    """What may be exchanged beside these: the last axes of a dimension that takes none, for one
+    """Further exchanges in the same call: the last axes of a dimension that takes none move to one
     that gives none."""
     gave, took = ({move[i] for move in moves} for i in (1, 2))
     for source, axes in enumerate(splits):
@@ -360,8 +366,7 @@ def _further(splits: tuple[Axes, ...], moves: Sequence[_Exchange]) -> Iterator[_
 
 
 def _exchange(moves: Sequence[_Exchange]) -> CollectiveStep:
-    """One call for these exchanges. Of axes that leave the same dimension, the major one comes
-    first."""
+    """One call for these exchanges. Axes that leave the same dimension are ordered major first."""
     if len(moves) == 1:
         ((over, source, d),) = moves
         return CollectiveStep("stg.all_to_all", over, d, source)

@@ -1,5 +1,5 @@
-"""The ops whose placement is to be found, and what moves if they are placed so: the bytes that
-decide between offers that exclude each other."""
+"""Ops during propagation, and the cost of their placements: the bytes that decide between
+conflicting offers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise, permutations
 from math import lcm
+from typing import NamedTuple
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import ONE, Expr, const, evaluate, fraction, substitute
@@ -26,10 +27,9 @@ _MOST_ORDERS = 4
 _NEVER = Fraction(1 << 200)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A split of a dimension of an operand or result that its op might take: with its priority, and
-    what decides between offers of one priority."""
+class Offer(NamedTuple):
+    """A split of a dimension of an operand or result that its op may take, with its priority and
+    the properties that order offers of one priority."""
 
     priority: int
     group: Group
@@ -40,12 +40,12 @@ class Offer:
 
 
 class ShardedOp:
-    """An op with a rule: its factors' axes as found so far.
+    """An op with a rule, and the axes that its factors have so far.
 
-    `wanted` are the pins behind its results, `summed` the axes that these have as partial sums. If
-    a pin was `direct`, written at the result itself, `exact` says whether the op is placed for it
-    alone; None as long as that is not decided. `plan` has the axes for which it was decided which
-    factor they split: at most one.
+    `wanted` are the pins after its results, `summed` the axes of partial sums in these. `direct`
+    states that a pin is written at the result itself; then `exact` states whether the op is placed
+    for the pins only (None: undecided). `plan` maps axes with a decision to the factor that they
+    split, or None.
     """
 
     def __init__(self, op: Operation, rule: Rule, sizes: dict[str, Expr]) -> None:
@@ -60,7 +60,7 @@ class ShardedOp:
         self._shares: dict[tuple[Group, Axes], dict[str, Axes]] = {}
 
     def before(self, factor: str) -> tuple[str, ...]:
-        """The factors that stand before this one in a dimension."""
+        """The factors before this one in joined dimensions."""
         if factor not in self._before:
             groups = chain(*self.rule.operands, *self.rule.results)
             places = ((g, g.index(factor)) for g in groups if factor in g)
@@ -68,14 +68,14 @@ class ShardedOp:
         return self._before[factor]
 
     def shares(self, group: Group, axes: Axes, facts: Facts) -> Mapping[str, Axes]:
-        """The axes of a dimension that each of its factors gets: see `distribute`."""
+        """The axes of a dimension for each of its factors, see `distribute`."""
         key = group, axes
         if key not in self._shares:
             self._shares[key] = distribute(group, axes, self.sizes, facts)
         return self._shares[key]
 
     def split(self, group: Group) -> Split:
-        """What splits a dimension of these factors."""
+        """The split of a dimension of these factors."""
         return tuple(use for f in group for use in self.axes.get(f, ()))
 
     @property
@@ -84,7 +84,7 @@ class ShardedOp:
         return {f: axes_of(uses) for f, uses in self.axes.items()}
 
     def takes(self, factor: str, axis: str) -> bool:
-        """Whether the pins let an axis split a factor."""
+        """Whether the pins and the plan allow an axis to split a factor."""
         summed = factor in self.rule.reduced(0) if self.summed else False
         if axis in self.summed:
             return summed
@@ -101,14 +101,14 @@ class ShardedOp:
         return any(factor in group and axis in d.axes for group, d in dims)
 
     def exactly(self, offer: Offer) -> bool:
-        """Whether an offer, if it is taken, leaves the results as pinned."""
+        """Whether an offer agrees with the pins of the results."""
         return all(
             any(self._pinned(f, u.axis) or u.axis in self.summed for f in offer.group)
             for u in offer.split
         )
 
     def decide(self, offers: Iterable[Offer], plan: Iterable[Offer]) -> None:
-        """Let the axes of these offers split what the plan says, or nothing."""
+        """Let the axes of these offers split the factors of the plan, or none."""
         self.plan = dict.fromkeys(u.axis for o in offers for u in o.split)
         self.plan |= {u.axis: f for o in plan for f in o.group for u in o.split}
         self.exact = all(self.exactly(o) for o in plan)
@@ -123,7 +123,7 @@ class ShardedOp:
         ]
 
     def orders(self, offers: list[Offer], priority: int) -> list[list[Offer]]:
-        """The orders that may lead to different placements; the first one is the given one."""
+        """The orders of offers that may lead to different placements, the given order first."""
         contested = self._contested(offers, priority)
         others = [o for o in offers if o not in contested]
         if len(contested) > _MOST_ORDERS:
@@ -133,12 +133,16 @@ class ShardedOp:
         return [[*order, *others] for order in some]
 
     def _contested(self, offers: list[Offer], priority: int) -> list[Offer]:
-        """Offers of one priority that exclude each other: of an axis to different factors, or to
-        one behind different axes."""
+        """Conflicting offers of the first priority: of an axis to different factors, or to one
+        factor after different axes."""
         used = {u.axis for split in self.axes.values() for u in split}
         open_ = [o for o in offers if o.priority <= priority]
         open_ = [o for o in open_ if not self.rule.whole.issuperset(o.group)]
-        first = [o for o in open_ if o.priority == min(x.priority for x in open_)]
+        if len(open_) < 2:
+            return []
+        used = {u.axis for split in self.axes.values() for u in split}
+        least = min(o.priority for o in open_)
+        first = [o for o in open_ if o.priority == least]
         places: dict[str, set[object]] = {}
         for offer in first:
             axes = tuple(u.axis for u in offer.split)
@@ -154,14 +158,14 @@ def axes_of(split: Split) -> Axes:
     return tuple([use.axis for use in split])
 
 
-#: Elements of a tensor, the bytes of each that count, and where it moves.
+#: A movement: the elements of the tensor, the bytes per element, and the query for its plan.
 Term = tuple[Expr, Fraction, Way]
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes that a rank sends: for the sizes at hand, and as terms for any others. No terms: there
-    is no way. `axes` is the number of axes that share the work of the op."""
+    """Bytes that a rank sends, for the current sizes (`total`) and as terms for other sizes.
+    Without terms there is no plan. `axes` is the number of axes that divide the work of the op."""
 
     terms: tuple[Term, ...]
     total: Fraction
@@ -170,21 +174,23 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """Which is the first one of these, each a sum of terms, of which least moves?"""
+    """Query: the index of the first choice, each a sum of terms, that moves the fewest bytes."""
 
     choices: tuple[tuple[Term, ...], ...]
 
     def __call__(self, values: Mapping[str, int]) -> int:
-        each = {t: _bytes(t, values) for t in dict.fromkeys(chain.from_iterable(self.choices))}
+        terms = {id(term): term for term in chain.from_iterable(self.choices)}  # a hash is long
+        each = {t: _bytes(term, values) for t, term in terms.items()}
         unit = lcm(*(size.denominator for size in each.values()))
         whole = {t: size.numerator * (unit // size.denominator) for t, size in each.items()}
-        moved = [sum(map(whole.__getitem__, c)) if c else unit * _NEVER for c in self.choices]
+        sums = ([whole[id(term)] for term in choice] for choice in self.choices)
+        moved = [sum(sizes) if sizes else unit * _NEVER for sizes in sums]
         return moved.index(min(moved))
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Has one tensor more elements than another (1), as many (0), or fewer (-1)?"""
+    """Query: whether one tensor has more elements than another (1), as many (0), or fewer (-1)."""
 
     one: Expr
     other: Expr
@@ -200,7 +206,7 @@ def _bytes(term: Term, values: Mapping[str, int]) -> Fraction:
 
 
 def _elements(size: Expr, values: Mapping[str, int]) -> int:
-    """Open sizes count as large, all alike: only the degree matters then."""
+    """The number of elements; sizes without values count as equal large numbers."""
     if size.symbols <= values.keys():
         return evaluate(size, values)
     env = {s: const(values.get(s, _OPEN_SIZE)) for s in size.symbols}
@@ -208,7 +214,7 @@ def _elements(size: Expr, values: Mapping[str, int]) -> int:
 
 
 class Weighing:
-    """Sizes of tensors and costs of their movements, in one module."""
+    """Sizes of tensors and costs of their movements in one module."""
 
     def __init__(self, module: Module) -> None:
         self._resharding = Resharding.of(module)
@@ -222,32 +228,34 @@ class Weighing:
         return self._elements[size]
 
     def may_split(self, axes: Axes, dim: Dim) -> bool:
-        """Whether a dimension surely divides over these axes."""
+        """Whether a dimension is known to divide over these axes."""
         may = self._resharding.may_split(axes, dim)
         return may if isinstance(may, bool) else ask(may, self._values)
 
     def in_order(self, offers: list[Offer]) -> list[Offer]:
-        """Offers as their op takes them: by priority, and of those that are alike the largest
-        operands first."""
+        """Offers in the order in which an op takes them: by priority, then the largest operands
+        first."""
+        if len(offers) < 2:
+            return offers
         return sorted(offers, key=lambda o: (o.priority, o.last, -self.elements(o.size), o.place))
 
     def note_order(self, offers: list[Offer]) -> None:
-        """Note by which sizes these offers are ordered."""
+        """Note the comparisons of sizes that order these offers."""
         for one, other in pairwise(offers):
             if (one.priority, one.last) == (other.priority, other.last) and one.size != other.size:
                 ask(Compared(one.size, other.size), self._values)
 
     def least(self, moved: Sequence[Moved]) -> int:
-        """The first one of which least moves."""
+        """The index of the first one that moves the fewest bytes; noted as a query."""
         best = min(range(len(moved)), key=lambda i: moved[i].total)
         note(Least(tuple(m.terms for m in moved)), best, self._values)
         return best
 
     def moved(self, node: ShardedOp, have: Sequence[TensorType], passing: frozenset[str]) -> Moved:
-        """Bytes that a rank sends for operands, which are placed so, and results; the op hands on
-        partial sums over `passing`.
+        """Bytes that a rank sends for operands with the placements `have`, and for results; the op
+        passes on partial sums over `passing`.
 
-        A partial sum of which nothing is known will be reduced: a reduce_scatter at least.
+        A partial result without a pin will be reduced, which costs at least a reduce_scatter.
         """
         terms, total, assignment = list[Term](), Fraction(), node.assignment
         moves = list[tuple[TensorType, Sequence[Axes], Axes, Fraction]]()
@@ -270,7 +278,7 @@ class Weighing:
 
 
 def _given(node: ShardedOp, index: int, passing: frozenset[str]) -> TensorType:
-    """A result as the op gives it."""
+    """The type of a result under the current assignment."""
     rule, assignment = node.rule, node.assignment
     gone = rule.reduced(index)
     used = {a for axes in assignment.values() for a in axes}

@@ -1,13 +1,13 @@
-"""Rows that an op counts within its part of a split: who has filled them.
+"""The ops that fill rows which are numbered within the part of a rank.
 
-`stg.dispatch` fills the rows of experts in the order of the tokens of a rank. With the tokens over
-tp, and room left over, rows of the ranks stand one after the other, each with its own gaps:
+`stg.dispatch` fills the rows of experts in the order of the tokens of a rank. With tokens split
+over tp and unused capacity, the rows of the ranks follow each other, each with its own gaps:
 
     rank 0     rank 1         one rank with all tokens
     a b . .    c d . .        a b c d . . . .
 
-What takes the rows out again counts tokens too, so it must have the same split of them. A gather
-of the rows between the two changes nothing about that.
+The op that takes the rows out again also counts tokens, so it must have the same split of them. A
+gather of the rows between the two does not change this.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from stagec.support.diagnostics import error, note
 
 
 class RowSources:
-    """Where the rows of dimensions come from. Placements do not matter, so what is found stays."""
+    """Finds the ops that fill the rows of dimensions. Results are cached; they do not depend on
+    placements."""
 
     def __init__(self) -> None:
         self._sources: dict[tuple[Value, int], Operation | None] = {}
 
     def taken(self, op: Operation, factor: str) -> list[Operation]:
-        """The ops that filled the rows that an op finds in dimensions joined of this factor and
-        others."""
+        """The ops that filled the rows of the operands of an op in joined dimensions with this
+        factor."""
         rule = op.definition.rule(op)
         groups = {g for s in rule.operands for g in s if factor in g and len(g) > 1} if rule else ()
         return [f for group in groups for f in self.of_group(op, group)]
 
     def of_group(self, op: Operation, group: Group) -> list[Operation]:
-        """The ops that filled the rows of operands that have a dimension of these factors."""
+        """The ops that filled the rows of operands with a dimension of these factors."""
         rule = op.definition.rule(op)
         shapes = zip(op.operands, rule.operands, strict=True) if rule is not None else ()
         fillers = [self.filler(v, s.index(group)) for v, s in shapes if group in s]
@@ -41,7 +42,7 @@ class RowSources:
     def filler(self, value: Value, dim: int) -> Operation | None:
         """The op that filled the rows of a dimension; None if they are not numbered."""
         if (value, dim) not in self._sources:
-            self._sources[value, dim] = None  # what a layer hands to the next one does not say
+            self._sources[value, dim] = None  # ends the recursion for carried values
             self._sources[value, dim] = self._look(value, dim)
         return self._sources[value, dim]
 
@@ -60,7 +61,7 @@ class RowSources:
         return next(iter(self.of_group(op, group)), None)
 
     def _entered(self, arg: Value, dim: int) -> Operation | None:
-        """Of an argument of a region: what enters it."""
+        """The filler of an argument of a region, from the value that enters it."""
         owner = arg.region.owner
         if not owner.has(HasRegion) or arg.index >= len(owner.operands):
             return None
@@ -68,7 +69,7 @@ class RowSources:
         return self.filler(owner.operands[arg.index], dim if carried else dim + 1)
 
     def _left(self, op: Operation, value: Value, dim: int) -> Operation | None:
-        """Of a result of an op with a region: what the region yields."""
+        """The filler of a result of an op with a region, from the value that the region yields."""
         inner = op.body.terminator.operands[value.index]
         if not op.has(Repeats) or value.index < op.integer("carry", 1):
             return self.filler(inner, dim)
@@ -76,8 +77,8 @@ class RowSources:
 
 
 def check_rows(region: Region) -> None:
-    """Raises `DiagnosticError` for an op that takes or joins rows that were numbered by another
-    split than its own. All types have placements."""
+    """Raises `DiagnosticError` for an op that takes or joins rows which were numbered under another
+    split than its own. All types must have placements."""
     rows = RowSources()
     ruled = ((op, op.definition.rule(op)) for op in region.walk() if op.region is None)
     rules = [(op, rule) for op, rule in ruled if rule is not None]
@@ -104,7 +105,7 @@ def _compare(op: Operation, filler: Operation, other: Operation) -> None:
 
 
 def _split(op: Operation) -> tuple[str, ...]:
-    """The axes of the numbered factor of an op, which every one of its results has."""
+    """The axes of the numbered factor of an op, which each of its results has."""
     rule: Rule | None = op.definition.rule(op)
     assert rule is not None
     return next(

@@ -1,4 +1,4 @@
-"""Choosing the dimension along which a parameter is sharded at rest (ZeRO, FSDP)."""
+"""The dimension along which a parameter is sharded at rest (ZeRO, FSDP)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_REST = 2
 
 
 def common_dimensions(types: Iterable[TensorType]) -> list[str]:
-    """Dimension names, those that most parameters have first."""
+    """Dimension names, ordered by the number of parameters that have them, most first."""
     counts = Counter(name for t in types for name in {str(d.size) for d in t.dims})
     return sorted(counts, key=lambda n: (-counts[n], n))
 
@@ -28,11 +28,11 @@ def shard_at_rest(
     env: Mapping[str, int],
     skip: frozenset[str],
 ) -> tuple[TensorType, bool]:
-    """The type with one more dimension split over the axes, at rest; False if none can be.
+    """The type with a further split over the axes at rest, and whether there is a dimension for it.
 
-    Takes an unsplit dimension if one divides, else appends to a split one. Known sizes decide.
-    Without them the relations decide. Else the first candidate is taken, and the caller has to
-    assume that it divides.
+    An unsplit dimension that divides is preferred; else the axes are appended to a split one.
+    Divisibility follows from relations or known sizes; if it is unknown, the first candidate is
+    taken, and the caller has to assume that it divides.
     """
     ranked = sorted(
         (i for i, d in enumerate(type_.dims) if str(d.size) not in skip),
@@ -52,12 +52,12 @@ def shard_at_rest(
 
 
 def _rank(dim: Dim, preferred: list[str]) -> tuple[bool, bool, int]:
-    """The order in which dimensions are tried: those of literal sizes last, split ones late."""
+    """The order in which dimensions are tried: split ones late, those of literal sizes last."""
     return dim.size.value is not None, bool(dim.split), preferred.index(str(dim.size))
 
 
 def _divides_numerically(size: Expr, divisor: Expr, env: Mapping[str, int]) -> bool | None:
-    """Whether it divides for the known values; None if some are open."""
+    """Whether it divides for known values; None if a value is missing."""
     try:
         return ask(Divides(divisor, size), env)
     except UnboundError:

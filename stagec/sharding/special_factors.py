@@ -1,6 +1,6 @@
 """Ops for which the split of a dimension is special: attention and the sequence, for example.
 
-A factor of a rule is special if the op itself deals with its split. With `S` split, fused attention
+A factor of a rule is special if the op handles its split itself. With `S` split, fused attention
 becomes ring attention. With `V` split, a loss over logits becomes a vocabulary-parallel loss.
 """
 
@@ -17,8 +17,8 @@ from stagec.ir.serving_step import PAST
 def special_ops(
     region: Region, name: str, joined: Collection[str] | None = ()
 ) -> list[tuple[Operation, list[int]]]:
-    """Ops with a special factor of this size, and the operands that have it; also of a size that it
-    is a part of beside those of the names `joined` (None: beside any)."""
+    """Ops with a special factor of this size, and the indices of operands that have it. Also sizes
+    that contain this one and otherwise only the names `joined` (None: any names) count."""
     ops: list[tuple[Operation, list[int]]] = []
     for op in region.ops:
         if op.region is not None:
@@ -40,7 +40,8 @@ def special_ops(
 
 
 def is_part(name: str, size: Expr) -> bool:
-    """Whether a size is this one, its square, or a sum with one of them; of a minimum both are.
+    """Whether a size is this one, its square, or a sum with one of them; in a minimum, whether both
+    alternatives are.
 
     | size              | name | part |
     |-------------------|------|------|
@@ -58,8 +59,8 @@ def is_part(name: str, size: Expr) -> bool:
 
 
 def _is_joined(name: str, size: Expr, joined: Collection[str] | None) -> bool:
-    """Whether a size that this one is a part of has no other sequence but what is cached of it, and
-    those of these names."""
+    """Whether a size that contains this one has, apart from cached tokens, only the names `joined`
+    besides it."""
     if joined is None or any(PAST in a.symbols for a in alternatives(size)):
         return True
     return any(a.symbols <= {name, *joined} for a in alternatives(size))

@@ -1,4 +1,4 @@
-"""Which layers and sections each pipeline stage holds, and which stages are alike."""
+"""The layers and sections of each pipeline stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stagec.support.source import UNKNOWN, Loc, file_loc
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A schedule with its sizes. Raises `DiagnosticError` for sizes that it does not go with."""
+    """A schedule with its sizes."""
 
     rule: PipelineRule
     schedule: Schedule
@@ -36,17 +36,18 @@ class StagePlan:
 
     @cached_property
     def placement(self) -> Placement:
-        """Where each part of the model lives."""
+        """The ranks and chunks of the parts of the model."""
         return self.schedule.placement(self.stages, self.chunks)
 
     @property
     def parts(self) -> int:
-        """Parts that one copy of the model is cut into."""
+        """The number of parts into which one copy of the model is cut."""
         return self.placement.depth
 
 
 def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> StagePlan:
-    """The pipeline of a strategy. Raises `DiagnosticError` for sizes that do not go together."""
+    """The pipeline of a strategy. Raises `DiagnosticError` for sizes that the schedule does not
+    support."""
     if rule.layers and min(rule.layers) < 0:
         raise error(
             f"a part has {min(rule.layers)} layers", rule.loc, remedy="give numbers from 0 on"
@@ -68,12 +69,12 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Stag
 
 
 def accumulation(module: Module) -> Operation | None:
-    """The operation in the main function that sums over microbatches, if there is one."""
+    """The accumulation over microbatches in the main function, or None."""
     return next((op for op in module.main.body.ops if op.has(Accumulates)), None)
 
 
 def pipeline_attrs(rule: PipelineRule) -> dict[str, Attr]:
-    """What a rule says, as attributes of a `stg.accumulate`."""
+    """The attributes of a `stg.accumulate` for a pipeline."""
     attrs: dict[str, Attr] = {
         "pipeline": rule.over,
         "pipeline_schedule": Quoted(rule.schedule),
@@ -85,8 +86,7 @@ def pipeline_attrs(rule: PipelineRule) -> dict[str, Attr]:
 
 
 def pipeline_rule(op: Operation | None) -> PipelineRule | None:
-    """How a `stg.accumulate` is to be cut, None if it stays whole: the inverse of
-    `pipeline_attrs`."""
+    """The pipeline of a `stg.accumulate`, None if it has none: the inverse of `pipeline_attrs`."""
     if op is None or "pipeline" not in op.attrs:
         return None
     return PipelineRule(
@@ -100,8 +100,8 @@ def pipeline_rule(op: Operation | None) -> PipelineRule | None:
 
 
 def take_pipeline(module: Module, op: Operation) -> StagePlan | None:
-    """The pipeline into which a `stg.accumulate` is to be cut, if it is; the attributes that say so
-    are removed. Raises `DiagnosticError` as `read_pipeline` does."""
+    """The pipeline of a `stg.accumulate` with its sizes, None if it has none; its attributes are
+    removed. Raises `DiagnosticError` like `read_pipeline`."""
     rule = pipeline_rule(op)
     if rule is None:
         return None
@@ -112,8 +112,8 @@ def take_pipeline(module: Module, op: Operation) -> StagePlan | None:
 
 @dataclass(frozen=True)
 class ModelPiece:
-    """A part of the model: iterations of each repeat, the straight sections, and of stacks of
-    several kinds of layers the order of those that it holds."""
+    """A part of the model: the iterations of each repeat, the straight sections, and the orders of
+    its layers in stacks of several kinds."""
 
     counts: tuple[Expr, ...]
     sections: frozenset[int]
@@ -126,7 +126,7 @@ class ModelPiece:
         return tuple(sorted(self.sections | repeats))
 
     def order(self, name: Attr | None) -> LayerOrder | None:
-        """The order of its layers of a stack; None of a stack of one kind, or of none."""
+        """The order of its layers of a stack; None if it has no layers, or layers of one kind."""
         return next((order for symbol, order in self.orders if symbol == name), None)
 
 
@@ -156,7 +156,7 @@ def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> li
 
 
 def _divides(module: Module, count: Expr, parts: int) -> bool:
-    """Whether the layers divide; assumed where the count is open."""
+    """Whether the layers divide; assumed if the count has no value."""
     try:
         return ask(Divides(const(parts), count), module.env)
     except UnboundError:
@@ -166,7 +166,7 @@ def _divides(module: Module, count: Expr, parts: int) -> bool:
 def _numbered(
     module: Module, pipeline: StagePlan, repeats: Sequence[Operation]
 ) -> list[ModelPiece]:
-    """Pieces with iterations of each repeat as numbers."""
+    """The pieces with numbers of iterations. Raises `DiagnosticError` for counts without values."""
     rule, parts, whole = pipeline.rule, pipeline.parts, [op.expr("count") for op in repeats]
     try:
         sizes = [evaluate(count, module.env) for count in whole]
@@ -187,7 +187,7 @@ def _numbered(
 
 
 def _runs(repeats: Sequence[Operation], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The layers of the model in order: which repeat runs, and how often."""
+    """The layers of the model in order, as indices of repeats with numbers of iterations."""
     numbers = {op: number for number, op in enumerate(repeats)}
     for op, size in zip(repeats, sizes, strict=True):
         stack = stack_of(op)
@@ -199,7 +199,7 @@ def _runs(repeats: Sequence[Operation], sizes: Sequence[int]) -> Iterator[tuple[
 
 
 def _taken(runs: list[tuple[int, int]], wanted: int) -> Iterator[tuple[int, int]]:
-    """Take the first layers off the runs."""
+    """Remove the first `wanted` layers from the runs and yield them."""
     while wanted and runs:
         number, size = runs.pop(0)
         if size > wanted:
@@ -223,8 +223,8 @@ def _piece(repeats: Sequence[Operation], taken: Iterable[tuple[int, int]]) -> Mo
 def shared_out(
     total: int, parts: int, given: tuple[int, ...] = (), loc: Loc = UNKNOWN, shape: str = ""
 ) -> tuple[int, ...]:
-    """The layers of each part of a model: those that are given, or as `evenly` says. Raises
-    `DiagnosticError` for those that are not the model's."""
+    """The number of layers of each part of a model: the given ones, or those of `evenly`. Raises
+    `DiagnosticError` if they do not match the model."""
     layers = given or evenly(total, parts, loc, shape)
     if len(layers) != parts or sum(layers) != total:
         raise error(
@@ -237,11 +237,11 @@ def shared_out(
 
 
 def evenly(total: int, parts: int, loc: Loc = UNKNOWN, shape: str = "") -> tuple[int, ...]:
-    """The layers of each part of a model; `shape` is said to have too few in an error.
+    """The number of layers of each part of a model; `shape` describes the parts in an error.
 
-    All parts but the last and the first have the same number. These two may have one fewer,
-    since they hold head and embedding. Any further difference is taken off the others, from the
-    back. Raises `DiagnosticError` for more parts than layers fill."""
+    All parts except the last and the first have the same number. These two may have one layer
+    fewer, since they have head and embedding. Any further difference is taken off the others, from
+    the back. Raises `DiagnosticError` for too many parts."""
     most = ceil(total / parts)
     missing = most * parts - total
     if total + 2 < parts:
@@ -256,7 +256,7 @@ def evenly(total: int, parts: int, loc: Loc = UNKNOWN, shape: str = "") -> tuple
 
 
 def _text(layers: tuple[int, ...]) -> str:
-    """`7,8*14,7`, as the option --stage-layers takes it."""
+    """`7,8*14,7`, the form of the option --stage-layers."""
     runs = [(n, len(list(same))) for n, same in groupby(layers)]
     return ",".join(f"{n}*{times}" if times > 1 else str(n) for n, times in runs)
 
@@ -264,10 +264,10 @@ def _text(layers: tuple[int, ...]) -> str:
 @dataclass(frozen=True)
 class PlacedPiece:
     """A piece of the model on a stage. `comes_from` and `goes_to` are the steps along the axis from
-    the stage of the piece before and to that of the piece behind: 0 on the same stage, None if
-    there is none. `cut_in` and `cut_out` are the positions at which it is cut off: the first of
-    this piece or a later one, and the last of this piece or an earlier one. A piece without
-    layers passes on what it gets, and does nothing else."""
+    the stage of the previous piece and to that of the next one: 0 on the same stage, None without
+    such a piece. `cut_in` and `cut_out` are the positions of the cuts: the first of this piece or a
+    later one, and the last of this piece or an earlier one. A piece without layers only passes
+    values on."""
 
     home: StageChunk
     depth: int
@@ -302,6 +302,6 @@ def placed_pieces(
 
 
 def neighbour(source: int, target: int, stages: int) -> int:
-    """The difference of two stages along their axis, the short way round."""
+    """The step between two stages along their axis, in the shorter direction."""
     by = target - source
     return by if abs(by) <= stages // 2 else by - stages if by > 0 else by + stages

@@ -1,10 +1,10 @@
-"""Strategies as data: reads a `stg.strategy` op into the records of its statements, for passes.
+"""Strategies as data: the records of the statements of a `stg.strategy`, for passes.
 
     strategy = read_strategy(module)
     strategy.one(BucketRule).bytes       # 0, the default, if there is no such statement
     strategy.all(SplitRule)          # of statements that may repeat
 
-What most passes ask for has a property of its own.
+Frequent queries have properties of their own.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ S = TypeVar("S", bound=Record)
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """What a strategy says, by the records of its statements."""
+    """A strategy, as the records of its statements by kind."""
 
     records: Mapping[type[Record], tuple[Record, ...]] = field(
         default_factory=dict[type[Record], "tuple[Record, ...]"]
@@ -64,29 +64,29 @@ class Strategy:
     loc: Loc = UNKNOWN
 
     def all(self, kind: type[S]) -> tuple[S, ...]:
-        """The parameters of all statements of a kind, in order."""
+        """The records of all statements of a kind, in order."""
         return cast("tuple[S, ...]", self.records.get(kind, ()))
 
     def one(self, kind: type[S]) -> S:
-        """The parameters of the statement of a kind, with the defaults of an absent one."""
+        """The record of the statement of a kind; one with defaults if there is none."""
         given = self.all(kind)
         return given[0] if given else kind()
 
-    # -- where values lie --------------------------------------------------------------------------
+    # -- placement ---------------------------------------------------------------------------------
 
     @property
     def splits(self) -> tuple[SplitRule, ...]:
-        """Which dimensions are split over which axes."""
+        """The splits of dimensions over axes."""
         return self.all(SplitRule)
 
     def ranks_of(self, name: str, mesh: Mesh | None) -> int:
-        """The ranks that split a dimension, as far as their number is known."""
+        """The number of ranks that split a dimension; axes without a size count as 1."""
         axes = {a for rule in self.splits if name in rule.dims for a in rule.over}
         return prod(mesh.sizes.get(a) or 1 for a in axes) if mesh is not None else 1
 
     @property
     def whole(self) -> tuple[GatherRule, ...]:
-        """Which values are kept whole, and in which dimensions."""
+        """The named values that are not split, with dimensions."""
         return tuple(g for g in self.all(GatherRule) if g.of)
 
     @property
@@ -96,17 +96,17 @@ class Strategy:
 
     @property
     def deferred(self) -> Axes:
-        """Axes over which partial sums are handed on."""
+        """Axes over which partial sums are passed on."""
         return tuple(a for d in self.all(DeferRule) for a in d.over)
 
     @property
     def exchanged(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Dimensions whose split moves to other ones."""
+        """Dimensions whose split is exchanged for that of other dimensions."""
         return tuple((e.dim, e.into) for e in self.all(ExchangeRule))
 
     @property
     def rings(self) -> tuple[RingRule, ...]:
-        """Along which dimensions attention passes its parts round the ranks."""
+        """The dimensions along which attention runs as a ring."""
         return self.all(RingRule)
 
     @property
@@ -121,12 +121,12 @@ class Strategy:
 
     @property
     def reshard(self) -> str:
-        """Which gathered blocks are dropped after forward."""
+        """The policy for dropping gathered blocks after forward: always, never or last."""
         return self.one(ShardParamsRule).reshard
 
     @property
     def within(self) -> Axes:
-        """Axes over which what forward has gathered stays split until backward."""
+        """Axes over which gathered parameters stay split between forward and backward."""
         return self.one(ShardParamsRule).within
 
     @property
@@ -137,19 +137,19 @@ class Strategy:
 
     @property
     def reduces_once(self) -> bool:
-        """Whether gradients that microbatches add up are reduced behind the last one only, also
-        where ZeRO shards them."""
+        """Whether gradients that microbatches add up are reduced only after the last one, even if
+        ZeRO shards them."""
         when = self.one(GradientsRule).reduced
         return when == "once" or (when == "staged" and self.pipeline is not None)
 
     @property
     def prefetch(self) -> int:
-        """How many blocks ahead parameters are gathered."""
+        """The number of blocks by which parameters are gathered early."""
         return self.one(ShardParamsRule).prefetch
 
     @property
     def microbatches(self) -> int:
-        """How many there are."""
+        """The number of microbatches."""
         return self.one(MicrobatchesRule).count
 
     @property
@@ -159,10 +159,10 @@ class Strategy:
 
     @property
     def pipeline(self) -> PipelineRule | None:
-        """How layers are cut into stages, if they are."""
+        """The pipeline of stages, or None."""
         return next(iter(self.all(PipelineRule)), None)
 
-    # -- how it runs -------------------------------------------------------------------------------
+    # -- execution ---------------------------------------------------------------------------------
 
     @property
     def dtypes(self) -> DtypesRule:
@@ -181,17 +181,17 @@ class Strategy:
 
     @property
     def recompute(self) -> RecomputeRule:
-        """What backward recomputes."""
+        """The recompute policy of backward."""
         return self.one(RecomputeRule)
 
     @property
     def offload(self) -> OffloadRule:
-        """What lives in host memory."""
+        """The values in host memory."""
         return self.one(OffloadRule)
 
     @property
     def bucket(self) -> int:
-        """Bytes of a call that reduces gradients, 0 for one call."""
+        """Bytes per call that reduces gradients, 0 for a single call."""
         return self.one(BucketRule).bytes
 
     @property
@@ -211,8 +211,8 @@ class Strategy:
 
 
 def read_strategy(module: Module) -> Strategy:
-    """The module's strategy; the default one if it has none. Raises `DiagnosticError` if there are
-    two."""
+    """The strategy of a module; the default one if it has none. Raises `DiagnosticError` if there
+    are two, or for an invalid statement."""
     ops = module.ops("stg.strategy")
     if len(ops) > 1:
         raise error(
@@ -227,7 +227,7 @@ def read_strategy(module: Module) -> Strategy:
 
 
 def _read(op: Operation, records: dict[type[Record], tuple[Record, ...]]) -> None:
-    """Add what one statement says."""
+    """Add the record of one statement. Raises `DiagnosticError`."""
     statement = op.definition
     if not isinstance(statement, Statement):
         raise error(

@@ -1,4 +1,4 @@
-"""The work of an operation on one rank, and of operations that are one kernel."""
+"""The work of an operation on one rank, and of operations that run as one kernel."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 
 
 class ComputeWork(NamedTuple):
-    """What a computation does on one rank: FLOPs, those of matrix products, bytes touched; and its
-    kernel, if that is a matrix product or attention."""
+    """The work of a computation on one rank: its FLOPs, those of matrix products, the bytes that it
+    touches, and its kernel if that is a matrix product or attention."""
 
     flops: Expr
     matmul: Expr
@@ -36,7 +36,7 @@ def work_of(op: Operation) -> ComputeWork:
 
 
 def _counted(method: str, given: object) -> Expr:
-    """What an op says that it counts. Raises `TypeError`: else a pass would be blamed for it."""
+    """The count that an op returns. Raises `TypeError` for another type, naming the method."""
     if isinstance(given, Expr):
         return given
     if isinstance(given, int):
@@ -47,7 +47,8 @@ def _counted(method: str, given: object) -> Expr:
 def part_of_kernel(
     along: Mapping[Operation, str], part: Callable[[Expr], Expr]
 ) -> KernelShape | None:
-    """The kernel of a step of operations that works on a part of a factor of each, local sizes."""
+    """The kernel of operations that compute a part of one factor each, with local sizes; None
+    without one."""
     kernels: list[KernelShape] = []
     for op, factor in along.items():
         rule = op.definition.rule(op)
@@ -58,11 +59,11 @@ def part_of_kernel(
 
 
 def fused_work(ops: Sequence[Operation]) -> ComputeWork:
-    """The work of operations that run as one kernel, in their order.
+    """The work of operations that run as one kernel, in order.
 
-    It executes the FLOPs of all. It reads each operand once, and neither writes nor reads again
-    what only its own operations use. The first one may be a matrix product: its kernel is theirs;
-    the kernel of several products has the columns of all.
+    The kernel executes the FLOPs of all operations. It reads each operand once, and does not write
+    or read values that only its own operations use. If one of them is a matrix product, its kernel
+    is the result; the kernel of several products has the columns of all.
     """
     works = [work_of(op) for op in ops]
     seen = {result for op in ops for result in op.results}
@@ -78,7 +79,7 @@ def fused_work(ops: Sequence[Operation]) -> ComputeWork:
 
 
 def _together(kernels: Sequence[KernelShape]) -> KernelShape:
-    """Products that differ in their columns as one."""
+    """Products that differ in their columns as one product."""
     first = kernels[0]
     if len(kernels) == 1:
         return first
@@ -87,8 +88,8 @@ def _together(kernels: Sequence[KernelShape]) -> KernelShape:
 
 
 def is_left(value: Value, ops: Sequence[Operation]) -> bool:
-    """Whether a result of one of these operations is there after them: something else uses it, or
-    nothing does."""
+    """Whether a result of one of these operations is needed after them: another operation uses it,
+    or none does."""
     users = [user for user in _users(value) if not user.has(EndsLifetime)]
     return not users or any(user not in ops for user in users)
 
@@ -103,7 +104,7 @@ def _users(value: Value) -> Iterator[Operation]:
 
 
 def viewed(value: Value) -> Value:
-    """The value that a view shows, or a part of which it shows."""
+    """The value of which this one is a view, or itself."""
     op = value.producer
     if op is None or not op.has(View) or op.has(Recalls):
         return value
@@ -111,7 +112,7 @@ def viewed(value: Value) -> Value:
 
 
 def data_of(value: Value) -> Value:
-    """The same, through views that show all of it."""
+    """The value of which this one is a view of full size, or itself."""
     op = value.producer
     if op is None or not op.has(View) or len(op.operands) != 1 or len(op.results) != 1:
         return value
@@ -121,8 +122,8 @@ def data_of(value: Value) -> Value:
 
 
 def is_computation(op: Operation) -> bool:
-    """Whether an operation becomes a node that computes: it is no view, copy to or from the host,
-    region, collective or message."""
+    """Whether an operation becomes a computation node: it is not a view, a copy to or from the
+    host, an op with a region, a collective or a message."""
     definition = op.definition
     if op.region is not None or op.has(Free) or op.has(CopiesMemory):
         return False

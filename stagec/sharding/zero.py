@@ -1,4 +1,4 @@
-"""Parameters, and what belongs to them, sharded over the axes of ZeRO."""
+"""Parameters, gradients and optimizer state, sharded over the axes of ZeRO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from stagec.support.diagnostics import error
 
 
 class Sharder:
-    """Shards parameters over the ZeRO axes, all along the dimension that most of them share."""
+    """Shards parameters over the ZeRO axes, preferably along the dimension that most of them
+    have."""
 
     def __init__(self, module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
         self._module, self._strategy, self._assumptions = module, strategy, assumptions
@@ -25,7 +26,7 @@ class Sharder:
         self._whole: list[Value] = []
 
     def shard(self, param: Value) -> TensorType:
-        """The parameter's type sharded at rest; left whole where nothing divides."""
+        """The type of a parameter sharded at rest; unsharded if no dimension divides."""
         strategy, module = self._strategy, self._module
         axes = tuple(a for a in strategy.zero_axes if a not in param.tensor.axes)
         if not axes:
@@ -41,9 +42,9 @@ class Sharder:
         return sharded
 
     def check(self) -> None:
-        """Report which parameters stay whole.
+        """Report parameters that are not sharded.
 
-        Raises `DiagnosticError` if they are more than 1% of all: that would be another strategy.
+        Raises `DiagnosticError` if they are more than 1% of all elements.
         """
         if not self._whole:
             return
@@ -61,7 +62,8 @@ class Sharder:
         module.diagnostics.remark(message, self._strategy.loc)
 
     def _share_left_whole(self) -> Fraction:
-        """The part of the parameters that is not sharded; 0 while sizes are open."""
+        """The share of the elements of all parameters that is not sharded; 0 if sizes have no
+        values."""
         env = self._module.env
         every = total(p.tensor.elements for p in self._module.parameters())
         if not every.symbols <= env.keys():
@@ -72,19 +74,19 @@ class Sharder:
 
 
 def _repeat_counts(module: Module) -> frozenset[str]:
-    """Sizes along which repeats slice. They are never sharded: an iteration needs its whole
+    """Sizes along which repeats slice. They are never sharded, since an iteration needs a complete
     slice."""
     return frozenset(str(op.expr("count")) for op in module.walk() if op.has(Repeats))
 
 
 class StatePlacement:
-    """Placements that follow from a parameter's own and the ZeRO stage."""
+    """Placements of gradients and state, from that of the parameter and the ZeRO stage."""
 
     def __init__(self, module: Module, strategy: Strategy, by: str) -> None:
-        """`by` is the name of the pass that asks."""
+        """`by` is the name of the pass that needs them."""
         self._sharder = Sharder(module, strategy, Assumptions(module, by, strategy.loc))
         self._further = strategy.zero in (1, 2) and not strategy.gathers_first
 
     def gradient(self, param: Value) -> TensorType:
-        """Where the reduced gradient of a parameter lives (and its optimizer state)."""
+        """The placement of the reduced gradient of a parameter, and of its optimizer state."""
         return self._sharder.shard(param) if self._further else param.tensor

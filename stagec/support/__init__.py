@@ -1,1 +1,1 @@
-"""Sources, locations and diagnostics: what every other layer stands on."""
+"""Sources, locations, diagnostics and limits, which all other layers use."""

@@ -1,4 +1,4 @@
-"""Diagnostics: errors, warnings and remarks with a place, a caret, notes and a remedy.
+"""Diagnostics: errors, warnings and remarks with a location, a caret, notes and a remedy.
 
 A failing step collects as many as it can and raises one `DiagnosticError`; only the driver prints.
 """
@@ -20,7 +20,7 @@ _MAX_ERRORS = 100
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding. `remedy` says what the author can do; `notes` point at related places."""
+    """One finding. `remedy` states what the author can do; `notes` point at related locations."""
 
     message: str
     loc: Loc = UNKNOWN
@@ -40,7 +40,7 @@ _TOO_MANY = Diagnostic(
 
 
 class DiagnosticError(Exception):
-    """The input is wrong; `diagnostics` says how (at least one of them is an error)."""
+    """The input is invalid; at least one of `diagnostics` is an error."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         self.diagnostics = diagnostics
@@ -60,7 +60,7 @@ def error(
 class DiagnosticList:
     """Collects diagnostics; `check` raises if there is an error among them.
 
-    Nobody reads more than a hundred errors: one more, and `add` raises with all that there are.
+    After a hundred errors, the next one makes `add` raise `DiagnosticError` with all of them.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class DiagnosticList:
         self._full = False
 
     def add(self, *items: Diagnostic) -> None:
-        """Append, each message and place once."""
+        """Append diagnostics; equal ones once. Raises `DiagnosticError` for too many errors."""
         for item in items:
             if item in self._seen:
                 continue
@@ -119,7 +119,7 @@ def render(diagnostic: Diagnostic, sources: Mapping[str, Source]) -> str:
 
 
 def _shortened(text: str) -> str:
-    """The text, without its middle if nobody would read it to the end."""
+    """The text, without its middle if it is very long."""
     if len(text) <= _MAX_MESSAGE:
         return text
     return f"{text[: _MAX_MESSAGE // 2]} ... {text[-_MAX_MESSAGE // 4 :]}"
@@ -139,8 +139,8 @@ def _excerpt(
 
 
 class NotAnIntegerError(Exception):
-    """An expression that must be an integer is not one: some division is not exact, or by zero, and
-    the value None. `fault` says which."""
+    """An expression that must be an integer is not one: a division is not exact, or it is by zero
+    (then `value` is None). `fault` states which."""
 
     def __init__(self, text: str, value: Fraction | None) -> None:
         self.text, self.value = text, value

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import BinaryIO
 
 
 def write_file(path: Path, data: str | bytes) -> None:
-    """Write a file: under its name stands what was there before, or all of the data.
+    """Write a file atomically: afterwards it has its previous content or all of the data.
 
-    Of a symbolic link, the file that it points to is written; a device or a pipe is written to as
-    it is. Raises `OSError` that names `path`.
+    For a symbolic link, its target is written; data for a device or a pipe is written directly.
+    Raises `OSError` that names `path`.
     """
     with new_file(path) as file:
         file.write(data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data)
 
 
 def check_new_file(path: Path) -> None:
-    """Raise the `OSError` that writing this file would raise at once: a folder that is not there, a
-    folder or a file without permission in its place."""
+    """Raise the `OSError` that writing this file would raise: its folder does not exist, or the
+    path is a folder or a file without write permission."""
     try:
         target = Path(os.path.realpath(path))
         if _is_stream(path):
@@ -39,7 +39,8 @@ def check_new_file(path: Path) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Generator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends without an error."""
+    """A file to write that replaces `path` when the block ends without an error. Raises `OSError`
+    that names `path`."""
     try:
         target = Path(os.path.realpath(path))
         if _is_stream(path):
@@ -56,13 +57,12 @@ def new_file(path: Path) -> Generator[BinaryIO]:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether it is a pipe or a device, or a link to one: `/dev/stdout` leads to a pipe without a
-    name."""
+    """Whether a path is a pipe or a device, or a link to one, such as `/dev/stdout`."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _check_writable(target: Path) -> None:
-    """A rename asks for less than what it stands for."""
+    """Raise `OSError` for a target that is a folder or not writable, which a rename would not."""
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if target.exists() and not os.access(target, os.W_OK):
@@ -71,7 +71,7 @@ def _check_writable(target: Path) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Generator[BinaryIO]:
-    """A file in the folder of the target, on the same file system; renamed at the end."""
+    """A temporary file in the folder of the target, which is renamed to it at the end."""
     mode = target.stat().st_mode & 0o7777 if target.exists() else 0o666 & ~umask()
     handle, name = tempfile.mkstemp(prefix=".stagec-", dir=target.parent)
     try:
@@ -87,7 +87,7 @@ def _beside(target: Path) -> Generator[BinaryIO]:
 
 
 def umask() -> int:
-    """The permissions that this process takes away from new files."""
+    """The file mode creation mask of this process."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

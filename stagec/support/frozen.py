@@ -1,4 +1,4 @@
-"""Classes that are frozen dataclasses because of what they derive from."""
+"""A base class whose subclasses are frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, dataclass_transform
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Frozen:
-    """Base of classes whose subclasses are frozen dataclasses: the names that they annotate, but
-    for `ClassVar`s, are their fields, without a decorator. `@dataclass(frozen=True)` may stand over
-    them all the same: it finds each `field(...)` as it was written. A subclass with an `__init__`
-    of its own may have attributes that are no fields."""
+    """Makes each subclass a frozen dataclass without a decorator: annotated names except
+    `ClassVar`s are its fields. `@dataclass(frozen=True)` on a subclass is allowed, since each
+    `field(...)` is restored. A subclass with an `__init__` of its own may have attributes that are
+    not fields."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         written: dict[str, Any] = dict(vars(cls))
         dataclass(frozen=True)(cls)
-        del cls.__setattr__, cls.__delattr__  # those below do the same
+        del cls.__setattr__, cls.__delattr__  # the methods below do the same
         for name, value in written.items():
             if type(value) is Field:
                 setattr(cls, name, value)

@@ -1,4 +1,4 @@
-"""Python's collector of garbage, which looks through all objects again and again."""
+"""The garbage collector of Python, whose passes over all objects cost much of a compile."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-#: Objects between two looks for garbage. A compile makes many that stay, and little garbage: at
-#: Python's default of 700 it spends a third of its time on looking, at 200,000 a tenth. What waits
-#: to be found is a few hundred megabytes at most.
+#: Allocations between two collections. A compile makes many long-lived objects and little garbage:
+#: with the default of 700 it spends a third of its time on collections, with 200,000 a tenth.
+#: Uncollected garbage is a few hundred megabytes at most.
 _ALLOCATIONS = 2_000_000
 
 
 @contextmanager
 def seldom_collected() -> Generator[None]:
-    """Look for garbage seldom for the time being. Who looks less often, or never, goes on so."""
+    """Collect garbage less often within the block. A higher threshold, or a disabled collector, is
+    kept."""
     before = gc.get_threshold()
     if before[0]:
         gc.set_threshold(max(before[0], _ALLOCATIONS), *before[1:])
@@ -25,6 +26,6 @@ def seldom_collected() -> Generator[None]:
 
 
 def leave_garbage() -> None:
-    """Before the end of the process: look at no object again. Python looks for garbage twice more
-    when it ends, a quarter of the time of a small compile, and the system takes the memory back."""
+    """Exclude all objects from collection, before the process ends. Python collects twice at exit,
+    which takes a quarter of the time of a small compile, although the system frees the memory."""
     gc.freeze()

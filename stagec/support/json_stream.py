@@ -1,6 +1,7 @@
-"""A large JSON object, read piece by piece: one list of it element by element, the rest whole.
+"""Incremental reading of a large JSON object: one of its lists element by element, other values at
+once.
 
-What is held is one piece of the text and one element, however long the file is.
+Memory is bounded by one chunk of the text and one element.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from stagec.support.source import FileLoc
 _CHUNK = 1 << 20
 #: The longest element of a list, and the longest other value.
 _LONGEST = 1 << 25
-#: So near to what is not read yet, a number may be cut in two, as in 12.5e+3 before the last 3.
+#: A number this close to the end of the buffer may be incomplete, such as 12.5e+3 before the last
+#: 3.
 _CUT = 3
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -25,8 +27,8 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 class JsonStream:
     """The members of the JSON object in a stream of bytes.
 
-    Bytes that are not UTF-8 become the replacement character, and control characters in strings
-    are taken as they are: profilers write both in names.
+    Bytes that are not UTF-8 become the replacement character, and control characters in strings are
+    accepted: profilers write both in names.
     """
 
     def __init__(self, stream: BinaryIO, name: str, remedy: str) -> None:
@@ -36,16 +38,17 @@ class JsonStream:
         self._text = codecs.getincrementaldecoder("utf-8-sig")("replace")
         self._decode = json.JSONDecoder(strict=False).raw_decode
         self._buffer = ""
-        self._at = 0  # where in the buffer reading goes on
-        self._last = 0  # where in the buffer the last value begins
+        self._at = 0  # the next position in the buffer
+        self._last = 0  # the position of the last value in the buffer
         self._ended = False
-        self._line, self._column = 1, 1  # where the buffer begins
-        self.has_list = False  # whether the list was there
+        self._line, self._column = 1, 1  # of the start of the buffer
+        self.has_list = False  # whether the streamed list was found
 
     def members(self, streamed: str) -> Iterator[tuple[str, Any]]:
-        """Names and values of the object; of the list named `streamed` each element, one by one.
+        """Names and values of the members of the object; for the list named `streamed`, its name
+        with each element.
 
-        Raises `DiagnosticError` with the place of what is not a JSON object.
+        Raises `DiagnosticError` with a location if the text is not a JSON object.
         """
         first = self._peek()
         if first != "{":
@@ -64,15 +67,15 @@ class JsonStream:
                 return
 
     def values(self) -> Iterator[Any]:
-        """The values of a stream that has several, one after the other: JSON lines, for example.
-        Raises `DiagnosticError` with the place of what is not JSON."""
+        """The values of a stream of several values, such as JSON lines. Raises `DiagnosticError`
+        with a location if the text is not JSON."""
         if not self._peek():
             raise self.error("the file is empty")
         while self._peek():
             yield self._value()
 
     def error(self, message: str) -> DiagnosticError:
-        """An error at the value that was read last."""
+        """A `DiagnosticError` at the value that was read last."""
         return self._error(message, self._last)
 
     def _name_of_member(self) -> str:
@@ -103,7 +106,7 @@ class JsonStream:
         return following == ","
 
     def _peek(self) -> str:
-        """The next character that is no space; '' at the end of the file."""
+        """The next character that is not white space; '' at the end of the file."""
         while True:
             match = _SPACE.match(self._buffer, self._at)
             self._at = match.end() if match else self._at
@@ -131,7 +134,7 @@ class JsonStream:
             return value
 
     def _fill(self) -> bool:
-        """Read on; whether there was more."""
+        """Read the next chunk. Returns whether there was more text."""
         if self._ended:
             return False
         data = self._stream.read(max(_CHUNK, len(self._buffer) - self._at))

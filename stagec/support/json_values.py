@@ -1,4 +1,4 @@
-"""What a value is that was read from JSON or TOML."""
+"""Kinds of values that were read from JSON or TOML."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, TypeGuard
 
 
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether it is an object of JSON, or a table of TOML."""
+    """Whether a value is a JSON object, or a TOML table."""
     return isinstance(value, dict)
 
 
 def is_list(value: object) -> TypeGuard[list[Any]]:
-    """Whether it is a list of JSON, or an array of TOML."""
+    """Whether a value is a JSON list, or a TOML array."""
     return isinstance(value, list)
 
 
 def object_in(path: Path) -> dict[str, Any]:
-    """The object of JSON in a file; an empty one where none can be read."""
+    """The JSON object in a file; an empty one if the file has none or cannot be read."""
     try:
         value: object = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How much is taken: bounds that keep hostile input from costing more than a message."""
+"""Limits that make hostile input end with an error message instead of excessive work."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stagec.support.source import UNKNOWN, Loc
 
 T = TypeVar("T")
 
-#: Longest text, in bytes; dumps of the largest models are an order below.
+#: Longest text, in bytes; dumps of the largest models are an order of magnitude smaller.
 MAX_BYTES = 1 << 20
-#: The longest configuration of a model, which may list each module of a quantized one.
+#: Longest model configuration, in bytes; that of a quantized model may list each module.
 MAX_CONFIGURATION = 1 << 24
 #: Deepest nesting of brackets.
 MAX_DEPTH = 128
@@ -24,36 +24,36 @@ MAX_TERMS = 1000
 MAX_OPERATORS = 20_000
 #: Largest coefficient in an expression.
 MAX_COEFFICIENT = 1 << 64
-#: Most steps of a memory plan: operations as often as they run, and buffers as often as they are
-#: used. Published models have thousands; all layers of a model of a thousand layers, 300,000.
+#: Most steps of a memory plan: executions of operations plus uses of buffers. Published models have
+#: thousands; a model of a thousand layers that all run by themselves has 300,000.
 MAX_PLAN_STEPS = 2_000_000
-#: Most results of an operation that a number asks for.
+#: Most results of an operation whose number is a parameter.
 MAX_RESULTS = 10_000
-#: Most ranks of a mesh: more are a mistake, no cluster has them.
+#: Most ranks of a mesh; no cluster has more.
 MAX_RANKS = 1 << 22
 #: Most iterations of the repeats of a program, and carried values.
 MAX_ITERATIONS = 20_000_000
-#: Most layers of a stack that has layers of several kinds.
+#: Most layers of a stack with several kinds of layers.
 MAX_LAYERS = 16_384
 #: Most actions of a pipeline schedule, over all ranks. The largest published jobs have 100,000.
 MAX_ACTIONS = 1_000_000
 
 
 class Budget:
-    """Work that may be done, counted and not timed: an input ends the same way on every machine."""
+    """A limit of work, which is counted, not timed, so that it is equal on all machines."""
 
     def __init__(self, most: int, what: str, remedy: str) -> None:
         self._most, self._left, self._what, self._remedy = most, most, what, remedy
 
     def spend(self, amount: int = 1, loc: Loc = UNKNOWN) -> None:
-        """Do a part of the work. Raises `DiagnosticError` when there is too much of it."""
+        """Count work. Raises `DiagnosticError` if the limit is exceeded."""
         self._left -= amount
         if self._left < 0:
             message = f"{self._what} takes more than {self._most:,} steps"
             raise error(message, loc, remedy=self._remedy)
 
     def counted(self, items: Iterable[T]) -> Iterator[T]:
-        """The items, each of them a step."""
+        """The items; each counts as one step."""
         for item in items:
             self.spend()
             yield item

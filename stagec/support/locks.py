@@ -1,5 +1,5 @@
-"""Locks of open files that end with the process: `flock` where there is one, else a byte that
-Windows locks, else none."""
+"""Locks of open files that end with the process: `flock` if the system has it, a locked byte on
+Windows, else no lock."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def _module(name: str) -> Any:
 
 fcntl, msvcrt = _module("fcntl"), _module("msvcrt")
 
-#: What file systems say that have no such locks, as some of clusters: writing goes on without.
+#: Errors of file systems without such locks, as on some clusters: no lock is taken.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-#: What Windows says of a byte that another process has locked.
+#: Errors of Windows for a byte that another process has locked.
 _TAKEN = frozenset({errno.EACCES, errno.EDEADLK})
-#: The byte that Windows locks: behind all that is written, for nobody else can read it.
+#: The byte that is locked on Windows: beyond the content, since others cannot read it.
 _FAR = 1 << 30
 
 
 def lock_now(handle: int) -> bool:
-    """Lock an open file, at once or not at all; whether that was possible. Where there are no
-    locks, every file counts as locked. Raises `OSError`."""
+    """Try to lock an open file without waiting. Returns whether it is locked; without support for
+    locks this is always true. Raises `OSError` for other errors."""
     try:
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,7 +48,7 @@ def lock_now(handle: int) -> bool:
 
 
 def remove_locked(handle: int, path: Path) -> None:
-    """Remove a locked file and close it. Windows removes no file that is open: there it is closed
+    """Remove a locked file and close it. Windows cannot remove an open file: there it is closed
     first, and stays if another process has opened it meanwhile."""
     try:
         if fcntl is not None or msvcrt is None:

@@ -1,4 +1,4 @@
-"""Methods that remember their answers."""
+"""Methods with cached results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ Answer = TypeVar("Answer")
 def memo_method(
     method: Callable[Concatenate[Self, Given], Answer],
 ) -> Callable[Concatenate[Self, Given], Answer]:
-    """A method that keeps its answers in its object. With `functools.cache` on a bound
-    method the object would refer to itself, so that its memory would not come back before garbage
-    is looked for."""
+    """Cache the results of a method in its object. `functools.cache` on a bound method would make
+    the object refer to itself, so that only the garbage collector could free it."""
     where = f"_{method.__name__}_answers"
 
     @wraps(method)

@@ -1,4 +1,5 @@
-"""What is chosen by its name: schedules, formats, batching policies, built in or from plug-ins."""
+"""Objects that users choose by name: schedules, formats, batching policies, built in or from
+plug-ins."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from stagec.support.suggest import did_you_mean
 
 
 class HasName(Protocol):
-    """A class of things that have a name, as users write it."""
+    """A class with the name that users write."""
 
     name: ClassVar[str]
 
@@ -20,8 +21,8 @@ T = TypeVar("T")
 
 
 def by_name(kinds: str, *groups: Iterable[N], taken: Container[str] = ()) -> dict[str, N]:
-    """All of some kind by their names, in order; `kinds` is the plural. Raises `DiagnosticError`
-    for a name used twice, or one that is `taken`."""
+    """All objects of some kind by their names, in order; `kinds` is the plural of the kind for
+    messages. Raises `DiagnosticError` for a name that is used twice or `taken`."""
     named: dict[str, N] = {}
     for group in groups:
         for each in group:
@@ -35,8 +36,8 @@ def by_name(kinds: str, *groups: Iterable[N], taken: Container[str] = ()) -> dic
 
 
 def find(kind: str, name: str, known: Mapping[str, T], more: str = "") -> T:
-    """What has this name; `more` is printed after the names. Raises `DiagnosticError` with the
-    nearest name if there is none."""
+    """The object with this name. Raises `DiagnosticError` with the nearest name if there is none,
+    or with all names followed by `more`."""
     if name not in known:
         raise error(
             f"no {kind} '{name}'",

@@ -1,4 +1,4 @@
-"""How many processors this process may use."""
+"""The number of processors that this process may use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def processors() -> int:
-    """The processors that the system gives this process, or, where it does not say that (macOS,
-    Windows), those of the machine."""
+    """The number of processors available to this process, or of the machine if the system does not
+    report it (macOS, Windows)."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1

@@ -1,7 +1,7 @@
-"""Where things are: source texts and locations of operations.
+"""Source texts and locations of operations.
 
-Owns `Source` (a named text) and the `Loc` family. A location never holds the text itself, so that
-IR stays small; the diagnostics printer looks lines up in the sources it was given.
+Owns `Source` (a named text) and the `Loc` family. A location does not contain the text, so that the
+IR stays small; the printer of diagnostics looks lines up in its sources.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A text with the name by which diagnostics call it."""
+    """A text, and its name in diagnostics."""
 
     name: str
     text: str = field(repr=False)
@@ -24,7 +24,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class FileLoc:
-    """A place in a file, 1-based; `width` columns are underlined in diagnostics."""
+    """A location in a file, 1-based; `width` columns are underlined in diagnostics."""
 
     file: str
     line: int
@@ -34,7 +34,7 @@ class FileLoc:
 
 @dataclass(frozen=True, slots=True)
 class NameLoc:
-    """Who made an operation (usually a pass) and the place that it was made for."""
+    """The creator of an operation (usually a pass), and the location for which it was made."""
 
     name: str
     inner: Loc
@@ -42,7 +42,7 @@ class NameLoc:
 
 @dataclass(frozen=True, slots=True)
 class UnknownLoc:
-    """No place is known, as for IR that was built by hand."""
+    """No location is known, as for IR that was built by hand."""
 
 
 Loc = FileLoc | NameLoc | UnknownLoc
@@ -50,7 +50,7 @@ UNKNOWN = UnknownLoc()
 
 
 def file_loc(loc: Loc) -> FileLoc | None:
-    """The place in a file behind any chain of names."""
+    """The location in a file behind any chain of names; None if there is none."""
     while isinstance(loc, NameLoc):
         loc = loc.inner
     return loc if isinstance(loc, FileLoc) else None

@@ -1,20 +1,20 @@
-"""What somebody may have meant by a word that is not known."""
+"""Suggestions of known names for an unknown one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 _MAX_WORD = 80
-#: Of words that are equally near, so many are told.
+#: The most equally near words that are suggested.
 _MOST = 3
 
 
 def did_you_mean(word: str, known: Iterable[str], sigil: str = "") -> str | None:
-    """A remedy that names the nearest known words, each after a sigil, or None where none is near.
+    """A remedy that names the nearest known words, each after a sigil, or None if no word is near.
 
-    A word is near if it is what was written with one slip of the finger (two in words of eight
-    letters and more), or begins with what was written. Prefixes such as `stg.` do not count as
-    letters: `stg.mean` is not near `stg.send`.
+    A word is near if it differs by one typing error (two in words of eight letters and more), or
+    begins with the given word. Prefixes such as `stg.` do not count as letters: `stg.mean` is not
+    near `stg.send`.
     """
     if len(word) > _MAX_WORD:
         return None
@@ -26,7 +26,8 @@ def did_you_mean(word: str, known: Iterable[str], sigil: str = "") -> str | None
 
 
 def _mistyped(word: str, names: list[str]) -> list[str]:
-    """The names with the fewest slips, if these are few; first letters are seldom wrong."""
+    """The names with the fewest typing errors, if these are few; names with the same first letter
+    come before others."""
     keys = {name: (_distance(word, name), name[:1] != word[:1]) for name in names}
     best = min(keys.values(), default=(len(word), True))
     nearest = [name for name in names if keys[name] == best]
@@ -34,7 +35,7 @@ def _mistyped(word: str, names: list[str]) -> list[str]:
 
 
 def _allowed(word: str) -> int:
-    """Slips that leave a word recognisable."""
+    """The typing errors that are allowed in a word."""
     letters = len(word.rpartition(".")[2])
     return 0 if letters < 2 else 1 if letters < 8 else 2
 
@@ -46,8 +47,8 @@ def _longer(word: str, names: list[str]) -> list[str]:
 
 
 def _distance(a: str, b: str) -> int:
-    """Slips behind the last dot. What stands before it is a scope: another one is a slip where the
-    rest is the same, and otherwise another word."""
+    """Typing errors after the last dot. The text before it is a scope: a different scope counts as
+    one error if the rest is equal, and else makes words unrelated."""
     (scope_a, _, last_a), (scope_b, _, last_b) = a.rpartition("."), b.rpartition(".")
     if scope_a == scope_b:
         return _slips(last_a, last_b)
@@ -55,8 +56,8 @@ def _distance(a: str, b: str) -> int:
 
 
 def _slips(a: str, b: str) -> int:
-    """Letters that are inserted, dropped or replaced, and neighbours that are swapped (optimal
-    string alignment); letters of both cases are alike."""
+    """The number of inserted, dropped or replaced letters and swapped neighbours (optimal string
+    alignment), without regard to case."""
     a, b = a.lower(), b.lower()
     before: list[int] = []
     row = list(range(len(b) + 1))

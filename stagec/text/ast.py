@@ -1,4 +1,4 @@
-"""What the grammar yields: syntax with places, names not yet resolved."""
+"""The syntax tree that the parser makes: with locations, and with unresolved names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stagec.support.source import FileLoc, Loc
 
 @dataclass(slots=True)
 class Name:
-    """A name (without its sigil) and where it stands."""
+    """A name without its sigil, and its location."""
 
     text: str
     loc: FileLoc
@@ -19,7 +19,7 @@ class Name:
 
 @dataclass(slots=True)
 class ArgSyntax:
-    """A region's argument: `%name: type = %bound`."""
+    """An argument of a region: `%name: type = %bound`."""
 
     name: Name
     type: Type | None

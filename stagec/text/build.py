@@ -1,6 +1,7 @@
 """Syntax to IR: resolves names and ops, checks signatures, reports every error it finds.
 
-`parse_module` is the entry: text in, module out, or one `DiagnosticError` with all errors.
+`parse_module` is the entry point: it turns a text into a module, or raises one `DiagnosticError`
+with all errors.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class _Resolver:
     def op(self, syntax: OpSyntax, scope: _Scope) -> Operation:
         definition = self._definition(syntax.name)
         if definition.has(HasRegion) and definition.takes.most == 0 and syntax.region is not None:
-            # `stg.func @f (%x) {`: arguments without types read like operands
+            # `stg.func @f (%x) {`: arguments without types are parsed as operands
             loose = [ArgSyntax(name, None, None) for name in syntax.operands]
             syntax.operands, syntax.region.args = [], [*loose, *syntax.region.args]
         symbol = syntax.symbol.text if syntax.symbol else None
@@ -131,8 +132,8 @@ class _Resolver:
     # -- parameters --------------------------------------------------------------------------------
 
     def _params(self, op: Operation, syntax: OpSyntax) -> dict[str, FileLoc]:
-        """Give the op its parameters in the form of their kinds, and say where each is written.
-        One that does not fit stays as it is written: the signature reports it."""
+        """Convert the parameters of the op to the forms of their kinds. Returns the location of
+        each. An invalid value stays unconverted, so that the check of the signature reports it."""
         places: dict[str, FileLoc] = {}
         for name, value, loc in _parameters(op.definition, syntax):
             if name in places:
@@ -182,9 +183,9 @@ class _Resolver:
 
 
 def _parameters(definition: OpDef, syntax: OpSyntax) -> Iterator[tuple[str, Attr, FileLoc]]:
-    """The parameters that are written, each with its name, in the order of the text.
+    """The parameters in text order, each with its name, value and location.
 
-    What has no name is a flag, the next positional parameter, or declared by the op.
+    A parameter without a name is a flag, the next positional parameter, or declared by the op.
     """
     slots = [p for p in definition.params if p.positional]
     flags = {p.name for p in definition.params if p.kind == "flag"}

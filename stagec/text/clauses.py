@@ -1,6 +1,6 @@
-"""The clauses of a type, behind its bar: `sum(tp)`, `param`, `load(E=2)`, `routed(E=2, T)`.
+"""The clauses of a type, after its bar: `sum(tp)`, `param`, `load(E=2)`, `routed(E=2, T)`.
 
-A clause is a word and what stands in its brackets: names or sizes, each with a number or without.
+A clause is a word with arguments in brackets: names or sizes, each with or without a number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Sizes: TypeAlias = list[tuple[Any, int | None]]
 
 
 class SyntaxLimitError(Exception):
-    """A text that is in the grammar and yet not in the language; `token` is where."""
+    """A text that matches the grammar but is not valid; `token` marks the location."""
 
     def __init__(self, message: str, token: str | None = None, remedy: str | None = None) -> None:
         self.message, self.token, self.remedy = message, token, remedy
@@ -25,7 +25,7 @@ class SyntaxLimitError(Exception):
 
 
 def names_of(token: str, coords: _Sizes) -> _Names:
-    """What a clause says, where it says it of names."""
+    """The arguments of a clause whose arguments are names. Raises `SyntaxLimitError`."""
     names: _Names = []
     for name, number in coords:
         text = name.symbol_name if isinstance(name, Expr) else str(name)
@@ -36,8 +36,9 @@ def names_of(token: str, coords: _Sizes) -> _Names:
 
 
 def routed(dims: tuple[Dim, ...], token: str, coords: _Sizes) -> tuple[Dim, ...]:
-    """The dimensions with rows that a router deals: `routed(E=2, T)` is that of dimension 2 to E
-    parts, of which each token goes to T; with `spread` as a third word to some more often."""
+    """The dimensions with routed rows: with `routed(E=2, T)` those of dimension 2 are routed to E
+    experts, T of them per token. A third word `spread` states that some experts get more tokens.
+    Raises `SyntaxLimitError`."""
     last = coords[-1][0] if len(coords) == 3 and coords[-1][1] is None else None
     spread = isinstance(last, Expr) and last.symbol_name == "spread"
     coords = coords[:-1] if spread else coords
@@ -55,8 +56,8 @@ def routed(dims: tuple[Dim, ...], token: str, coords: _Sizes) -> tuple[Dim, ...]
 
 
 def loaded(dims: tuple[Dim, ...], token: str, coords: _Names) -> tuple[Dim, ...]:
-    """The dimensions with a load: `load(E=2, first=58)` is that of the parts of E in dimension 2,
-    in layers from 58 on."""
+    """The dimensions with a load: `load(E=2, first=58)` is the load of experts E in dimension 2, in
+    layers from 58 on. Raises `SyntaxLimitError`."""
     (of, index), *rest = coords or [("", None)]
     first = rest[0][1] if len(rest) == 1 and rest[0][0] == "first" else None
     if index is None or index >= len(dims) or (rest and first is None):
@@ -70,7 +71,8 @@ def loaded(dims: tuple[Dim, ...], token: str, coords: _Names) -> tuple[Dim, ...]
 
 
 def memory_clause(token: str, coords: _Sizes) -> dict[str, Any]:
-    """`mem(host)`, or of a part of the bytes `mem(host, 1/2)`."""
+    """The fields of a type for `mem(host)`, or `mem(host, 1/2)` for a share of the bytes. Raises
+    `SyntaxLimitError`."""
     name = names_of(token, coords[:1])[0][0] if coords else ""
     share = coords[1][0] if len(coords) == 2 and coords[1][1] is None else None
     if not name or len(coords) > 2 or (len(coords) == 2 and not _is_share(share)):
@@ -87,6 +89,7 @@ def _is_share(value: object) -> bool:
 
 
 def set_clause(fields: dict[str, Any], token: str, coords: _Names) -> None:
+    """Set the fields of a type for any other clause. Raises `SyntaxLimitError`."""
     name, names = str(token), tuple(n for n, _ in coords)
     if name in ("sum", "max") and coords:
         fields["partial"] = Partial(name, names)

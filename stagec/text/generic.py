@@ -1,7 +1,8 @@
-"""IR to the generic form of MLIR, which every tool that reads MLIR accepts without knowing our ops.
+"""Printing of the IR in the generic form of MLIR, which MLIR tools accept without definitions of
+our ops.
 
-Types print as they are in `!stg.tensor<...>`; sizes and relations stand quoted in
-`#stg.expr<"...">`, since a bare `>` would close the attribute. A value without a type has
+Types are printed inside of `!stg.tensor<...>`; sizes and relations are quoted in
+`#stg.expr<"...">`, since a bare `>` would close the attribute. A value without a type has the type
 `!stg.unknown`.
 """
 
@@ -81,7 +82,7 @@ def type_text(type_: Type | None) -> str:
 
 
 def attr_text(value: Attr) -> str:
-    """A parameter's value in generic form."""
+    """The value of a parameter in generic form."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):

@@ -1,7 +1,7 @@
-"""Finds the private functions that a module may call: its own, and those of imported texts.
+"""The private functions that a module may call: its own, and those of imported texts.
 
-A path is relative to the folder of the text that imports it, or else to the library's. A text that
-is imported twice is read once. An imported text is a module of its own: it is verified alone.
+A path is relative to the folder of the importing text, or else to the library. A text that is
+imported twice is read once. An imported text is a module of its own, and is verified by itself.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from stagec.support.suggest import did_you_mean
 from stagec.support.texts import read_text
 from stagec.text.build import parse_module
 
-#: Texts of the library that were imported: they are copied from, and stay as they are.
+#: Imported texts of the library. Functions are copied from them; they are never changed.
 _library: dict[Source, Module] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedFunction:
-    """A private function, and what the text that it was imported from states of its sizes."""
+    """A private function, and the assumptions about sizes in the text from which it was
+    imported."""
 
     func: Operation
     relations: tuple[Relation, ...] = ()
 
 
 def read_blocks(module: Module) -> dict[str, ImportedFunction]:
-    """The private functions by name; the texts that were read are kept as sources of the module.
+    """The private functions by name. Imported texts become sources of the module.
 
-    Raises `DiagnosticError` for a text that cannot be read, for texts that import each other in a
-    circle, and for two functions of one name.
+    Raises `DiagnosticError` for a text that cannot be read, for cyclic imports, and for two
+    functions of one name.
     """
     reader = _Reader(module)
     root = file_loc(module.root.loc)
@@ -53,8 +54,8 @@ class _Reader:
         self.blocks: dict[str, ImportedFunction] = {}
 
     def take(self, module: Module, chain: tuple[str, ...], *, imported: Operation | None) -> None:
-        """Add the private functions of a module, and those of what it imports; `imported` is the
-        operation that imports this one."""
+        """Add the private functions of a module and of its imports. `chain` are the names of the
+        importing texts, `imported` is the operation that imports the module."""
         relations = tuple(r for r, _ in module.relations) if imported is not None else ()
         for func in module.functions:
             if func.flag("private") and func.symbol:
@@ -138,7 +139,7 @@ def _find(op: Operation) -> Source:
 
 
 def _read(path: str, op: Operation) -> Source | None:
-    """The text of a file; None if there is none. Raises `DiagnosticError` for what is no text."""
+    """The text of a file; None if there is none. Raises `DiagnosticError` if it cannot be read."""
     try:
         return read_text(path) if Path(path).is_file() else None
     except OSError as e:

@@ -1,4 +1,4 @@
-"""A text of the IR as notebooks show it: with colors, and each region can be folded."""
+"""Rendering of an IR text for notebooks, with colors and regions that can be folded."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-#: A region of more lines is folded at first.
+#: A region of more lines is folded initially.
 FOLDED = 60
 _STYLE = (
     "font-family: monospace; font-size: 0.9em; line-height: 1.35; overflow-x: auto; "
     "padding-left: 1.4em"
 )
-#: The triangle of a region stands left of its line, which keeps its indentation.
+#: The triangle of a region is left of its line, so that the line keeps its indentation.
 _SUMMARY = "cursor: pointer; list-style-position: outside"
-#: What a token is -> its color: the variable of JupyterLab's theme, else a color that is legible on
+#: Colors by kind of token: the variable of the JupyterLab theme, and a default that is legible on
 #: white and on black.
 _COLORS = {
     "comment": ("comment", "#7a7a7a"),
@@ -31,13 +31,13 @@ _TOKEN = re.compile(
 
 
 class IRText(str):
-    """A text of the IR. It is a `str`; a notebook shows it with colors, and with regions that can
-    be folded: those of more than 60 lines are folded at first, but for the module's own."""
+    """A text of the IR. It is a `str` that notebooks show with colors and with regions that can be
+    folded. Regions of more than 60 lines are folded initially, except that of the module."""
 
     __slots__ = ()
 
     def html(self) -> str:
-        """The text as a notebook shows it."""
+        """The text as HTML."""
         lines = self.splitlines()
         return f'<div style="{_STYLE}; white-space: pre">{"".join(_folding(lines))}</div>'
 
@@ -46,13 +46,13 @@ class IRText(str):
 
 
 def op_names(text: str) -> Iterator[str]:
-    """The name of each operation of a text, in its order."""
+    """The names of the operations of a text, in text order."""
     for line in text.splitlines():
         yield from (m["op"] for m in _TOKEN.finditer(line) if m["op"])
 
 
 def _folding(lines: list[str]) -> Iterator[str]:
-    """The lines, those of a region inside a `details` element."""
+    """The lines as HTML; each region is a `details` element."""
     ends, depth = _ends(lines), 0
     for number, line in enumerate(lines):
         if number in ends.values():
@@ -69,8 +69,8 @@ def _folding(lines: list[str]) -> Iterator[str]:
 
 
 def _ends(lines: list[str]) -> dict[int, int]:
-    """The line that opens each region -> the line that closes it. A text that is cut has no end of
-    some: their lines are not folded."""
+    """Maps the line that opens a region to the line that closes it. A truncated text lacks some
+    ends; those regions are not folded."""
     ends: dict[int, int] = {}
     opened: list[int] = []
     for number, line in enumerate(lines):

@@ -1,4 +1,5 @@
-"""Limits on texts, checked before they are parsed: hostile ones cost no more than a message."""
+"""Limits of texts, which are checked before parsing, so that hostile texts only cost an error
+message."""
 
 from __future__ import annotations
 

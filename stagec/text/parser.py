@@ -1,7 +1,7 @@
-"""Text to syntax: the one file that imports lark.
+"""Text to syntax: the only file that imports lark.
 
-`parse_syntax` turns a source into an `OpSyntax` tree or raises one `DiagnosticError`. Limits on
-size, depth and numbers keep hostile text from costing more than a message.
+`parse_syntax` turns a source into an `OpSyntax` tree or raises one `DiagnosticError`. Limits of
+size, depth and numbers bound the cost of hostile text.
 """
 
 # lark hands trees and tokens to these callbacks by position, which types cannot express.
@@ -57,10 +57,10 @@ _SYNTAX_REMEDY = (
 
 
 def parse_syntax(source: Source) -> OpSyntax:
-    """The syntax of a source that holds one top-level operation, which nobody changes: short texts
-    are parsed once in a process.
+    """The syntax of a source with one top-level operation. Callers must not change it: short texts
+    are parsed once per process.
 
-    Raises `DiagnosticError` at the first place that is not in the grammar.
+    Raises `DiagnosticError` at the first location that does not match the grammar.
     """
     return (_kept if len(source.text) < _SHORT else _syntax)(source)
 
@@ -146,8 +146,8 @@ def _loc(file: str, token: Token) -> FileLoc:
     return FileLoc(file, token.line or 1, token.column or 1, max(1, len(token)))
 
 
-#: Parsers at rest, each with its callbacks. One is taken for one text at a time, so that nothing is
-#: shared between texts that are read at once.
+#: Idle parsers with their callbacks. Each is used for one text at a time, so that texts that are
+#: parsed concurrently share nothing.
 _idle: list[tuple[Lark, Any]] = []
 
 
@@ -171,10 +171,10 @@ def _grammar() -> str:
 
 @v_args(inline=True)
 class _Builder(Transformer):
-    """Callbacks of the LALR parser, one a rule of the grammar, bottom up."""
+    """Callbacks of the LALR parser, one per rule of the grammar, bottom up."""
 
     def start_text(self, file: str) -> None:
-        """Start afresh, at a text of this file."""
+        """Reset the state for a text of this file."""
         self.file = file
         self._first: Token | None = None
         self._fresh = True
@@ -234,7 +234,7 @@ class _Builder(Transformer):
         return SymbolRef(str(token)[1:])
 
     def _mark(self, token: Token) -> None:
-        """Remember where the present parameter starts; values themselves carry no place."""
+        """Remember the start of the current parameter, since values have no locations."""
         if self._fresh:
             self._first, self._fresh = token, False
 
@@ -242,11 +242,11 @@ class _Builder(Transformer):
         self._fresh, self._operators = True, 0
 
     def _where(self) -> Token | None:
-        """The start of the present parameter or size."""
+        """The start of the current parameter or size."""
         return self._number if self._fresh else self._first
 
     def _checked(self, value: Expr, token: Token | None = None) -> Expr:
-        """Refuse expressions whose arithmetic would cost more than it can mean."""
+        """The expression. Raises `SyntaxLimitError` if it is too large for further arithmetic."""
         self._operators += 1
         large = ex.too_large(value, MAX_TERMS, MAX_COEFFICIENT)
         if large or self._operators > MAX_OPERATORS:
@@ -346,7 +346,7 @@ class _Builder(Transformer):
         return self._checked(_expr(a) * _expr(b))
 
     def _times(self, a, b) -> Attr:
-        """A list so many times."""
+        """A repeated list. Raises `SyntaxLimitError` for an invalid repetition count."""
         items, number = (b, a) if isinstance(a, Expr) else (a, b)
         times = _expr(number).value
         if times is None or not 0 < times <= MAX_LAYERS:
@@ -358,15 +358,16 @@ class _Builder(Transformer):
         return Multiple(items if isinstance(items, tuple) else (items,), times)
 
     def div(self, a, b):
-        if _expr(b) == 0:
+        return self._checked(_expr(a) / self._divisor(b))
+
+    def _divisor(self, value) -> Expr:
+        if _expr(value) == 0:
             remedy = "divide by a size, which is positive"
             raise SyntaxLimitError("division by zero", self._where(), remedy)
-        return self._checked(_expr(a) / b)
+        return _expr(value)
 
     def mod(self, a, b):
-        if _expr(b) == 0:
-            remedy = "divide by a size, which is positive"
-            raise SyntaxLimitError("division by zero", self._where(), remedy)
+        divisor = self._divisor(b)
         inner, depth = ex.modulo_parts(_expr(a)), 0
         while inner:
             inner, depth = ex.modulo_parts(inner[0]), depth + 1
@@ -375,7 +376,7 @@ class _Builder(Transformer):
                 raise SyntaxLimitError(
                     "too many remainders in one expression", self._where(), remedy
                 )
-        return self._checked(_expr(a) % b)
+        return self._checked(_expr(a) % divisor)
 
     def pow(self, base, exponent):
         power = _integer(exponent)

@@ -1,6 +1,6 @@
-"""IR to text: one rule for every op, the inverse of the parser.
+"""Printing of the IR: one rule for all ops, the inverse of the parser.
 
-Names are kept; where two visible values share one, the later gets a number.
+Names are kept; if two visible values have the same name, the later one gets a number.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _loc(loc: Loc) -> str:
 
 
 def loc_text(loc: Loc) -> str:
-    """The inside of `loc(...)`, empty for an unknown place."""
+    """The text inside of `loc(...)`, empty for an unknown location."""
     if isinstance(loc, FileLoc):
         return f'"{loc.file}":{loc.line}:{loc.col}'
     if isinstance(loc, NameLoc):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from stagec.ir_spec.strategy.kernels import UNFUSED
+from stagec.ir_spec.strategy.kernels import DEVICE, UNFUSED
 from stagec.machines import Machine
 from stagec.machines.placement import straddling
 
@@ -20,16 +20,20 @@ def cautions(machine: Machine, meshes: Iterable[Mapping[str, int]] = ()) -> tupl
     return tuple(dict.fromkeys([*_of_constants(machine), *of_jobs]))
 
 
-def of_software(machine: Machine, kernels: Iterable[str]) -> Iterator[str]:
-    """The cautions about attention kernels that the software names and for which the machine has no
-    constants. Unfused attention is not a kernel."""
-    attention = machine.efficiency.attention
-    for name in kernels:
-        if name not in UNFUSED and attention.of_kernel(name.replace("-", "_")) is attention:
-            yield (
-                f"{machine.name} has no constants for the attention kernel {name}, and uses its "
-                f"own ('stagec machines {machine.name}')"
-            )
+def of_software(
+    machine: Machine, kernels: Iterable[str], blocks: Iterable[str] = ()
+) -> Iterator[str]:
+    """The cautions about kernels of attention, and of products in `blocks` of fp8, that the
+    software names and for which the machine has no constants. Unfused attention is not a kernel."""
+    attention, products = machine.efficiency.attention, machine.efficiency.matmul.kernels
+    named = {n: attention.of_kernel(n.replace("-", "_")) for n in kernels if n not in UNFUSED}
+    lacks = [f"attention kernel {n}" for n, own in named.items() if own is attention]
+    lacks += [f"kernel of products {n}" for n in blocks if n not in (DEVICE, *products)]
+    for kernel in lacks:
+        yield (
+            f"{machine.name} has no constants for the {kernel}, and uses its own "
+            f"('stagec machines {machine.name}')"
+        )
 
 
 def _of_constants(machine: Machine) -> Iterator[str]:

@@ -45,8 +45,9 @@ def module_of(job: JobOptions, step: Step, groups: int, *, apart: bool = False) 
     text = re.sub("longest=[0-9]+", f"longest={POSITIONS}", builder.pipeline_text())
     if apart:
         (only,) = step.classes
-        builder.module.set_values({"B": groups * only.count, "S": only.new})
-        mode = "decode" if only.sampled == only.new else "prefill"
+        assert builder.serving is not None
+        builder.module.set_values({"B": groups * only.count, builder.serving.sequence: only.new})
+        mode = "decode" if only.sampled == only.new and only.cached else "prefill"
         text = re.sub(
             'mode=mixed(.*?),classes=".*?"', rf"mode={mode},context={only.cached}\1", text
         )
@@ -78,7 +79,7 @@ def assert_mixed_is_apart(
             if arg.tensor.role in CACHED:
                 name = names[arg.name] = _of_class(arg.name, number, kept)
             given[arg.name] = inputs[name]
-            if not arg.tensor.role:
+            if not arg.tensor.role and len(inputs[name]) == groups:  # not that of an encoder
                 cut = inputs[name][:, at : at + mine.tokens]
                 given[arg.name] = cut.reshape(groups * mine.count, mine.new, *cut.shape[2:])
         expected = run_module(module, module.env, given)
@@ -91,7 +92,7 @@ def assert_mixed_is_apart(
             part = actual[0][:, row : row + sampled]
             np.testing.assert_allclose(part, apart, rtol=1e-9, atol=1e-9)
         at, row = at + mine.tokens, row + sampled
-    assert at == _tokens(inputs, args)
+    assert at == _tokens(inputs, args, groups)
     assert row == step.sampled
 
 
@@ -102,9 +103,10 @@ def _of_class(name: str, number: int, kept: Sequence[str]) -> str:
     return actual
 
 
-def _tokens(inputs: Mapping[str, Array], args: Any) -> int:
-    """Tokens of a group in the inputs of a step."""
-    return next(int(inputs[a.name].shape[1]) for a in args if not a.tensor.role)
+def _tokens(inputs: Mapping[str, Array], args: Any, groups: int) -> int:
+    """Tokens of a group in the inputs of a step, but for those of an encoder."""
+    given = (inputs[a.name] for a in args if not a.tensor.role)
+    return next(int(each.shape[1]) for each in given if len(each) == groups)
 
 
 @pytest.mark.parametrize("text", [EVERY, "chunk=2x3+1,chunk=1x2+0", "decode=2x3", "verify=2x2+1"])
@@ -171,3 +173,14 @@ def test_mixed_steps_of_families(model_type: str, tmp_path: Path) -> None:
     job = JobOptions(str(path), sizes=sizes_of(model_type, 4, 8))
     job = job.changed(capacity_factor=Fraction(16)) if model_type in ROUTED.split() else job
     assert_mixed_is_apart(job, SIXTEEN, 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["decode=2x4,decode=3x2,prefill=2x2+3,prefill=2x4+0,verify=2x2+1", "prefill=2x1+0"]
+)
+@pytest.mark.parametrize("model_type", ["t5", "whisper", "bart"])
+def test_mixed_steps_behind_an_encoder(model_type: str, text: str, tmp_path: Path) -> None:
+    """It has the sequences of the class that begins; all have its keys and values."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(small(model_type)))
+    assert_mixed_is_apart(JobOptions(str(path), sizes=sizes_of(model_type, 4, 8)), text, 2)

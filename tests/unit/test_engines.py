@@ -306,6 +306,29 @@ def test_weights_in_int4_have_the_kernels_of_marlin(machine: str) -> None:
     assert 3 < many[1] / many[0] < 12
 
 
+@pytest.mark.parametrize(("rows", "published"), [(64, 69.9), (128, 125.2), (256, 223.5)])
+def test_products_in_blocks_take_as_long_as_published(rows: int, published: float) -> None:
+    """FlashInfer on B200 (sgl-project/sglang, pull request 13528), of rows from which no rate was
+    taken; DeepGEMM takes less than half of it."""
+    device, (n, k) = load_machine("b200"), (24576, 7168)
+    size = rows * k + n * k + 2 * rows * n
+    for form, low, high in (("flashinfer", 0.85, 1.05), ("", 0.1, 0.5)):
+        seconds = float(matmul_seconds(device, "f8e4m3", 1, rows, n, k, size, form=form))
+        assert low < seconds * 1e6 / published < high
+
+
+def test_experts_in_blocks_keep_their_kernels() -> None:
+    """And products in other types, such as those of routers."""
+    shape: dict[str, Any] = {"serve": "decode", "batch": 8, "context": 100, "sizes": {"L": 4}}
+    options = JobOptions("deepseek-v3", weight_dtype="fp8", block_kernel="flashinfer", **shape)
+    compiled = CompiledJob.of(options)
+    samples = compiled.compiled.issued(compiled.values).samples
+    kernels = [n.kernel for n in samples if n.kernel is not None and n.kernel.kind == "matmul"]
+    forms = {(k.dtype, k.extents[0] > 1): k.form for k in kernels}
+    assert forms["f8e4m3", False] == "flashinfer"
+    assert {form for (dtype, many), form in forms.items() if many or dtype != "f8e4m3"} == {""}
+
+
 # -- stacks ----------------------------------------------------------------------------------------
 
 

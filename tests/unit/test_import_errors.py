@@ -110,6 +110,29 @@ def test_a_wrong_value_is_reported_at_its_key(key: str, value: Any, message: str
     assert line.strip().startswith(f'"{inner}"')
 
 
+@pytest.mark.parametrize(
+    ("model_type", "section", "key", "value", "message"),
+    [
+        ("swin", "", "mlp_ratio", 0, "is 0, expected a positive number"),
+        ("swinv2", "", "window_size", 1, "is 1, expected an integer from 2"),
+        ("gemma2", "", "query_pre_attn_scalar", -1, "is -1, expected a positive number"),
+        ("internvl", "", "downsample_ratio", -0.5, "is -0.5, expected a positive number"),
+        ("llama4", "vision_config", "pixel_shuffle_ratio", 0, "is 0, expected a positive number"),
+        ("qwen3_vl", "vision_config", "deepstack_visual_indexes", "8", "expected a list"),
+    ],
+)
+def test_a_wrong_value_of_a_family_is_reported_at_its_key(
+    model_type: str, section: str, key: str, value: Any, message: str
+) -> None:
+    config = small(model_type)
+    (config.setdefault(section, {}) if section else config)[key] = value
+    text = json.dumps(config, indent=1)
+    (diagnostic,) = problem(text).diagnostics
+    assert message in diagnostic.message
+    assert isinstance(diagnostic.loc, FileLoc)
+    assert text.splitlines()[diagnostic.loc.line - 1].strip().startswith(f'"{key}"')
+
+
 @pytest.mark.parametrize("model_type", ["smollm3", "mistral"])
 def test_a_list_has_an_element_for_each_layer(model_type: str) -> None:
     key = {"smollm3": "no_rope_layers", "mistral": "layer_types"}[model_type]

@@ -35,6 +35,9 @@ def test_what_is_known_is_by_stack_family_and_kind() -> None:
     assert errors.intervals[TPOT] is None
     assert errors.rows_text(TPOT) == "no measured servers of nemo on hopper"
     assert stack_errors("ideal", h100) is None
+    earlier = stack_errors("nemo@24.07", h100)
+    assert earlier is not None
+    assert set(earlier.intervals.values()) == {None}
     unknown = stack_errors("nemo", load_machine("mi300x"))
     assert unknown is not None
     assert set(unknown.intervals.values()) == {None}

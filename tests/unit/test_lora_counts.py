@@ -85,3 +85,18 @@ def test_vllm_has_slots_of_all_linear_modules() -> None:
     assert of["vllm", "wq"] == of["vllm", "all_linear"] == of["sglang", "all_linear"]
     assert of["sglang", "wq"] < of["vllm", "wq"]
     assert held["vllm", "wq"]["matmul_flops"] == held["vllm", "all_linear"]["matmul_flops"]
+
+
+@pytest.mark.parametrize(
+    ("stack", "rank", "filled"), [("vllm", 12, 16), ("vllm", 65, 128), ("sglang", 12, 12)]
+)
+def test_vllm_fills_adapters_up_to_one_of_its_ranks(stack: str, rank: int, filled: int) -> None:
+    """config/lora.py: `MaxLoRARanks`."""
+    step: dict[str, Any] = {"serve": "decode", "batch": 8, "context": 100, "stack": stack}
+    given, same = (
+        analyse("llama3-8b", **step, lora="wq", lora_rank=each)["parameters"]
+        for each in (rank, filled)
+    )
+    assert given == same
+    if stack == "sglang":
+        assert given < analyse("llama3-8b", **step, lora="wq", lora_rank=16)["parameters"]

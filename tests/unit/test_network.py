@@ -259,6 +259,8 @@ def test_links_of_a_torus_and_of_a_mesh() -> None:
     assert line == pytest.approx(SIZE * 7 / 8 / 45e9)
     strided = seconds(tpu, "all_gather", SIZE, *range(0, 16, 4))
     assert strided == pytest.approx(SIZE * 3 / 4 / (90e9 / 4))
+    assert seconds(tpu, "all_gather", SIZE, 0, 15) == pytest.approx(SIZE / 2 / 45e9)  # neighbours
+    assert seconds(tpu, "all_gather", SIZE, 0, 3) == pytest.approx(SIZE / 2 / (45e9 / 3))
     both = seconds(tpu, "all_gather", SIZE, *range(256))
     assert both == pytest.approx(SIZE * 255 / 256 / 180e9)
     assert message_seconds(tpu, SIZE, tpu.network[0]) == pytest.approx(SIZE / 45e9)

@@ -189,11 +189,6 @@ LOADS = {
         "",
         "<class 'int'> is not a class of a pass",
     ),
-    "dataclass": (
-        PASS.replace("@dataclass(frozen=True)", "").replace("BODY", "pass\n\n    size: int = 3"),
-        "",
-        "pass 'halve' has options (size) and is no dataclass",
-    ),
     "pass name": (
         PASS.replace('"halve"', '"my pass"'),
         "",
@@ -228,3 +223,11 @@ def test_a_mistake_of_the_compiler_is_still_called_one(
     ran = run(tmp_path, OP.replace("METHOD", ""), "stg.gelu", "infer-shapes")
     assert ran.code == 70
     assert "bug in stagec" in ran.err
+
+
+def test_a_mistake_in_a_module_that_a_plugin_imports_is_one_of_the_plugin(tmp_path: Path) -> None:
+    (tmp_path / "further_passes.py").write_text(HEAD + PASS.replace("BODY", "helper(0)"))
+    plugin = f'import sys\nsys.path.insert(0, "{tmp_path}")\nfrom further_passes import PLUGIN\n'
+    ran = run(tmp_path, plugin, "stg.gelu", "halve")
+    assert ran.code == 1
+    assert "a mistake in plug-in 'mine', pass 'halve': ZeroDivisionError" in ran.err

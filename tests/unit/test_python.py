@@ -559,6 +559,12 @@ SERVER: dict[str, Any] = {"sizes": SERVED, "prompt": 64}
         ("time", [MACHINE], {"kernels_from": "nowhere"}, "kernels_from: 'nowhere' is not one of"),
         ("serve", [MACHINE], {"ttft": "soon"}, "ttft: expects a time such as 30ms or 0.5s"),
         ("sweep", [{"tp": [b"1"]}], {}, "expects a text or a number"),
+        ("time", [MACHINE], {"overlap": "no way"}, "overlap: 'no way' is not a valid boolean"),
+        ("time", [MACHINE], {"progress": 3}, "progress: expects a function"),
+        ("analyze", [], {"symbolic": []}, "symbolic: expects True or False"),
+        ("ask", [[]], {}, "unknown question '[]'"),
+        ("sweep", [{"tp": [1]}], {"sort": True}, "the table has no column 'on'"),
+        ("sweep", [{"tp": [1]}], {"plot": b"x"}, "plot: expects a text or a number"),
         ("with_", [], {"sizes": []}, "sizes: expects a dictionary"),
         ("with_", [], {"tp": b"8"}, "tp: expects a text or a number"),
         ("with_", [], {"sp": "maybe"}, "sp: 'maybe' is not a valid boolean"),
@@ -580,6 +586,28 @@ def test_wrong_names_and_ranks_are_errors_with_a_remedy() -> None:
     ranks: Any = "nvlink"
     with pytest.raises(stagec.DiagnosticError, match="expects LEVEL=N"):
         stagec.machine(MACHINE, ranks)
+
+
+def test_a_key_to_ignore_may_be_one_text(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "llama", "funny_key": 1}')
+    assert stagec.import_config(file, ignore="funny_key")
+    with pytest.raises(stagec.DiagnosticError, match="funny_key"):
+        stagec.import_config(file, ignore="a_funny_key_more")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (None, "expected a dictionary of figures"),
+        ({1: 2}, "no figure '1'"),
+        ({"memory.bandwidth": None}, "'memory.bandwidth' cannot be None"),
+        ({"memory.bandwidth": True}, "'memory.bandwidth' cannot be True"),
+    ],
+)
+def test_wrong_figures_of_a_machine_are_errors(given: Any, says: str) -> None:
+    with pytest.raises(stagec.DiagnosticError, match=says):
+        stagec.machine(MACHINE).changed(given)
 
 
 def test_switches_take_what_the_command_line_takes() -> None:

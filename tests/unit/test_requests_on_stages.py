@@ -49,6 +49,14 @@ class Stages:
         return self.stages * self.each.mixed(count, total, chunks)
 
 
+class Counted(PipelinedReplica):
+    """A replica that never gives pages that it has not."""
+
+    def _give(self, pages: int) -> None:
+        assert pages <= self.free
+        super()._give(pages)
+
+
 def on_stages(
     requests: Sequence[Request],
     limits: ServerLimits,
@@ -64,7 +72,7 @@ def on_stages(
     def replica(number: int, *, first: bool) -> PipelinedReplica:
         how: dict[str, Any] = {"scheduler": scheduler, "swap": swap, "prefills": first}
         how["prefix_block"] = prefix_block
-        return PipelinedReplica(number, limits, Stages(stages), pace=Linear(), stages=stages, **how)
+        return Counted(number, limits, Stages(stages), pace=Linear(), stages=stages, **how)
 
     before = [replica(0, first=True)] if prefills else []
     run = Simulation(
@@ -261,7 +269,7 @@ def test_more_load_waits_longer() -> None:
 def test_a_round_is_all_stages_or_the_slowest_one_for_each_batch(time: int, pace: int) -> None:
     """Four sequences on four stages: a token takes as long as `steady_seconds` says."""
     limits, costs = ServerLimits(64, 4), [Linear(n, 0, 0) for n in (time, pace)]
-    replica = PipelinedReplica(0, limits, costs[0], pace=costs[1], stages=4)
+    replica = Counted(0, limits, costs[0], pace=costs[1], stages=4)
     requests = [Request(i * 10, 2, 1001) for i in range(4)]
     run = Simulation(requests, [replica], ROUTERS["least-loaded"])
     run.run()
@@ -274,7 +282,7 @@ def test_a_round_is_all_stages_or_the_slowest_one_for_each_batch(time: int, pace
 def test_a_chunk_follows_another_one_through_the_stages() -> None:
     """Four chunks on four stages take seven times a stage, not sixteen."""
     limits = ServerLimits(10, 4)
-    replica = PipelinedReplica(0, limits, Linear(4000, 0, 0), pace=Linear(1000, 0, 0), stages=4)
+    replica = Counted(0, limits, Linear(4000, 0, 0), pace=Linear(1000, 0, 0), stages=4)
     run = Simulation([Request(0, 40, 1)], [replica], ROUTERS["least-loaded"])
     run.run()
     assert run.done[0].first == pytest.approx(7000 * NANOSECOND, rel=0.02)

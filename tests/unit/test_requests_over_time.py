@@ -18,7 +18,9 @@ from stagec.serving.fleet import Failure
 from stagec.serving.policy import FirstComeFirstServed, ServerLimits
 from stagec.serving.replica import Replica
 from stagec.serving.requests import HASH_BLOCK, Request
+from stagec.serving.rollouts import Rollouts
 from stagec.serving.routing import ROUTERS
+from stagec.serving.served import ServedRequest
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import Step
 from stagec.serving.step_times import StepLine
@@ -192,6 +194,24 @@ def test_when_new_requests_are_looked_for_and_prompts_wait_for_others() -> None:
     assert at_once == 5, "it comes in step 4 and has step 5"
     assert polled == 12, "after the prompt and 10 steps"
     assert gathered == 11, "6 steps behind step 4"
+
+
+def test_a_long_queue_is_not_read_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of requests that come faster than they are served."""
+    reads, left = [0], vars(ServedRequest)["left"].fget
+
+    def counted(job: ServedRequest) -> int:
+        reads[0] += 1
+        return int(left(job))
+
+    monkeypatch.setattr(ServedRequest, "left", property(counted))
+    requests = [Request(0, 8, 2)] * 1000
+    for gather in (0, 4):
+        reads[0] = 0
+        rule = SchedulerRule(gather=gather)
+        run = served(requests, ServerLimits(64, 8), replica0={"scheduler": rule})
+        assert len(run.done) == 1000
+        assert reads[0] < 30 * len(requests)
 
 
 def test_prompts_wait_until_each_group_has_one() -> None:
@@ -443,12 +463,86 @@ def test_failures_of_pods_lose_no_requests(
 
 def test_a_rollout_stops_with_what_is_done() -> None:
     requests = [Request(0, 10, n) for n in (5, 10, 200)]
-    whole = served(requests, ServerLimits(64, 8))
-    part = served(requests, ServerLimits(64, 8), until=2)
+    whole = served(requests, ServerLimits(64, 8), rollouts=Rollouts(3, 3))
+    part = served(requests, ServerLimits(64, 8), rollouts=Rollouts(3, 2))
     assert len(part.done) == 2
     assert part.end == max(j.last for j in part.done) < whole.end
     assert part.kept_tokens() == 10
     assert not whole.kept_tokens()
+
+
+ROLLOUTS = st.builds(
+    lambda count, left, *times: Rollouts(count, max(1, count - left), *times),
+    st.integers(1, 8),
+    st.integers(0, 5),
+    st.integers(1, 4),
+    st.integers(0, 2),
+    st.integers(0, 60_000).map(NANOSECOND.__mul__),
+    st.integers(0, 9_000).map(NANOSECOND.__mul__),
+)
+
+
+@examples(100)
+@given(loads(40), ROLLOUTS, LIMITS, st.integers(1, 3), st.booleans())
+def test_rollouts_follow_each_other(
+    requests: list[Request], rollouts: Rollouts, limits: ServerLimits, count: int, pods: bool
+) -> None:
+    requests = [requests[i % len(requests)] for i in range(rollouts.requests)]
+    if pods:
+        run = disaggregated(requests, 100 * NANOSECOND, 0, rollouts=rollouts)
+    else:
+        run = served(requests, limits, count=count, rollouts=rollouts)
+    batches = rollouts.batches
+    assert len(batches) == rollouts.iterations
+    trained = begins = version = 0
+    for number, batch in enumerate(batches):
+        assert (batch.begin, batch.version) == (begins, version)
+        assert batch.carried <= rollouts.count - rollouts.quota
+        assert batch.stale <= batch.oldest <= number
+        trained = max(batch.end, trained) + rollouts.train
+        assert batch.trained == trained
+        before = number - rollouts.ahead
+        begins = max(batch.end, batches[before].trained if before >= 0 else 0)
+        if (new := sum(b.trained <= begins for b in batches[: number + 1])) > version:
+            begins, version = begins + rollouts.update, new
+    assert run.end == batches[-1].end
+    done = run.done[: rollouts.quota * rollouts.iterations]
+    assert sum(b.tokens for b in batches) == sum(j.request.output for j in done)
+    if rollouts.quota == rollouts.count:  # no weights change within a request
+        assert all(b.oldest <= rollouts.ahead for b in batches)
+        tallies = [r.tally for r in (*run.prefills, *run.replicas)]
+        lost = sum(t.lost for t in tallies)
+        assert sum(t.computed + t.decoded for t in tallies) - cached_tokens(run) == lost
+
+
+def test_a_request_that_is_carried_over_keeps_its_tokens_and_is_computed_again() -> None:
+    requests = [Request(0, 10, n) for n in (5, 30, 5)]
+    rollouts = Rollouts(2, 1, 2, 0, 10**6 * NANOSECOND, 10**5 * NANOSECOND)
+    run = served(requests, ServerLimits(64, 8), rollouts=rollouts)
+    one, two = rollouts.batches
+    assert two.begin == one.end + 1_100_000 * NANOSECOND
+    assert (one.carried, two.carried) == (0, 1)
+    assert run.replicas[0].tally.lost == 10 + 5 - 1
+    assert run.replicas[0].tally.computed == 10 + 10 + 10 + (10 + 5)
+    assert (one.tokens, one.oldest, two.tokens, two.oldest) == (5, 0, 5, 0)
+    longer = Rollouts(2, 1, 3, 0, 10**6 * NANOSECOND)
+    served([*requests, Request(0, 10, 60)], ServerLimits(64, 8), rollouts=longer)
+    last = longer.batches[-1]  # 5 tokens of each of the weights before, of 30
+    assert (last.tokens, last.oldest) == (30, 2)
+    assert last.stale == (5 * 2 + 5 * 1) / 30
+
+
+def test_turns_of_a_conversation_are_one_rollout_and_wait_for_weights() -> None:
+    second = Request(0, 30, 5)
+    first = Request(0, 10, 5, then=(20_000, second))
+    rollouts = Rollouts(2, 1, 2, 0, 10**6 * NANOSECOND)
+    run = served(
+        [first, Request(0, 10, 5), Request(0, 10, 500)], ServerLimits(64, 8), rollouts=rollouts
+    )
+    one, two = rollouts.batches
+    assert (one.tokens, two.tokens, two.carried) == (5, 10, 1)
+    assert (two.stale, two.oldest) == (0.5, 1)
+    assert min(j.first for j in run.done if j.request is second) > two.begin
 
 
 # -- tiers below the prefix cache ------------------------------------------------------------------

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import stagec as library
-from stagec.analysis.serving_rates import PodStep, beside
+from stagec.analysis.serving_rates import PodStep, chunked
 from stagec.analysis.steady_server import chunks, matched
 from stagec.ir.expr import const
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.request.options import JobOptions
 from stagec.searches.server.answer import ServerSearchAnswer
-from stagec.searches.server.launch import ENGINES, LaunchedWorker, layout_of
+from stagec.searches.server.launch import ENGINES, VLLM_RANKS, LaunchedWorker, layout_of
 from tests.support import LONG, stagec
 
 SMALL: Mapping[str, Any] = {
@@ -56,7 +56,7 @@ def test_prompts_are_computed_as_fast_as_they_come(sequences: int, budget: int) 
     assert sequences + work.size * work.prompts <= budget
     assert 0 < work.share <= 1
     pods = PodStep(sequences, 1.0, 1), PodStep(work.prompts, 3.0, 1, request=0.25)
-    steady = beside(*pods, work, output)
+    steady = chunked(*pods, work, output)
     # Little's law, of sequences that decode or whose prompt makes others wait; and prompts that are
     # computed are those that come
     requests = steady.tokens_per_second / output
@@ -425,7 +425,7 @@ def test_whole_experts_on_the_ranks_of_tp_are_searched_once() -> None:
     [
         ({"kv_dtype": "int8"}, "vllm sglang trtllm", "caches in int8"),
         ({"pp": 2, "afd": True}, "vllm sglang trtllm", "feed-forward on ranks of their own"),
-        ({"lora": "wq", "lora_rank": 12}, "vllm", "adapters of rank 12, but of 1, 8, 16"),
+        ({"lora": "wq", "lora_rank": 513}, "vllm", "adapters of rank 513, but of up to 512"),
         ({"lora": "wq,embed", "lora_rank": 16}, "trtllm", "adapters of embed"),
         ({"two_batch_overlap": True}, "trtllm", "two half batches"),
     ],
@@ -435,6 +435,44 @@ def test_what_engines_have_no_flags_for(flags: dict[str, Any], who: str, what: s
     for name, engine in ENGINES.items():
         lacks = engine.lacks(layout_of(options, experts=False), options)
         assert (what in lacks) if name in who.split() else not lacks
+
+
+@pytest.mark.parametrize(
+    ("flags", "whole"),
+    [
+        ({"tp": 8, "weight_dtype": "fp8"}, True),  # 12 blocks of 128
+        ({"tp": 4, "weight_dtype": "fp8"}, False),
+        ({"tp": 8, "weight_dtype": "fp8", "weight_block": 64}, False),
+        ({"tp": 8, "weight_dtype": "int8"}, False),
+        ({"tp": 8}, False),
+    ],
+)
+def test_sglang_has_shared_experts_whole_where_blocks_do_not_divide(
+    flags: dict[str, Any], whole: bool
+) -> None:
+    options, engine = JobOptions("m", **flags), ENGINES["sglang"]
+    assert engine.adapted(options, {"F_shared": 1536}).whole_shared_experts is whole
+    assert engine.adapted(options, {"F": 1536}) is options
+    assert ENGINES["vllm"].adapted(options, {"F_shared": 1536}) is options
+    script = ENGINES["sglang"].files("about", [worker("server", whole_shared_experts=whole)])
+    assert ("SGLANG_SHARED_EXPERT_TP1=1" in script["server.sh"]) is whole
+
+
+def test_servers_of_sglang_with_shared_experts_of_few_blocks() -> None:
+    sizes = {"L_dense": 1, "L_sparse": 1, "F_shared": 384}
+    given: dict[str, Any] = {"sizes": sizes, "weight_dtype": "fp8"}
+    more: dict[str, Any] = {"prompt": 500, "output_tokens": 50, "machine": "h200", "top": 20}
+    how: dict[str, Any] = {"ranks": 2, "batch": (1,), "jobs": 1, "verify": 0}
+    found = {
+        stack: library.search("glm-4.5", serve="server", stack=stack, **given, **more, **how)
+        for stack in ("vllm", "sglang")
+    }
+    words = {
+        stack: [row["decode"]["strategy"] for row in answer.as_json()["best"]]
+        for stack, answer in found.items()
+    }
+    assert any("--whole-shared-experts" in text for text in words["sglang"])
+    assert not any("--tp 2" in text for text in words["vllm"])
 
 
 def test_copies_of_experts_and_half_batches_have_flags() -> None:
@@ -554,6 +592,15 @@ def test_launch_files_have_adapters(engine: str, flags: list[str]) -> None:
     lora = ["--lora", "wq,w_gate_up", "--lora-rank", "8", "--max-loras", "4"]
     done = stagec(*ASKED, "--machine", "h100-sxm", *lora, "--emit-run", engine)
     assert all(flag in done.out for flag in flags)
+
+
+def test_launch_files_of_vllm_have_a_rank_that_it_takes() -> None:
+    engine = ENGINES["vllm"]
+    for rank, started in ((12, 16), (16, 16), (257, 320)):
+        files = engine.files("about", [worker("server", lora="wq", lora_rank=rank)])
+        assert f"--max-lora-rank {started}" in files["server.sh"]
+    text = (Path(library.__file__).parent / "models/stacks/vllm.stg").read_text(encoding="utf-8")
+    assert f"adapter_ranks = {VLLM_RANKS}]" in text
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1", "--batches", "1", *LENGTHS): "--batches cannot be used with requests over time",
     ("--rate", "1", "--batch", "1", *LENGTHS): "--batch cannot be used with requests over time",
     ("--rate", "1", "--chunk", "8", *LENGTHS): "--chunk cannot be used with requests over time",
-    ("--rate", "1", "--part", "encoder=e", *LENGTHS): "no encoder is modeled",
+    ("--rate", "1", "--part", "encoder=e", *LENGTHS): "whose steps are of one pod",
     ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "--draft needs --speculative",
     ("--rate", "1", "--accepted", "2", *LENGTHS): "needs drafts, which this step",
     ("--rate", "1", "--serve", "decode", "--context", "8", *LENGTHS): "--serve decode is one step",
@@ -143,6 +143,9 @@ REFUSED: dict[tuple[str, ...], str] = {
     ): "raise --max-tokens to 9 or more",
     ("--rate", "1", "--prefill-replicas", "2", *LENGTHS): "needs --serve disaggregated",
     ("--rate", "1", "--until", "0.5", *LENGTHS): "--until needs a rollout",
+    ("--rate", "1", "--iterations", "2", *LENGTHS): "--iterations needs rollouts",
+    ("--batch-of", "4", "--ahead", "1", *LENGTHS): "--ahead needs batches that follow each other",
+    ("--batch-of", "9999", "--iterations", "999", *LENGTHS): "at most 1,000,000 are supported",
     ("--concurrency", "1", "--burst", "2", *LENGTHS): "--burst needs arrivals at random",
     ("--rate", "1", "--pause", "1s", *LENGTHS): "--pause needs the turns of a conversation",
     ("--rate", "1", "--fail", "3@1s+1s", *LENGTHS): "there is no replica 3 of 1 replicas",
@@ -300,6 +303,18 @@ def test_interpolated_seconds_are_near_exact_ones(model: str, flags: dict[str, A
 
 
 @pytest.mark.long
+def test_an_encoder_runs_in_the_step_that_begins_a_request() -> None:
+    """Alone, one request takes a step of prefill, and then steps of decode."""
+    job = library.job("t5-base", sizes={"S": 128})
+    how: dict[str, Any] = {"concurrency": 1, "count": 1, "step_grid": "exact"}
+    lengths: dict[str, Any] = {"lengths": "prompt=3,output=4", "cache_blocks": 100}
+    actual = job.serve_requests("h100-sxm", **how, **lengths)
+    prompt = library.job("t5-base", sizes={"S": 128}, serve="prefill", batch=1, prompt=3)
+    expected = prompt.time("h100-sxm").as_json()["step_seconds"]
+    assert actual.spreads["ttft"].values[0] == pytest.approx(expected, rel=1e-9)
+    assert actual.spreads["tpot"].values[0] < expected
+
+
 def test_exact_steps_and_a_grid_agree() -> None:
     words = ("--rate", "400", "--count", "40", *LENGTHS)
     actual, exact = answer(*words), answer(*words, "--step-grid", "exact")
@@ -445,6 +460,22 @@ def test_rollouts_end_with_their_longest_answer() -> None:
     assert (part["served"], part["kept_tokens"] > 0) == (20, True)
     assert part["seconds"] == pytest.approx(whole["ends"]["p50"], rel=0.01)
     assert "Half of them are done after" in run(*words).out
+
+
+def test_rollouts_in_a_row() -> None:
+    words = ("--batch-of", "16", "--until", "0.75", "--iterations", "3", *LENGTHS)
+    actual = answer(*words, "--train-time", "1s", "--ahead", "1")
+    assert_schema("requests", actual)
+    rollouts = actual["rollouts"]
+    assert (actual["requests"], rollouts["count"], rollouts["quota"]) == (16 + 2 * 12, 16, 12)
+    assert [b["carried"] for b in rollouts["batches"]] == [0, 4, 4]
+    assert rollouts["batches"][1]["waits"] == pytest.approx(1 + rollouts["update"], rel=0.1)
+    # weights of a rank over the network between nodes, 50 GB/s
+    assert rollouts["update"] == pytest.approx(WEIGHTS / 50e9)
+    assert rollouts["seconds_per_iteration"] == pytest.approx(1, rel=0.1)
+    ran = run(*words, "--update-time", "2ms")
+    assert "3 rollouts of 16 requests, 40 in all" in ran.out
+    assert "servers get weights in 2.00 ms" in ran.out
 
 
 @pytest.mark.long

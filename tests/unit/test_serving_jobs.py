@@ -244,6 +244,20 @@ def test_a_server_admits_what_the_machine_has_room_for() -> None:
         cache_room([modules], none, largest, 16)
 
 
+@pytest.mark.parametrize(("encoder", "fixed"), [(100, 7), (16, 1)])
+def test_keys_and_values_of_an_encoder_are_blocks_of_each_sequence(
+    encoder: int, fixed: int
+) -> None:
+    """As many as its tokens take, since each has keys and values of the same size."""
+    sizes = {"S": encoder, "D": 64, "F": 64, "H": 4, "K": 16, "V": 64}
+    modules = StepModules(JobOptions("t5-base", sizes=sizes), Session())
+    machine = machine_of("h100-sxm", Session())
+    room = cache_room([modules], machine, largest_step([Request(0, 4, 9)], 64, 8), 16)
+    assert room.fixed == fixed
+    limits = ServerLimits(64, 8, room.blocks, 16, fixed=fixed)
+    assert [limits.blocks_for(n) for n in (0, 1, 16, 17)] == [0, fixed + 1, fixed + 1, fixed + 2]
+
+
 def test_weights_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     requests = "poisson:rate=9,count=2,prompt=9,output=2"
     line = f"compile llama3-70b --serve mixed --machine h100-sxm --dry-run --requests {requests}"

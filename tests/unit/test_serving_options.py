@@ -60,6 +60,22 @@ def test_whole_experts_where_blocks_of_their_widths_do_not_divide(
     assert not offered or stagec("analyze", *job, *flags.split(), "--ep", "8").code == 0
 
 
+def test_shared_experts_whole_on_each_rank() -> None:
+    """Two matrices up and one down, of 1536 columns and of all layers with experts, in bf16."""
+    job = ("analyze", "glm-4.5", "--serve", "decode", "--batch", "16", "--context", "31", "--json")
+    split, whole = (
+        json.loads(stagec(*job, *words).out)["classes"][0]
+        for words in (("--tp", "4"), ("--tp", "4", "--whole-shared-experts"))
+    )
+    more = whole["memory"]["parameters"] - split["memory"]["parameters"]
+    assert more == 2 * 89 * 3 * 5120 * 1536 * 3 // 4
+    assert whole["collectives"] == split["collectives"]
+    refused = stagec(*job, "--tp", "8", "--ep", "8", "--weight-dtype", "fp8")
+    assert "or --whole-shared-experts" in refused.err
+    alone = stagec("analyze", "glm-4.5", "--whole-shared-experts")
+    assert "--whole-shared-experts has no effect without --tp" in alone.err
+
+
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
@@ -70,8 +86,8 @@ def test_whole_experts_where_blocks_of_their_widths_do_not_divide(
         ((*DECODE, "--decode", "tp=2"), "--decode needs --serve disaggregated"),
         ((*MIXED, "--cp", "2"), "give --cp-mode all-gather"),
         (
-            ("t5-base", "--serve", "mixed", "--step", "decode=4x9,prefill=2x8+0"),
-            "or stagec serve with --prompt-steps alone and no requests over time",
+            ("t5-base", "--serve", "mixed", "--step", "prefill=4x9+0,prefill=2x8+0"),
+            "let one class begin its sequences",
         ),
         ((*MIXED, "--cp", "8", "--cp-mode", "all-gather"), "as a multiple of 32\n"),
         (("llama3-8b", "--tp", "2", "--dp-attention"), "--dp-attention needs a step of serving"),

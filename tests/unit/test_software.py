@@ -18,6 +18,7 @@ from stagec.ir_spec.strategy.kernels import UNFUSED, KernelsRule
 from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.sustained import FAMILIES, SustainedRule
 from stagec.machines import load_machine
+from stagec.time.cautions import of_software
 from stagec.time.costs.kernels import attention_seconds
 from stagec.time.costs.network import all_to_all, once_a_node, spans
 from stagec.time.costs.software import Software
@@ -105,6 +106,16 @@ def test_a_machine_without_the_kernel_says_so() -> None:
     (caution,) = set(named["cautions"]) - set(own["cautions"])
     assert "b200 has no constants for the attention kernel flash-2" in caution
     assert B200.efficiency.attention.of_kernel("flash_2") == B200.efficiency.attention
+
+
+def test_a_machine_without_the_kernel_of_products_says_so() -> None:
+    """One that has it does not."""
+    lacks = [
+        list(of_software(load_machine(name), (), ("flashinfer", "device")))
+        for name in ("h200", "b200")
+    ]
+    assert lacks[1] == []
+    assert "h200 has no constants for the kernel of products flashinfer" in lacks[0][0]
 
 
 def test_math_has_all_scores_in_memory() -> None:

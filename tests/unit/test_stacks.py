@@ -278,6 +278,22 @@ def test_a_stack_is_the_program_of_the_flags_that_it_stands_for() -> None:
     assert steps[0] == steps[1] > steps[2]
 
 
+@pytest.mark.parametrize("name", [name for name in stacks() if "@" in name])
+def test_an_earlier_release_is_slower_on_hopper_alone(name: str) -> None:
+    """With the same loss and attention it says of other devices what that of today says."""
+    today = name.partition("@")[0]
+    jobs = [
+        library.job("llama3-8b", sizes="L=1,B=1", stack=s, loss="in-place", attention="flash-2")
+        for s in (name, today)
+    ]
+    h100, b200 = (
+        [job.time(machine).as_json()["step_seconds"] for job in jobs]
+        for machine in ("h100-sxm", "b200")
+    )
+    assert h100[0] > 1.05 * h100[1]
+    assert b200[0] == b200[1]
+
+
 def test_a_base_states_what_a_stack_does_not_repeat(tmp_path: Path) -> None:
     """One line for each axis and dimension; of one that both name the stack's own parameters."""
     (tmp_path / "base.stg").write_text(
@@ -458,14 +474,11 @@ def test_steps_of_experts_are_met() -> None:
 @pytest.mark.long
 def test_steps_of_pipeline_stages_are_met() -> None:
     """Of all rows of `validation/torch-pipeline`; what is missing are tokens on ranks that do
-    not take them. Where the reduction is the peak, what PyTorch has gathered for layers is there
-    still; of a split backward activations are 2.2% off, and with checkpoints, part of which the
-    last block of a chunk drops early, 3.3% at the peak."""
+    not take them. Of a split backward activations are 2.2% off, and with checkpoints, part of which
+    the last block of a chunk drops early, 3.3% at the peak."""
     actual = validate_memory("torch-pipeline", Session()).errors
-    assert len({each.row for each in actual}) == 19
+    assert len({each.row for each in actual}) == 24
     for each in actual:
-        if "FSDP2 of 8" in each.row and each.moment == "peak":
-            continue
         if each.category in ("parameters", "gradients"):
             assert each.measured == each.ours
         split = "zero bubble" in each.row

@@ -50,7 +50,7 @@ ROOMS = (
 STATED = tuple(name for name in SHORTHANDS if name not in OF_MESH)
 #: A mesh and values on which every flag has an effect.
 AXES: dict[str, int | None] = {"pp": 2, "dp": 2, "ep": 2, "cp": 2, "tp": 2}
-SIZES: dict[str, int | None] = dict.fromkeys("BSHGFMVEL", 64)
+SIZES: dict[str, int | None] = dict.fromkeys((*"BSHGFMVEL", "F_shared"), 64)
 BY_KIND: Mapping[str, object] = {
     "text": "silu",
     "ratio": "5/4",

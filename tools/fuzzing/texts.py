@@ -13,9 +13,9 @@ from random import Random
 from stagec.analysis.report import analysis
 from stagec.ir.module import Module
 from stagec.ir_spec.phases import Phase
-from stagec.pipeline.manager import PassManager, phase_of
+from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
-from stagec.pipeline.verify import verify_module
+from stagec.pipeline.verify import phase_of, verify_module
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.support.source import Source
 from stagec.text.build import parse_module

@@ -183,7 +183,7 @@ def _experts(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mar
         raise ValueError(f"{run.title}: experts on ranks of their own come with zero = 3")
     for experts in [m for m in model.modules() if isinstance(m, TorchtitanExperts)]:
         for name, weight in list(experts.named_parameters()):
-            local = torch.empty(len(weight) // mesh["ep"].size(), *weight.shape[1:])
+            local = weight.new_empty(len(weight) // mesh["ep"].size(), *weight.shape[1:])
             split = DTensor.from_local(local, mesh["ep"], [Shard(0)], run_check=False)
             experts.register_parameter(name, nn.Parameter(split))
         exchanged(experts, mesh["ep"].get_group())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from math import ceil
+from operator import mul
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.answers.time.table import TITLES, costed_text, seconds_text, spreads_table
@@ -101,14 +102,81 @@ class LoadMoment:
     up: float
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutFigures:
+    """A batch of rollouts: when it `begins`, for how many `seconds` it runs, and how many pass from
+    its end until the next one begins (None after the last one); when it is `trained`. Replicas had
+    steps for a share `busy` of its time. The batch before left `carried` requests. Its answers have
+    so many `tokens`, of weights that are `stale` by so many updates on average and `oldest` at
+    most."""
+
+    begins: float
+    seconds: float
+    waits: float | None
+    trained: float
+    busy: float
+    carried: int
+    tokens: int
+    stale: float
+    oldest: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsFigures:
+    """Batches of rollouts that follow each other: `count` requests are at the server at the begin
+    of each, of which `quota` are trained, in `train` seconds; servers get weights in `update`
+    seconds."""
+
+    count: int
+    quota: int
+    ahead: int
+    train: float
+    update: float
+    batches: Sequence[RolloutFigures]
+
+    @property
+    def seconds(self) -> float:
+        """The mean time of an iteration, from the end of a training to the next one's."""
+        first, last = self.batches[0], self.batches[-1]
+        return (last.trained - first.trained) / (len(self.batches) - 1)
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "batches"}
+        each = [asdict(batch) for batch in self.batches]
+        return {**named, "seconds_per_iteration": self.seconds, "batches": each}
+
+    def line(self) -> str:
+        """How long an iteration takes, and what it spends on training."""
+        return (
+            f"An iteration takes {seconds_text(self.seconds)} on average, of which training is "
+            f"{self.train / self.seconds:.1%}; servers get weights in {seconds_text(self.update)}"
+        )
+
+    def cells(self) -> Iterator[tuple[str, ...]]:
+        """A row for each batch, under `ROLLOUT_HEADS`."""
+        for number, b in enumerate(self.batches):
+            waits = "" if b.waits is None else seconds_text(b.waits)
+            times = seconds_text(b.begins), seconds_text(b.seconds), f"{b.busy:.1%}", waits
+            counts = f"{b.carried:,}", f"{b.tokens:,}", f"{b.stale:.2f}", f"{b.oldest:,}"
+            yield str(number), *times, seconds_text(b.trained), *counts
+
+
+#: Heads of `RolloutsFigures.cells`.
+ROLLOUT_HEADS = (
+    *("batch", "begins", "runs", "busy", "then waits", "trained at", "carried over"),
+    *("tokens", "stale", "oldest"),
+)
+
+
 @dataclass(frozen=True)
 class RequestsAnswer(Report):
     """A server over time. `spreads` has the seconds of served requests: `ttft` from arrival to the
     first token, `tpot` between tokens (the mean of each request), and `latency` to the last token.
     `good` is the number of requests within the limits, and `pools` has the replicas by their role.
     `costed_by`, which JSON calls `found`, counts the kernels and collectives of all evaluated
-    steps by the source of their times; it is empty without measurements. `command` is the command
-    line."""
+    steps by the source of their times; it is empty without measurements. `rollouts` are
+    those that follow each other, if there are any. `command` is the command line."""
 
     model: str
     machine: str
@@ -132,6 +200,7 @@ class RequestsAnswer(Report):
     points: int
     hourly: float | None
     costed_by: Mapping[str, int] = field(default_factory=dict[str, int])
+    rollouts: RolloutsFigures | None = None
     command: str = ""
 
     @property
@@ -188,6 +257,7 @@ class RequestsAnswer(Report):
             "times": {name: spread.as_json() for name, spread in self.spreads.items()},
             "goodput": goodput,
             "pools": {name: asdict(pool) for name, pool in self.pools.items()},
+            **({} if self.rollouts is None else {"rollouts": self.rollouts.as_json()}),
             "ends": {f"p{n}": SecondsSpread(self.ends).percentile(n) for n in (*PERCENTILES, 100)},
             "steps": {
                 "grid": self.points or None,
@@ -222,6 +292,8 @@ class RequestsAnswer(Report):
         for line in self.lines():
             out.print(line)
         out.print(self.pool_table())
+        if self.rollouts is not None:
+            out.print(table("Rollouts", *ROLLOUT_HEADS, rows=self.rollouts.cells()))
 
     def lines(self) -> list[str]:
         """The sentences beside the tables."""
@@ -254,7 +326,9 @@ class RequestsAnswer(Report):
                 f"{self.cost:,.4g} per 10^6 tokens"
             )
         half, most, last = (SecondsSpread(self.ends).percentile(n) for n in (50, 90, 100))
-        if self.load.startswith("rollout"):
+        if self.rollouts is not None:
+            lines.append(self.rollouts.line())
+        elif self.load.startswith("rollout"):
             lines.append(
                 f"Half of them are done after {seconds_text(half)}, 90% after "
                 f"{seconds_text(most)}; the last ones take {1 - most / last:.1%} of the time"
@@ -359,6 +433,7 @@ def answer_of(
         evaluations=sum(each.evaluations for each in costs),
         points=given["step_grid"],
         hourly=given["price"],
+        rollouts=_rollouts(run, list(pools.values())) if given["iterations"] else None,
     )
 
 
@@ -381,9 +456,39 @@ def _load_text(given: Mapping[str, Any], requests: Sequence[Request]) -> str:
     if given["concurrency"] is not None:
         return f"{number}, {given['concurrency']:,} at any time, {sizes}"
     if given["batch_of"] is not None:
+        if (times := given["iterations"]) is not None:
+            each = f"{times:,} rollouts of {given['batch_of']:,} requests"
+            return f"{each}, {len(requests):,} in all, {sizes}"
         return f"rollout of {number}, {sizes}"
     burst = f" (burst {given['burst']:g})" if given["burst"] != 1 else ""
     return f"{number}, {given['rate']:g} per second{burst}, {sizes}"
+
+
+def _rollouts(run: Simulation, pools: Sequence[Pool]) -> RolloutsFigures | None:
+    """The batches of rollouts that ran."""
+    rollouts = run.rollouts
+    if rollouts is None:
+        return None
+    batches, each = rollouts.batches, list[RolloutFigures]()
+    ranks = [pool.ranks for pool in pools]
+    for number, b in enumerate(batches):
+        following = batches[number + 1].begin if number + 1 < len(batches) else None
+        busy, held = (sum(map(mul, ranks, of)) for of in (b.busy, b.held))
+        each.append(
+            RolloutFigures(
+                b.begin / SECOND,
+                (b.end - b.begin) / SECOND,
+                None if following is None else (following - b.end) / SECOND,
+                b.trained / SECOND,
+                busy / max(1, held),
+                b.carried,
+                b.tokens,
+                b.stale,
+                b.oldest,
+            )
+        )
+    times = rollouts.train / SECOND, rollouts.update / SECOND
+    return RolloutsFigures(rollouts.count, rollouts.quota, rollouts.ahead, *times, each)
 
 
 def _figures(pool: Pool, run: Simulation) -> PoolFigures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ from stagec.jobs.request.times import TimeType
 from stagec.serving.arrivals import Conversations, renewal, with_adapters
 from stagec.serving.requests import HASH_BLOCK, MAX_REQUESTS, Request, read_requests
 from stagec.serving.requests import SECOND as NANOSECONDS
+from stagec.serving.rollouts import Rollouts
 from stagec.serving.routing import ROUTERS
+from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import error
 
+#: The most batches of rollouts.
+MOST_ITERATIONS = 1000
 #: The default number of random requests.
 _COUNT = 1000
 #: The options for the source of requests, of which one is given.
@@ -34,6 +39,10 @@ LOADS = ("overlap", BLOCKING)
 #: Options that have no effect without another one: that one, its topic, and a remedy.
 _ABOUT = {
     "until": ("batch_of", "a rollout", "--batch-of N"),
+    "iterations": ("batch_of", "rollouts", "--batch-of N"),
+    "train_time": ("iterations", "batches that follow each other", "--iterations 8"),
+    "update_time": ("iterations", "batches that follow each other", "--iterations 8"),
+    "ahead": ("iterations", "batches that follow each other", "--iterations 8"),
     "burst": ("rate", "arrivals at random", "--rate R"),
     "pause": ("turns", "the turns of a conversation", "--turns 4"),
     "repair": ("mtbf", "failures at random", "--mtbf 24h"),
@@ -95,6 +104,35 @@ OVER_TIME = (
         "With --batch-of: stop when this share of the requests is done; the others keep their "
         "tokens.",
         metavar="SHARE",
+        rare=True,
+    ),
+    CommandOption(
+        "iterations",
+        Whole(2, MOST_ITERATIONS),
+        "With --batch-of: N rollouts, with an update of the weights between them; each begins "
+        "with those that the one before left.",
+        rare=True,
+    ),
+    CommandOption(
+        "train_time",
+        TimeType(),
+        "With --iterations: the time in which a batch is trained, as of 'stagec time' (default: "
+        "none).",
+        rare=True,
+    ),
+    CommandOption(
+        "update_time",
+        TimeType(),
+        "With --iterations: the time in which servers get new weights (default: those of a rank "
+        "over the network between pods).",
+        rare=True,
+    ),
+    CommandOption(
+        "ahead",
+        Whole(0, MOST_ITERATIONS),
+        "With --iterations: how many batches servers may be ahead of the trainer; 0: they wait for "
+        "it (default).",
+        0,
         rare=True,
     ),
     CommandOption(
@@ -251,7 +289,8 @@ def is_over_time(given: Mapping[str, Any], *, whole: bool = False) -> bool:
 def given_requests(options: JobOptions, given: Mapping[str, Any]) -> list[Request]:
     """The requests that the options describe. Raises `DiagnosticError`, `OSError`."""
     file: Path | None = given["requests"]
-    count = given["batch_of"] or given["count"]
+    rollouts = rollouts_of(given)
+    count = given["count"] if rollouts is None else rollouts.requests
     if file is not None:
         if given["lengths"]:
             raise error(
@@ -279,6 +318,24 @@ def given_requests(options: JobOptions, given: Mapping[str, Any]) -> list[Reques
     if given["adapters"] is None:
         return requests
     return _checked_adapters(options, with_adapters(requests, given["adapters"], given["seed"]))
+
+
+def rollouts_of(given: Mapping[str, Any], update: int = 0) -> Rollouts | None:
+    """The batches of rollouts, if there are any, whose weights take `update` femtoseconds. Raises
+    `DiagnosticError`."""
+    if given["batch_of"] is None:
+        return None
+    count, times = given["batch_of"], given["iterations"] or 1
+    quota = count if given["until"] is None else ceil(given["until"] * count)
+    train = round((given["train_time"] or 0.0) * SECOND)
+    rollouts = Rollouts(count, quota, times, given["ahead"], train, update)
+    if rollouts.requests > MAX_REQUESTS:
+        raise error(
+            f"{times} batches have {rollouts.requests:,} requests, at most {MAX_REQUESTS:,} are "
+            "supported",
+            remedy="give fewer --iterations",
+        )
+    return rollouts
 
 
 def _checked_adapters(options: JobOptions, requests: list[Request]) -> list[Request]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stagec.answers.requests.answer import ROLLOUT_HEADS
 from stagec.answers.time.table import TITLES, seconds_text
 from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
@@ -31,6 +32,9 @@ def requests_page(answer: RequestsAnswer) -> str:
         )
     ]
     body = [command(answer.command), *paragraphs([answer.load]), figures(drawn), table(heads, rows)]
+    if (rollouts := answer.rollouts) is not None:
+        texts = [list(cells) for cells in rollouts.cells()]
+        body.append(table(list(ROLLOUT_HEADS), [TableRow(cells, cells) for cells in texts]))
     return page(answer.title, [*body, *paragraphs(answer.lines())])
 
 

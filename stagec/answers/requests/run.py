@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import ceil
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stagec.analysis.serving_rates import step_pace
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
-from stagec.answers.requests.options import given_requests, page_of, prefix_block
+from stagec.answers.requests.options import given_requests, page_of, prefix_block, rollouts_of
 from stagec.answers.requests.tiers import most_bytes, tiers_below, token_bytes
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
@@ -126,7 +125,7 @@ def server_of(
     decode = pools[DECODE]
     prefills = pools[PREFILL].replicas if two_pods else []
     sent = _femtoseconds(transfer(_with_prompt(options, every))) if two_pods else None
-    done = ceil(given["until"] * len(every)) if given["until"] is not None else None
+    update = max(_update(given, pool.models, timer.machine) for pool in pools.values())
     _check(every, list(pools.values()), session)
     if given["concurrency"] not in (None, 1) and len({(r.prompt, r.output) for r in every}) == 1:
         session.remark(
@@ -143,7 +142,7 @@ def server_of(
         failures(given, len(prefills), len(decode.replicas)),
         decode.plan,
         pools[PREFILL].plan if two_pods else FleetPlan(),
-        until=done,
+        rollouts=rollouts_of(given, update),
         progress=progress,
     )
     server = Server(every, pools, run)
@@ -172,7 +171,7 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, two_pods: bool) ->
         options_of_draft(MAIN, options.draft, options)  # refuses options of other pods
     if options.part:
         raise error(
-            "--part cannot be used with requests over time: no encoder is modeled in their steps",
+            "--part cannot be used with requests over time, whose steps are of one pod",
             remedy="leave it out",
         )
     if options.preset:
@@ -280,15 +279,15 @@ def _pool(
             f"{tokens} tokens",
             remedy=f"raise --max-tokens to {sequences} or more, or lower --max-batch",
         )
-    room, blocks = None, given["cache_blocks"]
+    room, blocks, fixed = None, given["cache_blocks"], 0
     halves = strategy.one(MoeRule).halves * max(1, strategy.microbatches)
     if blocks is None:
         largest = largest_step(requests, -(-tokens // halves), -(-sequences // halves))
         room = models.room(timer.machine, largest, block, given.get("limit"))
-        blocks = room.blocks
+        blocks, fixed = room.blocks, room.fixed
     of_ranks = groups // halves
     of_groups = tokens * of_ranks, sequences * of_ranks, blocks * groups or None
-    limits = ServerLimits(*of_groups, block, chunk=tokens, groups=of_ranks)
+    limits = ServerLimits(*of_groups, block, tokens, of_ranks, fixed)
 
     about = options, timer, session, models, groups, halves, accepted
     costs, pace = _costs(given, *about)
@@ -353,6 +352,18 @@ def _start_time(models: ServedModels, machine: Machine) -> int:
     """The femtoseconds in which a rank loads its weights from its host."""
     bytes_ = models.together(most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
     return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
+
+
+def _update(given: Mapping[str, Any], models: ServedModels, machine: Machine) -> int:
+    """Femtoseconds in which a rank gets new weights between rollouts, over the level of the network
+    that joins it to one of another pod. Raises `DiagnosticError`."""
+    from stagec.time.costs.network import level_between_pods
+
+    if given["iterations"] is None or given["update_time"] is not None:
+        return round((given["update_time"] or 0.0) * SECOND)
+    bytes_ = models.together(most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
+    mesh = models.main.builder.module.axis_sizes
+    return round(bytes_ / level_between_pods(machine, [mesh, mesh]).bandwidth.value * SECOND)
 
 
 def _adapter_load(options: JobOptions, machine: Machine, session: Session) -> int:

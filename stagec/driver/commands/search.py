@@ -19,7 +19,6 @@ from stagec.jobs.request.result import CSV, FORM, JSON, OUTPUT, PAGE, form_of
 from stagec.searches.answer import search
 from stagec.searches.options import SEARCH, search_command
 from stagec.searches.question import questions, space_text
-from stagec.searches.server.answer import search_servers
 from stagec.searches.serving_space import SERVER
 from stagec.support.diagnostics import DiagnosticError, error
 
@@ -85,6 +84,8 @@ def command(**given: Any) -> int:
 
 def _servers(given: Mapping[str, Any]) -> int:
     """Run the search of `--serve server`."""
+    from stagec.searches.server.answer import search_servers
+
     session = the_session()
     with session.live() as progress:
         servers = search_servers(given, session, progress)

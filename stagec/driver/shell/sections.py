@@ -33,7 +33,8 @@ _OTHERS: Mapping[Section, str] = {
     Section.SERVING: "serve batch prompt context chunk speculative draft step prefill decode page "
     "kv_dtype sampling accepted acceptance ttft tpot",
     Section.REQUESTS: "steps requests policy cache_blocks bucket tick rate burst concurrency "
-    "batch_of until lengths turns pause count replicas prefill_replicas route max_batch max_tokens "
+    "batch_of until iterations train_time update_time ahead lengths turns pause count replicas "
+    "prefill_replicas route max_batch max_tokens "
     "preempt fail step_grid mtbf repair autoscale scale_window scale_delay start_time price",
     Section.PASSES: "pipeline print_strategy print_job print_after dump_dir time_passes reproducer "
     "check_numerics plugin",

@@ -7,13 +7,15 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stagec.answers.sweep.run import SweepAnswer
 from stagec.jobs.request.result import form_of
 from stagec.output.report import Report
 from stagec.output.svg_text import pdf
 from stagec.support.files import write_file
+
+if TYPE_CHECKING:
+    from stagec.answers.sweep.run import SweepAnswer
 
 
 def show(report: Report, given: Mapping[str, Any]) -> None:

@@ -21,17 +21,17 @@ from stagec.support.diagnostics import error
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-#: What ASTRA-sim has algorithms for: workload/Workload.cc.
+#: The collectives for which ASTRA-sim has algorithms: workload/Workload.cc.
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
 class AstraSimFormat(ChakraFormat):
-    """Chakra traces, and what ASTRA-sim reads about the machine: system.json, network.yml,
-    memory.json, logical_topology.json, and run.sh, which runs it.
+    """Chakra traces, and the files that describe the machine to ASTRA-sim: system.json,
+    network.yml, memory.json, logical_topology.json, and run.sh, which runs it.
 
-    A computation takes the roofline of the machine, or with `durations` what `--machine` says, in
-    whole microseconds.
+    The time of a computation is the roofline of the machine, or with `durations` the time that the
+    cost model of `--machine` gives, in whole microseconds.
     """
 
     durations: bool = False
@@ -44,7 +44,8 @@ class AstraSimFormat(ChakraFormat):
         return super().encoder(program, layout, durations if self.durations else None)
 
     def check(self, job: TraceJob) -> None:
-        """Refuse what ASTRA-sim cannot take: one rank, and numbers of groups beyond its tags."""
+        """Raises `DiagnosticError` for jobs that ASTRA-sim cannot run: a single rank, and more
+        groups than its tags can number."""
         if job.machine is not None:
             _dimensions(job, job.machine)
         largest = len(job.layout.groups.ids)
@@ -132,21 +133,22 @@ class AstraSimFormat(ChakraFormat):
 
 
 def _dimensions(job: TraceJob, machine: Machine) -> list[Dimension]:
-    """The dimensions of its network. Raises `DiagnosticError`."""
+    """The dimensions of the network. Raises `DiagnosticError` if the job does not fit ASTRA-sim's
+    network."""
     layouts = [job.layout_of(number) for number in range(len(job.members))]
     pods = {layout.pod: layout.mesh for layout in layouts}
     return pod_dimensions(pods, machine) if len(pods) > 1 else dimensions(job.layout.mesh, machine)
 
 
 def _group_name(axes: GroupAxes) -> str:
-    """`dp+tp`, or of a pod `main/dp+tp`."""
+    """`dp+tp`, or with several pods `main/dp+tp`."""
     pod = axes.axes[0] if axes.axes[0].endswith("/") else ""
     return pod + "+".join(axes.words[1:] if pod else axes.words)
 
 
 def _peak(job: TraceJob, machine: Machine) -> float:
-    """FLOP/s of the type that most FLOPs of products of the first class have; bf16 if that is not
-    known, or else the highest."""
+    """The FLOP/s of the element type in which the first class does most FLOPs of products;
+    otherwise of bf16, otherwise the highest of the machine."""
     counts: Counter[str] = Counter()
     program = job.program(0)
     for node, count in zip(program.prototypes, program.counts.tolist(), strict=True):
@@ -160,19 +162,20 @@ def _peak(job: TraceJob, machine: Machine) -> float:
 
 
 def _copies(job: TraceJob) -> bool:
-    """Whether a rank of the job copies between device and host."""
+    """Whether any rank of the job copies between device and host."""
     programs = map(job.program, range(len(job.members)))
     return any(node.is_copy for program in programs for node in program.prototypes)
 
 
 def _smallest(program: Program) -> int | None:
-    """Bytes of the smallest collective that is cut into parts: Sys::determine_chunk_size."""
+    """The bytes of the smallest collective that is divided into parts (Sys::determine_chunk_size),
+    or None."""
     sizes = (n.size for n in program.prototypes if n.is_collective and n.kind != "all_gather")
     return min(sizes, default=None)
 
 
 def _check_program(program: Program) -> None:
-    """Refuse nodes that stop ASTRA-sim. Raises `DiagnosticError`."""
+    """Raises `DiagnosticError` for collectives that ASTRA-sim does not know."""
     for node in program.prototypes:
         if node.is_collective and node.kind not in _KINDS:
             raise error(

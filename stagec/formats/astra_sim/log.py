@@ -1,7 +1,7 @@
-"""What ASTRA-sim reports: when each rank ends, and when each node of a rank starts and ends.
+"""Reads ASTRA-sim's log: the end of each rank, and the start and end of each node of a rank.
 
-A moment of a rank belongs to the computation that runs, else to the collective or the send that is
-under way (there is one at a time), else to the messages that it waits for, else it is idle:
+Each moment of a rank counts as computation if one runs, otherwise as the collective or send in
+progress (there is at most one), otherwise as the messages that it waits for, otherwise as idle:
 
     computation   ####....####          all_reduce over tp: 2 exposed
     all_reduce    ..####......          recv over pp:       1 exposed
@@ -20,13 +20,14 @@ from stagec.formats.chakra.nodes import CollKind, NodeKind, TraceNode
 _END = re.compile(r"sys\[(\d+)\] finished, (\d+) cycles, exposed communication (\d+) cycles")
 _PEAK = re.compile(r"sys\[(\d+)\] peak memory usage: ([\d.]+) ([KMGT]?B)")
 _NODE = re.compile(r"(issue|callback),sys->id=(\d+), tick=(\d+), node->id=(\d+),")
-#: A start and an end in nanoseconds.
+#: The start and end of a period, in nanoseconds.
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """When a rank ends, and how long it does not compute until then, in nanoseconds."""
+    """The time when a rank ends, and the part of it without computation (`exposed`), in
+    nanoseconds."""
 
     rank: int
     end: int
@@ -35,8 +36,8 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """Communication of one kind over a group, on one rank: how often, bytes, nanoseconds under way,
-    and those during which nothing else happens."""
+    """Communication of one kind over a group, on one rank: the number of calls, their bytes, the
+    nanoseconds that they take, and those during which nothing else happens."""
 
     kind: str
     over: str
@@ -48,7 +49,7 @@ class Exposed:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where the time of a rank goes, in nanoseconds; the parts add up to its end."""
+    """The breakdown of a rank's time, in nanoseconds; the parts add up to its end."""
 
     computation: int
     exposed: Sequence[Exposed]
@@ -56,19 +57,18 @@ class Breakdown:
 
 
 def rank_ends(text: str) -> dict[int, RankEnd]:
-    """The ranks that end, by rank."""
+    """The ends of the ranks that finish, by rank."""
     ends = (RankEnd(*map(int, match.groups())) for match in _END.finditer(text))
     return {each.rank: each for each in ends}
 
 
 def peaks(text: str) -> dict[int, str]:
-    """The peak of local memory of each rank, as it is reported: two decimals of a binary unit."""
+    """The peak of local memory of each rank, as reported: with two decimals and a binary unit."""
     return {int(m[1]): f"{m[2]} {m[3]}" for m in _PEAK.finditer(text)}
 
 
 def spans_of(lines: Iterable[str], rank: int) -> dict[int, Span]:
-    """Start and end of each node of a rank, by node. Raises ValueError for an end without a
-    start."""
+    """The period of each node of a rank, by node. Raises ValueError for an end without a start."""
     started: dict[int, int] = {}
     spans: dict[int, Span] = {}
     mark = f"sys->id={rank},"
@@ -91,9 +91,9 @@ def spans_of(lines: Iterable[str], rank: int) -> dict[int, Span]:
 def breakdown(
     nodes: Iterable[TraceNode], spans: Mapping[int, Span], over: Mapping[int, str], end: int
 ) -> Breakdown:
-    """Where the time of a rank until `end` goes. `over` are the axes of each group.
+    """The breakdown of a rank's time until `end`. `over` has the axes of each group.
 
-    Raises ValueError for a node without a time.
+    Raises ValueError for a node without a period.
     """
     computed: list[Span] = []
     sent: list[tuple[Span, tuple[str, str]]] = []
@@ -138,7 +138,7 @@ def _what(node: TraceNode, over: Mapping[int, str]) -> tuple[str, str]:
 
 
 def _union(spans: Iterable[Span]) -> list[Span]:
-    """The same moments, as disjoint spans in order."""
+    """The union of periods, as disjoint periods in order."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -149,7 +149,7 @@ def _union(spans: Iterable[Span]) -> list[Span]:
 
 
 def _outside(spans: Sequence[Span], end: int, start: int = 0) -> list[Span]:
-    """What is between disjoint spans, from `start` to `end`."""
+    """The gaps between disjoint periods, from `start` to `end`."""
     gaps: list[Span] = []
     for first, last in spans:
         if last <= start:
@@ -165,7 +165,7 @@ def _outside(spans: Sequence[Span], end: int, start: int = 0) -> list[Span]:
 
 
 def _common(ours: Sequence[Span], theirs: Sequence[Span]) -> list[Span]:
-    """What is in both; each has disjoint spans, in order."""
+    """The intersection of two sequences of disjoint periods in order."""
     common: list[Span] = []
     at = 0
     for start, end in theirs:

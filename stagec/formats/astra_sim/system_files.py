@@ -1,5 +1,5 @@
-"""What ASTRA-sim reads beside the traces: its system, its memory, what is logged, and a script
-that runs it. Keys and units: docs/consumers.md; astra-sim/system/Sys.cc."""
+"""The files that ASTRA-sim reads in addition to traces: its system and memory, and a script that
+runs it. Keys and units: docs/consumers.md; astra-sim/system/Sys.cc."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from stagec.formats.astra_sim.topology import Dimension
 if TYPE_CHECKING:
     from stagec.machines.schema import HostLink
 
-#: The file that says of a folder what 'stagec simulate' has to know.
+#: The file in a folder with the facts that 'stagec simulate' needs.
 ABOUT = "stagec.json"
-#: What tells the simulator that messages wait for their receivers.
+#: The option of the simulator by which messages wait for their receivers.
 RENDEZVOUS = "--rendezvous-protocol=true"
 SYSTEM, NETWORK, MEMORY = "system.json", "network.yml", "memory.json"
 _RINGS = ("all-reduce", "all-gather", "reduce-scatter")
@@ -23,7 +23,7 @@ _RINGS = ("all-reduce", "all-gather", "reduce-scatter")
 def system(
     dims: list[Dimension], peak_flops: float, memory_bytes: float, *, roofline: bool, tensors: bool
 ) -> dict[str, Any]:
-    """`system.json`: one implementation a dimension, one chunk of each collective."""
+    """`system.json`: one implementation per dimension, one chunk per collective."""
     settings: dict[str, Any] = {
         "scheduling-policy": "LIFO",
         "endpoint-delay": 10,
@@ -43,8 +43,8 @@ def system(
 
 
 def memory(host: HostLink | None = None) -> dict[str, Any]:
-    """`memory.json`: the memory of the host behind a link of each rank's own, or no memory beside
-    that of devices. ASTRA-sim reads whole nanoseconds and whole GB/s."""
+    """`memory.json`: the memory of the host, with a separate link for each rank, or only that of
+    devices. ASTRA-sim reads whole nanoseconds and whole GB/s."""
     if host is None:
         return {"memory-type": "NO_MEMORY_EXPANSION"}
     return {
@@ -55,20 +55,20 @@ def memory(host: HostLink | None = None) -> dict[str, Any]:
 
 
 def logical_topology(dims: list[Dimension]) -> dict[str, Any]:
-    """`logical_topology.json`, which the ns-3 backend reads: sizes as texts."""
+    """`logical_topology.json`, which the ns-3 backend reads; sizes are strings."""
     return {"logical-dims": [str(d.ranks) for d in dims]}
 
 
 def script(name: str, ranks: int, *, rendezvous: bool) -> str:
-    """`run.sh`: run the simulator, and count the ranks that end, since it exits with 0 when some
-    wait for ever."""
+    """`run.sh`: runs the simulator, and counts the ranks that end, since it exits with 0 even if
+    some wait forever."""
     more = f"  {RENDEZVOUS} \\\n" if rendezvous else ""
     text = _SCRIPT.replace("@NAME@", name).replace("@RANKS@", str(ranks))
     return text.replace("@MORE@", more)
 
 
 def text(settings: Mapping[str, Any]) -> bytes:
-    """JSON for people."""
+    """Indented JSON."""
     return (json.dumps(settings, indent=1) + "\n").encode()
 
 

@@ -1,17 +1,17 @@
 """A machine as the dimensions of ASTRA-sim's network.
 
-Ranks number the mesh row-major, and ASTRA-sim's dimension 0 is the fastest, so the axes of the mesh
-become dimensions innermost first, one each. An axis takes the innermost level of the machine that
-joins all ranks of each of its groups:
+Ranks number the mesh row-major, and ASTRA-sim's dimension 0 is the fastest, so each axis of the
+mesh becomes a dimension, innermost first. An axis uses the innermost level of the machine that
+connects all ranks of each of its groups:
 
     mesh dp=4, tp=4, levels of 8 ranks (nvlink) and of any number (infiniband)
     tp -> 4 over nvlink;  dp -> 4 over infiniband, though pairs of its ranks share a node
 
-An axis is not cut where it leads out of a level. A ring is as fast as its slowest link, and
-ASTRA-sim sends between ranks that differ along two dimensions by the link of the inner one.
+An axis that crosses units of a level is not divided: a ring is as fast as its slowest link, and
+between ranks that differ along two dimensions, ASTRA-sim sends over the link of the inner one.
 
-Pods of a job have meshes of their own, and ASTRA-sim has one network, so there a dimension is what
-lies within a unit of a level and not within one of the level inside:
+Pods of a job have different meshes, but ASTRA-sim has one network, so with several pods the
+dimensions are the levels: each connects the units of the level inside it:
 
     main dp=2, tp=8 (16 ranks), encoder dp=8 (8 ranks)
     8 over nvlink (tp of main, dp of the encoder);  3 over infiniband (dp of main, and between pods)
@@ -35,9 +35,9 @@ _KINDS = {"switch": "Switch", "fat-tree": "Switch", "ring": "Ring", "mesh": "Ful
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A dimension: `ranks` of them along `axis`, over a level of the machine.
+    """A dimension of `ranks` ranks along `axis`, over a level of the machine.
 
-    `bandwidth` is that of one link and direction, in GiB/s, `latency` that of one link, in ns.
+    `bandwidth` is that of one link in one direction, in GiB/s, `latency` that of one link, in ns.
     """
 
     axis: str
@@ -49,9 +49,9 @@ class Dimension:
 
 
 def dimensions(mesh: Mapping[str, int], machine: Machine) -> list[Dimension]:
-    """The dimensions of a job, innermost first, each of two ranks at least; their product is the
+    """The dimensions of a job, innermost first, each with at least two ranks; their product is the
     number of ranks. Raises `DiagnosticError` for a job of one rank, and for one that the machine
-    does not join."""
+    does not connect."""
     ranks = prod(mesh.values())
     if ranks == 1:
         raise error(
@@ -62,7 +62,8 @@ def dimensions(mesh: Mapping[str, int], machine: Machine) -> list[Dimension]:
 
 
 def _levels(machine: Machine, mesh: Mapping[str, int]) -> dict[str, Level]:
-    """The level of each axis of two ranks or more, innermost first. Raises `DiagnosticError`."""
+    """The level of each axis of two or more ranks, innermost first. Raises `DiagnosticError` if the
+    machine does not connect all ranks."""
     levels = crossed(machine, mesh)
     joined = {axis: level for axis, level in levels.items() if level is not None}
     if len(joined) < len(levels):
@@ -76,8 +77,8 @@ def _levels(machine: Machine, mesh: Mapping[str, int]) -> dict[str, Level]:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """An axis of a pod: its groups join ranks `stride` apart, in blocks of `block` ranks, over the
-    level of a number, from the inside out."""
+    """An axis of a pod: the ranks of a group are `stride` apart, within a block of `block` ranks.
+    `level` is the index of its level, from the inside out."""
 
     axis: str
     stride: int
@@ -86,9 +87,10 @@ class _Span:
 
 
 def pod_dimensions(pods: Mapping[str, Mapping[str, int]], machine: Machine) -> list[Dimension]:
-    """The dimensions of a job of several pods, whose ranks follow each other: one for each level
-    that they use. Ranks of a group differ along that of its level only, ranks of two pods along
-    that of the level between pods. Raises `DiagnosticError` for pods that no such grid has."""
+    """The dimensions of a job of several pods with consecutive ranks: one for each level that they
+    use. The ranks of a group differ only along the dimension of its level, ranks of different pods
+    also along that of the level between pods. Raises `DiagnosticError` for pods that do not form
+    such a grid."""
     names = [level.name for level in machine.network]
     spans = [span for pod, mesh in pods.items() for span in _spans(pod, mesh, machine, names)]
     ranks = [prod(mesh.values()) for mesh in pods.values()]
@@ -143,7 +145,7 @@ def _dimension(axis: str, ranks: int, level: Level) -> Dimension:
 
 
 def network_text(dims: list[Dimension]) -> str:
-    """`network.yml`: lists of one length, one entry a dimension."""
+    """`network.yml`: lists with an entry per dimension."""
     columns: dict[str, tuple[Sequence[object], str]] = {
         "topology": ([d.kind for d in dims], "innermost first: " + _axes(dims)),
         "npus_count": ([d.ranks for d in dims], ""),

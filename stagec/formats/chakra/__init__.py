@@ -1,1 +1,1 @@
-"""MLCommons Chakra execution traces: nodes to bytes and back; the one place that knows protobuf."""
+"""MLCommons Chakra execution traces: encodes and decodes nodes."""

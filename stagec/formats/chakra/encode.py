@@ -1,12 +1,12 @@
-"""Class programs as bytes: stamped for a class, patched per rank.
+"""Encodes class programs: serialised once per class, patched for each rank.
 
-Ranks of a class differ in the identifiers of their communicators and in their peers only. A node's
-`pg_name`, or its peer, is the last field of its record, so it is a few bytes at a known place.
-Programs are serialised once for each combination of identifier widths (peers have one width in a
-job), and these bytes are overwritten for each rank.
+Ranks of a class differ only in the identifiers of their communicators and in their peers. A node's
+`pg_name`, or its peer, is the last field of its record, so it is a few bytes at a known position.
+Programs are serialised once for each combination of identifier widths (all peers of a job have the
+same width), and these bytes are overwritten for each rank.
 
-Nodes that are alike but for their names and numbers, these of the same widths, have one layout: one
-of them is serialised, the others are copies of it with other letters and digits.
+Nodes that differ only in their names and numbers, with the same widths, have the same layout: one
+of them is serialised, and the others are copies with other letters and digits.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = "0.0.4"
 _KINDS = {kind.label: kind for kind in CollKind}
 _K = TypeVar("_K")
-#: Nodes with more edges than this are serialised one by one: the widths of the edges of others,
-#: two bits each, fit one integer.
+#: Nodes with more edges than this are serialised one by one. The widths of this many edges, two
+#: bits each, fit in one integer.
 _MOST_EDGES = 26
 
 
 @dataclass(frozen=True, slots=True)
 class TraceWriter:
-    """Makes nodes as consumers want them."""
+    """Makes trace nodes in the form that consumers expect."""
 
     mesh: Mapping[str, int]
     ranks: int
@@ -55,8 +55,7 @@ class TraceWriter:
     operands: Operands | None = None
 
     def trace_node(self, node: Node, group: str, prototype: Node) -> TraceNode:
-        """A node of a prototype as consumers want it, with what profilers say of operands where
-        that is asked for."""
+        """The trace node of a node, with the operands of its prototype if `operands` is set."""
         record = self._trace_node(node, group)
         if self.operands is None:
             return record
@@ -65,7 +64,8 @@ class TraceWriter:
         return replace(record, attrs=attrs, inputs=inputs, outputs=outputs)
 
     def _trace_node(self, node: Node, group: str) -> TraceNode:
-        """No FLOPs or bytes are written as 1: consumers stall on 0."""
+        """The trace node without operands. Zero FLOPs or bytes are written as 1, since consumers
+        stall on 0."""
         attrs: dict[str, AttrValue] = {"is_cpu_op": False}
         memory = {"alloc_bytes": node.alloc, "free_bytes": node.free}
         attrs |= {name: size for name, size in memory.items() if size}
@@ -95,7 +95,8 @@ class TraceWriter:
         return (1 << (7 * len(varint(self.ranks - 1)))) - 1
 
     def comm_size(self, node: Node) -> int:
-        """Bytes as consumers read them: the shard for an all-gather, the full buffer otherwise."""
+        """The bytes of a collective as consumers read them: the shard for an all_gather, the full
+        buffer for others."""
         if node.kind != "all_gather":
             return node.size
         return node.size // node.group.size(self.mesh)
@@ -123,7 +124,7 @@ class Encoder(PatchedEncoder):
 
 
 def micros(seconds: float) -> int:
-    """Microseconds of a computation, at least one: the format has whole ones."""
+    """A duration in whole microseconds, which the format requires; at least one."""
     return max(1, round(1e6 * seconds))
 
 
@@ -164,13 +165,13 @@ def _first(program: Program, members: Ints) -> Node:
 
 
 def _alone(program: Program) -> Iterator[Ints]:
-    """Each node by itself: no other one has its tensors."""
+    """Each node separately: names of tensors are unique."""
     return iter(np.arange(len(program), dtype=np.int64).reshape(-1, 1))
 
 
 def _same_layout(program: Program, writer: TraceWriter) -> Iterator[Ints]:
-    """The nodes (from 0) of each layout; kernels matter where they are timed, operands where they
-    are written."""
+    """The indices of the nodes of each layout. Kernels distinguish layouts if durations are
+    written, operands if they are written."""
     count = len(program)
     numbers = np.diff(program.starts)
     inner = np.arange(len(program.edges)) - np.repeat(program.starts[:-1], numbers)
@@ -197,8 +198,8 @@ def _same_layout(program: Program, writer: TraceWriter) -> Iterator[Ints]:
 
 
 def _alike(prototypes: Sequence[Node], writer: TraceWriter) -> Ints:
-    """For each prototype: a number for all of it but its name, the length of that without the
-    number of a microbatch, and where that number is in it, or -1."""
+    """For each prototype: a number for everything but its name, the length of its name without the
+    number of the microbatch, and the position of that number in it, or -1."""
     known: dict[tuple[object, ...], int] = {}
     timed, operands = writer.durations is not None, writer.operands
     rows: list[tuple[int, int, int]] = []
@@ -216,7 +217,7 @@ def _alike(prototypes: Sequence[Node], writer: TraceWriter) -> Ints:
 
 
 def _collective(node: Node) -> CollKind:
-    """The kind of a collective. Raises `DiagnosticError` for one that traces do not know."""
+    """The kind of a collective. Raises `DiagnosticError` for one that the schema does not have."""
     collective = _KINDS.get(node.kind)
     if collective is None:
         raise error(
@@ -228,7 +229,8 @@ def _collective(node: Node) -> CollKind:
 
 
 def _encoded(node: TraceNode) -> bytes:
-    """The record of a node. Raises `DiagnosticError` for a number that the format cannot hold."""
+    """The record of a node. Raises `DiagnosticError` for a number that is too large for the
+    format."""
     try:
         return encode_node(node)
     except ValueError as problem:
@@ -239,9 +241,9 @@ def _encoded(node: TraceNode) -> bytes:
 
 
 def _serialise_like(program: Program, members: Ints, writer: TraceWriter, group: str) -> Bytes:
-    """The records of nodes of one layout: one serialised by protobuf, repeated
-    and overwritten. Fields come in the order of their numbers: identifier, name, kind, control and
-    data dependencies, ..., attributes."""
+    """The records of nodes of one layout: one is serialised by protobuf, then repeated and
+    overwritten. Fields are in the order of their numbers: identifier, name, kind, control and data
+    dependencies, ..., attributes."""
     prototype = _first(program, members)
     one = int(members[0])
     begin, middle, end = program.starts[one], program.control[one], program.starts[one + 1]
@@ -289,7 +291,7 @@ _TAG = b"comm_tag\x38"
 
 
 def _put(block: Bytes, at: int, numbers: Ints) -> int:
-    """Overwrite varints of one width; the place after them."""
+    """Overwrite varints of equal width, and return the position after them."""
     width = len(varint(int(numbers[0])))
     for i in range(width):
         digit = numbers >> (7 * i) & 0x7F
@@ -303,13 +305,13 @@ def _put_decimal(block: Bytes, at: int, width: int, numbers: Ints) -> None:
 
 
 def _varint_width(numbers: Ints) -> Ints:
-    """Bytes of each number as a varint."""
+    """The number of bytes of each number as a varint."""
     limits = np.array([1 << (7 * i) for i in range(1, 9)], dtype=np.int64)
     return np.searchsorted(limits, numbers, side="right") + 1
 
 
 def decimal_width(numbers: Ints) -> Ints:
-    """Digits of each number."""
+    """The number of decimal digits of each number."""
     limits = np.array([10**i for i in range(1, 18)], dtype=np.int64)
     return np.searchsorted(limits, numbers, side="right") + 1
 
@@ -319,6 +321,6 @@ def _positions(positions: Mapping[_K, list[Ints]]) -> dict[_K, Ints]:
 
 
 def fixed_varint(number: int, width: int) -> bytes:
-    """A varint of exactly `width` bytes: padded with empty groups, which readers accept."""
+    """A varint of exactly `width` bytes, padded with empty groups, which readers accept."""
     digits = [number >> (7 * i) & 0x7F for i in range(width)]
     return bytes([*(d | 0x80 for d in digits[:-1]), digits[-1]])

@@ -1,4 +1,4 @@
-"""The format of MLCommons Chakra, as ASTRA-sim and its relatives read it."""
+"""The format of MLCommons Chakra, as ASTRA-sim and related tools read it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stagec.support.diagnostics import error
 
 @dataclass(frozen=True)
 class ChakraFormat(Format):
-    """Chakra execution traces: protobuf records, one file per rank, and a file of groups.
+    """Chakra execution traces: protobuf records, one file per rank, and a groups file.
 
-    With `tensor_names` each node of a program with memory events has the tensors that it reads and
-    writes, see `tensors_of`. With `io` each node has the shapes and element types of its operands
-    and results, its element type and its stream.
+    With `tensor_names`, each node of a program with memory events lists the tensors that it reads
+    and writes, see `tensors_of`. With `io`, each node has the shapes and element types of its
+    operands and results, its element type and its stream.
     """
 
     tensor_names: bool = False
@@ -36,7 +36,7 @@ class ChakraFormat(Format):
     def encoder(self, program: Program, layout: Layout, durations: Durations | None) -> Encoder:
         tensors = tensors_of(program) if self.tensor_names else None
         operands = None
-        if self.io:  # which needs what other traces do not
+        if self.io:  # imported only if needed
             from stagec.formats.chakra.operands import Operands
 
             operands = Operands.of(program, layout)

@@ -1,6 +1,6 @@
-"""What the consumers of traces cannot take, whatever the trace: numbers measured on them.
+"""Limits of the consumers of traces, measured on them.
 
-ASTRA-sim's analytical backends (2026) set these limits; a job beyond them is a valid job still.
+They are those of ASTRA-sim's analytical backends (2026); a job that exceeds them is still valid.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 TAG_STRIDE = 500
-"""Group ids congruent modulo this share message tags; ids below it are safe."""
+"""Groups whose ids are congruent modulo this number share message tags; ids below it are safe."""
 
 LARGEST_GROUP_ID = 2147
 """A larger id overflows a signed 32-bit message tag."""
 
 OPEN_FILES = 1024
-"""The usual limit on open files of a process; the simulator holds one per rank."""
+"""The usual limit on open files of a process; the simulator opens one per rank."""
 
 BYTES_PER_NODE = 1200
 SIMULATOR_BYTES = 64 << 30
-"""Simulator memory per node, and the total that an ordinary machine does not have."""
+"""Simulator memory per node, and the total above which to warn."""
 
 
 def exceeded_limits(group_ids: Iterable[int], ranks: int, nodes_per_rank: int) -> list[str]:
-    """One sentence per consumer limit that a job exceeds; empty for a job that fits.
+    """A sentence for each consumer limit that a job exceeds.
 
-    `nodes_per_rank` is the mean or the maximum, as the caller has it.
+    `nodes_per_rank` is the mean or the maximum, whichever the caller knows.
     """
     ids = sorted(set(group_ids))
     sentences = (

@@ -1,7 +1,8 @@
-"""The records of Chakra: nodes to bytes and back, and to the JSON of Chakra's own tools and back.
+"""The records of Chakra: converts nodes to and from bytes, and records to and from the JSON of
+Chakra's own tools.
 
-This is the one module that knows protobuf; everything malformed comes out as a `TraceError`.
-`stagec.formats.chakra.record_files` says what files are made of them.
+Only this module uses protobuf; everything malformed raises a `TraceError`.
+`stagec.formats.chakra.record_files` reads the files that consist of records.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from stagec.formats.chakra.et_def_pb2 import AttributeProto, GlobalMetadata, IOI
 AttrValue = int | float | str | bool | bytes | tuple[int | float | str | bool | bytes, ...]
 
 MAX_RECORD_BYTES = 16 << 20
-"""A longer record is refused: it bounds the memory that a hostile length prefix can claim."""
+"""The longest record that is read: it bounds the memory that a malicious length prefix can
+claim."""
 
 ATTR_TYPES: Mapping[str, str] = {
     "is_cpu_op": "bool",
@@ -40,9 +42,9 @@ ATTR_TYPES: Mapping[str, str] = {
     "inputs": "string_list",
     "outputs": "string_list",
 }
-"""The exact type of each attribute that consumers read; another integer type reads as 0."""
+"""The exact type of each attribute that consumers read; they read other integer types as 0."""
 
-#: Most characters of a name in a message.
+#: The most characters of a name in a message.
 _LONGEST = 100
 _LAST_NODE_FIELD = 10
 _LAST_ATTR_FIELD = 32
@@ -56,7 +58,7 @@ class _Labelled(IntEnum):
 
 
 class NodeKind(_Labelled):
-    """What a node asks of the simulator."""
+    """The kind of a node."""
 
     INVALID = 0
     METADATA = 1
@@ -84,8 +86,8 @@ class CollKind(_Labelled):
 
 
 class TraceError(Exception):
-    """A file that is not a readable trace; `byte_offset` is where the bad record starts. Files of
-    text have a `place` instead: `line 3, column 1`."""
+    """A file is not a readable trace. `byte_offset` is the start of the bad record; for text files,
+    `place` is `line 3, column 1` instead."""
 
     def __init__(self, path: Path, byte_offset: int, message: str, place: str = "") -> None:
         self.where = place or f"byte {byte_offset}"
@@ -97,8 +99,8 @@ class TraceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeOperands:
-    """What profilers say of operands, or of results: lists as texts, `[[4, 8]]` of shapes and
-    `['Tensor(float)']` of types."""
+    """The operands or results of a node as profilers write them: lists as strings, with shapes such
+    as `[[4, 8]]` and types such as `['Tensor(float)']`."""
 
     values: str = ""
     shapes: str = ""
@@ -109,9 +111,9 @@ class NodeOperands:
 class TraceNode:
     """One node of one rank.
 
-    `kind` is a `NodeKind`, or any other integer that a file may hold. Dependencies are node ids
-    of the same rank. `attr_types` names the protobuf type of attributes (`int64`, `string_list`);
-    the reader fills it in, the writer needs it only to depart from `ATTR_TYPES`.
+    `kind` is a `NodeKind`, or any other integer in a file. Dependencies are ids of nodes of the
+    same rank. `attr_types` has the protobuf types of attributes (`int64`, `string_list`); the
+    reader sets it, the writer needs it only for types that differ from `ATTR_TYPES`.
     """
 
     id: int
@@ -128,8 +130,8 @@ class TraceNode:
 
     @property
     def label(self) -> str:
-        """How messages name the node: `node 7 'layer0.mlp'`. Of a long name, such as a kernel's
-        with its templates, the start is shown."""
+        """The name of the node in messages: `node 7 'layer0.mlp'`. Long names, such as those of
+        kernels with template arguments, are truncated."""
         name = self.name if len(self.name) <= _LONGEST else f"{self.name[: _LONGEST - 3]}..."
         return f"node {self.id} {name!r}"
 
@@ -209,7 +211,7 @@ def _operands(side: IOInfo) -> NodeOperands:
 
 
 def verify_metadata(path: Path, offset: int, record: bytes) -> None:
-    """Check that a record is what begins a file. Raises TraceError."""
+    """Raises TraceError if a record is not the metadata that begins a file."""
     if _is_node(record):
         problem = "expected a GlobalMetadata record, found a node; readers skip the first record"
         raise TraceError(path, offset, problem)
@@ -227,8 +229,8 @@ def _is_node(record: bytes) -> bool:
 
 
 def json_of_record(record: bytes, *, metadata: bool = False) -> str:
-    """A record as the JSON that protobuf writes, which is that of `chakra_jsonizer`. Raises
-    ValueError for bytes that are no such record."""
+    """A record as the JSON that protobuf and `chakra_jsonizer` write. Raises ValueError for bytes
+    that are not such a record."""
     try:
         return MessageToJson((GlobalMetadata if metadata else Node).FromString(record))
     except DecodeError as error:
@@ -236,8 +238,8 @@ def json_of_record(record: bytes, *, metadata: bool = False) -> str:
 
 
 def record_of_json(value: Mapping[str, object], *, metadata: bool = False) -> bytes:
-    """The record of such JSON. Fields of a newer schema are left out. Raises ValueError for what is
-    no node, or no metadata."""
+    """The inverse of `json_of_record`. Fields of newer schemas are ignored. Raises ValueError for
+    JSON that is not a node, or not metadata."""
     message = GlobalMetadata() if metadata else Node()
     fields = message.DESCRIPTOR.fields
     if value and not any(f.name in value or f.json_name in value for f in fields):
@@ -249,17 +251,18 @@ def record_of_json(value: Mapping[str, object], *, metadata: bool = False) -> by
         raise ValueError(f"{error}") from error
 
 
-#: What protobuf raises for JSON of another shape: a SystemError for half of a surrogate pair.
+#: Exceptions of protobuf for JSON of another structure; SystemError is for half of a surrogate
+#: pair.
 _NOT_JSON = ParseError, AttributeError, KeyError, RecursionError, SystemError, TypeError
 
 
 def prefixed(record: bytes) -> bytes:
-    """A record behind its length, as files have it."""
+    """A record after the varint of its length, as in files."""
     return varint(len(record)) + record
 
 
 def varint(number: int) -> bytes:
-    """An unsigned integer in protobuf's encoding, as short as can be."""
+    """The shortest protobuf varint of an unsigned integer."""
     digits = bytearray()
     while number >= 0x80:
         digits.append(number & 0x7F | 0x80)
@@ -268,7 +271,7 @@ def varint(number: int) -> bytes:
     return bytes(digits)
 
 
-#: Types of attributes that have no other.
+#: The protobuf types of attributes that are not in `ATTR_TYPES`.
 _TYPES = {bool: "bool", int: "int64", float: "double", str: "string", bytes: "bytes"}
 
 
@@ -295,9 +298,9 @@ def _value(attr: AttributeProto, member: str) -> AttrValue:
 
 
 def _has_wrong_type(message: Message, last_field: int) -> bool:
-    """Whether a field of the schema came with another wire type: protobuf sets those aside.
+    """Whether a field of the schema has a wrong wire type: protobuf treats it as unknown.
 
-    Fields beyond the schema are those of a newer one, and are ignored.
+    Fields beyond the schema belong to a newer one, and are ignored.
     """
     unknown = UnknownFieldSet(message)
     return any(unknown[index].field_number <= last_field for index in range(len(unknown)))

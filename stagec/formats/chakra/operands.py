@@ -4,9 +4,9 @@
     inputs.types    ['Tensor(c10::BFloat16)', 'Tensor(c10::BFloat16)']
 
 Shapes are those of one rank: each dimension is divided by the axes that split it. A kernel of
-several ops has the operands that it reads and the results that are left, a call of a reduction in
-buckets has its elements in one row. Sizes that differ between ranks of a class, and nodes that were
-merged, have no shapes.
+several ops has the operands that it reads and the results that others use; a call of a reduction in
+buckets has its elements in a single row. Nodes whose sizes differ between ranks of a class, and
+merged nodes, have no shapes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NONE = NodeOperands("[]", "[]", "[]")
 
 @dataclass(frozen=True)
 class Operands:
-    """What the nodes of a class read and make, and on which stream they are."""
+    """The operands, results and streams of the nodes of a class."""
 
     layout: Layout
     streams: Mapping[Stream, int]
@@ -40,19 +40,19 @@ class Operands:
 
     @classmethod
     def of(cls, program: Program, layout: Layout) -> Operands:
-        """Those of a program; its computations are on stream 0, the others follow in the order of
-        use."""
+        """The operands of a program. Computations are on stream 0; other streams are numbered in
+        the order of use."""
         used = (streams_of(node)[-1] for node in program.prototypes)
         return cls(layout, {s: i for i, s in enumerate(dict.fromkeys((COMPUTE, *used)))})
 
     def attributes(self, node: Node) -> dict[str, AttrValue]:
-        """The stream of a node, and its element type where it has one."""
+        """The attributes for the stream of a node, and for its element type if it has one."""
         dtype = self._dtype(node)
         stream = {"stream": self.streams[streams_of(node)[-1]]}
         return {**stream, **({"dtype": dtype} if dtype else {})}
 
     def sides(self, node: Node) -> tuple[NodeOperands, NodeOperands]:
-        """The operands and the results of a node, made once for nodes of one prototype."""
+        """The operands and the results of a prototype, cached."""
         if node not in self._known:
             self._known[node] = self._sides(node)
         return self._known[node]
@@ -88,7 +88,7 @@ class Operands:
         return _written([(s or [], t.dtype) for s, t in zip(shapes, tensors, strict=True)])
 
     def _shape(self, tensor: TensorType) -> list[int] | None:
-        """The extents of the part of one rank."""
+        """The extents of a rank's part, None if they are not known."""
         sizes, mesh = self.layout.sizes, self.layout.mesh
         try:
             whole = [(evaluate(d.size, sizes), prod(mesh[a] for a in d.axes)) for d in tensor.dims]
@@ -98,7 +98,7 @@ class Operands:
 
 
 def _kernel(op: Operation) -> Sequence[Operation]:
-    """The ops that run in one launch with this one."""
+    """The ops that run in the same launch as this one, including itself."""
     number, region = op.integer("fused", 0), op.parent
     if not number or region is None:
         return [op]

@@ -1,12 +1,12 @@
-"""Files of Chakra traces: cut into records, whatever tool wrote them.
+"""Reads files of Chakra traces from any tool as sequences of records.
 
-    protobuf       a metadata record and the nodes, each behind the varint of its length
-    JSON           the same records as texts one after the other (`chakra_jsonizer`), or one object
+    protobuf       a metadata record and the nodes, each after the varint of its length
+    JSON           the same records, one after the other (`chakra_jsonizer`), or one object
                    with a list `workload_graph` (Chakra's feeder)
     .gz            any of these
 
-A record of text is made into that of protobuf, so all that follows knows one kind. Memory is
-bounded by the longest record; everything malformed comes out as a `TraceError`.
+JSON records are converted to protobuf, so the rest of the reader handles only one kind. Memory is
+bounded by the longest record; everything malformed raises a `TraceError`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from stagec.support.json_values import is_object
 from stagec.support.source import FileLoc
 
 MAX_NODES = 8_000_000
-"""A trace with more is refused: a node may take three bytes of a file, fewer in gzip, and takes
-hundreds where all nodes are looked at together."""
+"""The most nodes of a trace that is read: a node may take only three bytes of a file, fewer with
+gzip, but hundreds of bytes in memory."""
 
 _CHUNK_BYTES = 1 << 20
 _MAX_VARINT_BYTES = 5
 _GZIP = b"\x1f\x8b"
-#: How a text begins. Records of protobuf do not: behind `{` and a line break they have a length,
-#: which a version would have to follow that begins so.
+#: The beginning of a JSON file. A protobuf file does not begin with it: after `{` (a record of 123
+#: bytes) and a line break (the key of the version), `"` would be the length of the version, 34.
 _TEXT = re.compile(rb"(?:\xef\xbb\xbf)?\s*\{\s*[\"}]")
 _GRAPH = "workload_graph"
 
@@ -60,26 +60,27 @@ def read_trace(path: Path) -> Iterator[TraceNode]:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Byte offset and undecoded bytes of each node record; the metadata is verified and skipped.
+    """The byte offset and the undecoded bytes of each node record; the metadata is verified and
+    skipped.
 
-    Raises TraceError where the file cannot be opened or cut into records.
+    Raises TraceError if the file cannot be opened or split into records.
     """
     return _nodes_only(path, read_all_records(path))
 
 
 def read_all_records(path: Path) -> Iterator[Record]:
-    """As `read_records`, with the metadata as the first record. Offsets of texts are 0."""
+    """As `read_records`, with the metadata as the first record. Offsets in JSON files are 0."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise TraceError(path, 0, "expected a regular file, found a directory or a device")
         with path.open("rb") as file:
             yield from _records(path, file)
-    except (OSError, ValueError) as error:  # ValueError: a path that holds a zero byte
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         raise TraceError(path, 0, f"cannot be read: {error}") from error
 
 
 def split_records(path: Path, data: bytes) -> Iterator[Record]:
-    """As `read_records`, for the content of a file of protobuf; `path` names it in errors."""
+    """As `read_records`, for the content of a protobuf file; `path` is its name in errors."""
     return _nodes_only(path, _binary(path, io.BytesIO(data)))
 
 
@@ -163,7 +164,7 @@ def _length(path: Path, offset: int, buffer: bytes, position: int) -> tuple[int,
 
 # -- texts -----------------------------------------------------------------------------------------
 
-#: Makes the records of a text, the metadata first.
+#: Reads the records of a JSON file, the metadata first.
 _Reader = Callable[[JsonStream], Iterator[bytes]]
 
 
@@ -182,12 +183,12 @@ def _text(path: Path, file: BinaryIO, reader: _Reader) -> Iterator[Record]:
         raise TraceError(path, 0, first.message, place) from None
 
 
-#: What JSON of other tools holds, by a name in it.
+#: Descriptions of the JSON files of other tools, by a key in them.
 _OTHERS = {"nodes": "a host trace", "traceEvents": "a profile"}
 
 
 def _values(stream: JsonStream) -> Iterator[bytes]:
-    """Records of protobuf's JSON, one after the other."""
+    """The records in a sequence of protobuf's JSON objects."""
     first = True
     for value in stream.values():
         if not is_object(value):
@@ -207,8 +208,8 @@ def _values(stream: JsonStream) -> Iterator[bytes]:
 
 
 def _graph(stream: JsonStream) -> Iterator[bytes]:
-    """Records of the nodes that Chakra's feeder reads."""
-    yield b""  # metadata that say no version
+    """The records of nodes in the JSON of Chakra's feeder."""
+    yield b""  # metadata without a version
     for name, value in stream.members(_GRAPH):
         if name != _GRAPH:
             continue
@@ -220,12 +221,13 @@ def _graph(stream: JsonStream) -> Iterator[bytes]:
         raise stream.error(f"expects a list '{_GRAPH}'")
 
 
-#: Types of the attributes that the feeder has, and others do not.
+#: The types of attributes that only the feeder has.
 _FED_TYPES = {"comm_priority": "int32"}
 
 
 def _fed(value: object) -> TraceNode:
-    """A node as the feeder names its parts; what it does not know is an attribute as it is."""
+    """The node of a JSON object with the feeder's names; other members become attributes. Raises
+    TypeError and ValueError for an invalid one."""
     if not is_object(value):
         raise TypeError("it is not an object")
     given = dict(value)

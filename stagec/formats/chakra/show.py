@@ -1,6 +1,6 @@
-"""The rows of `stagec show`: one trace file as plain data, and its totals by kind of node.
+"""The rows of `stagec show`: a trace file as plain data, and its totals by kind of node.
 
-Prints nothing and holds no more than one node at a time.
+Keeps only one node in memory at a time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from stagec.formats.chakra.record_files import read_trace
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One node. What does not apply to its kind, or is not in the file, is None.
-
-    `flops` is in FLOPs, all bytes are in bytes. `peer` is the rank at the
-    other end of a send or a receive.
+    """One node. Fields that do not apply to its kind, or are not in the file, are None. `peer` is
+    the rank at the other end of a send or receive.
     """
 
     id: int
@@ -50,7 +48,7 @@ class KindTotals:
     comm_bytes: int = 0
 
     def add(self, row: Row) -> None:
-        """Count one more node."""
+        """Add a node."""
         self.nodes += 1
         self.flops += row.flops or 0
         self.tensor_bytes += row.tensor_bytes or 0
@@ -59,14 +57,14 @@ class KindTotals:
 
 @dataclass(slots=True)
 class Totals:
-    """What a file holds in all, by kind: `comp`, `all_reduce`, `send`, ..."""
+    """The sums over a file, by kind: `comp`, `all_reduce`, `send`, ... ..."""
 
     nodes: int = 0
     by_kind: dict[str, KindTotals] = field(default_factory=dict[str, KindTotals])
 
 
 def describe(path: Path, limit: int | None = None) -> Iterator[Row]:
-    """The first `limit` nodes of a file in file order; all of them for None.
+    """The first `limit` nodes of a file in file order, or all for None.
 
     Raises TraceError for a file that is not a trace.
     """
@@ -110,7 +108,8 @@ def row_of(node: TraceNode) -> Row:
 
 
 def collective_label(kind: int) -> str:
-    """`all_reduce` for 0, and so on; `collective 42` for a number that the schema lacks."""
+    """The name of a collective: `all_reduce` for 0; `collective 42` for a number that is not in the
+    schema."""
     try:
         return CollKind(kind).label
     except ValueError:

@@ -1,15 +1,17 @@
-"""Tensors of a program with memory events: what ASTRA-sim's tracker of local memory reads.
+"""Tensors of a program with memory events, for ASTRA-sim's tracker of local memory.
 
 The tracker counts a tensor from the start of the node that writes it to the end of the last node
-that reads it (workload/LocalMemUsageTracker.cc). A name is written once. So what a node adds is a
-tensor that it writes, and what it gives back are tensors that it reads, those written last first:
+that reads it (workload/LocalMemUsageTracker.cc). A tensor is written once. So the bytes that a node
+allocates become a tensor that it writes, and the bytes that it frees become tensors that it reads,
+the most recently written ones first:
 
     alloc   4 2 2       node 1 writes a (4), node 2 writes b (2), node 3 writes c (2)
     free    0 4 0       node 2 reads a
 
-A tensor that is given back in parts is several, `a.0` and `a.1`. What reads a tensor depends on the
-node that writes it, or else a simulator could read it first; so bytes wait for the next node that
-does, if a node gives back more than such tensors hold. Nor can a node read what it writes itself.
+A tensor that is freed in parts becomes several tensors, `a.0` and `a.1`. A node that reads a tensor
+must depend on the node that writes it, since a simulator could run it first otherwise. If a node
+frees more bytes than the tensors that it can read contain, the rest is freed by the next node that
+can read more. A node cannot read a tensor that it writes itself.
 """
 
 from __future__ import annotations
@@ -20,25 +22,25 @@ from dataclasses import dataclass, field
 from stagec.program.nodes import Events, Program
 from stagec.support.diagnostics import error
 
-#: Names and bytes.
+#: Names of tensors, with their bytes.
 Tensors = list[tuple[str, int]]
-#: Nodes of a program: what each depends on is a set of as many bits.
+#: The most nodes of a program: the dependencies of each node are a set with a bit per node.
 MOST_NODES = 50_000
-#: All that is there from start to end.
+#: The tensor for the static bytes, which exists from start to end.
 _STATIC = "static"
 
 
 @dataclass(frozen=True)
 class TensorLists:
-    """What each node reads and writes, and the most bytes while the nodes run one after the
-    other."""
+    """The tensors that each node reads and writes, and the most bytes in use while the nodes run
+    one after the other."""
 
     inputs: Sequence[Tensors]
     outputs: Sequence[Tensors]
     peak: int
 
     def attributes(self, node: int) -> dict[str, tuple[str, ...]]:
-        """The attributes of the node with this identifier: names and bytes in turn."""
+        """The attributes of the node with this identifier: lists that alternate names and bytes."""
         lists = {"inputs": self.inputs[node - 1], "outputs": self.outputs[node - 1]}
         return {
             name: tuple(text for tensor, size in pairs for text in (tensor, str(size)))
@@ -48,7 +50,8 @@ class TensorLists:
 
 @dataclass(slots=True)
 class _Piece:
-    """What is left of a tensor, the node that writes it (from 0), and the parts so far."""
+    """The bytes of a tensor that are not yet freed, the index of the node that writes it, and the
+    parts so far."""
 
     name: str
     writer: int
@@ -56,15 +59,15 @@ class _Piece:
     parts: Tensors = field(default_factory=list[tuple[str, int]])
 
     def part(self, size: int) -> tuple[str, int]:
-        """Cut off so many bytes."""
+        """Separate a part of `size` bytes."""
         self.parts.append((f"{self.name}.{len(self.parts)}", size))
         self.size -= size
         return self.parts[-1]
 
 
 def tensors_of(program: Program) -> TensorLists:
-    """The tensors of a program. Raises `DiagnosticError` for one without memory events, and for too
-    many nodes."""
+    """The tensors of a program. Raises `DiagnosticError` for one without memory events, and for
+    more than `MOST_NODES`."""
     events, count = program.events, len(program)
     if events is None:
         raise error("tensors need memory events", remedy="compile with --tensor-names")
@@ -76,7 +79,7 @@ def tensors_of(program: Program) -> TensorLists:
     inputs: list[Tensors] = [[] for _ in range(count)]
     outputs: list[Tensors] = [[] for _ in range(count)]
     for piece in _pieces(program, events, inputs):
-        if piece.size:  # what stays
+        if piece.size:  # not freed
             piece.part(piece.size)
         outputs[piece.writer] += piece.parts
     if events.static and count:
@@ -86,7 +89,7 @@ def tensors_of(program: Program) -> TensorLists:
 
 
 def _pieces(program: Program, events: Events, inputs: Sequence[Tensors]) -> list[_Piece]:
-    """What each node adds; what nodes give back is put into `inputs`."""
+    """The tensors that nodes write. Those that they read are added to `inputs`."""
     before = _before(program)
     alive: list[_Piece] = []
     pieces: list[_Piece] = []
@@ -104,7 +107,8 @@ def _pieces(program: Program, events: Events, inputs: Sequence[Tensors]) -> list
 
 
 def _give_back(owed: int, alive: Sequence[_Piece], before: int, read: Tensors) -> int:
-    """Read tensors of so many bytes, of writers that stand `before`; the bytes of those found."""
+    """Read tensors of up to `owed` bytes from writers in the bit set `before`. Returns the bytes
+    that were read."""
     left = owed
     for piece in reversed(alive):
         if not left:
@@ -116,7 +120,7 @@ def _give_back(owed: int, alive: Sequence[_Piece], before: int, read: Tensors) -
 
 
 def _before(program: Program) -> list[int]:
-    """For each node the nodes that it depends on, in any number of steps, as bits."""
+    """For each node, a bit set of all nodes that it depends on, directly or indirectly."""
     sets: list[int] = []
     edges: list[int] = program.edges.tolist()
     starts: list[int] = program.starts.tolist()
@@ -129,7 +133,8 @@ def _before(program: Program) -> list[int]:
 
 
 def _peak(inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> int:
-    """The most bytes of tensors but the static ones, node after node."""
+    """The most bytes of tensors, without the static ones, while the nodes run one after the
+    other."""
     alive = most = 0
     for read, written in zip(inputs, outputs, strict=True):
         alive += sum(size for _, size in written)

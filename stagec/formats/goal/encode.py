@@ -1,10 +1,9 @@
-"""Operations as GOAL text and as GOAL binary: bytes of a class, in which ranks differ at known
-places.
+"""Encodes operations as GOAL text and GOAL binary: the bytes of a class, in which ranks differ at
+known positions.
 
-Source of both: spcl/atlahs, sim/LogGOPSim (txt2bin.re, Goal.hpp, Parser.hpp). In the text numbers
-that differ between ranks have leading zeros, so they are as wide in every rank; its reader takes
-them as decimal numbers. Binary is little endian, an edge stands with the operation that is waited
-for.
+Source of both: spcl/atlahs, sim/LogGOPSim (txt2bin.re, Goal.hpp, Parser.hpp). In text, numbers that
+differ between ranks are padded with zeros to the same width; the reader parses them as decimal
+numbers. Binary is little endian, and an edge is stored with the operation that is waited for.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ NODE = np.dtype(
 
 
 class Patched:
-    """The bytes of ranks that differ at the last bytes of `ends` only; `written` is a key's value
-    there, as many bytes for every rank."""
+    """The bytes of ranks that differ only at the positions that end at `ends`. `written` encodes
+    the value of a key, in the same number of bytes for every rank."""
 
     def __init__(
         self, data: Bytes, ends: Mapping[Key, Ints], written: Callable[[Key, int], bytes]
@@ -47,14 +46,14 @@ class Patched:
         self._variant, self._ends, self._written = Variant(data, {}, {}), ends, written
 
     def rank(self, place: Place) -> memoryview:
-        """The bytes of a rank, good until those of the next are made."""
+        """The bytes of a rank, valid until the next call."""
         for key, ends in self._ends.items():
             self._variant.put(key, ends, self._written(key, place.value(key)))
         return self._variant.data.data
 
 
 def text_of(ops: Ops, ranks: int) -> Patched:
-    """The statements of a rank: `l3: send 64b to 07 tag 1 cpu 2`, `l3 requires l1`."""
+    """The text of a rank: `l3: send 64b to 07 tag 1 cpu 2`, `l3 requires l1`."""
     widths = [_width(key, ranks) for key in ops.keys]
     lines: list[str] = []
     ends: dict[Key, list[int]] = {key: [] for key in ops.keys}
@@ -89,12 +88,13 @@ def text_of(ops: Ops, ranks: int) -> Patched:
 
 
 def _width(key: Key, ranks: int) -> int:
-    """Digits of the largest value of a key."""
+    """The number of digits of the largest value of a key."""
     return len(str(key.size if isinstance(key, BufferShare) else ranks - 1))
 
 
 def binary_of(ops: Ops) -> Patched:
-    """The same as a table of operations, behind the numbers of those that wait for nothing."""
+    """The binary of a rank: the indices of operations without dependencies, then a table of all
+    operations."""
     count = len(ops)
     nodes = np.zeros(count, dtype=NODE)
     nodes["dependencies"] = np.bincount(ops.source, minlength=count)
@@ -122,20 +122,20 @@ def binary_of(ops: Ops) -> Patched:
 
 
 def _end(name: Literal["size", "peer"]) -> int:
-    """Where a field of an operation ends."""
+    """The end of a field in an operation, in bytes."""
     assert NODE.fields is not None
     type_, offset = NODE.fields[name][:2]
     return int(offset) + type_.itemsize
 
 
 def binary_bytes(counts: OpCounts) -> int:
-    """How many bytes that takes."""
+    """The number of bytes of the binary of a rank."""
     return 4 * (2 + counts.roots + counts.edges) + NODE.itemsize * counts.ops
 
 
 def binary_head(sizes: list[int], cpus: int) -> bytes:
-    """What stands before the ranks: how many, the last cpu and nic, and where each one stands,
-    counted from behind the magic number."""
+    """The header of a binary: the number of ranks, the last cpu and nic, and the start and end of
+    each rank, counted from after the magic number."""
     start = 6 + 16 * len(sizes)
     ends = start + np.cumsum(np.array(sizes, dtype=np.int64))
     places = np.stack([ends - sizes, ends], axis=1).astype("<u8")

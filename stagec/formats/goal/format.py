@@ -28,16 +28,17 @@ from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program
 from stagec.support.diagnostics import error
 
-#: A rank class, and what its members differ in beside numbers.
+#: A rank class, and the shapes of a rank's groups, by which the operations of its members differ.
 _Kind = tuple[int, tuple[tuple[GroupAxes, Shape], ...]]
 
 
 @dataclass(frozen=True)
 class GoalFormat(JobFormat):
-    """A GOAL file: `NAME.goal`, or with `binary` what LogGOPSim reads, `NAME.bin`.
+    """A GOAL file, `NAME.goal`, or with `binary` the form that LogGOPSim reads, `NAME.bin`.
 
-    `collectives` says how they become messages: `ring`, `tree` or `pairwise`. Streams are cpus: 0
-    computes, 1 has collectives, 2 sends and 3 receives messages, 4 and 5 copy to and from hosts.
+    `collectives` is the algorithm by which collectives become messages: `ring`, `tree` or
+    `pairwise`. Streams are cpus: 0 for computations, 1 for collectives, 2 for sends, 3 for
+    receives, 4 and 5 for copies to and from the host.
     """
 
     collectives: str = "ring"
@@ -47,7 +48,7 @@ class GoalFormat(JobFormat):
     pods: ClassVar[bool] = True
 
     def check(self, job: TraceJob) -> None:
-        """Refuse an unknown algorithm. Raises `DiagnosticError`."""
+        """Raises `DiagnosticError` for an unknown algorithm."""
         check_choice(self, "collectives", ALGORITHMS)
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
@@ -72,8 +73,8 @@ class GoalFormat(JobFormat):
 
 
 class GoalSchedule:
-    """The parts of a job's file, rank by rank. The bytes of a class are there as long as any of its
-    ranks is to come."""
+    """The parts of a job's file, rank by rank. The bytes of a class are kept until its last
+    rank."""
 
     def __init__(self, job: TraceJob, algorithm: str) -> None:
         self._job, self._algorithm = job, algorithm
@@ -111,7 +112,7 @@ class GoalSchedule:
                 known = {k: v for k, v in known.items() if k[0] != number}
 
     def _sizes(self) -> list[int]:
-        """Bytes of every rank in binary."""
+        """The bytes of the binary of every rank."""
         sizes = np.zeros(self._ranks, dtype=np.int64)
         for number, members in enumerate(self._job.members):
             known: dict[_Kind, int] = {}
@@ -143,7 +144,8 @@ class GoalSchedule:
 
 
 def _copied(node: Node, machine: Machine | None) -> int:
-    """Nanoseconds of a copy between device and host. Raises `DiagnosticError` without a machine."""
+    """The nanoseconds of a copy between device and host. Raises `DiagnosticError` without a
+    machine."""
     if machine is None:
         raise error(
             f"'{node.name}' copies between device and host, which takes a machine's time",

@@ -1,13 +1,13 @@
-"""The operations of a rank in GOAL: computations, sends, receives, and which waits for which.
+"""The operations of a rank in GOAL: computations, sends and receives, with their dependencies.
 
-A node is a block of operations. One that computes or is an end of a message is one operation, a
-collective is the messages of its expansion between two `calc 0`:
+A node becomes a block of operations. A computation, send or receive is one operation; a collective
+is the messages of its expansion between two `calc 0`:
 
     %y = all_reduce over tp      calc 0 | send, recv, ... | calc 0
     what waits for %y            waits for the last one
 
 Blocks are made once for each prototype and repeated as columns. Ranks of a class differ in peers,
-and in sizes where a buffer does not divide; these are keys into lists of what they are.
+and in the sizes of parts of buffers that do not divide evenly; operations refer to these by keys.
 """
 
 from __future__ import annotations
@@ -24,34 +24,36 @@ from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program
 
 SEND, RECV, CALC = 1, 2, 3
-#: Streams as cpus: computations, collectives, sends and receives of messages, copies out and back.
+#: The cpus of streams: computations, collectives, sends, receives, copies to and from the host.
 COMPUTE, COLLECTIVE, SENDS, RECEIVES, STORES, LOADS = range(6)
-#: Tags of collectives begin here: one for each axes. Those of messages are below.
+#: The first tag of collectives, which have a tag for each group; tags of messages are smaller.
 COLLECTIVE_TAG = 1 << 30
 
 
 class GroupMember(NamedTuple):
-    """The member of the rank's own group over these axes that is `other` from it."""
+    """The member of a rank's group over `axes` whose position differs from the rank's own by
+    `other`."""
 
     axes: GroupAxes
     other: int
 
 
 class BufferShare(NamedTuple):
-    """Bytes of the part of a buffer that is `part` from the rank's own among those of a group."""
+    """The bytes of the part of a buffer of `size` bytes whose index differs from the rank's own
+    position in its group by `part`."""
 
     axes: GroupAxes
     size: int
     part: int
 
 
-#: What ranks of a class differ in.
+#: A value that differs between the ranks of a class.
 Key = GroupMember | Neighbour | BufferShare
 
 
 @dataclass
 class Place:
-    """Where a rank is: what its keys stand for."""
+    """A rank, by which keys have values."""
 
     layout: Layout
     rank: int
@@ -60,7 +62,7 @@ class Place:
     )
 
     def row(self, axes: GroupAxes) -> tuple[Ints, int]:
-        """The ranks of its group, and its position among them."""
+        """The ranks of its group over `axes`, and its position among them."""
         if axes not in self._rows:
             row = self.layout.groups.row(axes, self.rank)
             self._rows[axes] = row, int(np.flatnonzero(row == self.rank)[0])
@@ -77,7 +79,7 @@ class Place:
         return self.layout.peer(self.rank, *key)
 
     def shapes(self, groups: Iterable[GroupAxes], algorithm: str) -> Mapping[GroupAxes, Shape]:
-        """Its shape in these groups, for all_reduce."""
+        """Its shapes in these groups, for all_reduce."""
         rows = ((axes, *self.row(axes)) for axes in groups)
         return {
             axes: shape_of("all_reduce", len(row), algorithm, position)
@@ -90,8 +92,9 @@ Row = tuple[int, int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class NodeOps:
-    """The operations of a node, each with its type, size, cpu, tag (-1: the node's own), peer and
-    share (numbers of keys, or -1), and which (first) waits for which of them."""
+    """The operations of a node, each with its type, size, cpu, tag (-1 for the tag of the node),
+    and the numbers of its keys for the peer and for the share of a buffer, or -1. An edge (i, j)
+    means that operation i waits for j."""
 
     rows: list[Row]
     edges: list[tuple[int, int]]
@@ -117,7 +120,7 @@ class Ops:
 
 
 class OpCounts(NamedTuple):
-    """Sizes of `Ops`; `roots` wait for nothing."""
+    """The sizes of `Ops`; `roots` counts operations without dependencies."""
 
     ops: int
     edges: int
@@ -126,8 +129,8 @@ class OpCounts(NamedTuple):
 
 @dataclass
 class Expander:
-    """Makes the operations of the ranks of a class that have the same `shapes`. `nanoseconds` are
-    those of computations and copies."""
+    """Makes the operations of the ranks of a class that have the same `shapes`. `nanoseconds`
+    returns the time of a computation or copy."""
 
     program: Program
     layout: Layout
@@ -138,14 +141,14 @@ class Expander:
     _blocks: list[NodeOps] = field(default_factory=list[NodeOps])
 
     def blocks(self) -> list[NodeOps]:
-        """One for each prototype that is used."""
+        """The block of each prototype, empty for one without nodes."""
         if not self._blocks:
             pairs = zip(self.program.prototypes, self.program.counts.tolist(), strict=True)
             self._blocks = [self._block(n) if used else NodeOps([], []) for n, used in pairs]
         return self._blocks
 
     def counts(self) -> OpCounts:
-        """How many operations there are, without making them."""
+        """The sizes of `ops`, without making them."""
         program, blocks = self.program, self.blocks()
         ops = np.array([len(b.rows) for b in blocks], dtype=np.int64)
         edges = np.array([len(b.edges) for b in blocks], dtype=np.int64)
@@ -160,10 +163,10 @@ class Expander:
         pairs = np.array([e for b in blocks for e in b.edges], dtype=np.int64).reshape(-1, 2)
         lengths = np.array([len(b.rows) for b in blocks], dtype=np.int64)[program.prototype]
         starts = np.cumsum(lengths) - lengths
-        which = _taken([len(b.rows) for b in blocks], program.prototype)
+        which = _repeated([len(b.rows) for b in blocks], program.prototype)
         type_, size, cpu, tag, peer, share = rows[which].T
         tag = np.where(tag < 0, np.repeat(program.tag, lengths), tag)
-        inner = pairs[_taken([len(b.edges) for b in blocks], program.prototype)]
+        inner = pairs[_repeated([len(b.edges) for b in blocks], program.prototype)]
         inner_counts = np.array([len(b.edges) for b in blocks], dtype=np.int64)[program.prototype]
         inner += np.repeat(starts, inner_counts)[:, None]
         waits = np.repeat(starts, np.diff(program.starts))
@@ -213,8 +216,9 @@ class Expander:
         return self._keys.setdefault(key, len(self._keys))
 
 
-def _taken(lengths: list[int], prototype: Ints) -> Ints:
-    """Places in concatenated blocks of these lengths, for the blocks of each node in turn."""
+def _repeated(lengths: list[int], prototype: Ints) -> Ints:
+    """Indices into concatenated blocks of these lengths that repeat the block of each node's
+    prototype."""
     count = np.array(lengths, dtype=np.int64)
     offsets = (np.cumsum(count) - count)[prototype]
     taken = count[prototype]

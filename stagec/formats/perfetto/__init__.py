@@ -1,1 +1,1 @@
-"""Traces of what runs when, for Perfetto."""
+"""Timelines for Perfetto."""

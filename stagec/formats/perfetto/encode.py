@@ -1,11 +1,11 @@
-"""What ranks do over time as a trace for Perfetto (ui.perfetto.dev): protobuf TrackEvents.
+"""Encodes timelines for Perfetto (ui.perfetto.dev) as protobuf TrackEvents.
 
-A rank is a process, each of its streams a track, each node a slice on every stream that it is on;
-messages are flows from rank to rank, memory is a counter. Times are whole nanoseconds, as the
-format has them: picoseconds are rounded down.
+A rank is a process, each of its streams a track, each node a slice on each of its streams; messages
+are flows from rank to rank, memory is a counter. The format has whole nanoseconds: picoseconds are
+rounded down.
 
-Most of a slice is the same for all that its node is a run of. It is serialised once; a record is
-put together from such parts.
+Most of a slice is the same for all nodes of a prototype. This part is serialised once, and records
+are concatenated from such parts.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _TIMESTAMP = varint(TracePacket.TIMESTAMP_FIELD_NUMBER << 3)
 
 
 def perfetto_trace(timeline: Timeline) -> Iterator[bytes]:
-    """The bytes of a trace, in parts. Flows join messages of which both ends are there."""
+    """The bytes of a trace, in parts. Messages are flows if both ends are shown."""
     return _Writer(timeline).trace()
 
 
 @dataclass
 class _Names:
-    """Names that are written once and then known by a number."""
+    """Interned names: written once, then referred to by a number."""
 
     known: dict[str, int] = field(default_factory=dict[str, int])
     new: list[InternedName] = field(default_factory=list[InternedName])
@@ -57,8 +57,8 @@ class _Names:
             self.new.append(InternedName(iid=iid, name=name))
         return iid
 
-    def taken(self) -> list[InternedName]:
-        """Those that were not written yet."""
+    def unwritten(self) -> list[InternedName]:
+        """The names that were added since the last call."""
         new, self.new = self.new, []
         return new
 
@@ -93,10 +93,10 @@ class _Writer:
             yield _described(_inside(process, track, stream_name(stream, mesh), place))
         slices = b"".join(self._slices(each, tracks))
         interned = InternedData(
-            event_categories=self._categories.taken(),
-            event_names=self._names.taken(),
-            debug_annotation_names=self._labels.taken(),
-            debug_annotation_string_values=self._texts.taken(),
+            event_categories=self._categories.unwritten(),
+            event_names=self._names.unwritten(),
+            debug_annotation_names=self._labels.unwritten(),
+            debug_annotation_string_values=self._texts.unwritten(),
         )
         yield _packet(TracePacket(interned_data=interned))
         yield slices
@@ -110,8 +110,8 @@ class _Writer:
     # -- slices ------------------------------------------------------------------------------------
 
     def _slices(self, each: ShownRank, tracks: Mapping[Stream, int]) -> Iterator[bytes]:
-        """The beginnings and ends of the nodes, in the order of issue: a stream runs its own in
-        that order."""
+        """The starts and ends of nodes, in the order of issue, in which each stream runs its
+        nodes."""
         numbered = self._labels.number("microbatch")
         placed = {s: (_begins(track), _ends(track)) for s, track in tracks.items()}
         for step, microbatch, tag, start, end, _ in each.times.rows():
@@ -125,7 +125,7 @@ class _Writer:
                 yield _event(end // _PICOSECONDS, ends)
 
     def _body(self, step: OnStreams) -> bytes:
-        """What all slices of a node say, wherever they are."""
+        """The part of a slice that is the same for all nodes of a prototype."""
         body = self._bodies.get(id(step.node))
         if body is None:
             node, kernel = step.node, step.node.kernel
@@ -153,7 +153,7 @@ class _Writer:
         return body
 
     def _flow(self, rank: int, step: OnStreams, tag: int) -> bytes:
-        """The flow of a message, if its other end is there too."""
+        """The flow of a message, empty if its other end is not shown."""
         message = self._timeline.message(step.node, rank, tag)
         if message is None:
             return b""
@@ -194,7 +194,7 @@ def _event(time: int, event: bytes) -> bytes:
 def _inside(
     process: int, track: int, name: str, place: int, counter: CounterDescriptor | None = None
 ) -> TrackDescriptor:
-    """A track of a process, in this place among those of it."""
+    """A track of a process, at index `place` among its tracks."""
     return TrackDescriptor(
         uuid=track, parent_uuid=process, name=name, sibling_order_rank=place, counter=counter
     )
@@ -213,5 +213,5 @@ def _annotated(note: DebugAnnotation) -> bytes:
 
 
 def _delimited(number: int, data: bytes) -> bytes:
-    """A message as a field of another one."""
+    """A serialised message as field `number` of another one."""
     return varint(number << 3 | 2) + varint(len(data)) + data

@@ -1,4 +1,4 @@
-"""The format of Perfetto: what ui.perfetto.dev opens."""
+"""The format of Perfetto, which ui.perfetto.dev opens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stagec.program.nodes import Ints
 
 @dataclass(frozen=True)
 class PerfettoFormat(TimelineFormat):
-    """Track events of Perfetto, one file of the ranks that are chosen."""
+    """Track events of Perfetto: one file with the chosen ranks."""
 
     name: ClassVar[str] = "perfetto"
     node_bytes: ClassVar[int] = 110

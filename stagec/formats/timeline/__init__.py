@@ -1,1 +1,1 @@
-"""What runs when, on which stream, as profilers and viewers have it."""
+"""Timelines of ranks in the formats of profilers and viewers."""

@@ -31,7 +31,7 @@ from stagec.time.streams import Stream
 
 @dataclass(frozen=True)
 class ChromeFormat(TimelineFormat):
-    """Chrome's trace events, one file of the ranks that are chosen."""
+    """Chrome's trace events: one file with the chosen ranks."""
 
     name: ClassVar[str] = "chrome"
     node_bytes: ClassVar[int] = 250
@@ -99,7 +99,8 @@ class _Writer:
                 yield from self._flow(rank, step.node, tag, place, when)
 
     def _body(self, step: OnStreams) -> str:
-        """What all nodes like this say: name, category and the arguments, which stay open."""
+        """The part of an event that is the same for all nodes of a prototype: name, category and
+        arguments, whose object is not closed."""
         body = self._bodies.get(id(step))
         if body is None:
             args = json.dumps(arguments(step.node) | {"counts as": step.part})[:-1]
@@ -110,7 +111,7 @@ class _Writer:
     def _flow(
         self, rank: int, node: Node, tag: int, place: str, when: tuple[int, int]
     ) -> Iterator[str]:
-        """The end of an arrow, if its other end is there too."""
+        """The event for one end of a message, if the other end is shown too."""
         message = self._timeline.message(node, rank, tag)
         if message is None:
             return
@@ -123,7 +124,7 @@ class _Writer:
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """What a node does: its op, its kernel, bytes and FLOPs."""
+    """The arguments of a node's event: its op, kernel, bytes and FLOPs."""
     args: dict[str, Any] = {"op": node.kind}
     if node.kernel is not None:
         args["kernel"] = str(node.kernel)

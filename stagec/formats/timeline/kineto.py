@@ -1,15 +1,15 @@
-"""Traces as the profiler of PyTorch (Kineto) writes them, one file of JSON a rank.
+"""Traces as the profiler of PyTorch (Kineto) writes them: one JSON file per rank.
 
-A node is an op of the host, the launch that it makes, and the kernel, memory copy or NCCL kernel
-that runs. The launch is the gap before a kernel; the model of `stagec time` has no queue, so it
-ends when the kernel begins. Communication says its group, bytes and type as NCCL's kernels do:
-HolisticTraceAnalysis and `stagec measure` read it.
+A node becomes an op of the host, its launch, and a kernel, memory copy or NCCL kernel. The launch
+is the gap before a kernel; the model of `stagec time` has no queue, so it ends when the kernel
+begins. Communication has its group, bytes and type in the form of NCCL's kernels, which
+HolisticTraceAnalysis and `stagec measure` read.
 
     cpu_op         forward/L0/q    0.000000 .. 2.500000     on a thread of the host
     cuda_runtime   cudaLaunchKernel                         the same time; correlation 7
     kernel         matmul bf16 ..  2.500000 .. 44.100000    on a stream of the device; correlation 7
 
-Events of a class are made once. Ranks differ in the names and ranks of groups and in peers.
+The events of a class are made once; ranks differ in groups and peers.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from stagec.formats.torch_comm import NCCL, elements_of
 from stagec.program.nodes import Ints, Node
 from stagec.time.clock.intervals import NONE, stream_name, title_of
 
-#: PyTorch names so many ranks of a group.
+#: The most ranks of a group that PyTorch lists.
 _MOST_RANKS = 30
-#: Streams of a device are numbered from here, as those of PyTorch are.
+#: The number of the first stream of a device, as in PyTorch.
 _FIRST_STREAM = 7
-#: The process of the host, its thread that launches computations, and that which launches others.
+#: The process of the host, its thread that launches computations, and the one that launches others.
 _HOST, _COMPUTES, _COMMUNICATES = 1, 1, 2
-#: What stands in the events of a class where ranks differ.
+#: A placeholder in the events of a class for the group or peers of a node.
 _Hole = Node
 _Parts = list[bytes | _Hole]
 
 
 @dataclass(frozen=True)
 class KinetoFormat(TimelineFormat):
-    """Kineto's traces; `gzip` packs them."""
+    """Kineto's traces, compressed with `gzip`."""
 
     gzip: bool = False
     name: ClassVar[str] = "kineto"
@@ -68,7 +68,7 @@ def _packed(parts: Iterable[bytes], *, packs: bool) -> Iterable[bytes]:
 
 
 class KinetoWriter:
-    """Writes the ranks of a timeline; `groups` are all of the job, by name."""
+    """Writes the ranks of a timeline; `groups` are all groups of the job, by name."""
 
     def __init__(self, timeline: Timeline, groups: Mapping[str, list[int]]) -> None:
         self._timeline, self._groups = timeline, groups
@@ -131,7 +131,8 @@ def _about(timeline: Timeline, each: ShownRank) -> Iterator[str]:
 
 
 def _differing(timeline: Timeline, node: Node, rank: int) -> str:
-    """What a kernel that communicates says of its rank: the group, or the two ends."""
+    """The arguments of a communication kernel that differ between ranks: the group, or the two ends
+    of a message."""
     if node.is_message:
         peer = timeline.peer(node, rank)
         name, ranks = f"{rank}:{peer}", sorted((rank, peer))
@@ -148,7 +149,7 @@ def _differing(timeline: Timeline, node: Node, rank: int) -> str:
 
 
 def _class_parts(timeline: Timeline, number: int) -> _Parts:
-    """The events of a class, each behind a comma and a line break."""
+    """The events of a class, each after a comma and a line break."""
     times, mesh = timeline.times(number), timeline.mesh(number)
     streams = {s: _FIRST_STREAM + i for i, s in enumerate(streams_in(times))}
     bodies: dict[int, tuple[str, str, str]] = {}
@@ -169,7 +170,7 @@ def _class_parts(timeline: Timeline, number: int) -> _Parts:
             )
             continue
         if id(step) not in bodies:
-            bodies[id(step)] = _bodies(node, mesh)
+            bodies[id(step)] = _bodies(node)
         op, launched, body = bodies[id(step)]
         thread = _COMPUTES if node.is_computation else _COMMUNICATES
         gap = f'"ts": {microseconds(start)}, "dur": {microseconds(launch)}'
@@ -193,8 +194,8 @@ def _class_parts(timeline: Timeline, number: int) -> _Parts:
     return parts
 
 
-def _bodies(node: Node, mesh: Mapping[str, int]) -> tuple[str, str, str]:
-    """Names and categories of the op, the launch and the kernel of a node."""
+def _bodies(node: Node) -> tuple[str, str, str]:
+    """The names and categories of a node's op, launch and kernel."""
     title = json.dumps(title_of(node.name))
     op = f'"cat": "cpu_op", "name": {title}'
     if node.is_copy:
@@ -213,21 +214,22 @@ def _bodies(node: Node, mesh: Mapping[str, int]) -> tuple[str, str, str]:
 
 
 def _kernel_name(node: Node) -> str:
-    """A product by its extents, others by their op; a node of a trace has the kernel's name."""
+    """The name of a computation's kernel: a product with its extents, others by their op. A node of
+    a recorded trace has the kernel's name."""
     if node.kernel is not None and node.kernel.extents:
         return str(node.kernel)
     return title_of(node.name) if node.kind == "comp" else node.kind
 
 
 def _arguments(node: Node, mesh: Mapping[str, int]) -> str:
-    """What a kernel says of itself; that of what communicates is left open."""
+    """The arguments of a kernel; for communication they end in a comma."""
     if node.is_computation or node.is_copy:
         return json.dumps(arguments(node))[1:-1]
     return json.dumps(_communication(node, mesh))[1:-1] + ", "
 
 
 def _communication(node: Node, mesh: Mapping[str, int]) -> dict[str, Any]:
-    """What a collective or a message moves."""
+    """The arguments of a collective or message that all ranks of a class share."""
     dtype, into, out = elements_of(node, mesh)
     return {
         "Collective name": NCCL.get(node.kind, (node.kind, ""))[0],

@@ -1,7 +1,7 @@
-"""Timelines: when the nodes of some ranks of a job run, and the base of the formats that say so.
+"""Timelines: the times of the nodes of some ranks of a job, and the base class of their formats.
 
-A job has many ranks and few classes, and viewers take some hundred thousand nodes. So the ranks
-are chosen: those of --only-ranks, all of a small job, the first of each class of a large one.
+A job has many ranks but few classes, and viewers can open some hundred thousand nodes. So ranks are
+chosen: those of --only-ranks, all ranks of a small job, the first of each class of a large one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from stagec.time.pods_step import IssuedPods
 from stagec.time.step import Issued, StepTime, step_time
 from stagec.time.streams import COMPUTE, Stream
 
-#: Nodes of all ranks of a file together: a viewer takes about as many.
+#: The most nodes of all ranks in a file together: viewers can open about as many.
 MOST_NODES = 500_000
-#: The kind of an op of a host, in traces that have these; its stream is of this kind too.
+#: The kind of an op of the host in recorded traces, and of its stream.
 HOST = "host op"
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRank:
-    """A rank: the name of its class, when its nodes run, and what it holds, if that is known."""
+    """A rank: the name of its class, the times of its nodes, and its bytes in memory, if known."""
 
     rank: int
     name: str
@@ -45,11 +45,12 @@ class ShownRank:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Ranks of a job: `chosen` has the class of each that is shown, in order.
+    """The timelines of ranks of a job: `chosen` has the class of each rank that is shown, in order.
 
-    `mesh`, `times` and `memory` are asked for a class, the last one None where it is not known. A
-    collective of a rank has a group, with a name and its ranks, a message a peer. Both ends of a
-    message have the same `way`, which distinguishes streams between two ranks.
+    `mesh`, `name`, `times` and `memory` are functions of a class; `memory` may return None. `group`
+    returns the name and the ranks of a collective's group on a rank, `peer` the peer of a message,
+    and `way` a key that both ends of a message share, which distinguishes streams between two
+    ranks.
     """
 
     mesh: Callable[[int], Mapping[str, int]]
@@ -64,23 +65,23 @@ class Timeline:
     way: Callable[[Node, int], Hashable] = field(default=lambda node, rank: ())
 
     def traces(self) -> Iterator[ShownRank]:
-        """The ranks, one by one: those of a class share its times."""
+        """The shown ranks, one by one; those of a class share its times."""
         return map(self.trace, self.chosen)
 
     def message(self, node: Node, rank: int, tag: int) -> Hashable | None:
-        """What both ends of a message have in common; None if the other end is not shown."""
+        """A key that both ends of a message share; None if the other end is not shown."""
         other = self.peer(node, rank)
         ends = (rank, other) if node.kind == "send" else (other, rank)
         return (*ends, self.way(node, rank), tag) if other in self.chosen else None
 
     def trace(self, rank: int) -> ShownRank:
-        """One of the ranks."""
+        """The data of one shown rank."""
         number = self.chosen[rank]
         return ShownRank(rank, self.name(number), self.times(number), self.memory(number))
 
 
 def streams_in(times: NodeTimes) -> list[Stream]:
-    """The streams of a rank, that of its computations first, the others in the order of use."""
+    """The streams of a rank: that of its computations first, the others in the order of use."""
     numbers: list[int] = times.kind.tolist()
     used = (times.kinds[number] for number in dict.fromkeys(numbers))
     streams = dict.fromkeys(stream for placed in used for stream in placed.streams)
@@ -92,9 +93,9 @@ def streams_in(times: NodeTimes) -> list[Stream]:
 
 @dataclass(frozen=True)
 class Replay:
-    """A replayed step of a job, or of one of its pods: its classes, who its ranks talk to, the
-    number of its first class, when it starts, in picoseconds, and what the names of its classes
-    begin with. `span` is the time of devices, `end` that of the step, which hosts may hold up."""
+    """A replayed step of a job, or of one of its pods: its classes, its layout, the number of its
+    first class, its start in picoseconds, and a prefix for the names of its classes. `span` is the
+    time of devices, `end` that of the step, which hosts may delay."""
 
     issued: Issued
     classes: Sequence[ClassTimes]
@@ -107,7 +108,7 @@ class Replay:
 
     @classmethod
     def of(cls, issued: Issued, step: StepTime) -> Replay:
-        """That of a job of one mesh."""
+        """The replay of a job without pods."""
         times = step.devices, step.devices.end, step.picoseconds
         return cls(issued, *times, Layout(issued.mesh, issued.groups))
 
@@ -118,7 +119,7 @@ def replayed_timeline(
     device: str,
     events: Callable[[int], Events | None],
 ) -> Timeline:
-    """The timeline of replayed steps; `events` are the memory events of a class, if they are
+    """The timeline of replayed steps; `events` returns the memory events of a class, if they are
     known."""
 
     def of(number: int) -> Replay:
@@ -141,7 +142,7 @@ def replayed_timeline(
         return of(chosen[rank]).layout.peer(rank, *node.way)
 
     def way(node: Node, rank: int) -> Hashable:
-        if crosses_pods(node.op):  # their tags tell them apart
+        if crosses_pods(node.op):  # these messages have different tags
             return ""
         return node.over, node.by % of(chosen[rank]).layout.mesh[node.over]
 
@@ -169,15 +170,15 @@ def _group(layout: Layout, axes: GroupAxes, rank: int) -> tuple[str, Sequence[in
 
 
 def count_nodes(classes: Sequence[ClassTimes]) -> list[int]:
-    """Nodes of a rank of each class."""
+    """The nodes per rank of each class."""
     return [*map(len, classes)]
 
 
 def first_ranks(
     members: Sequence[Ints], classes: Sequence[ClassTimes], end: int, room: int | None
 ) -> dict[int, int]:
-    """The first rank of each class of a step that ends then, those that are busy longest before
-    others, while they have no more than `room` nodes together."""
+    """The first rank of each class of a step that ends at `end`, ordered by how long they are busy,
+    the longest first, as long as they have at most `room` nodes together."""
     counts, ranks, left = count_nodes(classes), dict[int, int](), room
     busy = [each.busy_time(end) for each in classes]
     for number in sorted(range(len(busy)), key=lambda number: -busy[number]):
@@ -197,13 +198,14 @@ def classes_of(members: Sequence[Ints]) -> dict[int, int]:
 # -- formats ---------------------------------------------------------------------------------------
 
 
-#: The job that was replayed last, with its replays: several formats of one compile show the same.
+#: The last job that was replayed, with its replays, which several formats of one compile share.
 _last: dict[str, tuple[tuple[object, ...], list[Replay]]] = {}
 
 
 def replays_of(job: TraceJob) -> list[Replay]:
-    """The replayed step of a job, or those of its pods: of parts at once, and that of the pod which
-    decodes behind the others, when all caches are there. Raises `DiagnosticError`."""
+    """The replayed step of a job, or the steps of its pods: those of parts run concurrently; that
+    of the decode pod starts after the others, when all caches have arrived. Raises
+    `DiagnosticError` without a model and a machine."""
     models, machine = job.models, job.machine
     if not models or machine is None:
         raise error("a timeline needs the model and a machine", remedy="compile it with --machine")
@@ -228,8 +230,8 @@ def replayed(
     machine: Machine,
     how: ReplayOptions,
 ) -> list[Replay]:
-    """The replayed steps of pods: at once, but of one that decodes, whose step is behind the
-    others. Raises `DiagnosticError`."""
+    """The replayed steps of pods: concurrent, except that of the decode pod, which starts after the
+    others. Raises `DiagnosticError` if the machine cannot run them."""
     first, levels = _first(issued), dict[str, Level]()
     ahead = {pod: each for pod, each in issued.items() if pod != DECODE}
     other_pods = {
@@ -255,15 +257,15 @@ def replayed(
 
 @dataclass(frozen=True)
 class TimelineFormat(JobFormat):
-    """Base of formats that say when what runs, as `stagec time` has it. `ranks` chooses among `all`
-    ranks and the first of each of the `classes`."""
+    """Base class of formats for timelines, with the times of `stagec time`. `ranks` is `all`, or
+    `classes` for the first rank of each class."""
 
     ranks: str = ""
     needs: ClassVar[frozenset[Need]] = frozenset({"machine", "model"})
     pods: ClassVar[bool] = True
-    #: About how many bytes a node takes.
+    #: The approximate number of bytes per node.
     node_bytes: ClassVar[int] = 0
-    #: Whether all ranks are in one file, of which viewers take so much only.
+    #: Whether all ranks are in one file, whose size viewers limit.
     one_file: ClassVar[bool] = True
 
     def check(self, job: TraceJob) -> None:
@@ -282,7 +284,8 @@ class TimelineFormat(JobFormat):
         return Estimate(nodes * self.node_bytes, text)
 
     def timeline(self, job: TraceJob, ranks: Ints | None) -> Timeline:
-        """The ranks that are written. Raises `DiagnosticError` for more than a viewer takes."""
+        """The timeline of the chosen ranks. Raises `DiagnosticError` for more nodes than viewers
+        can open."""
         machine = job.machine
         chosen, nodes, _ = self._chosen(job, ranks)
         if self.one_file and len(chosen) > 1 and nodes > MOST_NODES:
@@ -298,7 +301,8 @@ class TimelineFormat(JobFormat):
         return replayed_timeline(replays, chosen, device, events)
 
     def _chosen(self, job: TraceJob, ranks: Ints | None) -> tuple[dict[int, int], int, str]:
-        """The ranks with their classes, nodes of them, and why these."""
+        """The chosen ranks with their classes, the number of their nodes, and the reason for the
+        choice."""
         replays = replays_of(job)
         counts, of = _counts(replays), classes_of(job.members)
         every = sum(len(m) * n for m, n in zip(job.members, counts, strict=True))
@@ -323,7 +327,7 @@ class TimelineFormat(JobFormat):
 
 
 def too_many(what: str, nodes: int, ranks: int) -> Exception:
-    """The error for more nodes than a viewer takes."""
+    """The error for more nodes than viewers can open."""
     return error(
         f"{what}: {nodes:,} nodes, but viewers open about {MOST_NODES:,}",
         remedy=f"choose {MOST_NODES * ranks // nodes} of the {ranks} ranks, or fewer",
@@ -331,17 +335,17 @@ def too_many(what: str, nodes: int, ranks: int) -> Exception:
 
 
 def _counts(replays: Sequence[Replay]) -> list[int]:
-    """Nodes of a rank of each class."""
+    """The nodes per rank of each class of all replays."""
     return [count for each in replays for count in count_nodes(each.classes)]
 
 
 def microseconds(picoseconds: int) -> str:
-    """Microseconds, exactly."""
+    """The exact decimal of a time in microseconds."""
     return f"{picoseconds // 10**6}.{picoseconds % 10**6:06d}"
 
 
 def joined(parts: Iterable[str]) -> Iterator[bytes]:
-    """Texts as bytes, in pieces of about a megabyte."""
+    """Texts as bytes, in blocks of about a megabyte."""
     waiting: list[str] = []
     size = 0
     for part in parts:

@@ -1,11 +1,11 @@
-"""The timeline of traces that have durations: those of a profiler, or of `compile --machine`.
+"""Timelines of traces with durations: those of a profiler, or of `compile --machine`.
 
-A node that says when it started is shown there. Others are replayed, each rank by itself: a node
-starts when all that it waits for is done and its stream is free, in the order of the file. The
-duration of a recorded collective has the time in which it waited for others, so a rank needs no
-other one. Converters of PyTorch's traces name the op that calls another one as a control
-dependency, and the caller may wait for it in turn: where that makes a ring, data dependencies alone
-count, as for Chakra's feeder.
+A node with a start time is shown at that time. Traces without start times are replayed, each rank
+separately: a node starts when its dependencies are complete and its stream is free, in file order.
+The duration of a recorded collective includes its waiting time for other ranks, so ranks are
+independent. Converters of PyTorch's traces add a control dependency of an op on its caller, which
+may depend on the op in turn: if that makes a cycle, only data dependencies count, as in Chakra's
+feeder.
 
     a  3 us   on compute          0 ..  3
     b  5 us   on group 1, after a 3 ..  8
@@ -36,14 +36,14 @@ from stagec.time.streams import COMPUTE, Stream
 _PICOSECONDS = 10**6
 _COPIES = {NodeKind.MEM_LOAD: ("load", "device"), NodeKind.MEM_STORE: ("store", "host")}
 _PEERS = {NodeKind.SEND: ("send", "comm_dst"), NodeKind.RECV: ("recv", "comm_src")}
-#: What must have durations: nodes of a device of these kinds.
+#: The kinds of device nodes that must have durations.
 _TIMED = (NodeKind.COMP, NodeKind.COLL, NodeKind.SEND, NodeKind.RECV)
 
 
 def recorded_timeline(paths: Mapping[int, Path], groups: Mapping[int, Sequence[int]]) -> Timeline:
-    """The timeline of ranks by the files of their traces. `groups` are the members of each group,
-    as far as they are known. Files are read as they are asked for, which raises `DiagnosticError`
-    for one without durations, with times that no clock has, or with nodes that wait for each other.
+    """The timeline of ranks from the files of their traces. `groups` are the members of each group,
+    as far as they are known. Files are read on demand, which raises `DiagnosticError` for a trace
+    without durations, with impossible times, or with cyclic dependencies.
     """
     sizes = {_group_name(str(n)): len(members) for n, members in groups.items()}
     mesh: defaultdict[str, int] = defaultdict(lambda: 1, sizes)
@@ -84,7 +84,7 @@ class _Rank:
     mesh: Mapping[str, int]
 
     def times(self) -> NodeTimes:
-        """When its nodes run."""
+        """The times of its nodes."""
         try:
             nodes = [n for n in read_trace(self.path) if n.kind != NodeKind.METADATA]
         except TraceError as problem:
@@ -116,7 +116,7 @@ class _Rank:
         return NodeTimes(steps, *(np.array(column, dtype=np.int64) for column in columns))
 
     def _check(self, nodes: Sequence[TraceNode]) -> None:
-        """Refuse a trace in which no node of a kind has a duration."""
+        """Raises `DiagnosticError` for a trace in which no node of a kind has a duration."""
         for kind in _TIMED:
             recorded = [n for n in nodes if n.kind == kind and not n.attrs.get("is_cpu_op")]
             if recorded and not any(n.duration_micros for n in recorded):
@@ -163,7 +163,7 @@ def _replayed(
     steps: Sequence[OnStreams],
     waits_for: Callable[[TraceNode], Sequence[int]],
 ) -> list[int] | None:
-    """When each node starts, in picoseconds; None if nodes depend on each other in a cycle."""
+    """The start of each node in picoseconds; None if dependencies form a cycle."""
     index = {node.id: i for i, node in enumerate(nodes)}
     users: defaultdict[int, list[int]] = defaultdict(list)
     waiting: list[int] = []
@@ -190,12 +190,12 @@ def _replayed(
     return starts if done == len(nodes) else None
 
 
-#: A day: what is longer is no step.
+#: A day, in picoseconds: longer times are errors.
 _LONGEST = 86_400 * 10**12
 
 
 def _whole(node: TraceNode, name: str) -> int:
-    """An attribute that is a number, at least 0."""
+    """The value of an integer attribute; 0 if it is missing or not a valid number."""
     value = node.attrs.get(name, 0)
     return value if isinstance(value, int) and 0 <= value < 1 << 60 else 0
 

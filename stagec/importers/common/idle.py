@@ -174,7 +174,7 @@ def llama4_tower(config: Config, text: ModelText) -> ModelText:
         return text
     read_idle(vision, text, width=768, inner=5632, layers=34, patch=14)
     image_tokens(vision, text, 448)
-    ratio = vision.ratio("pixel_shuffle_ratio", default=1)
+    ratio = vision.positive("pixel_shuffle_ratio", default=1)
     read_size(vision, text, "U_v", "projector_input_dim", default=4096)
     read_size(vision, text, "O_v", "projector_output_dim", default=4096)
     vision.only("vision_output_dim", text.value("O_v"))

@@ -364,7 +364,7 @@ class _T5Side:
     ) -> str:
         """Append the layers on `x`, which attend to `source` if there is one, and return the name
         of the result. One of `every` layers has experts, if there are any."""
-        causal = "causal, rsqrt = 1" if source else "rsqrt = 1"
+        causal = "causal, rsqrt = 1, given_type" if source else "rsqrt = 1, given_type"
         name = "causal_attention" if source else "attention"
         own = MultiHead(
             "", causal, bias=not own_bias, relative=self.bias * own_bias, name=name, wide=True
@@ -372,7 +372,8 @@ class _T5Side:
         operands = [] if own_bias else [relative(body, f"{self.name}_bias", self.bias)]
         parts = [Sublayer(own.write(text), "self" if source else "attn", T5_RMS, operands=operands)]
         if source:
-            cross = MultiHead("", "rsqrt = 1", cross=True, name="cross_attention", wide=True)
+            mask = "rsqrt = 1, given_type"
+            cross = MultiHead("", mask, cross=True, name="cross_attention", wide=True)
             parts.append(Sublayer(cross.write(text), "cross", T5_RMS, operands=[source]))
         kinds = {self.name: Layer([*parts, Sublayer(mlp.write(text), "mlp", T5_RMS)])}
         order = [self.name] * self.count

@@ -235,8 +235,8 @@ def _mistral3(config: Config, idle: Idle) -> None:
 )
 def _shuffled(config: Config, idle: Idle) -> None:
     """InternVL: a pixel shuffle, a norm and two products."""
-    ratio = config.ratio("downsample_ratio", default=1)
-    if not ratio or (wide := idle.text.value("D_v") / ratio**2).denominator != 1:
+    wide = idle.text.value("D_v") / config.positive("downsample_ratio", default=1) ** 2
+    if wide.denominator != 1:
         raise config.wrong("downsample_ratio", "a share of the side of an image, as 0.5")
     idle.text.symbol("U_v", int(wide), "hidden_size / downsample_ratio^2")
     idle.norm("projector_norm", "U_v")

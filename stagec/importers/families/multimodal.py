@@ -239,7 +239,7 @@ def qwen3_tower(vision: Config, text: ModelText, deep: Sequence[int] = _DEEP) ->
     """Declare the tower of Qwen3-VL, with its merger and those of the layers `deep`."""
     read_idle(vision, text, width=1152, inner=4304, layers=27, patch=16)
     read_size(vision, text, "N_v", "num_position_embeddings", default=2304)
-    if vision.is_list("deepstack_visual_indexes"):
+    if vision.has("deepstack_visual_indexes"):
         deep = vision.sizes("deepstack_visual_indexes")
     idle = _qwen_tower(vision, text, bias="D_v")
     idle.param("positions", "N_v, D_v")

@@ -72,8 +72,8 @@ def _swin(config: Config, title: str, *, second_version: bool) -> ModelText:
     config.skip("stage_names", "out_features", "out_indices", "drop_path_rate", "encoder_stride")
     config.skip("path_norm")
     text = begin_pyramid(config, title, [width << i for i in range(count)], depths)
-    window = config.size("window_size", default=7)
-    ratio = config.ratio("mlp_ratio", default=4)
+    window = config.count("window_size", default=7, least=2)
+    ratio = config.positive("mlp_ratio", default=4)
     sides = [text.value("X") >> i for i in range(count)]
     windows = [min(side, window) for side in sides]
     for i, (number, side) in enumerate(zip(heads, sides, strict=True), 1):

@@ -101,7 +101,7 @@ def _none(config: Config) -> bool:
 
 def _scores(model: DecoderModel, cap: Fraction) -> str:
     """The static parameters of attention by `query_pre_attn_scalar` and a bound of the scores."""
-    scalar = model.config.ratio("query_pre_attn_scalar", default=256)
+    scalar = model.config.positive("query_pre_attn_scalar", default=256)
     words = ["causal"]
     if scalar != model.text.value("K"):
         words.append(f"rsqrt = {scalar}")

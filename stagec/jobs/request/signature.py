@@ -78,7 +78,7 @@ class JobFlags(TypedDict, total=False):
     #: ends (backward), or in the last stage when the step ends (step).
     stage_results: Literal["sent", "backward", "step"] | None
     #: The gradient that a pipeline stage sends is freed when it is sent, or when that of the next
-    #: microbatch exists, if a rank has one part of the model (next).
+    #: microbatch exists, in 1F1B (next).
     stage_gradients: Literal["sent", "next"] | None
     #: Where a schedule splits backward, what forward saved is freed when it is last used, or when
     #: the gradients of weights of its microbatch have been made (weights).
@@ -104,6 +104,9 @@ class JobFlags(TypedDict, total=False):
     #: Ranks that split each expert: as many as tp, or 1, or tp over --ep if that takes some ranks
     #: of tp. The default, 0, means 1 if --ep takes all ranks of tp, otherwise as many as it leaves.
     etp: int | None
+    #: Each rank of tp has all of the shared experts, as in SGLang with SGLANG_SHARED_EXPERT_TP1,
+    #: where blocks of low-bit weights do not divide.
+    whole_shared_experts: bool | None
     #: On which devices products of experts in 4 bits order tokens, compute the activation behind
     #: them and cast its result.
     fuse_experts: Literal["none", "blackwell"] | None
@@ -298,6 +301,9 @@ class JobFlags(TypedDict, total=False):
     #: The kernel that multiplies weights of 4 bits by activations of 16: that of Marlin, which
     #: weights in int4 have anyway, or the one with which the machine was measured (device).
     expanding_kernel: Literal["device", "marlin"] | None
+    #: The kernel that multiplies weights in blocks of fp8, but for those of experts: that of
+    #: FlashInfer on Blackwell, or the one with which the machine was measured (device).
+    block_kernel: Literal["device", "flashinfer"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
     #: expert_weights, scaled_rope, complex_rope, alibi, sinks, softcap; or none of a stack's

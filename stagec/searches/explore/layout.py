@@ -87,12 +87,18 @@ class RankLayers:
     begins: int
 
 
-@lru_cache(1024)
 def rank_layers(
     layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
 ) -> tuple[RankLayers, ...]:
     """The layers of each rank of a pipeline; empty if its schedule is not known, or there are too
     few layers. Arguments are those of `layer_layout`."""
+    return _rank_layers(layers, name, stages, min(count, _WARM * stages), given, cut)
+
+
+@lru_cache(1024)
+def _rank_layers(
+    layers: Layers, name: str, stages: int, count: int, given: int, cut: tuple[int, ...]
+) -> tuple[RankLayers, ...]:
     schedule = SCHEDULES.get(name)
     if schedule is None:
         return ()
@@ -108,7 +114,7 @@ def rank_layers(
     for number, home in enumerate(placement.homes):
         own[home.rank] += parts[number % depth]
         ends.add((home.rank, number % depth))
-    kept = _kept(schedule, placement, stages, min(count, _WARM * stages), chunks, parts)
+    kept = _kept(schedule, placement, stages, count, chunks, parts)
     whole = shares[0] >= layers.before, shares[-1] >= layers.after
     in_order = count > 1 and is_in_order(schedule, stages, chunks)
     ranks: list[RankLayers] = []
@@ -172,8 +178,10 @@ def _kept(
     peaks: list[tuple[int, int]] = []
     for rank in range(stages):
         now = most = begins = 0
+        homes = ((chunk, placement.stage(rank, chunk)) for chunk in placement.chunks(rank))
+        sizes = {chunk: parts[stage % placement.depth] for chunk, stage in homes}
         for action in schedule.rank_actions(rank, stages, count, chunks):
-            size = parts[placement.stage(rank, action.chunk) % placement.depth]
+            size = sizes[action.chunk]
             if action.kind == "F":
                 now += size
                 most, begins = (now, 0) if now > most else (most, begins)

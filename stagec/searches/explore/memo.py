@@ -48,18 +48,18 @@ class MemoByReads(Generic[T]):
     hashable."""
 
     def __init__(self, function: Callable[[NotedValues], T]) -> None:
-        self._function, self._first = function, Reads[T]()
+        self._function, self.first = function, Reads[T]()
 
-    def reads_of(self, values: Mapping[str, Any]) -> Reads[T]:
-        """The node that these values lead to; they are common to many calls."""
-        node = self._first
+    def reads_of(self, values: Mapping[str, Any], start: Reads[T] | None = None) -> Reads[T]:
+        """The node that these values, common to many calls, lead to from `start`."""
+        node = start or self.first
         while node.name in values and (branch := node.branches.get(values[node.name])) is not None:
             node = branch
         return node
 
     def __call__(self, values: Mapping[str, Any], start: Reads[T] | None = None) -> T:
         """The answer for these values, of which some lead to `start`."""
-        node = start or self._first
+        node = start or self.first
         while node.name:
             branch = node.branches.get(values[node.name])
             if branch is None:
@@ -70,7 +70,7 @@ class MemoByReads(Generic[T]):
     def _ask(self, values: Mapping[str, Any]) -> T:
         reading = NotedValues(values)
         answer = self._function(reading)
-        node = self._first
+        node = self.first
         for name, value in reading.read.items():
             node.name = name
             node = node.branches.setdefault(value, Reads())

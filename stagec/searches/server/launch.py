@@ -13,13 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 from typing import Any, cast
 
 from stagec.ir.expr import fraction
 from stagec.ir.serving_step import PREFILL
-from stagec.ir_spec.strategy.axes import expert_parts, whole_experts
+from stagec.ir_spec.ops.quantized import FORMATS
+from stagec.ir_spec.strategy.axes import SHARED_WIDTH, expert_parts, whole_experts
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.option import Kind
@@ -139,6 +140,10 @@ class LaunchEngine(ABC):
             return "attention and feed-forward on ranks of their own"
         return layout.problem
 
+    def adapted(self, options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+        """A worker of a model of these sizes as the engine starts it, where that is otherwise."""
+        return options
+
     @abstractmethod
     def files(self, about: str, workers: Sequence[LaunchedWorker]) -> dict[str, str]:
         """The launch files by name, for one kind of worker, or for those that prefill and those
@@ -188,7 +193,7 @@ def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
 
 
 #: The ranks of adapters that vLLM supports (vllm/config/lora.py: MaxLoRARanks).
-_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: TensorRT-LLM's names of modules with adapters (lora_helper.py), by names of parameters.
 _LORA_MODULES: Mapping[str, Sequence[str]] = {
     "wq": ["attn_q"],
@@ -206,9 +211,8 @@ class VLLM(ScriptedEngine):
     def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
         if layout.ep > 1 and layout.moe_tp > 1:
             return "experts that are split and shared out at once"
-        if options.lora and options.lora_rank not in _VLLM_RANKS:
-            ranks = ", ".join(map(str, _VLLM_RANKS))
-            return f"adapters of rank {options.lora_rank}, but of {ranks}"
+        if options.lora and options.lora_rank > VLLM_RANKS[-1]:
+            return f"adapters of rank {options.lora_rank}, but of up to {VLLM_RANKS[-1]}"
         return super().lacks(layout, options)
 
     def server(self, about: str, worker: LaunchedWorker) -> str:
@@ -236,7 +240,8 @@ class VLLM(ScriptedEngine):
             words += ["--block-size", str(worker.options.page)]
         if worker.options.lora:
             words += ["--enable-lora", "--max-loras", str(worker.options.max_loras)]
-            words += ["--max-lora-rank", str(worker.options.lora_rank)]
+            rank = next(r for r in VLLM_RANKS if r >= worker.options.lora_rank)
+            words += ["--max-lora-rank", str(rank)]
         if worker.role != SERVER:
             config = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
             words += ["--kv-transfer-config", shlex.quote(json.dumps(config))]
@@ -253,12 +258,26 @@ class VLLM(ScriptedEngine):
         return _script(about, words)
 
 
+#: Shared experts are whole on each rank (models/deepseek_v2.py of SGLang, `DeepseekV2MoE`).
+_WHOLE_SHARED = "export SGLANG_SHARED_EXPERT_TP1=1\n"
+
+
 class SGLang(ScriptedEngine):
-    """SGLang, whose sizes are those of all groups of data-parallel attention together."""
+    """SGLang, whose sizes are those of all groups of data-parallel attention together, and whose
+    ranks have shared experts whole where their blocks do not divide."""
+
+    def adapted(self, options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+        format_, width = FORMATS.get(options.weight_dtype or ""), sizes.get(SHARED_WIDTH, 0)
+        if format_ is None or not width:
+            return options
+        block = gcd(width, options.weight_block or format_.rows or 1)
+        whole = width % (block * options.tp) > 0
+        return options.changed(whole_shared_experts=True) if whole else options
 
     def server(self, about: str, worker: LaunchedWorker) -> str:
         layout = worker.layout
         precision, more = _precision(worker.options, "fp8_e4m3")
+        more += _WHOLE_SHARED if worker.options.whole_shared_experts else ""
         words = ["python -m sglang.launch_server", "--model-path", '"$MODEL"']
         words += ["--host", "0.0.0.0", "--port", str(_PORT), "--tp-size", str(layout.ranks)]
         if layout.pp > 1:

@@ -190,7 +190,8 @@ def _with_tasks(
                 listing = listed(space, flags.changed(step="decode=1x1"), sizes, layers.total)
                 points += listing.points
                 refused += listing.refused
-                every = (listing.jobs[n] for n in range(len(listing.jobs)))
+                jobs_of = (listing.jobs[n] for n in range(len(listing.jobs)))
+                every = [_adapted(question, job, sizes) for job in jobs_of]
                 single = [job for job in every if not _is_copied(job)]
                 refused[_COPIES] += len(listing.jobs) - len(single)
                 lacks = [_lacks(question, job) for job in single]
@@ -215,6 +216,12 @@ def _lacks(question: ServerQuestion, job: JobOptions) -> str:
     layout = layout_of(job, experts=question.experts > 0)
     what = engine.lacks(layout, job) if engine is not None else ""
     return f"{name} has no flags for {what}" if what else ""
+
+
+def _adapted(question: ServerQuestion, job: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
+    """A worker as its engine starts it."""
+    engine = engine_of(_engine(question, job))
+    return job if engine is None else engine.adapted(job, sizes)
 
 
 def _engine(question: ServerQuestion, job: JobOptions) -> str:

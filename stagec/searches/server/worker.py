@@ -5,7 +5,6 @@ The ranks of a worker share the weights and wait for each other; a server has se
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,8 +41,6 @@ from stagec.time.streams import PICOSECONDS
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
-#: The threshold of the garbage collector, as in `stagec.searches.jobs`.
-_RARELY = 500_000
 #: The most sequences of a group of ranks that are tried, and the number of bisections between two
 #: batches for the largest one that is possible.
 _MOST, _HALVINGS = 4096, 4
@@ -167,7 +164,6 @@ def kind_of(task: WorkerTask) -> Hashable:
 
 def timed_worker(task: WorkerTask) -> Worker:
     """Time all steps of a worker."""
-    gc.set_threshold(_RARELY, 20, 100)
     try:
         return _Timing(task).worker()
     except DiagnosticError as problem:

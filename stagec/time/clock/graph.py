@@ -311,10 +311,10 @@ class _Edges:
             waits = np.concatenate([_own_edges(issue, each), _stream_edges(each)], axis=1)
             lead = self.lead[waits[0]]
             here = lead == waits[0]
-            own.append(waits[:, here])
-            others.append(np.stack([lead[~here], waits[1, ~here]]))
+            own.append(_those(waits, here))
+            others.append(_those(np.stack([lead, waits[1]]), ~here))
             behind = self._behind[waits[0]]
-            others.append(np.stack([behind, waits[1]])[:, behind > 0])
+            others.append(_those(np.stack([behind, waits[1]]), behind > 0))
         first, last = (_sorted(np.concatenate(e, axis=1)) for e in ([self._sent], others))
         lengths: list[Ints] = []
         before: list[Indices] = []
@@ -393,10 +393,10 @@ def _own_edges(issue: ClassIssue, each: ClassNodes) -> Indices:
     calls = each.where(lambda p: isinstance(p.meets, GroupAxes))
     implied = computes[sources] & computes[targets]
     implied |= ordered & calls[sources] & calls[targets]
-    edges = np.stack([sources, targets])[:, ~implied]
+    edges = _those(np.stack([sources, targets]), ~implied)
     joining = each.joins[each.prototype[edges[0]]] != ALONE
-    last_first = _sorted(edges[:, joining][:, ::-1])
-    return each.first + np.concatenate([last_first, edges[:, ~joining]], axis=1)
+    last_first = _sorted(_those(edges, joining)[:, ::-1])
+    return each.first + np.concatenate([last_first, _those(edges, ~joining)], axis=1)
 
 
 def _stream_edges(each: ClassNodes) -> Indices:
@@ -404,17 +404,22 @@ def _stream_edges(each: ClassNodes) -> Indices:
     numbers: dict[Stream, int] = {}
     of = (placed.streams[-1] for placed in each.prototypes)
     others = [numbers.setdefault(s, len(numbers)) if s != COMPUTE else -1 for s in of]
-    stream = np.array(others, dtype=np.int32)[each.prototype]
+    stream = np.array(others, dtype=np.int16)[each.prototype]
     ordered = np.argsort(stream, kind="stable").astype(np.int32)
-    same = stream[ordered[1:]] == stream[ordered[:-1]]
-    same &= stream[ordered[1:]] >= 0
+    stream = stream[ordered]
+    same = (stream[1:] == stream[:-1]) & (stream[1:] >= 0)
     sources = np.append(each.computing[1:], ordered[1:][same])
     return each.first + np.stack([sources, np.append(each.computing[:-1], ordered[:-1][same])])
 
 
 def _sorted(edges: Indices) -> Indices:
     """The edges in the order of their sources."""
-    return edges[:, np.argsort(edges[0], kind="stable")]
+    return edges.take(np.argsort(edges[0], kind="stable"), axis=1)
+
+
+def _those(edges: Indices, chosen: Flags) -> Indices:
+    """The chosen edges."""
+    return edges.compress(chosen, axis=1)
 
 
 def _between(edges: Indices, first: int, last: int) -> Indices:

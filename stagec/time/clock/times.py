@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
@@ -136,14 +136,6 @@ class Wait(NamedTuple):
     part: Part
 
 
-class TimedNode(NamedTuple):
-    """A node with its start and end, in picoseconds."""
-
-    placed: OnStreams
-    start: int
-    end: int
-
-
 class ClassTimes:
     """The times of the nodes of a class, of which one rank stands for all. A node is a number of
     the graph."""
@@ -186,13 +178,6 @@ class ClassTimes:
     def causes(self) -> Indices:
         """The node of the graph that each waited for last, or -1."""
         return self._ran.cause[self.nodes.own]
-
-    def rows(self) -> Iterator[TimedNode]:
-        """Its nodes in the order of issue. The start of each is its end less its cost."""
-        ends = self.ends
-        starts, kinds = (ends - self.spans).tolist(), self.nodes.prototype.tolist()
-        for kind, start, end in zip(kinds, starts, ends.tolist(), strict=True):
-            yield TimedNode(self.nodes.prototypes[kind], start, end)
 
     def placed(self, node: int) -> OnStreams:
         """The prototype of a node."""

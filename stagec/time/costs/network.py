@@ -127,13 +127,16 @@ def _too_many(machine: Machine, rank: int) -> Exception:
 def _share(level: Level, units: NDArray[np.int64], length: int) -> float:
     """The share of the bandwidth of a rank that a group over these units gets.
 
-    On a ring each of the two links carries half. Where the members are `stride` places apart, that
-    many groups share each link; at the ends of a group that does not close the ring only the link
-    of one direction is used, which halves its rate (jax-ml/scaling-book, sharding.md). In a mesh a
-    rank uses its links to members only.
+    On a ring each of the two links carries half. Where the members are `stride` places apart on
+    their arc, the shorter way around, that many groups share each link; at the ends of a group that
+    does not close the ring only the link of one direction is used, which halves its rate
+    (jax-ml/scaling-book, sharding.md). In a mesh a rank uses its links to members only.
     """
     if level.kind == "ring":
-        stride = max(1, int(units[-1] - units[0]) // max(1, len(units) - 1))
+        arc = int(units[-1] - units[0])
+        if level.ranks is not None:  # all but the widest gap
+            arc = length - int(np.diff(units, append=units[0] + length).max())
+        stride = max(1, arc // max(1, len(units) - 1))
         closed = len(units) * stride == length and len(units) > 1 and length > 2
         return (1.0 if closed else 0.5) / stride
     return (len(units) - 1) / (length - 1) if level.kind == "mesh" else 1.0

@@ -84,7 +84,7 @@ class Measured:
         """
         seconds, ways = self._seconds(kernels)
         missed = [i for i, k in enumerate(kernels) if k.kind == "matmul" and ways[i] != MATCHED]
-        if missed:
+        if missed and self._grids:
             turned, how = self._seconds([_transposed(kernels[i]) for i in missed])
             better = how == MATCHED
             chosen = np.array(missed)[better]
@@ -95,7 +95,7 @@ class Measured:
         seconds = np.full(len(kernels), np.nan)
         ways = np.full(len(kernels), NOT_FOUND, dtype=np.int8)
         together: dict[tuple[str, str, bool, str, int], list[int]] = defaultdict(list)
-        for i, k in enumerate(kernels):
+        for i, k in enumerate(kernels if self._grids else ()):
             for op in dict.fromkeys((k.op, "")):
                 key = (k.kind, k.dtype, k.causal, op, len(_extents(k)))
                 if key in self._grids:
