@@ -6,8 +6,7 @@ Errors are reported with the class and its line, before anything runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from stagec.ir.index_rule import IndexRule
@@ -27,12 +26,13 @@ _Fault = tuple[str, str]
 
 
 def valid_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
-    """The plug-in with its valid ops and passes only; appends the errors of the others."""
+    """The plug-in with its valid ops and passes only, and with other parts only where they are
+    tuples; appends the errors of the others."""
 
-    def kept(what: str, check: Callable[[object], Iterator[_Fault]]) -> tuple[Any, ...]:
+    def kept(what: str, check: Callable[[object], Iterator[_Fault]] = _any) -> tuple[Any, ...]:
         given: Any = getattr(plugin, what)
         if not isinstance(given, tuple):
-            message = f"plug-in '{plugin.name}': its {what} are no tuple"
+            message = f"plug-in '{plugin.name}': its {what} are not a tuple"
             problems.error(message, _place(given), remedy=f"write {what}=(MyOne,), with a comma")
             return ()
         return tuple(part for part in cast("tuple[object, ...]", given) if valid(part, check(part)))
@@ -43,7 +43,29 @@ def valid_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
             problems.error(f"plug-in '{plugin.name}': {message}", _place(part), remedy=remedy)
         return not messages
 
-    return replace(plugin, ops=kept("ops", _op), passes=kept("passes", _pass))
+    def pipelines(given: Any) -> Mapping[str, str]:
+        texts = [*given, *given.values()] if isinstance(given, Mapping) else [given]
+        if all(isinstance(text, str) for text in texts) and isinstance(given, Mapping):
+            return given
+        message = f"plug-in '{plugin.name}': its pipelines are not texts by name"
+        remedy = 'write pipelines={"mine": "train,my-pass"}'
+        problems.error(message, _place(given), remedy=remedy)
+        return {}
+
+    return Plugin(
+        plugin.name,
+        kept("passes", _pass),
+        kept("ops", _op),
+        pipelines(plugin.pipelines),
+        kept("schedules"),
+        kept("formats"),
+        kept("families"),
+        kept("policies"),
+    )
+
+
+def _any(_: object) -> Iterator[_Fault]:
+    return iter(())
 
 
 def _place(part: object) -> Loc:
@@ -75,7 +97,7 @@ def _op(given: object) -> Iterator[_Fault]:
         yield f"{given.name!r} is not a valid name of an op", "write it as dialect.op: my.relu6"
     for what in ("operands", "results", "params", "traits", "element_types"):
         if not isinstance(getattr(given, what), tuple):
-            message = f"the {what} of op '{given.name}' are no tuple"
+            message = f"the {what} of op '{given.name}' are not a tuple"
             yield message, f"write {what} = (...,), with a comma"
             return
     for trait in given.traits:

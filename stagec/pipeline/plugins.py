@@ -59,7 +59,8 @@ class Loaded:
         plugin = valid_parts(plugin, problems)
         brought = (plugin.passes, plugin.ops, plugin.schedules, plugin.formats, plugin.policies)
         for part in chain(*brought):  # also of a module that the plug-in imports
-            remember_plugin(part.__module__, plugin.name)
+            if module := getattr(part, "__module__", None):  # what is no part is an error below
+                remember_plugin(module, plugin.name)
         steps: list[Callable[[], None]] = [partial(self.registry.add, op) for op in plugin.ops]
         steps += [partial(self._add_pass, p, plugin.name) for p in plugin.passes]
         steps += [
