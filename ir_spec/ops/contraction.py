@@ -131,7 +131,8 @@ class Einsum(OpDef):
 
 
 def _cast_again(b: Builder, value: Value) -> Value:
-    """Cast a parameter again that forward has cast, so that its copy is not kept."""
+    """Cast a parameter again that forward has cast, so that its copy is not stashed; other values
+    are returned as they are."""
     op = value.producer
     if op is None or not op.has(Recasts) or not is_parameter(uncast(op.operands[0])):
         return value
@@ -159,7 +160,8 @@ def _operand_grad(
 
 
 class Add(OpDef):
-    """The sum of any number of values; a rule such as "bsf,f->bsf" states a broadcast (a bias).
+    """The sum of any number of values. A rule such as "bsf,f->bsf" states a broadcast, as of a
+    bias.
 
     The result is a partial sum if all operands are partial over the same axes. With `into`, the sum
     is accumulated in the buffer of the first operand, in its element type.
@@ -183,7 +185,7 @@ class Add(OpDef):
         return 0 if op.flag("into") else None
 
     def fold(self, op: Operation) -> Value | None:
-        """A sum of one value."""
+        """The sum of a single value is that value."""
         return op.operands[0] if len(op.operands) == 1 else None
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -223,7 +225,8 @@ class Add(OpDef):
 def broadcast(
     array: Array, shape: tuple[tuple[str, ...], ...], out: tuple[tuple[str, ...], ...]
 ) -> Array:
-    """An operand with its dimensions where the result has them, 1 elsewhere."""
+    """The operand with its dimensions in the places where the result has them, and size 1 in the
+    others."""
     order = [shape.index(g) for g in out if g in shape]
     moved = np.transpose(array, order)
     return moved[tuple(slice(None) if g in shape else None for g in out)]
@@ -255,7 +258,7 @@ class Sum(OpDef):
 
 
 class Broadcast(OpDef):
-    """Repeats a value along new dimensions, "f->bsf"; `sizes` are theirs, in order."""
+    """Repeats a value along new dimensions, as "f->bsf"; `sizes` has their sizes in order."""
 
     name = "stg.broadcast"
     traits = (Fusible(),)
@@ -301,8 +304,8 @@ class Mul(Elementwise):
 
 
 class Scale(Elementwise):
-    """Multiplies by a fraction, which may have symbols (a mean is a sum times 1/S), and by the
-    square root of `sqrt` or its inverse; one FLOP per element."""
+    """Multiplies by a fraction, which may contain symbols (a mean is a sum times 1/S), by the
+    square root of `sqrt`, or by one over the square root of `rsqrt`; one FLOP per element."""
 
     name = "stg.scale"
     linear = True
@@ -321,7 +324,7 @@ class Scale(Elementwise):
         return gradients(b, op, grads, by="stg.scale")
 
     def fold(self, op: Operation) -> Value | None:
-        """`scale[by = 1](x)` is x; a scale of a scale takes both factors."""
+        """`scale[by = 1](x)` is x; a scale of a scale becomes one scale by both factors."""
         if {"sqrt", "rsqrt"} & op.attrs.keys():
             return None
         inner = op.operands[0].producer
@@ -348,9 +351,9 @@ def _factor(op: Operation) -> Expr:
 
 
 class Cast(Elementwise):
-    """Changes the element type; no FLOPs, only bytes. Partial sums pass: they are reduced in the
-    new type. To and from i8 it is with one scale for all, which is not counted. With `again`
-    backward casts once more where it uses the result: it is not kept."""
+    """Changes the element type; no FLOPs, only bytes. Partial sums stay partial: they are reduced
+    in the new type. Casts to and from i8 use one scale for the whole tensor, whose bytes are not
+    counted. With `again`, backward repeats the cast instead of stashing the result."""
 
     name = "stg.cast"
     traits: ClassVar[tuple[Trait, ...]] = (Recasts(), Fusible())
@@ -366,7 +369,7 @@ class Cast(Elementwise):
         return [op.text("to")]
 
     def fold(self, op: Operation) -> Value | None:
-        """To the type that it has already."""
+        """A cast to the type of the operand is the operand."""
         return op.operands[0]
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -384,7 +387,7 @@ class Cast(Elementwise):
 
 
 def cast_to(b: Builder, value: Value, dtype: str) -> Value:
-    """The value in an element type: itself if it has that."""
+    """The value cast to an element type; the value itself if it has that type."""
     if value.tensor.dtype == dtype:
         return value
     return b.value(Cast.name, [value], {"to": dtype}, hint=f"{value.name}_{dtype}")
@@ -412,7 +415,7 @@ class Quantize(Cast):
     linear = False
     params = (
         Param("to", "name", "the element type", required=True, positional=True),
-        Param("hadamard", "flag", "what sums along other dimensions take is transformed before"),
+        Param("hadamard", "flag", "the copy for products over other dimensions is transformed"),
     )
     example = "%y = stg.quantize[f8e4m3](%x) : f8e4m3[B, S, D]"
 

@@ -1,5 +1,5 @@
-"""Updates of parameters element by element, AdamW by one or by several kernels among them, and the
-pieces of gradient-norm clipping."""
+"""Optimizer updates of parameters, element by element (AdamW as one kernel or as several), and the
+ops of gradient-norm clipping."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _HYPER = (
 
 
 class AccumulateGrad(Elementwise):
-    """The kernel that adds the gradient of a microbatch to the sum of those before it: 1 FLOP per
-    element; it reads the gradient and the sum, and writes the sum, of element type `to`. With
-    `cast` another kernel has written the gradient in that type before.
+    """The kernel that adds the gradient of a microbatch to the sum of the earlier ones: 1 FLOP per
+    element. It reads the gradient and the sum, and writes the sum, of element type `to`. With
+    `cast`, a kernel before it casts the gradient to that type, which is written and read once more.
 
-    The sum is what the `stg.accumulate` around it makes of its result, so by value it is a cast.
-    The first microbatch adds to zeros. Partial sums pass: they are reduced in the type of the sum.
+    The enclosing `stg.accumulate` computes the sum, so the value of this op is that of a cast. The
+    first microbatch adds to zeros. Partial sums stay partial: they are reduced in the type `to`.
     """
 
     name = "stg.accumulate_grad"
@@ -44,7 +44,7 @@ class AccumulateGrad(Elementwise):
     linear = True
     params = (
         Param("to", "name", "the element type of the sum", required=True, positional=True),
-        Param("cast", "flag", "a kernel of its own casts the gradient"),
+        Param("cast", "flag", "a separate kernel casts the gradient"),
     )
     example = "%s = stg.accumulate_grad[f32](%g) : f32[D]"
 
@@ -64,10 +64,10 @@ class AccumulateGrad(Elementwise):
 
 
 class Update(OpDef):
-    """Base of updates of a parameter in place, element by element.
+    """Base of the ops that update a parameter in place, element by element.
 
-    Operands: parameter, gradient, `states`, with the flag `master` the master copy, from which the
-    parameter is rounded, with the flag `clip` a factor for the gradient, a scalar.
+    Operands: the parameter, its gradient and the `states`; with the flag `master` the master copy,
+    from which the parameter is rounded; with the flag `clip` a scalar that scales the gradient.
     """
 
     states: ClassVar[tuple[str, ...]] = ()
@@ -76,26 +76,26 @@ class Update(OpDef):
     traits: ClassVar[tuple[Trait, ...]] = (InPlace(operands=(0, 2, 3, 4)),)
     params: ClassVar[tuple[Param, ...]] = (
         Param("master", "flag", "there is a master copy"),
-        Param("clip", "flag", "the gradient is scaled"),
+        Param("clip", "flag", "the last operand scales the gradient"),
         *_HYPER,
     )
 
-    def kept(self, op: Operation) -> int:
-        """How many operands keep state, the master copy among them."""
+    def state_count(self, op: Operation) -> int:
+        """The number of operands that keep state, the master copy included."""
         return len(self.states) + op.flag("master")
 
     def rule(self, op: Operation) -> Rule:
-        t, kept = letters(op.operands[0].tensor.rank), self.kept(op)
+        t, states = letters(op.operands[0].tensor.rank), self.state_count(op)
         tail = "," if op.flag("clip") else ""
-        return make_rule(",".join([t] * (2 + kept)) + tail + "->" + ",".join([t] * (1 + kept)))
+        return make_rule(",".join([t] * (2 + states)) + tail + "->" + ",".join([t] * (1 + states)))
 
     def verify(self, op: Operation) -> Iterator[str]:
-        expected = 2 + self.kept(op) + op.flag("clip")
+        expected = 2 + self.state_count(op) + op.flag("clip")
         if len(op.operands) != expected:
             yield f"expects {expected} operands, found {len(op.operands)}"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[i].tensor.dtype for i in (0, *range(2, 2 + self.kept(op)))]
+        return [op.operands[i].tensor.dtype for i in (0, *range(2, 2 + self.state_count(op)))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         end = 2 + len(self.states)
@@ -106,16 +106,19 @@ class Update(OpDef):
     def updated(
         self, op: Operation, old: Array, grad: Array, states: Sequence[Array]
     ) -> Sequence[Array]:
-        """The parameter and its states behind the first step, from `old` and a scaled gradient."""
+        """The parameter and its states after the first step.
+
+        `old` is the master copy if there is one, else the parameter; `grad` is already scaled.
+        """
         raise NotImplementedError
 
 
 class AdamW(Update):
     """One AdamW step (arXiv 1711.05101) in place, in one kernel; 16 FLOPs per element.
 
-    Operands: parameter, gradient, first and second moment; with the flag `master` the master copy,
-    with the flag `clip` a factor for the gradient, a scalar. The parameter is rounded from the
-    master copy.
+    Operands: the parameter, its gradient, the first and the second moment; with the flag `master`
+    the master copy, from which the parameter is rounded; with the flag `clip` a scalar that scales
+    the gradient.
     """
 
     name = "stg.adamw"
@@ -133,34 +136,34 @@ class AdamW(Update):
 
 
 def moments(op: Operation, grad: Array, m: Array, v: Array) -> tuple[Array, Array]:
-    """Both moments of Adam behind a gradient."""
+    """The first and the second moment of Adam, updated with a gradient."""
     b1, b2 = ratio(op, "beta1", 0.9), ratio(op, "beta2", 0.95)
     return b1 * m + (1 - b1) * grad, b2 * v + (1 - b2) * grad * grad
 
 
 def adam_step(op: Operation, old: Array, m: Array, v: Array) -> Array:
-    """The parameter behind the first step of AdamW."""
+    """The parameter after the first step of AdamW (arXiv 1711.05101, algorithm 2, t = 1)."""
     b1, b2 = ratio(op, "beta1", 0.9), ratio(op, "beta2", 0.95)
     step = (m / (1 - b1)) / (np.sqrt(np.abs(v) / (1 - b2)) + ratio(op, "eps", 1e-8))
     return decayed(op, old) - ratio(op, "lr", 3e-4) * step
 
 
 def decayed(op: Operation, old: Array) -> Array:
-    """The parameter behind its decoupled weight decay."""
+    """The parameter after decoupled weight decay."""
     return old * (1 - ratio(op, "lr", 3e-4) * ratio(op, "decay", 0.1))
 
 
 class Sgd(Update):
-    """One step of stochastic gradient descent in place, as `torch.optim.SGD`: with the flag
-    `momentum` m is 9/10 m + g, which takes the place of the gradient. 4 FLOPs per element, 2
-    without."""
+    """One step of stochastic gradient descent in place, as `torch.optim.SGD`. With the flag
+    `momentum`, the momentum m becomes `beta1` m + g (`beta1` is 9/10 by default) and is used
+    instead of the gradient g. 4 FLOPs per element, 2 without momentum."""
 
     name = "stg.sgd"
     operands = ("param", "grad", "momentum, master or clip*")
-    params = (*Update.params, Param("momentum", "flag", "there is a momentum"))
+    params = (*Update.params, Param("momentum", "flag", "the third operand is the momentum"))
     example = "%w2, %m2 = stg.sgd[momentum](%w, %g, %m) : (f32[D], f32[D])"
 
-    def kept(self, op: Operation) -> int:
+    def state_count(self, op: Operation) -> int:
         return op.flag("momentum") + op.flag("master")
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
@@ -176,8 +179,8 @@ class Sgd(Update):
 
 
 class Lion(Update):
-    """One step of Lion (arXiv 2302.06675) in place: the sign of a mean of momentum and gradient; 9
-    FLOPs per element."""
+    """One step of Lion (arXiv 2302.06675) in place: the parameter moves by the sign of a weighted
+    mean of momentum and gradient. 9 FLOPs per element."""
 
     name = "stg.lion"
     states = ("m",)
@@ -195,12 +198,12 @@ class Lion(Update):
         return [decayed(op, old) - ratio(op, "lr", 3e-4) * step, b2 * m + (1 - b2) * grad]
 
 
-# -- AdamW by several kernels, as torch/optim/adam.py has it without `fused` -----------------------
+# -- AdamW as several kernels, as in torch/optim/adam.py without `fused` ---------------------------
 
 
 class AdamMoments(OpDef):
-    """The moments of Adam behind a gradient, in place, by three kernels (lerp, mul, addcmul): 7
-    FLOPs per element. The gradient is read twice, the second moment read and written twice."""
+    """Updates the moments of Adam with a gradient, in place, by three kernels (lerp, mul, addcmul):
+    7 FLOPs per element. The gradient is read twice, the second moment read and written twice."""
 
     name = "stg.adam_moments"
     operands = ("grad", "m", "v", "clip?")
@@ -227,7 +230,7 @@ class AdamMoments(OpDef):
 
 
 class AdamRoot(Elementwise):
-    """The root of the second moment, a tensor of its own: 1 FLOP per element."""
+    """The square root of the second moment, in a new buffer: 1 FLOP per element."""
 
     name = "stg.adam_root"
     operands = ("v",)
@@ -239,8 +242,8 @@ class AdamRoot(Elementwise):
 
 
 class AdamDenominator(Elementwise):
-    """What the first moment is divided by: the root of the second one over its bias correction, and
-    eps, by two kernels; 2 FLOPs per element. With the flag `in_place` it is where the root was."""
+    """The divisor of the first moment: the root of the second moment over its bias correction, plus
+    eps, by two kernels; 2 FLOPs per element. With `in_place` it takes the buffer of the root."""
 
     name = "stg.adam_denominator"
     operands = ("root",)
@@ -260,8 +263,9 @@ class AdamDenominator(Elementwise):
 
 
 class AdamApply(OpDef):
-    """The update of a parameter in place by moments and denominator, by two kernels (mul, addcdiv):
-    4 FLOPs per element. With a master copy it is that, and the parameter is rounded from it."""
+    """Updates a parameter in place with the first moment and the denominator, by two kernels (mul,
+    addcdiv): 4 FLOPs per element. With a master copy the kernels update that copy, and the
+    parameter is rounded from it."""
 
     name = "stg.adam_apply"
     operands = ("param", "m", "denominator", "master?")
@@ -291,9 +295,9 @@ class AdamApply(OpDef):
 
 
 class ApplyUpdate(OpDef):
-    """A parameter times (1 - lr * decay), less lr times an update, in place: 4 FLOPs per element. A
-    last operand is what it is computed from: with the flag `master` the master copy, which is
-    updated too, else a copy in another type."""
+    """Replaces a parameter w by (1 - lr * decay) w - lr * update, in place: 4 FLOPs per element. An
+    optional last operand gives the old w: with the flag `master` it is the master copy, which is
+    updated too, otherwise a copy of the parameter in another type."""
 
     name = "stg.apply_update"
     operands = ("param", "update", "source?")
@@ -318,7 +322,8 @@ class ApplyUpdate(OpDef):
 
 
 class SquaredNorm(OpDef):
-    """Sum of squares in fp32, 2 FLOPs per element; a split dimension leaves a partial sum."""
+    """Sum of squares in fp32, 2 FLOPs per element; over a split dimension the result is a partial
+    sum."""
 
     name = "stg.squared_norm"
     operands = ("x",)
@@ -332,7 +337,7 @@ class SquaredNorm(OpDef):
 
 
 class ClipFactor(OpDef):
-    """min(1, max / sqrt(x)): the factor that clips a gradient of squared norm x; 3 FLOPs."""
+    """min(1, max / sqrt(x)): the factor that clips gradients whose squared norm is x; 3 FLOPs."""
 
     name = "stg.clip_factor"
     operands = ("x",)

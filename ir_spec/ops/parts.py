@@ -1,5 +1,5 @@
-"""Parts of a model with a mesh and a strategy of their own: the statement that names one, and what
-crosses from one to another."""
+"""Values that cross between the parts of a model, each of which has a mesh and a strategy of its
+own."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from stagec.ir.traits import BeginsBackward, Stays
 from stagec.ir.types import TensorType
 
 _ENDS = (
-    Param("value", "name", "what it is called at both ends", required=True, positional=True),
-    Param("source", "name", "the part that it comes from", required=True),
-    Param("to", "name", "the part that it goes to", required=True),
-    Param("trained", "flag", "a trained parameter has a part in it: its gradient goes back"),
-    Param("vocabulary", "size", "of tokens: their vocabulary, which both ends agree on"),
+    Param("value", "name", "its name, the same at both ends", required=True, positional=True),
+    Param("source", "name", "the part that sends it", required=True),
+    Param("to", "name", "the part that receives it", required=True),
+    Param("trained", "flag", "it depends on a trained parameter: its gradient goes back"),
+    Param("vocabulary", "size", "of tokens: the size of their vocabulary, equal at both ends"),
 )
 
 
 class Depart(OpDef):
-    """A value goes to another part of the model. If it is trained, backward begins here too, with
-    the gradient that comes back."""
+    """Sends a value to another part of the model. If the value is `trained`, a backward pass starts
+    here too, from the gradient that the other part returns."""
 
     name = "stg.depart"
     operands = ("x",)
@@ -42,7 +42,8 @@ class Depart(OpDef):
 
 
 class Arrive(OpDef):
-    """A value comes from another part of the model. If it is trained, its gradient goes back."""
+    """Receives a value from another part of the model. If the value is `trained`, its gradient goes
+    back."""
 
     name = "stg.arrive"
     params = (
@@ -76,20 +77,20 @@ class Arrive(OpDef):
 
 
 def depart(b: Builder, value: Value, type_: TensorType, attrs: Mapping[str, RawAttr]) -> None:
-    """Let a value go to another part, in the placement of a type, if that has one."""
+    """Build an `stg.depart` of a value, placed as `type_` if that type has a placement."""
     if type_.placed:
         value = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
     b.op("stg.depart", [value], attrs, types=())
 
 
 def arrive(b: Builder, type_: TensorType, attrs: Mapping[str, RawAttr], hint: str) -> Value:
-    """Let a value of a type come from another part."""
-    about: dict[str, RawAttr] = {"dtype": type_.dtype}
-    about |= {"sizes": type_.shape} if type_.rank else {}
-    return b.value("stg.arrive", (), {**attrs, **about}, type=type_, hint=hint)
+    """Build an `stg.arrive` whose result has this type."""
+    shape: dict[str, RawAttr] = {"dtype": type_.dtype}
+    shape |= {"sizes": type_.shape} if type_.rank else {}
+    return b.value("stg.arrive", (), {**attrs, **shape}, type=type_, hint=hint)
 
 
 def _back(op: Operation) -> dict[str, RawAttr]:
-    """The ends of the gradient of what crosses."""
+    """The parameters of the op that carries the gradient: the two ends change places."""
     value = op.text("value")
     return {"value": f"d_{value}", "source": op.text("to"), "to": op.text("source")}

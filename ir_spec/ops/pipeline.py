@@ -1,7 +1,7 @@
-"""Pipeline stages: what a stage does for one microbatch at a time, and the messages between stages.
+"""Ops of pipeline stages: the actions of a stage for one microbatch, and messages between stages.
 
-`split-stages` makes them. A stage's function holds an accumulation whose region is a list of
-actions; the schedule says in which order a rank runs them, for which microbatch.
+The pass `split-stages` creates them. The function of a stage has an accumulation whose region is a
+list of actions. The schedule states in which order a rank runs them and for which microbatch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from stagec.ir.types import Type
 
 _OVER = Param("over", "axis", "the mesh axis of the stages", required=True)
 _BY = Param("by", "int", "coordinate of the receiver minus that of the sender", required=True)
-_CHANNEL = Param("channel", "int", "which of several streams of messages (default 0)")
+_CHANNEL = Param("channel", "int", "the stream of messages, if there are several (default 0)")
 
 
-#: Kinds of actions, in the order in which they run for a chunk.
+#: The kinds of actions, in the order in which a chunk runs them.
 ACTIONS = ("forward", "backward", "weights")
 
 
 class ActionOp(OpDef):
-    """The work of a rank for one microbatch: forward or backward of a chunk of the model.
+    """The work of a rank for one microbatch: the forward or backward pass of a chunk of the model.
 
-    `weights` are the gradients of parameters, where a schedule separates them from the rest of
-    backward. The region uses values from around it; what it yields is there for later actions of
-    the same microbatch.
+    `weights` computes the gradients of parameters, in schedules that separate them from the rest of
+    backward. The region may use values that are defined outside of it. Later actions of the same
+    microbatch may use the values that it yields.
     """
 
     name = "stg.action"
@@ -50,20 +50,21 @@ class ActionOp(OpDef):
 
 
 class SendOp(OpDef):
-    """Sends the part that each rank holds to the stage `by` further along the axis `over`. With
-    `stays` it is there until what the next microbatch sends is there."""
+    """Sends each rank's part of x to the stage `by` places further along the axis `over`. With
+    `stays`, x stays in memory until the next microbatch has computed the value that it sends."""
 
     name = "stg.send"
     operands = ("x",)
     results = ()
-    params = (_OVER, _BY, _CHANNEL, Param("stays", "flag", "it stays until the next one is sent"))
+    params = (_OVER, _BY, _CHANNEL, Param("stays", "flag", "x stays until the next value exists"))
     traits = (Stays(),)
     example = "stg.send[over = pp, by = 1](%y)"
 
 
 class RecvOp(OpDef):
-    """Receives what the stage `by` before sends; the type says what it is. With `into`, a buffer of
-    the stage that has a part for each microbatch."""
+    """Receives a value from the stage `by` places before along the axis `over`; the text states the
+    type of the result. The optional operand `into` is a buffer of the stage with a slot for each
+    microbatch."""
 
     name = "stg.recv"
     operands = ("into?",)

@@ -1,7 +1,8 @@
-"""Values that cross from one pod of a job to another: both ends, and what each says of the other.
+"""Values that cross from one pod of a job to another: the op that sends and the op that receives.
 
-A pod is a module of its own, with its mesh and its strategy; the pass `hand-over` makes these ops,
-of caches or of what crosses between parts of a model (`stg.cross`).
+A pod is a module with its own mesh and strategy. The pass `hand-over` creates these ops, for caches
+and for values that cross between parts of a model (`stg.depart` and `stg.arrive`). Each op also
+states what it needs to know of the other end.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import InPlace, Stays
 from stagec.ir.types import TensorType, Type
 
-#: Of values that are stacked over layers, in pods with pipeline stages or microbatches.
+#: Parameters of values that are stacked over layers, in pods with pipeline stages or microbatches.
 BY_LAYER = (
-    Param("layers", "ints", "the number of the first layer here, by stage (default 0)"),
-    Param("shares", "ints", "the first layers that each chunk of the other pod has (default 0)"),
-    Param("turns", "int", "microbatches of the other pod in one of here (default 1)"),
-    Param("splits", "int", "of caches, microbatches of here in one of the other pod"),
-    Param("last", "flag", "sent behind the caches of its microbatch"),
+    Param("layers", "ints", "the first layer of each stage of this pod (default 0)"),
+    Param("shares", "ints", "the first layer of each chunk of the other pod (default 0)"),
+    Param("turns", "int", "microbatches of the other pod in one of this pod (default 1)"),
+    Param("splits", "int", "of caches, microbatches of this pod in one of the other pod"),
+    Param("last", "flag", "sent after the caches of its microbatch"),
 )
 _MESSAGES = (
-    Param("first", "int", "the number of the first message among those of all values"),
+    Param("first", "int", "the index of its first message among those of all values"),
     Param("ways", "int", "messages of each rank", required=True),
-    Param("pieces", "int", "parts into which what a rank holds is cut", required=True),
-    Param("stream", "int", "the number of its first layer among those that cross", required=True),
-    Param("streams", "int", "the layers of all values that cross", required=True),
+    Param("pieces", "int", "the pieces into which each rank cuts its part", required=True),
+    Param("stream", "int", "the index of its first layer among those that cross", required=True),
+    Param("streams", "int", "the number of layers that cross, of all values", required=True),
     *BY_LAYER,
-    Param("rows", "size", "of dimension `dim`, the rows that cross (default: all)"),
-    Param("dim", "int", "the dimension of which some rows cross"),
+    Param("rows", "size", "how many elements of dimension `dim` cross (default: all)"),
+    Param("dim", "int", "the dimension that `rows` is about"),
 )
 
 
 class PodOp(OpDef):
-    """Base of both ends."""
+    """Base of the op that sends and the op that receives."""
 
     def verify(self, op: Operation) -> Iterator[str]:
         for name in ("ways", "pieces", "streams", "turns", "splits"):
@@ -53,17 +54,17 @@ class PodOp(OpDef):
 
 
 def message_bytes(op: Operation) -> Expr:
-    """The bytes of each message of a rank: a piece of the rows that cross of what it holds."""
+    """The bytes of one message of a rank: one of `pieces` of its part of the rows that cross."""
     return crossing(op).local_bytes / op.integer("pieces")
 
 
 def end_type(op: Operation) -> TensorType:
-    """What is handed over from, or taken over to."""
+    """The type of the value at this end: of the operand, or of the result without an operand."""
     return (op.operands or op.results)[0].tensor
 
 
 def crossing(op: Operation) -> TensorType:
-    """What crosses of it."""
+    """The type of what crosses: that of the value, with `rows` elements in dimension `dim`."""
     type_ = end_type(op)
     if "rows" not in op.attrs:
         return type_
@@ -76,8 +77,9 @@ def crossing(op: Operation) -> TensorType:
 class HandOverOp(PodOp):
     """Sends a value to the ranks of another pod, which hold it in their own placement.
 
-    Each rank cuts what it holds, or the last `rows` of it, into `pieces` and sends `ways` messages,
-    of one piece each. It goes on at once. Layers that `shares` distinguish go to other ranks.
+    Each rank cuts its part, or the last `rows` of it, into `pieces` and sends `ways` messages of
+    one piece each. It does not wait for them. Layers of different chunks of the other pod
+    (`shares`) go to different ranks.
     """
 
     name = "stg.hand_over"
@@ -89,8 +91,8 @@ class HandOverOp(PodOp):
 
 
 class TakeOver(PodOp):
-    """Receives what another pod hands over, in `ways` messages: into the buffer of the operand, or
-    without one into a buffer of the type that it says."""
+    """Receives what another pod hands over, in `ways` messages, into the buffer of the operand.
+    Without an operand it allocates a buffer, whose type the text states."""
 
     name = "stg.take_over"
     operands = ("x*",)
@@ -121,5 +123,5 @@ class TakeOver(PodOp):
         return 0 if op.operands else None
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        """The interpreter runs one pod, whose operand has what the other one would send."""
+        """The operand, which stands for the value from the other pod: the interpreter runs one."""
         return [args[0]]

@@ -1,4 +1,4 @@
-"""Products with weights of few bits, and the formats of these weights."""
+"""Products with quantized weights (8 bits or fewer), and the formats of these weights."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.types import EIGHT_BITS, FLOATS
 from stagec.ir_spec.ops.base import SPEC, present
 
-#: Parts of a model whose weights may be stored in few bits: all blocks, what is not attention, and
-#: experts that a router chooses.
+#: The parts of a model whose weights a checkpoint may quantize: all blocks, all but attention, or
+#: the routed experts alone.
 ALL, FEED_FORWARD, ROUTED = PARTS = ("all", "feed_forward", "experts")
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How a weight of few bits is stored: elements, and what a block of them shares.
+    """How a quantized weight is stored: its elements, and what a block of them shares.
 
     A block has `rows` elements along a contracted dimension (None: all of them) and `columns` along
-    another one. `scale` is the element type of its scale, `zero` that of its zero point, if it has
-    one. Products take activations in `compute`, to which they are cast, on devices whose units
-    multiply `units`; empty: activations as they are, and the kernel turns weights into their type,
-    or, if weights are `decoded`, a kernel before it. With a `table` elements are numbers of its
-    values. Checkpoints of models with experts have `parts` of the model in it.
+    another one. `scale` is the element type of its scale, `zero` that of its zero point (empty: no
+    zero point).
+
+    On devices whose units multiply `units`, activations are cast to `compute` before a product. If
+    `compute` is empty, activations keep their type, and the weight is converted to it: inside the
+    kernel, or by a kernel before it if `decoded`. With a `table`, elements are indices into
+    `TABLES[table]`. In checkpoints of models with experts, the weights of `parts` have the format.
     """
 
     dtype: str
@@ -48,11 +50,11 @@ class WeightFormat:
     parts: str = ALL
 
 
-#: The formats by their names; docs/serving.md has the bytes of each. Sources: `fp8`, DeepGEMM and
+#: The formats by name; docs/serving.md gives the bytes of each. Sources: `fp8`, DeepGEMM and
 #: arXiv 2412.19437, section 3.3.2; `int8`, one scale for each output channel (arXiv 2208.07339);
 #: `int4`, AWQ with groups of 128 (arXiv 2306.00978); `mxfp4`, OCP Microscaling 1.0; `nvfp4`,
 #: groups of 16 with f8e4m3 scales; `nf4`, groups of 64 with scales of 8 bits (arXiv 2305.14314),
-#: which bitsandbytes.functional.dequantize_4bit turns into the type of the activations. `parts`:
+#: which bitsandbytes.functional.dequantize_4bit converts to the type of activations. `parts`:
 #: config.json and hf_quant_config.json (modules_to_not_convert, exclude_modules, ignore) of
 #: openai/gpt-oss-120b, nvidia/Kimi-K2.5-NVFP4, GLM-5-NVFP4, MiniMax-M2.5-NVFP4 and
 #: moonshotai/Kimi-K2.5.
@@ -71,11 +73,12 @@ FORMATS: Mapping[str, WeightFormat] = {
 }
 
 
-#: What activations may be cast to, whatever the format: `stg.weights[activations = ...]`.
+#: The element types that `stg.weights[activations = ...]` casts activations to, for any format;
+#: empty: they keep their type.
 ACTIVATIONS: Mapping[str, str] = {"bf16": "", "fp8": "f8e4m3s", "fp4": "f4e2m1s", "int8": "i8"}
 
 
-#: The values that elements are numbers of (arXiv 2305.14314, appendix E).
+#: The values that elements are indices of (arXiv 2305.14314, appendix E).
 TABLES: Mapping[str, tuple[float, ...]] = {
     "nf4": (
         *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -87,15 +90,15 @@ TABLES: Mapping[str, tuple[float, ...]] = {
 
 
 class ScaledEinsum(OpDef):
-    """A contraction with a weight of few bits whose blocks have scales: x times (w - zero) * scale.
+    """A contraction with a quantized weight whose blocks have scales: x times (w - zero) * scale.
 
-    The index rule states the blocks: in "bs(dw),(dw)f,df->bsf" w elements along d share a scale.
-    What a block shares lies on the rank that has the block, so its inside is never split. The
-    kernel reads the weight as it is stored; with the flag `decoded` one before it turns it into the
-    type of x, which is the second result. With a `table` its elements are numbers of values. The
-    weight has no gradient.
+    The index rule states the blocks: in "bs(dw),(dw)f,df->bsf", w elements along d share a scale.
+    A block is never split, so its scale is on the same rank. The kernel reads the weight as it is
+    stored. With the flag `decoded`, a kernel before it converts the weight to the type of x, which
+    is the second result. With a `table`, the elements of the weight are indices into it. The weight
+    has no gradient.
 
-    FLOPs are those of the product; turning the weight into the type of x is not counted.
+    FLOPs are those of the product; the conversion of the weight is not counted.
     """
 
     name = "stg.scaled_einsum"
@@ -104,14 +107,14 @@ class ScaledEinsum(OpDef):
     params = (
         Param("spec", "str", SPEC.doc, required=True, positional=True),
         Param("to", "name", "the element type of the result, if not that of x"),
-        Param("decoded", "flag", "a kernel of its own turns the weight into the type of x"),
-        Param("table", "name", "the values that elements are numbers of", choices=tuple(TABLES)),
+        Param("decoded", "flag", "a separate kernel converts the weight to the type of x"),
+        Param("table", "name", "the values that elements are indices of", choices=tuple(TABLES)),
     )
     flops_per_point = 2
     example = '%y = stg.scaled_einsum["bs(dw),(dw)f,df->bsf"](%x, %w_int4, %scales) : bf16[B, S, F]'
 
     def rule(self, op: Operation) -> Rule:
-        """Along the inside of a block nothing is split."""
+        """The rule of `spec`, in which the factors inside a block are never split."""
         (_, weight, *scales), _ = parse_rule(op.text("spec"))
         outside = {f for shape in scales for group in shape for f in group}
         inside = {f for g in weight if len(g) > 1 for f in g if f not in outside}
@@ -123,15 +126,15 @@ class ScaledEinsum(OpDef):
         if not 3 <= len(shapes) <= 4 or len(results) != 1:
             yield "expects the rule of a product with scales and, if they are operands, zero points"
             return
-        have = {f for group in shapes[1] for f in group}
+        weight = {f for group in shapes[1] for f in group}
         for shape in shapes[2:]:
-            if lost := sorted({f for group in shape for f in group} - have):
-                yield f"factor '{lost[0]}' of the scales is not a factor of the weight"
-        for dtype, known in (
+            if unknown := sorted({f for group in shape for f in group} - weight):
+                yield f"factor '{unknown[0]}' of the scales is not a factor of the weight"
+        for dtype, allowed in (
             (op.operands[0].tensor.dtype, FLOATS | {"i8"}),
             (op.text("to", "f32"), FLOATS),
         ):
-            if dtype not in known:
+            if dtype not in allowed:
                 yield f"expects a floating-point type, found {dtype}"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
@@ -139,7 +142,7 @@ class ScaledEinsum(OpDef):
         return [op.text("to", x), *([x] if op.flag("decoded") else [])]
 
     def bytes_touched(self, op: Operation) -> Expr:
-        """What is decoded is written and read."""
+        """A decoded weight is written once and read once."""
         return super().bytes_touched(op) + total(v.tensor.local_bytes for v in op.results[1:])
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
@@ -159,8 +162,8 @@ class ScaledEinsum(OpDef):
         }
         attrs.pop("phase", None)
         names = [op.operands[0].prefixed("d_"), op.operands[1].prefixed("decoded_")]
-        made = b.op("stg.scaled_einsum", operands, attrs, names=names)
-        return [made.results[0], *(None for _ in op.operands[1:])]
+        product = b.op("stg.scaled_einsum", operands, attrs, names=names)
+        return [product.results[0], *(None for _ in op.operands[1:])]
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
         return self.flops(op, n) if self.rule(op).contracted(0) else ZERO
@@ -198,7 +201,8 @@ def _letters(shape: Shape) -> str:
 
 
 def _sizes(shapes: Sequence[Shape], arrays: Sequence[Array]) -> dict[str, int]:
-    """The size of each factor; that of one inside of a block from those around."""
+    """The size of each factor. That of a factor inside a block is the size of its dimension over
+    the sizes of the other factors there."""
     dims = [
         (g, n) for s, a in zip(shapes, arrays, strict=True) for g, n in zip(s, a.shape, strict=True)
     ]
@@ -212,5 +216,5 @@ def _sizes(shapes: Sequence[Shape], arrays: Sequence[Array]) -> dict[str, int]:
 
 
 def _by_factor(array: Array, shape: Shape, sizes: Mapping[str, int]) -> Array:
-    """With a dimension for each factor."""
+    """The array with one dimension for each factor of `shape`."""
     return np.reshape(array, [sizes[f] for group in shape for f in group])

@@ -1,9 +1,10 @@
-"""Ring attention (arXiv 2310.01889): the steps, and the loops that attention becomes where its
-sequence is split.
+"""Ring attention (arXiv 2310.01889): its steps, and the loops that replace attention over a split
+sequence.
 
-Every rank keeps its queries. Keys and values go round the ranks; each step is attention with those
-at hand, and the results are merged by their log-sum-exp. Backward sends keys and values round
-again, and their gradients, summed up in fp32, along with them until they are home.
+Every rank keeps its queries. Keys and values go round the ranks. Each step is attention with the
+keys and values that have just arrived, and the results are merged by their log-sum-exp. Backward
+sends keys and values round again, together with their gradients, which are summed in fp32 and end
+on the ranks that own the keys and values.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Step(AttentionOp):
     params = (
         *SCORES,
         Param("over", "axes", "the axes that keys and values go round", required=True),
-        Param("order", "name", "how positions lie on ranks", required=True, choices=ORDERS),
+        Param("order", "name", "the order of positions on ranks", required=True, choices=ORDERS),
         Param("home", "flag", "keys and values are the rank's own: the first step"),
     )
 
@@ -59,8 +60,8 @@ class _Step(AttentionOp):
         return computed_pairs(op, all_pairs(n))
 
     def met(self, op: Operation, n: Sizes) -> tuple[Expr, bool]:
-        """The keys of one step: those that kernels leave out are no keys, and only in the first
-        step the mask hides some of the rest."""
+        """The keys of one step, without those that kernels leave out. Only in the first step the
+        mask hides some of them."""
         return self.computed(op, n) / n["s"], op.flag("causal") and op.flag("home")
 
     def source(self, op: Operation, ctx: NumericContext) -> NumericContext:
@@ -68,12 +69,13 @@ class _Step(AttentionOp):
 
 
 class AttentionBlock(_Step):
-    """A step of ring attention: queries with one rank's keys and values, and the log-sum-exp.
+    """A step of ring attention: attention of a rank's queries with one rank's keys and values, and
+    its log-sum-exp.
 
     Without `home`, in a repeat, keys and values come from one rank further back in every iteration.
-    Rows that see no key give 0 and -inf. FLOPs are those of the pairs that the mask leaves: of a
-    causal mask, in zigzag order, s(s+1)/2 in the first step, of which kernels compute all s^2, and
-    s^2/2 in the others. Other masks: `stagec/ir_spec/ops/ring_work.py`.
+    Rows that see no key give 0 and -inf. FLOPs are those of the pairs that the mask leaves. Under a
+    causal mask in zigzag order these are s(s+1)/2 in the first step, where kernels compute all s^2,
+    and s^2/2 in the others. Other masks: `stagec/ir_spec/ops/ring_work.py`.
     """
 
     name = "stg.attention_block"
@@ -87,8 +89,8 @@ class AttentionBlock(_Step):
 
 
 class AttentionBlockGrad(_Step):
-    """A step backward: what one rank's keys and values give to the gradients, from the final result
-    and log-sum-exp; five products, as `stg.attention_grad`."""
+    """A step of ring attention backward: what one rank's keys and values add to the gradients, from
+    the final result and log-sum-exp. It has five products, as `stg.attention_grad`."""
 
     name = "stg.attention_block_grad"
     backward = True
@@ -129,8 +131,9 @@ class MergeAttention(OpDef):
 
 
 def ring_forward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
-    """`stg.attention` of a sequence split over these axes: n steps and n-1 transfers of keys and
-    values, fewer if the mask hides what lies further away. Sinks count in the first step."""
+    """Build `stg.attention` of a sequence that is split over these axes, of n ranks: n steps and
+    n-1 transfers of keys and values, fewer if the mask hides distant ones. Sinks count in the first
+    step. Returns the result and its log-sum-exp."""
     attrs, home = _attrs(op, over)
     names = [op.results[0].name, f"{op.results[0].name}_lse"]
     first = b.op("stg.attention_block", op.operands, home, names=names).results
@@ -152,11 +155,12 @@ def ring_forward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
 
 
 def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
-    """`stg.attention_grad` of a sequence split over these axes: n steps, n-1 transfers of keys and
-    values and n of their gradients, the last of which takes them where they belong."""
+    """Build `stg.attention_grad` of a sequence that is split over these axes, of n ranks: n steps,
+    n-1 transfers of keys and values and n of their gradients, the last of which brings them to the
+    rank that owns the keys and values."""
     attrs, home = _attrs(op, over)
     names = [r.name for r in op.results]
-    beside = _beside(b, op, over)
+    workspaces = _eager_workspaces(b, op, over)
     first = b.op("stg.attention_block_grad", op.operands, home, names=names).results
     operands = op.operands[: len(op.operands) - op.flag("sinks")]
     queries, kv = operands[:4], operands[4:]
@@ -166,8 +170,8 @@ def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]
         moved = _shift(inner, values[: len(kv)], over)
         dq, *dkv = values[len(kv) :]
         sums = [dq, *_shift(inner, dkv, over)]
-        made = _named(names[:count], "part")
-        parts = inner.op("stg.attention_block_grad", [*queries, *moved], attrs, names=made)
+        part_names = _named(names[:count], "part")
+        parts = inner.op("stg.attention_block_grad", [*queries, *moved], attrs, names=part_names)
         pairs = zip(sums, parts.results, _named(names[:count], "sum"), strict=True)
         return [*moved, *(inner.value("stg.add", p, {"into": True}, hint=n) for *p, n in pairs)]
 
@@ -180,22 +184,24 @@ def ring_backward(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]
     dtypes = [r.tensor.dtype for r in op.results]
     back = [dq, *_home(b, dkv, steps, over)]
     whole = [cast_to(b, grad, dtype) for grad, dtype in zip(back, dtypes, strict=False)]
-    if beside:
-        b.op("stg.discard", [*beside, *operands], types=())
+    if workspaces:
+        b.op("stg.discard", [*workspaces, *operands], types=())
     return [*whole, *first[count:]]
 
 
-def _beside(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
-    """What eager PyTorch has beside the steps of a ring backward, on the first rank
-    (torch/distributed/tensor/experimental/_context_parallel/_attention.py:
-    `_templated_ring_attention_backward`). In fp32: sums that began as zeros, and copies of sums
-    side by side. In the type of the keys, in the second step: gradients of the step before, and
+def _eager_workspaces(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
+    """The buffers that eager PyTorch holds in a ring backward in addition to those of its steps, on
+    the first rank (torch/distributed/tensor/experimental/_context_parallel/_attention.py:
+    `_templated_ring_attention_backward`); empty without the parameter `steps`.
 
-    - in the kernel, the gradient of half of the queries, keys and values side by side for their
-      last transfer, and what transfers brought: keys and values of all ranks (`gathered`), or of
-      this step, and of a third one if there is one (`passed`);
+    In fp32: sums that started as zeros, and concatenated copies of sums. In the type of the keys,
+    in the second step: gradients of the step before, and
+
+    - in the kernel, the gradient of half of the queries, keys and values concatenated for their
+      last transfer, and the results of transfers: keys and values of all ranks (`gathered`), or
+      those of this step and, if there is one, of a third step (`passed`);
     - if there is a third step, before that kernel, for `gathered`: contiguous copies of the rank's
-      own keys and values, those side by side for two transfers, and keys and values of all ranks.
+      own keys and values, their concatenations for two transfers, and keys and values of all ranks.
     """
     if "steps" not in op.attrs:
         return []
@@ -215,27 +221,27 @@ def _beside(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
 
 
 def _home(b: Builder, values: Sequence[Value], steps: Expr, over: Sequence[str]) -> list[Value]:
-    """The values, which have gone so many places, where they belong: one place further after a
-    whole round, or all the places back, if there were any."""
+    """Send values that have moved `steps` places to the ranks that own them: one place further if
+    that completes the round, else all the places back (none if `steps` is 0)."""
     if steps == axis_size(over) - 1:
         return _shift(b, values, over)
     return _go_round(b, values, call("min", [steps, ONE]), lambda i, v: _shift(i, v, over, -steps))
 
 
 def _attrs(op: Operation, over: Sequence[str]) -> tuple[dict[str, RawAttr], dict[str, RawAttr]]:
-    """The parameters of the steps, and of the first one."""
+    """The parameters of the steps after the first, and those of the first step."""
     shared: dict[str, RawAttr] = {p.name: op.attrs[p.name] for p in SCORES if p.name in op.attrs}
     home = {**shared, "home": True, "over": tuple(over), "order": op.text("ring")}
     return {name: v for name, v in home.items() if name not in ("sinks", "home")}, home
 
 
 def _hops(op: Operation, over: Sequence[str]) -> Expr:
-    """How many steps there are after the first in which whole blocks travel."""
+    """The number of steps after the first in which whole blocks travel."""
     return whole_hops(op, _rows(op), axis_size(over), op.text("ring"))
 
 
 def _rows(op: Operation) -> Expr:
-    """The whole sequence: of the result, or of the gradient of the queries."""
+    """The length of the whole sequence of queries, from the first result."""
     return op.results[0].tensor.dims[1].size
 
 
@@ -244,7 +250,8 @@ def _rows(op: Operation) -> Expr:
 
 @dataclass(frozen=True)
 class _EdgeStep:
-    """That step of an op: what of its keys and values travels, and how often: once or never."""
+    """The last step under a window: the rows of keys and values that are `sent`, how often the step
+    runs (1 or 0), and the parameters of its op."""
 
     sent: Sequence[Value]
     count: Expr
@@ -262,9 +269,9 @@ def _edge_step(
     rows: dict[str, RawAttr] = {"rows": edge_rows(op, size, ranks)}
     parts = [to_parts(b, v, "bshk", over) for v in kv]
     sent = [b.value("stg.conv_halo", [v], rows, hint=f"{v.name}_edge") for v in parts]
-    known = {n: v for n, v in attrs.items() if n != "order"}
-    known["after"] = whole_hops(op, size, ranks, "plain")
-    return _EdgeStep(sent, call("min", [hops(op, size, ranks, "plain"), ONE]), known)
+    edge_attrs = {n: v for n, v in attrs.items() if n != "order"}
+    edge_attrs["after"] = whole_hops(op, size, ranks, "plain")
+    return _EdgeStep(sent, call("min", [hops(op, size, ranks, "plain"), ONE]), edge_attrs)
 
 
 def edge_forward(
@@ -275,8 +282,8 @@ def edge_forward(
     values: Sequence[Value],
     attrs: Mapping[str, RawAttr],
 ) -> list[Value]:
-    """The step with the last keys that a window reaches, behind those with whole blocks: the result
-    and the log-sum-exp."""
+    """Build the step with the last keys that a window reaches, after the steps with whole blocks.
+    Returns the result and its log-sum-exp."""
     *kv, total, lse = values
     edge = _edge_step(b, op, over, kv, attrs)
     names = [f"{op.results[0].name}_edge", f"{op.results[0].name}_edge_lse"]
@@ -285,8 +292,8 @@ def edge_forward(
         moved = _shift(inner, edge.sent, over)
         operands = [to_parts(inner, q, "bshk", over), *moved]
         y, m = inner.op("stg.attention_edge", operands, dict(edge.attrs), names=names).results
-        made = [from_parts(inner, y, "bshk", y.name), from_parts(inner, m, "bhs", m.name)]
-        return inner.op("stg.merge_attention", [*values, *made], names=names).results
+        whole = [from_parts(inner, y, "bshk", y.name), from_parts(inner, m, "bhs", m.name)]
+        return inner.op("stg.merge_attention", [*values, *whole], names=names).results
 
     return _go_round(b, [total, lse], edge.count, step)
 
@@ -332,7 +339,7 @@ def _named(names: Sequence[str], suffix: str) -> list[str]:
 
 
 def _shift(b: Builder, values: Sequence[Value], over: Sequence[str], by: Expr = ONE) -> list[Value]:
-    """One message with these values to the rank that is so many places further."""
+    """Send these values to the rank `by` places further, in one message."""
     names = _named([v.name for v in values], "next")
     attrs: dict[str, RawAttr] = {"over": tuple(over)}
     if by != 1:
@@ -346,7 +353,8 @@ def _go_round(
     steps: Expr,
     step: Callable[[Builder, list[Value]], list[Value]],
 ) -> list[Value]:
-    """A repeat of so many steps, which carries these values."""
+    """Build an `stg.repeat` of `steps` iterations that carries these values; `step` builds its
+    body. Returns the values after the last iteration."""
     attrs: dict[str, Expr] = {"count": steps, "carry": const(len(start))}
     loop = b.insert(Operation(b.registry["stg.repeat"], start, attrs, loc=b.loc))
     region = loop.make_region()

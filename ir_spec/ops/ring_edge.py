@@ -1,10 +1,10 @@
-"""The last step of a ring under a window: only the keys that the window reaches travel.
+"""The last step of a ring under a window: only the keys that the window reaches are sent.
 
-A rank of n has s queries, in plain order, and a window of W keys reaches
-h = min(n-1, ceil((W-1)/s)) ranks back. The keys of the first h-1 of these go round as in any ring.
-Of the last one only the last `min(s, W-1 - (h-1)s)` keys are seen, so only these are sent; in
-backward their gradients come back alone. Values are in parts (`stg.reshape`): [B, n, s, ...], the
-keys [B, n, rows, ...].
+Each of n ranks has s queries, in plain order, and a window of W keys reaches
+h = min(n-1, ceil((W-1)/s)) ranks back. The keys of the first h-1 of these ranks go round as in any
+ring. Of the last rank only the last `min(s, W-1 - (h-1)s)` keys are visible, so only these are
+sent, and in backward only their gradients come back. Queries have the shape [B, n, s, ...] with one
+part for each rank (`stg.reshape`), keys and values the shape [B, n, rows, ...].
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ _KEYS = "bztgk,bztgv"
 
 
 class _Edge(AttentionWork):
-    """Base of both."""
+    """Base of the step forward and the step backward."""
 
     params = (
         *(p for p in SCORES if p.name != "sinks"),
         Param("over", "axes", "the axes of the ring", required=True),
-        Param("after", "size", "the steps before, with whole blocks", required=True),
+        Param("after", "size", "the earlier steps, which send whole blocks", required=True),
     )
 
     def left(self, op: Operation, n: Sizes) -> Expr:
-        """The pairs that the window leaves: those of rows `after + 1` blocks behind the keys."""
+        """The pairs that the window leaves between a block of queries and the block of keys that
+        lies `after + 1` blocks before it: a second difference of the pairs of whole sequences."""
         s, w = n["s"], op.expr("after")
-        blocks = (pairs(op, s * (w + k), s * (w + k)) for k in (2, 1, 0))
-        far, near, before = blocks
-        return expand(far - near * 2 + before)
+        two_more, one_more, same = (pairs(op, s * (w + k), s * (w + k)) for k in (2, 1, 0))
+        return expand(two_more - one_more * 2 + same)
 
     def computed(self, op: Operation, n: Sizes) -> Expr:
         return all_pairs(n)
 
     def active(self, op: Operation) -> Expr | None:
-        """A rank works if there are more ranks before it than those whose whole blocks it has."""
+        """1 for ranks with more than `after` ranks before them, else 0."""
         dims, over = op.operands[self.queries].tensor.dims, op.names("over")
         steps = hops(op, dims[1].size * dims[2].size, axis_size(over), "plain")
         further = call("max", [axis_index(over) - op.expr("after"), ZERO])
@@ -66,7 +66,7 @@ class _Edge(AttentionWork):
     def scores(
         self, op: Operation, ctx: NumericContext, q: Array, k: Array, v: Array
     ) -> tuple[Given, Scores]:
-        """The operands without parts, and their scores."""
+        """The local q, k and v without the dimension of parts, and their scores."""
         dims = op.operands[self.queries].tensor.dims
         (part,) = ctx.positions(dims[1])
         s, rows = q.shape[2], k.shape[2]
@@ -78,8 +78,9 @@ class _Edge(AttentionWork):
 
 
 class AttentionEdge(_Edge):
-    """A step of ring attention with the last keys of the block that a window reaches last, and the
-    log-sum-exp. FLOPs are those of the pairs that the window leaves, exactly."""
+    """The last step of ring attention under a window, with only the last keys of the furthest block
+    that the window reaches, and its log-sum-exp. FLOPs are exactly those of the pairs that the
+    window leaves."""
 
     name = "stg.attention_edge"
     operands = ("q", "k", "v")
@@ -97,7 +98,8 @@ class AttentionEdge(_Edge):
 
 
 class AttentionEdgeGrad(_Edge):
-    """What that step adds to the gradients, from the final result and log-sum-exp."""
+    """What the step `stg.attention_edge` adds to the gradients, from the final result and
+    log-sum-exp."""
 
     name = "stg.attention_edge_grad"
     backward = True
@@ -140,7 +142,7 @@ class AddEdge(OpDef):
 
 
 class ZerosLike(OpDef):
-    """Zeros in fp32 for each element of x: a sum to which nothing is added yet; no FLOPs."""
+    """Zeros in fp32 in the shape of x, such as the start of a sum; no FLOPs."""
 
     name = "stg.zeros_like"
     operands = ("x",)

@@ -1,8 +1,8 @@
-"""How far keys and values go round a ring, and the pairs that a mask leaves in a step of it.
+"""How far keys and values go round a ring, and the pairs that a mask leaves in each step of it.
 
-A rank of n has s = S/n queries; in zigzag order they are two blocks of c = s/2. What a mask leaves
-of them with their own keys, `own`, is exact: `pairs(s)` in plain order, `2 pairs(c)` in zigzag
-order. Of the rest:
+Each of n ranks has s = S/n queries; in zigzag order they are two blocks of c = s/2. The pairs that
+a mask leaves of a rank's queries with its own keys, `own`, are exact: `pairs(s)` in plain order,
+`2 pairs(c)` in zigzag order. The other pairs:
 
 | mask                 | order  | steps after the first       | pairs of one of them              |
 |----------------------|--------|-----------------------------|-----------------------------------|
@@ -30,7 +30,7 @@ from stagec.ir_spec.ops.masks import is_plain, pairs
 
 
 def hops(op: Operation, size: Expr, ranks: Expr, order: str) -> Expr:
-    """The steps after the first, over so many ranks, of a sequence of this size."""
+    """The number of steps after the first, for a sequence of `size` tokens over `ranks` ranks."""
     part = size / ranks if order == "plain" else size / ranks / 2
     if "chunk" in op.attrs:
         blocks = call("ceildiv", [op.expr("chunk"), part])
@@ -43,29 +43,30 @@ def hops(op: Operation, size: Expr, ranks: Expr, order: str) -> Expr:
 
 
 def whole_hops(op: Operation, size: Expr, ranks: Expr, order: str) -> Expr:
-    """The steps after the first in which whole blocks travel: all but the last one, if that sees
-    some keys of a block only (`stagec/ir_spec/ops/ring_edge.py`)."""
+    """The number of steps after the first in which whole blocks travel: all but the last one if
+    that step sees only some keys of a block (`stagec/ir_spec/ops/ring_edge.py`)."""
     steps = hops(op, size, ranks, order)
     return call("max", [steps - 1, ZERO]) if has_edge(op, order) else steps
 
 
 def has_edge(op: Operation, order: str) -> bool:
-    """Whether the last step of a ring sees some keys of a block only: under a causal window, in
-    plain order. Packed keys and values always travel whole."""
+    """Whether the last step of a ring sees only some keys of a block: under a causal window in
+    plain order. Packed keys and values (rank 5) always travel whole."""
     packed = any(v.tensor.rank == 5 for v in op.operands)
     return "window" in op.attrs and op.flag("causal") and order == "plain" and not packed
 
 
 def edge_rows(op: Operation, size: Expr, ranks: Expr) -> Expr:
-    """How many keys of the last block these are; one where none is seen, and nothing is sent."""
+    """The number of keys of the last block that are sent, at least 1: if no key is visible, the
+    step itself runs 0 times."""
     part, window = size / ranks, op.expr("window")
     whole = whole_hops(op, size, ranks, "plain")
     return call("min", [part, call("max", [window - 1 - whole * part, ONE])])
 
 
 def active(op: Operation, rows: Dim) -> Expr | None:
-    """In how many of the steps after the first a rank works, None for all: in plain order a causal
-    mask hides all that comes from later ranks, so rank i works in i of them."""
+    """In how many of the steps after the first a rank works (None: in all of them). In plain order
+    a causal mask hides all keys of later ranks, so rank i works in at most i steps."""
     if not op.flag("causal") or op.text("order") == "zigzag" or "prefix" in op.attrs:
         return None
     index = axis_index(op.names("over"))
@@ -78,8 +79,8 @@ def active(op: Operation, rows: Dim) -> Expr | None:
 
 
 def alignment(op: Operation, size: Expr, ranks: Expr, order: str) -> Relation | None:
-    """What a mask of blocks assumes of sizes: that blocks, and what lies together on a rank, divide
-    each other."""
+    """What a mask of blocks assumes about sizes: that the size of a block divides the number of
+    consecutive positions on a rank, or is divided by it. None without such a mask."""
     if "chunk" not in op.attrs:
         return None
     part = size / ranks if order == "plain" else size / ranks / 2
@@ -88,15 +89,16 @@ def alignment(op: Operation, size: Expr, ranks: Expr, order: str) -> Relation | 
 
 
 def computed_pairs(op: Operation, everything: Expr) -> Expr:
-    """What kernels compute in a step that is not left out, masks ignored. In zigzag order a causal
-    mask hides half of the keys, or all keys from half of the queries, in every step but the first:
-    kernels leave that half out."""
+    """The pairs that kernels compute in a step, of `everything`. In zigzag order a causal mask
+    hides half of the keys, or all keys from half of the queries, in every step but the first;
+    kernels leave that half out. They compute all other masked pairs."""
     halved = not op.flag("home") and op.text("order") == "zigzag" and op.flag("causal")
     return everything / 2 if halved else everything
 
 
 def seen_pairs(op: Operation, s: Expr) -> Expr:
-    """The pairs that the mask leaves in a step of a rank with `s` queries; the table above."""
+    """The pairs that the mask leaves in a step of a rank with `s` queries, as in the table
+    above."""
     home, zigzag = op.flag("home"), op.text("order") == "zigzag"
     if is_plain(op):
         return s * (s + 1) / 2 if home and op.flag("causal") else computed_pairs(op, s * s)

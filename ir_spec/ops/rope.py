@@ -1,4 +1,4 @@
-"""Positions inside attention: rotary embedding, and scores that depend on the distance."""
+"""Positions inside attention: rotary embedding, temperature, and biases that depend on distance."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ from stagec.ir_spec.ops.rope_frequencies import (
     wrong_lists,
 )
 
-COMPLEX = Param("complex", "flag", "pairs are multiplied as complex numbers in fp32")
+COMPLEX = Param("complex", "flag", "one product of complex numbers in fp32 rotates the pairs")
 
 
 class RotaryEmbedding(OpDef):
     """Rotary position embedding (arXiv 2104.09864) of [B, S, heads, K] along dimension 1; 3 FLOPs
     per rotated element.
 
-    With `first` or `last` only that many elements at either end of each head are rotated. Code
-    without a kernel then joins them to the others head by head, or `by_token`. Element i
-    turns with element i + K/2, or with its neighbour if `interleaved`. `scaling` stretches the
-    frequencies for long contexts, which changes constants only. `inverse` rotates back, which is
-    the gradient.
+    With `first` or `last`, only that many elements at the start or end of each head are rotated.
+    Code without a fused kernel then concatenates them with the others head by head, or `by_token`.
+    Element i forms a pair with element i + K/2, or with its neighbour if `interleaved`. `scaling`
+    stretches the frequencies for long contexts, which changes constants only. `inverse` rotates
+    back, which is the gradient.
 
-    With an operand [B, axes, S] positions are data: `sections` gives the pairs of each axis, as
-    M-RoPE (arXiv 2409.12191) and images have them. If `restart`, the frequencies start anew in each
-    section. With `term` nothing turns: the elements are times the cosines or the sines of their
-    angles, 1 FLOP each, of which code without a kernel makes the sum.
+    With an operand [B, axes, S] positions are data, and `sections` gives the number of pairs that
+    each axis rotates, as in M-RoPE (arXiv 2409.12191) and for images. If `restart`, the frequencies
+    start anew in each section. `term` is one of the two products whose sum is the rotation, in code
+    without a fused kernel: the elements times the cosines or the sines of their angles, 1 FLOP
+    each.
     """
 
     name = "stg.rope"
@@ -50,15 +51,15 @@ class RotaryEmbedding(OpDef):
     operands = ("x", "positions*")
     params = (
         Param("base", "size", "the base of the frequencies (default 10000)"),
-        Param("first", "size", "how many elements are rotated, from the first on (default all)"),
-        Param("last", "size", "how many elements are rotated, up to the last (default all)"),
-        Param("by_token", "flag", "code joins rotated elements to the others token by token"),
-        Param("interleaved", "flag", "neighbours are a pair, not the elements of two halves"),
+        Param("first", "size", "how many elements at the start are rotated (default all)"),
+        Param("last", "size", "how many elements at the end are rotated (default all)"),
+        Param("by_token", "flag", "rotated elements are concatenated with the others by token"),
+        Param("interleaved", "flag", "pairs are neighbours instead of elements of two halves"),
         *SCALING,
-        Param("sections", "sizes", "the pairs that turn by each axis of the positions"),
+        Param("sections", "sizes", "the number of pairs that each axis of the positions rotates"),
         Param("restart", "flag", "the frequencies start anew in each section"),
         Param("inverse", "flag", "rotate by the negative angle"),
-        Param("term", "name", "one product alone", choices=("cosine", "sine")),
+        Param("term", "name", "only one product of the rotation", choices=("cosine", "sine")),
         COMPLEX,
         PAST,
     )
@@ -107,7 +108,7 @@ class RotaryEmbedding(OpDef):
         return product(n[f] for f in row[:-1]) * self.rotated(op, n[row[-1]]) * cost
 
     def rotated(self, op: Operation, whole: Expr) -> Expr:
-        """How many elements of each head are rotated."""
+        """The number of elements of each head that are rotated, of `whole`."""
         part = op.attrs.get("first", op.attrs.get("last"))
         return part if isinstance(part, Expr) else whole
 
@@ -119,16 +120,16 @@ class RotaryEmbedding(OpDef):
         return {"scaled_rope": self._in_steps, "complex_rope": self._complex}
 
     def _complex(self, b: Builder, op: Operation, on_rank: LocalSize) -> None:
-        """One product of complex numbers between two casts: pytorch/torchtitan,
+        """Make it one product of complex numbers between two casts: pytorch/torchtitan,
         models/llama3/model/model.py, `apply_rotary_emb`."""
         if "term" not in op.attrs:
             op.attrs[COMPLEX.name] = True
 
     def _in_steps(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
-        """Products with the cosines, and of the turned halves with the sines, and their sum:
-        NVIDIA/Megatron-LM, megatron/core/models/common/embeddings/rope_utils.py,
-        `apply_rotary_pos_emb`, since the kernel of Transformer Engine has no factor (`mscale`). Its
-        last concatenation is left out."""
+        """Build the product with the cosines, that of the exchanged halves with the sines, and
+        their sum, as `apply_rotary_pos_emb` in NVIDIA/Megatron-LM,
+        megatron/core/models/common/embeddings/rope_utils.py, does because the kernel of Transformer
+        Engine has no factor (`mscale`). Its last concatenation is left out."""
         others = {"first", "last", "interleaved", "sections"} & op.attrs.keys()
         x, *positions = op.operands
         if positions or others or not is_magnified(op):
@@ -177,7 +178,8 @@ class RotaryEmbedding(OpDef):
     def angles(
         self, op: Operation, ctx: NumericContext, half: int, given: Sequence[Array]
     ) -> Array:
-        """The angle of each pair: [1 or b, s, half]."""
+        """The angle of each pair in radians, [1 or b, s, half]; `given` has the positions, if they
+        are data."""
         base = ctx.size(op.expr("base")) if "base" in op.attrs else 10000
         if not given:
             at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1])) + ctx.size(past_of(op))
@@ -191,14 +193,15 @@ class RotaryEmbedding(OpDef):
 
 
 class Temperature(Elementwise):
-    """Queries times 1 + scale log(1 + floor((position + start) / floor)), along dimension 1: the
-    temperature of attention without positions, as Llama 4 has it; 1 FLOP per element."""
+    """Queries times 1 + scale log(1 + floor((position + start) / floor)), for positions along
+    dimension 1: the temperature of layers without rotary positions in Llama 4; 1 FLOP per
+    element."""
 
     name = "stg.temperature"
     params = (
-        Param("floor", "size", "positions over which it is the same", required=True),
-        Param("scale", "ratio", "how fast it grows (default 1/10)"),
-        Param("start", "int", "what the first position counts as (default 1)"),
+        Param("floor", "size", "the number of positions that share a temperature", required=True),
+        Param("scale", "ratio", "the factor of the logarithm (default 1/10)"),
+        Param("start", "int", "the number of the first position (default 1)"),
         PAST,
     )
     example = "%q2 = stg.temperature[floor = 8192](%q) : bf16[B, S, H, K]"
@@ -225,11 +228,12 @@ class Temperature(Elementwise):
 
 
 class RelativeBias(OpDef):
-    """A bias [H, S, T] of scores by the distance of key and query, from a table [buckets, H] (T5,
-    arXiv 1910.10683, section 2.1); a gather, no FLOPs.
+    """A bias [H, S, T] of scores by the distance between key and query, from a table [buckets, H]
+    (T5, arXiv 1910.10683, section 2.1); a gather, no FLOPs.
 
-    Half of the buckets, in both directions half of half, are for single distances; the others grow
-    logarithmically up to `most`, from which on all distances share the last.
+    If `causal`, half of the buckets stand for one distance each; the others grow logarithmically up
+    to the distance `most`, and all longer distances share the last bucket. Otherwise each direction
+    has half of the buckets, divided in the same way.
     """
 
     name = "stg.relative_bias"
@@ -237,7 +241,7 @@ class RelativeBias(OpDef):
     params = (
         Param("sizes", "sizes", "queries and keys", required=True),
         Param("most", "size", "the distance of the last bucket (default 128)"),
-        Param("causal", "flag", "keys lie before queries; without it half of the buckets each way"),
+        Param("causal", "flag", "keys come before queries; without it each direction has half"),
         PAST,
     )
     example = "%b = stg.relative_bias[sizes = (S, S)](%table) : bf16[H, S, S]"
@@ -247,7 +251,7 @@ class RelativeBias(OpDef):
         return make_rule("nh->hst", whole="n", sizes={"s": s, "t": t})
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """A bias of the new tokens and all that are seen."""
+        """The bias between the new tokens and all tokens seen so far."""
         if op.flag("causal") and all(map(step.is_tokens, op.exprs("sizes"))):
             op.attrs |= {"sizes": (step.new, step.seen), **step.past_attr()}
         return op.results
@@ -267,8 +271,8 @@ class RelativeBias(OpDef):
 
 
 class RelativeBiasGrad(OpDef):
-    """Gradient of `stg.relative_bias`: the sum over all pairs of each bucket, 1 FLOP per element of
-    dy."""
+    """Gradient of `stg.relative_bias`: for each bucket the sum over its pairs, 1 FLOP per element
+    of dy."""
 
     name = "stg.relative_bias_grad"
     operands = ("dbias",)
@@ -291,7 +295,7 @@ class RelativeBiasGrad(OpDef):
 
 
 def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]) -> Array:
-    """The bucket of each pair of a query and a key, [s, t]."""
+    """The bucket of each pair of a query and a key, [s, t]; `at` has the positions of both."""
     most = ctx.size(op.expr("most")) if "most" in op.attrs else 128
     back = np.asarray(at[0])[:, None] - np.asarray(at[1])[None, :]
     start: Array = 0
@@ -302,5 +306,5 @@ def _buckets(op: Operation, ctx: NumericContext, count: int, at: Sequence[Array]
         start, distance = np.where(back < 0, count, 0), np.abs(back)
     single = count // 2
     grown = np.log(np.maximum(distance, 1) / single) / np.log(most / single) * (count - single)
-    far = np.minimum(single + grown.astype(int), count - 1)
-    return start + np.where(distance < single, distance, far)
+    shared = np.minimum(single + grown.astype(int), count - 1)
+    return start + np.where(distance < single, distance, shared)

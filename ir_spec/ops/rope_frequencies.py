@@ -1,4 +1,4 @@
-"""Frequencies of rotary positions, and how long contexts stretch them."""
+"""The frequencies of rotary positions, and how they are stretched for long contexts."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from stagec.ir_spec.ops.cache_rows import past_of
 
 KINDS = ("linear", "llama3", "yarn", "longrope", "proportional")
 SCALING = (
-    Param("scaling", "name", "how frequencies are stretched", choices=KINDS),
-    Param("factor", "ratio", "by how much"),
-    Param("original", "size", "the context before that (default 8192)"),
-    Param("low", "ratio", "turns over it below which all is stretched (default 1)"),
-    Param("high", "ratio", "turns above which nothing is (default: llama3 4, yarn 32)"),
-    Param("smooth", "flag", "of yarn: the borders are no whole pairs"),
-    Param("share", "ratio", "of proportional: of the pairs, what turns (default 1)"),
-    Param("short", "ratios", "of longrope: what divides the frequency of each pair"),
-    Param("long", "ratios", "the same where there are more than `original` tokens"),
-    Param("mscale", "ratio", "of yarn, longrope: elements are times 1 + mscale/10 log(factor)"),
+    Param("scaling", "name", "how frequencies are stretched for long contexts", choices=KINDS),
+    Param("factor", "ratio", "the factor by which frequencies are divided (default 1)"),
+    Param("original", "size", "the context length before stretching, in tokens (default 8192)"),
+    Param("low", "ratio", "pairs with fewer turns over `original` are stretched fully (default 1)"),
+    Param("high", "ratio", "pairs with more turns are not stretched (default: llama3 4, yarn 32)"),
+    Param("smooth", "flag", "of yarn: the limits are not rounded to whole pairs"),
+    Param("share", "ratio", "of proportional: the share of pairs that rotate (default 1)"),
+    Param("short", "ratios", "of longrope: the divisor of the frequency of each pair"),
+    Param("long", "ratios", "the same for sequences of more than `original` tokens"),
+    Param("mscale", "ratio", "of yarn, longrope: elements times 1 + mscale/10 log(factor)"),
 )
 
 
 def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Array:
     """Radians per position of each pair: base^(-i/half), stretched as `scaling` says.
 
-    `linear`: arXiv 2306.15595; `proportional` too, with `share` of the pairs turning and the others
-    still, as Gemma 4 has it (modeling_rope_utils.py of transformers). `yarn`: arXiv 2309.00071,
-    section 3.2, with the borders rounded to pairs as in its code. `llama3`: the code of Llama 3.1
-    (meta-llama/llama-models, models/llama3). `longrope`: arXiv 2402.13753, section 3.3, as Phi-3
-    has it: a number of its own for each pair, of two lists by the length of the sequence.
+    `linear`: arXiv 2306.15595. `proportional`: the same, but only `share` of the pairs rotate, as
+    in Gemma 4 (modeling_rope_utils.py of transformers). `yarn`: arXiv 2309.00071, section 3.2, with
+    limits rounded to pairs as in its code. `llama3`: the code of Llama 3.1
+    (meta-llama/llama-models, models/llama3). `longrope`: arXiv 2402.13753, section 3.3, as in
+    Phi-3: each pair has its own divisor, from one of two lists that the length of the sequence
+    selects.
     """
     plain = float(base) ** (-np.arange(half) / max(half, 1))
     kind = op.text("scaling")
@@ -67,8 +68,8 @@ def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Arr
 
 
 def magnitude(op: Operation, ctx: NumericContext) -> float:
-    """What rotated elements are multiplied by: 1 but for yarn (arXiv 2309.00071, section 3.4) and
-    for longrope (arXiv 2402.13753, section 3.3), which has its own number without `mscale`."""
+    """The factor of rotated elements: 1 except for yarn (arXiv 2309.00071, section 3.4) and
+    longrope (arXiv 2402.13753, section 3.3), which without `mscale` has a formula of its own."""
     kind, factor = op.text("scaling"), _ratio(op, "factor", 1)
     if kind not in ("yarn", "longrope"):
         return 1.0
@@ -78,7 +79,7 @@ def magnitude(op: Operation, ctx: NumericContext) -> float:
 
 
 def is_magnified(op: Operation) -> bool:
-    """Whether `magnitude` is another number than 1."""
+    """Whether `magnitude` may differ from 1."""
     kind = op.text("scaling")
     if kind == "longrope" and "mscale" not in op.attrs:
         return True
@@ -90,7 +91,7 @@ def is_magnified(op: Operation) -> bool:
 
 
 def wrong_lists(op: Operation) -> Iterator[str]:
-    """What is wrong with the numbers of longrope, of which each pair has one."""
+    """The faults of the lists `short` and `long` of longrope, which need a number for each pair."""
     given_factors = [name for name in ("short", "long") if name in op.attrs]
     if op.text("scaling") != "longrope":
         if given_factors:

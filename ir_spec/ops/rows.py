@@ -1,7 +1,7 @@
 """Ops over rows of the last dimension, such as norms and softmax.
 
-Over a split last dimension each rank sums up its part of a row, one all_reduce brings the sums of
-all parts together, and the op works on its part with these:
+Over a split last dimension each rank computes statistics of its part of a row, one all_reduce
+combines those of all parts, and the op uses them on its part:
 
     %part = stg.einsum["abc,abc->ab", to = f32](%x, %x) : f32[B, S | sum(tp)]
     %squares = stg.all_reduce[over = tp](%part) : f32[B, S]
@@ -26,9 +26,13 @@ Axes = tuple[str, ...]
 
 
 class RowOp(OpDef):
-    """Base of ops over rows of the last dimension, as `signature` says: `x` are rows, `w` vectors
-    of that dimension. `sums` more operands, one number for each row, are its statistics; without
-    them it computes them itself. `costs` are the FLOPs per element without and with them."""
+    """Base of ops over rows of the last dimension.
+
+    `signature` has a letter for each operand and for each result: `x` for rows, `w` for a vector of
+    the last dimension. `sums` more operands, with one number for each row, may give the statistics
+    of the rows; without them the op computes them itself. `costs` are the FLOPs per element without
+    and with given statistics.
+    """
 
     signature = ("x", "x")
     sums = 1
@@ -44,11 +48,11 @@ class RowOp(OpDef):
         return make_rule(text, special="" if given else row[-1:])
 
     def sides(self, op: Operation) -> tuple[str, str]:
-        """Its signature, with the vectors that this one has."""
+        """The signature of this operation, with the optional vectors that it has."""
         return self.signature
 
     def given(self, op: Operation) -> Sequence[Value]:
-        """The statistics that it is given."""
+        """The operands that are statistics; empty if the op computes them itself."""
         return op.operands[len(self.sides(op)[0]) :]
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -56,7 +60,7 @@ class RowOp(OpDef):
             yield f"expects {self.sums} statistics of its rows or none, found {len(self.given(op))}"
 
     def saved(self, op: Operation) -> int:
-        """FLOPs per element that it saves because it lacks a vector."""
+        """FLOPs per element that it saves because an optional vector is missing."""
         return 0
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
@@ -65,7 +69,7 @@ class RowOp(OpDef):
         return product(n[f] for f in row) * cost
 
     def plain(self, op: Operation) -> Sequence[Value]:
-        """Its operands, if it computes its statistics itself. Raises `DiagnosticError`."""
+        """Its operands, if it computes its statistics itself. Raises `DiagnosticError` if not."""
         if self.given(op):
             raise error(
                 f"'{op.name}' has no gradient when its statistics are operands",
@@ -85,14 +89,14 @@ class RowOp(OpDef):
 
 
 def row_dot(b: Builder, x: Value, y: Value, hint: str) -> Value:
-    """The sum of products along each row."""
+    """The dot product of each row of x with the same row of y, [...], in fp32."""
     row = letters(x.tensor.rank)
     spec = Quoted(f"{row},{row}->{row[:-1]}")
     return b.value("stg.einsum", [x, y], {"spec": spec, "to": "f32"}, hint=hint)
 
 
 def row_sum(b: Builder, x: Value, hint: str) -> Value:
-    """The sum of each row."""
+    """The sum of each row, [...], in fp32."""
     row = letters(x.tensor.rank)
     if x.tensor.dtype != "f32":
         x = b.value("stg.cast", [x], {"to": "f32"}, hint=f"{hint}_wide")
@@ -102,7 +106,7 @@ def row_sum(b: Builder, x: Value, hint: str) -> Value:
 def all_reduced(
     b: Builder, parts: Sequence[Value], over: Axes, kind: str = "sum"
 ) -> Sequence[Value]:
-    """The statistics of whole rows from those of their parts, in one call."""
+    """The statistics of whole rows from those of their parts, by one all_reduce."""
     attrs: dict[str, RawAttr] = {"over": over}
     if kind != "sum":
         attrs["kind"] = kind
@@ -110,5 +114,5 @@ def all_reduced(
 
 
 def row_length(op: Operation, ctx: NumericContext) -> int:
-    """The elements of a whole row."""
+    """The number of elements of a whole row."""
     return ctx.size(op.operands[0].tensor.shape[-1])

@@ -14,24 +14,25 @@ from stagec.ir_spec.ops.linear_attention import normalized
 from stagec.ir_spec.ops.recurrence import Tokens
 from stagec.ir_spec.ops.scan_base import THREE_TIMES, Named, Scan, count
 
-#: The largest decay of a token: exp(-exp(-1/2)).
+#: The log decay of a token is at least minus this: a state keeps exp(-exp(-1/2)) or more of itself.
 _FASTEST = float(np.exp(-0.5))
 
 
 def _work(n: Sizes, per_element: int) -> Expr:
-    """FLOPs of so many per token and element of a state."""
+    """FLOPs of `per_element` for each token and element of the K x V states."""
     return count(n, "s", "r", "k", "v") * per_element
 
 
 class Wkv6(Scan):
-    """The recurrence of RWKV-6 (Finch, arXiv 2404.05892, section 4): a state of K x V for each
-    head, whose decay `exp(-exp(w_t))` is one for each token and row; with w [H, K] it is one for
-    each row, as in RWKV-5 (Eagle, the same paper).
+    """The recurrence of RWKV-6 (Finch, arXiv 2404.05892, section 4): each head has a state of K x
+    V, with a decay `exp(-exp(w_t))` for each token and row. If w is [H, K], the decay is the same
+    for all tokens, as in RWKV-5 (Eagle, the same paper).
 
     `y_t = r_t^T (h_(t-1) + diag(now) k_t v_t^T)`, `h_t = diag(exp(-exp(w_t))) h_(t-1) + k_t v_t^T`.
-    FLOPs are 7 S H K V: the product k v^T, two more for what is read and two for its sum, two for
-    the state; there are no matrix products. Its inputs alone are stashed. Over a split sequence,
-    ranks gather a state of H K V fp32 elements and H K decays from each other.
+    FLOPs are 7 S H K V: one for the product k v^T, two for adding it to the state with the weight
+    `now`, two for the product with r, two for the state; there are no matrix products. Only the
+    inputs are stashed. Over a split sequence, ranks gather a state of H K V fp32 elements and H K
+    decays from each other.
     """
 
     name = "stg.wkv6"
@@ -82,12 +83,13 @@ class Wkv6(Scan):
 
 
 class Wkv7(Scan):
-    """The recurrence of RWKV-7 (arXiv 2503.14456, equation 17): a state of K x V for each head.
+    """The recurrence of RWKV-7 (arXiv 2503.14456, equation 17): each head has a state of K x V.
 
     `h_t = diag(exp(w_t)) h_(t-1) - (a_t kappa_t) (kappa_t^T h_(t-1)) + k_t v_t^T`, `y_t = r_t^T
-    h_t`; in the kernel kappa gets length 1, and the decay is `w = -exp(-1/2) sigmoid(w)`. FLOPs are
-    9 S H K V; there are no matrix products. Its inputs alone are stashed. Over a split sequence,
-    ranks gather a state of H K V and a matrix of H K K fp32 elements from each other.
+    h_t`. The kernel normalizes kappa to length 1 and computes the decay, `w = -exp(-1/2)
+    sigmoid(w)`. FLOPs are 9 S H K V; there are no matrix products. Only the inputs are stashed.
+    Over a split sequence, ranks gather a state of H K V and a matrix of H K K fp32 elements from
+    each other.
     """
 
     name = "stg.wkv7"

@@ -15,14 +15,14 @@ from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.base import dimension, gradients
 
-_HOW = ("exclusive", "reverse")
+_FLAGS = ("exclusive", "reverse")
 
 
 class CumSum(OpDef):
     """Running sums along dimension `dim`, one FLOP per element.
 
-    Over a split dimension each rank sums its own part; an all_gather of one total per rank gives
-    what comes before it, which is added.
+    Over a split dimension each rank computes the running sums of its own part, and adds the total
+    of the parts before it, from an all_gather of one total per rank.
     """
 
     name = "stg.cumsum"
@@ -51,17 +51,17 @@ class CumSum(OpDef):
         whole = "".join(f"({part}{f})" if i == d else f for i, f in enumerate(row))
         cut = whole.replace("(", "").replace(")", "")
         kept = cut.replace(row[d], "")
-        y, how = op.result.name, _how(op)
+        y, flags = op.result.name, _flags(op)
         count: dict[str, RawAttr] = {"factors": (part,), "sizes": (axis_size(over),)}
         spec = Quoted(f"{whole}->{cut}")
         parts = b.value("stg.reshape", [x], {"spec": spec, **count}, hint=f"{x.name}_parts")
-        own = b.value("stg.cumsum", [parts], {"dim": d + 1, **how}, hint=f"{y}_own")
+        own = b.value("stg.cumsum", [parts], {"dim": d + 1, **flags}, hint=f"{y}_own")
         spec = Quoted(f"{cut}->{kept}")
         total = b.value("stg.sum", [parts], {"spec": spec}, hint=f"{y}_total")
         along: dict[str, RawAttr] = {"dim": d, "over": over}
         totals = b.value("stg.all_gather", [total], along, hint=f"{y}_totals")
-        how = {**how, "exclusive": True}
-        before = b.value("stg.cumsum", [totals], {"dim": d, **how}, hint=f"{y}_before")
+        flags = {**flags, "exclusive": True}
+        before = b.value("stg.cumsum", [totals], {"dim": d, **flags}, hint=f"{y}_before")
         mine = b.value("stg.all_slice", [before], along, hint=f"{y}_mine")
         spec = Quoted(f"{cut},{kept}->{cut}")
         sums = b.value("stg.add", [own, mine], {"spec": spec}, hint=f"{y}_sums")
@@ -74,5 +74,5 @@ class CumSum(OpDef):
         return [np.flip(sums, d) if op.flag("reverse") else sums]
 
 
-def _how(op: Operation) -> dict[str, RawAttr]:
-    return {name: True for name in _HOW if op.flag(name)}
+def _flags(op: Operation) -> dict[str, RawAttr]:
+    return {name: True for name in _FLAGS if op.flag(name)}

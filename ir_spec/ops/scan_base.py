@@ -1,22 +1,22 @@
-"""What all scans over the tokens share: shapes, parts of a split sequence, numeric references.
+"""The base of all scans over tokens: shapes, parts of a split sequence, numeric references.
 
-A scan is one fused kernel `y = scan(inputs)`. Its gradient uses the inputs only: the kernels
-compute the states again, so only the inputs are stashed. Where the sequence is split over n ranks,
+A scan is one fused kernel `y = scan(inputs)`. Its gradient needs only the inputs: the kernels
+compute the states again, so only the inputs are stashed. If the sequence is split over n ranks,
 each works on its part, and states pass between ranks:
 
     %x_parts = stg.reshape["b(zs)rp->bzsrp", factors = z, sizes = cp](%x)      // z: the part
-    %state, %keep = stg.ssd_state(%x_parts, ...)      // what a part adds to a state, and what it
-                                                      // leaves of the state before it
+    %state, %keep = stg.ssd_state(%x_parts, ...)      // what a part adds to a state, and the
+                                                      // factor of the state before it
     %states, %keeps = stg.all_gather[dim = 1, over = cp](%state, %keep)
     %starts = stg.carry_states["bzhkv,bzh->bzhkv"](%states, %keeps)      // before each part
     %start = stg.all_slice[dim = 1, over = cp](%starts)
     %y_parts = stg.ssd(%x_parts, ..., %start)
 
-Backward does this again, and the same from the last part to the first with the gradients of the
-states. An all_gather moves n pairs of B*H*K*V fp32 elements (and what is kept of them), whatever S.
+Backward repeats this, and does the same from the last part to the first with the gradients of the
+states. An all_gather moves n states of B*H*K*V fp32 elements and n factors, whatever S is.
 
-With `state` a scan goes on from a state that is given, and gives the one behind its last token, in
-place of it: what serving keeps of the tokens before.
+With `state` a scan starts from a given state, and returns the state after its last token in the
+same buffer: this is how serving keeps the earlier tokens.
 """
 
 from __future__ import annotations
@@ -52,32 +52,32 @@ from stagec.ir_spec.ops.sequence_parts import carry, from_parts, plain, to_parts
 Named = Mapping[str, Array]
 
 
-#: A step of `stg.carry_states`, forward and back, where a part leaves a matrix of a state.
+#: The rules of `stg.carry_states`, forward and reverse, if a part multiplies a state by a matrix.
 _MATRIX = ("bzhkv,bzhlk->bzhlv", "bzhlv,bzhlk->bzhkv")
 THREE_TIMES = ", three times its FLOPs: the states again, and their gradients"
 
 
 class ScanOp(OpDef):
-    """Base of a scan and of the ops that follow from it: how what they take and give is shaped."""
+    """Base of a scan and of the ops derived from it: the shapes of their operands and results."""
 
     def scan(self) -> Scan:
-        """The scan that it is, or follows from."""
+        """The scan itself, or the one that the op is derived from."""
         raise NotImplementedError
 
     def given(self, op: Operation) -> Mapping[str, Value]:
-        """The operands by name: those of the class, a last one with `*` may be missing."""
+        """The operands by their names in the class; a last one with `*` may be missing."""
         names = [n.rstrip("*") for n in self.operands]
         return dict(zip(names, op.operands, strict=False))
 
-    def made(self, op: Operation) -> tuple[str, ...]:
-        """The names of its results in `shapes`, `d_` in front for gradients."""
+    def result_names(self, op: Operation) -> tuple[str, ...]:
+        """The names of its results in `shapes`, with the prefix `d_` for gradients."""
         return self.results
 
     def rule(self, op: Operation) -> Rule:
         given = self.given(op)
         texts = self.texts(op)
         left = ",".join(texts[_bare(name)] for name in given)
-        right = ",".join(texts[_bare(name)] for name in self.made(op))
+        right = ",".join(texts[_bare(name)] for name in self.result_names(op))
         factors = frozenset(left + right)
         whole = "kl" if self.scan().matrix else ""
         whole = "".join(f for f in whole if f in factors)
@@ -85,13 +85,13 @@ class ScanOp(OpDef):
         return make_rule(f"{left}->{right}", whole=whole, special="s", summed="s", sizes=like)
 
     def texts(self, op: Operation) -> Mapping[str, str]:
-        """The shapes with the batch filled in."""
+        """The shapes by name, with the letters of the batch filled in."""
         scan = self.scan()
         b = "bz" if max(v.tensor.rank for v in op.operands) > scan.rank else "b"
         return {n: t.format(b=b) for n, t in scan.shapes(op, self.given(op)).items()}
 
     def steps(self, op: Operation) -> tuple[str, str]:
-        """One step of `stg.carry_states`, forward and back."""
+        """The rules of `stg.carry_states`, forward and reverse."""
         if self.scan().matrix:
             return _MATRIX
         texts = self.texts(op)
@@ -100,7 +100,7 @@ class ScanOp(OpDef):
         return f"{state},{keep}->{state}", f"{state},{keep}->{state}"
 
     def named(self, op: Operation, args: Sequence[Array]) -> dict[str, Array]:
-        """The operands by name, batch and parts as one dimension, and constants."""
+        """The operands by name, batch and parts as one dimension, and the constants of the op."""
         texts = self.texts(op)
         arguments = dict(zip(self.given(op), args, strict=True))
         flat = {
@@ -111,29 +111,29 @@ class ScanOp(OpDef):
 
 
 def _bare(name: str) -> str:
-    """What a name is the shape of: a gradient has that of its value."""
+    """The name in `shapes` of an operand or result: a gradient has the shape of its value."""
     table = {"dy": "y", "start": "state", "d_end": "state", "end": "state"}
     return table.get(name, name.removeprefix("d_"))
 
 
 class Scan(ScanOp):
     """Base of a scan, the op that computes y. Its last operand may be the state before the first
-    token; with `state` the one behind the last token is a result, in fp32, in its place.
+    token. With `state` the state after the last token is a result, in fp32, in the same buffer.
 
-    Shapes are the letters of a rule, with `{b}` for the batch, which is `b`, or `bz` for parts.
-    The sequence is `s`, heads are `(gr)` or `r`. From a scan follow its gradient, what a part of a
-    sequence does to a state, and the gradient of that.
+    Shapes are the letters of a rule, with `{b}` for the batch: `b`, or `bz` for parts. The sequence
+    is `s`, heads are `(gr)` or `r`. Three ops are derived from each scan: its gradient, the effect
+    of a part of the sequence on a state, and the gradient of that.
     """
 
     results = ("result", "end?")
     inputs: ClassVar[tuple[str, ...]] = ()
     carried: ClassVar[tuple[str, ...]] = ()  # the inputs that states depend on
-    seen: ClassVar[tuple[str, ...]] = ()  # those that the gradient of a first state depends on
-    rank: ClassVar[int] = 4  # the highest one of the operands of each of its ops, without parts
-    matrix: ClassVar[bool] = False  # a part multiplies the state before it with a matrix
-    late: ClassVar[bool] = False  # a token reads the state before it
-    #: Of the examples of ops that follow: the types of the inputs, of a state and what is left of
-    #: it. What their documentation adds: of the gradient, of a part and of the gradient of a part.
+    seen: ClassVar[tuple[str, ...]] = ()  # those that the gradient of the first state depends on
+    rank: ClassVar[int] = 4  # the highest rank among the operands of each of its ops, without parts
+    matrix: ClassVar[bool] = False  # a part multiplies the state before it by a matrix
+    late: ClassVar[bool] = False  # a token reads the state before its own update
+    #: For the examples of derived ops: the types of the inputs, and of a state and its factor.
+    #: `notes` end the documentation of the gradient, of a part and of the gradient of a part.
     input_types: ClassVar[str]
     part_types: ClassVar[str]
     notes: ClassVar[tuple[str, str, str]] = (THREE_TIMES, "", "")
@@ -147,7 +147,7 @@ class Scan(ScanOp):
         return self
 
     def derived(self) -> Sequence[OpDef]:
-        """With examples of the values that the example of the scan has."""
+        """The derived ops. Their examples use the values of the scan's own example."""
         y, _, rest = self.example.partition(" = ")
         call, _, rest = rest.partition("(")
         values = dict(zip(self.inputs, rest.partition(")")[0].split(", "), strict=True))
@@ -163,23 +163,23 @@ class Scan(ScanOp):
             {"of": self, "params": _without_state(type(self))},
         )
         ops = list[OpDef]()
-        for (base, suffix, made, taken, types), doc in zip(rows, self._docs(), strict=True):
-            results, operands = ", ".join(made), ", ".join(taken)
+        for (base, suffix, outputs, inputs, types), doc in zip(rows, self._docs(), strict=True):
+            results, operands = ", ".join(outputs), ", ".join(inputs)
             example = f"{results} = {self.name}_{suffix}{how}({operands}) : ({types})"
             ops.append(derive(base, self, suffix, doc, example, **given))
         return ops
 
     def _docs(self) -> list[str]:
-        """The documentation of what follows from it."""
-        adds, leaves = "what it leaves of them", "what the part leaves of the gradient behind it"
+        """The documentation of the derived ops."""
+        before, after = "the factor of the state before it", "that of the gradient after the part"
         if self.matrix:
-            adds = "the matrix that multiplies the state before it"
-            leaves = "the matrix by which the part multiplies, transposed, the gradient behind it"
+            before = "the matrix that multiplies the state before it"
+            after = "the matrix whose transpose multiplies the gradient after the part"
         sequence = "a part of the sequence"
         docs = (
             f"Gradient of `{self.name}`",
-            f"What {sequence} adds to the states of `{self.name}`, and {adds}",
-            f"The gradient of the states before {sequence} of `{self.name}`, and {leaves}",
+            f"What {sequence} adds to the states of `{self.name}`, and {before}",
+            f"The gradient of the states before {sequence} of `{self.name}`, and {after}",
         )
         return [f"{doc}{note}." for doc, note in zip(docs, self.notes, strict=True)]
 
@@ -190,7 +190,8 @@ class Scan(ScanOp):
         raise NotImplementedError
 
     def tokens(self, x: Named) -> Tokens:
-        """The tokens that inputs make, as far as they are given. Batch and parts are one."""
+        """The tokens of the recurrence from the inputs that are given; batch and parts are one
+        dimension."""
         raise NotImplementedError
 
     def pull(self, x: Named, d: Tokens, dy: Array) -> Named:
@@ -198,11 +199,11 @@ class Scan(ScanOp):
         raise NotImplementedError
 
     def skip(self, x: Named) -> Array:
-        """What is added to y [N, S, H, V], 0 by default."""
+        """A term that is added to y [N, S, H, V]; 0 by default."""
         return 0
 
     def constants(self, op: Operation) -> Named:
-        """What an operation states beside its inputs."""
+        """Values that the parameters of an operation state, by name; none by default."""
         return {}
 
     def gradient_flops(self, op: Operation, n: Sizes) -> Expr:
@@ -210,34 +211,34 @@ class Scan(ScanOp):
         return self.flops(op, n) * 3
 
     def part_flops(self, op: Operation, n: Sizes) -> Expr:
-        """FLOPs of what a part of the sequence does to a state."""
+        """FLOPs of the effect of a part of the sequence on a state."""
         raise NotImplementedError
 
     def part_gradient_flops(self, op: Operation, n: Sizes) -> Expr:
-        """FLOPs of the gradient of that; by default as many."""
+        """FLOPs of the gradient of the effect of a part; by default those of the effect."""
         return self.part_flops(op, n)
 
     def one(self, n: Sizes) -> Expr | None:
-        """FLOPs of one token from a state, where the recurrence has other ones than chunks."""
+        """FLOPs of one token from a given state; None if they are those of a chunk of one token."""
         return None
 
     # -- the op ------------------------------------------------------------------------------------
 
-    def made(self, op: Operation) -> tuple[str, ...]:
+    def result_names(self, op: Operation) -> tuple[str, ...]:
         return ("y", "end") if op.flag("state") else ("y",)
 
     def rule(self, op: Operation) -> Rule:
         return replace(super().rule(op), summed=frozenset())
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, "f32"][: len(self.made(op))]
+        return [op.operands[0].tensor.dtype, "f32"][: len(self.result_names(op))]
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.flag("state") and len(op.operands) == len(self.inputs):
             yield f"expects with 'state' the state before the first token, after {self.inputs[-1]}"
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """The state behind the tokens before is kept, in fp32."""
+        """Keep the state after the earlier tokens, in fp32."""
         if not step.is_tokens(op.operands[0].tensor.shape[1]):
             return None
         text = self.texts(op)["state"]
@@ -250,8 +251,8 @@ class Scan(ScanOp):
         return len(op.operands) - 1 if result == 1 else None
 
     def counted(self, op: Operation, n: Sizes, chunks: Expr) -> Expr:
-        """FLOPs: those of chunks, whose states already go into each chunk, the first one included;
-        those of the recurrence for one token from a state."""
+        """FLOPs of the op: for one token from a given state those of the recurrence (`one`), else
+        `chunks`, which already includes a state before every chunk, the first one too."""
         one = self.one(n) if op.flag("state") else None
         if one is None:
             return chunks
@@ -287,7 +288,7 @@ def _without_state(scan: type[Scan]) -> tuple[Param, ...]:
 
 
 class FromScan(ScanOp):
-    """Base of ops that follow from a scan."""
+    """Base of the ops that are derived from a scan."""
 
     of: ClassVar[Scan]
 
@@ -296,8 +297,8 @@ class FromScan(ScanOp):
 
 
 class ScanGrad(FromScan):
-    """Base of the op that computes the gradients of all inputs. Its last operands may be the state
-    before the first token and the gradient of the one behind the last."""
+    """Base of the op that computes the gradients of all inputs. Its last two operands may be the
+    state before the first token and the gradient of the state after the last token."""
 
     def __init_subclass__(cls) -> None:
         cls.operands = ("dy", *cls.of.inputs, "states*")
@@ -347,20 +348,20 @@ class ScanGrad(FromScan):
 
 
 class ScanPart(FromScan):
-    """Base of what a part of the sequence does to a state that passes it, and what it leaves of the
-    state, in fp32."""
+    """Base of the ops that compute the effect of a part of the sequence on a state, or on its
+    gradient, as a term and a factor, both in fp32."""
 
     element_types = ("f32", "f32")
 
     def rule(self, op: Operation) -> Rule:
-        """What is inside a part must not be split."""
+        """The rule of the base class; the sequence inside a part must not be split."""
         rule = super().rule(op)
         return replace(rule, whole=rule.whole | {"s"}, special=frozenset(), summed=frozenset())
 
 
 class ScanState(ScanPart):
-    """Base of the op that computes what a part of the sequence adds to a state, and what it leaves
-    of the state before it, in fp32."""
+    """Base of the op that computes what a part of the sequence adds to a state, and the factor of
+    the state before the part, in fp32."""
 
     results = ("state", "keep")
 
@@ -380,7 +381,7 @@ class ScanState(ScanPart):
 
 class ScanStateGrad(ScanPart):
     """Base of the op that computes the gradient of the state before a part of the sequence, from
-    that of y alone, and what the part leaves of the gradient behind it, in fp32."""
+    that of y alone, and the factor of the gradient of the state after the part, in fp32."""
 
     results = ("d_state", "keep")
 
@@ -402,32 +403,33 @@ class ScanStateGrad(ScanPart):
 
 def _starts(
     b: Builder,
-    made: ScanOp,
+    definition: ScanOp,
     op: Operation,
     parts: Mapping[str, Value],
     over: Sequence[str],
     first: Sequence[Value] = (),
 ) -> list[Value]:
-    """The state before each part; with that before the first one also that behind the last."""
+    """The state before each part; given the state before the first part (`first`), also the state
+    after the last one."""
     y = op.results[0].name
-    operands = [parts[n] for n in made.scan().carried]
+    operands = [parts[n] for n in definition.scan().carried]
     names = [f"{y}_state", f"{y}_keep"]
-    own = b.op(f"{made.scan().name}_state", operands, _attrs(op), names=names).results
-    how: dict[str, RawAttr] = {"spec": Quoted(made.steps(op)[0])}
+    own = b.op(f"{definition.scan().name}_state", operands, _attrs(op), names=names).results
+    attrs: dict[str, RawAttr] = {"spec": Quoted(definition.steps(op)[0])}
     end = [op.results[1].name] if first else []
-    return carry(b, [*own, *first], how, over, [f"{y}_start", *end])
+    return carry(b, [*own, *first], attrs, over, [f"{y}_start", *end])
 
 
 def _ends(
-    b: Builder, made: ScanOp, op: Operation, parts: Mapping[str, Value], over: Sequence[str]
+    b: Builder, definition: ScanOp, op: Operation, parts: Mapping[str, Value], over: Sequence[str]
 ) -> list[Value]:
-    """The gradient of the state behind each part."""
+    """The gradient of the state after each part."""
     y = op.results[0].name
-    operands = [parts["dy"], *(parts[n] for n in made.scan().seen)]
+    operands = [parts["dy"], *(parts[n] for n in definition.scan().seen)]
     names = [f"{y}_dstate", f"{y}_dkeep"]
-    own = b.op(f"{made.scan().name}_state_grad", operands, _attrs(op), names=names).results
-    how: dict[str, RawAttr] = {"spec": Quoted(made.steps(op)[1]), "reverse": True}
-    return carry(b, own, how, over, [f"{y}_end"])
+    own = b.op(f"{definition.scan().name}_state_grad", operands, _attrs(op), names=names).results
+    attrs: dict[str, RawAttr] = {"spec": Quoted(definition.steps(op)[1]), "reverse": True}
+    return carry(b, own, attrs, over, [f"{y}_end"])
 
 
 def _attrs(op: Operation) -> dict[str, RawAttr]:

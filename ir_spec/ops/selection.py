@@ -1,4 +1,5 @@
-"""Parts of values at known places: slices, one position of a sequence, joints and cuts."""
+"""Parts of values at known places: slices, padding, one position of a sequence, concatenation and
+its inverse."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _START = Param("start", "size", "where it begins (default 0)")
 
 class Slice(OpDef):
     """A view of `size` elements from `start` on along a dimension, such as the first S learned
-    positions of a table. The operand is whole along it; a rank takes what it needs."""
+    positions of a table. The operand is not split along it; each rank takes what it needs."""
 
     name = "stg.slice"
     operands = ("x",)
@@ -37,7 +38,7 @@ class Slice(OpDef):
         return _resized(op, 0)
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """A row for each token: those of the new ones."""
+        """Of a table with a row for each token, take the rows of the new tokens."""
         rows = op.operands[0].tensor.shape[op.integer("dim", 0)]
         if not step.is_tokens(op.expr("size")) or step.is_seen(rows):
             return super().serve(step, op)
@@ -53,7 +54,7 @@ class Slice(OpDef):
             yield f"takes elements {start} to {start + op.expr('size')} of {x}"
 
     def fold(self, op: Operation) -> Value | None:
-        """All of the dimension."""
+        """A slice of the whole dimension is its operand."""
         x = op.operands[0]
         return x if same(x.tensor.shape[op.integer("dim", 0)], op.expr("size")) else None
 
@@ -67,9 +68,9 @@ class Slice(OpDef):
 
 
 class Pad(OpDef):
-    """Zeros around a value along a dimension, of which it takes the elements from `start` on; a
-    copy, no FLOPs. Of an operand that is split along it each rank puts its part in its place, and
-    the result is a partial sum."""
+    """Pads a value with zeros along a dimension of `size` elements, of which it takes those from
+    `start` on; a copy, no FLOPs. If the operand is split along it, each rank puts its part in its
+    place, and the result is a partial sum."""
 
     name = "stg.pad"
     operands = ("x",)
@@ -102,7 +103,8 @@ class Pad(OpDef):
 
 
 def _resized(op: Operation, wide: int) -> Rule:
-    """One dimension gets another size; that of operand (0) or result (1) `wide` is whole."""
+    """The rule of an op that gives one dimension another size. The dimension of the operand
+    (`wide` = 0) or of the result (1) must not be split."""
     x = op.operands[0]
     rank = x.tensor.rank
     d, text = dimension(op, x, 0, rank), letters(rank + 1)
@@ -113,21 +115,21 @@ def _resized(op: Operation, wide: int) -> Rule:
 
 
 def _places(op: Operation, ctx: NumericContext, part: Dim) -> Array:
-    """The places of the local elements of the part in the whole dimension."""
+    """The indices, in the longer dimension, of the local elements of the shorter one."""
     start = ctx.size(op.expr("start")) if "start" in op.attrs else 0
     return np.asarray(ctx.positions(part)) + start
 
 
 _ALONG = Param("dim", "int", "the dimension (default 1)")
-_AT = Param("at", "size", "the position, the same everywhere")
+_AT = Param("at", "size", "the position, the same for all rows")
 
 
 class Take(OpDef):
     """One position along dimension `dim`: the CLS token with `at = 0`, or the position that the
     operand `where` has for each index before the dimension, such as that of the EOS token.
 
-    No FLOPs. Over a split dimension a rank that does not have the position gives zeros, and the
-    result is a partial sum: not the sequence is gathered, but what is taken reduced.
+    No FLOPs. Over a split dimension a rank without the position returns zeros, and the result is a
+    partial sum: the result is reduced instead of gathering the sequence.
     """
 
     name = "stg.take"
@@ -163,11 +165,12 @@ class Take(OpDef):
 
 
 class Put(OpDef):
-    """Zeros along a new dimension of `size`, with x at one position: the gradient of `stg.take`."""
+    """Zeros with a new dimension of `size`, and x at one position of it: the gradient of
+    `stg.take`."""
 
     name = "stg.put"
     operands = ("x", "where*")
-    params = (_ALONG, _AT, Param("size", "size", "of the new dimension", required=True))
+    params = (_ALONG, _AT, Param("size", "size", "the size of the new dimension", required=True))
     example = "%dx = stg.put[at = 0, size = S](%dc) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
@@ -195,51 +198,52 @@ class Put(OpDef):
 def _chosen(
     op: Operation, ctx: NumericContext, along: Dim, lead: tuple[int, ...], where: Sequence[Array]
 ) -> Array:
-    """Which local positions along the dimension are the one that is taken, [*lead, positions]."""
+    """A mask of the local positions along the dimension, [*lead, positions]: true where `stg.take`
+    reads and `stg.put` writes."""
     at = where[0] if where else np.full(lead, ctx.size(op.expr("at")))
     return np.asarray(at)[..., None] == np.asarray(ctx.positions(along))
 
 
-_JOINED = Param("dim", "int", "the dimension (default: the last one)")
+_CONCAT_DIM = Param("dim", "int", "the dimension (default: the last one)")
 
 
 class Concat(OpDef):
-    """Joins its operands along a dimension; copies, no FLOPs."""
+    """Concatenates its operands along a dimension; copies, no FLOPs."""
 
     name = "stg.concat"
     traits = (Fusible(),)
     operands = ("x*",)
-    params = (_JOINED,)
+    params = (_CONCAT_DIM,)
     example = "%y = stg.concat(%x, %h) : bf16[B, S, 2*D]"
 
     def rule(self, op: Operation) -> Rule:
-        whole, parts = _joined(op, len(op.operands))
-        d = _joint(op)
+        whole, parts = _concat_letters(op, len(op.operands))
+        d = _concat_dim(op)
         size = sum((v.tensor.shape[d] for v in op.operands if v.tensor.rank > d), ZERO)
         text = ",".join(whole.replace("Z", p) for p in parts) + f"->{whole}"
         return make_rule(text, exchanged=f"{parts}Z", linear=range(len(parts)), sizes={"Z": size})
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        sizes = tuple(v.tensor.shape[_joint(op)] for v in op.operands)
+        sizes = tuple(v.tensor.shape[_concat_dim(op)] for v in op.operands)
         return gradients(b, op, grads, {"sizes": sizes}, by="stg.cut")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [np.concatenate(args, axis=_joint(op))]
+        return [np.concatenate(args, axis=_concat_dim(op))]
 
 
 class Cut(OpDef):
-    """Views of consecutive parts of a dimension, of these sizes."""
+    """Splits a dimension into consecutive parts of these sizes; the results are views."""
 
     name = "stg.cut"
     operands = ("x",)
     results = ("part*",)
     traits = (View(),)
-    params = (Param("sizes", "sizes", "the sizes of the parts", required=True), _JOINED)
+    params = (Param("sizes", "sizes", "the sizes of the parts", required=True), _CONCAT_DIM)
     example = "%p, %q = stg.cut[sizes = (K, D - K)](%x) : (bf16[B, S, K], bf16[B, S, D - K])"
 
     def rule(self, op: Operation) -> Rule:
         sizes = self._sizes(op)
-        whole, parts = _joined(op, len(sizes))
+        whole, parts = _concat_letters(op, len(sizes))
         text = f"{whole}->" + ",".join(whole.replace("Z", p) for p in parts)
         known = dict(zip(parts, sizes, strict=True))
         return make_rule(text, exchanged=f"{parts}Z", linear=[0], sizes=known)
@@ -250,7 +254,7 @@ class Cut(OpDef):
         return [v for v in (given if isinstance(given, tuple) else (given,)) if isinstance(v, Expr)]
 
     def verify(self, op: Operation) -> Iterator[str]:
-        whole, total = op.operands[0].tensor.shape[_joint(op)], sum(self._sizes(op), ZERO)
+        whole, total = op.operands[0].tensor.shape[_concat_dim(op)], sum(self._sizes(op), ZERO)
         if not same(whole, total):
             yield f"expects parts that add up to {whole}, found {total}"
 
@@ -259,18 +263,19 @@ class Cut(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         ends = np.cumsum([ctx.size(size) for size in self._sizes(op)])
-        return np.split(args[0], ends[:-1], axis=_joint(op))
+        return np.split(args[0], ends[:-1], axis=_concat_dim(op))
 
 
-def _joint(op: Operation) -> int:
-    """The dimension that the op joins or cuts."""
+def _concat_dim(op: Operation) -> int:
+    """The dimension that the op concatenates or splits."""
     x = op.operands[0]
     return dimension(op, x, x.tensor.rank - 1, max(x.tensor.rank, 1))
 
 
-def _joined(op: Operation, parts: int) -> tuple[str, str]:
-    """Letters of the dimensions, Z for that of the parts, and one letter for each part."""
+def _concat_letters(op: Operation, parts: int) -> tuple[str, str]:
+    """The letters of the whole shape, with Z for the dimension of the parts, and one letter for
+    each part."""
     rank = op.operands[0].tensor.rank
     text = letters(max(rank - 1, 0) + parts)
-    d, lead = _joint(op), text[: max(rank - 1, 0)]
+    d, lead = _concat_dim(op), text[: max(rank - 1, 0)]
     return f"{lead[:d]}Z{lead[d:]}", text[len(lead) :]

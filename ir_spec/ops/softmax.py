@@ -22,19 +22,20 @@ from stagec.ir_spec.ops.cache_rows import AHEAD, PAST, first_key, past_of
 from stagec.ir_spec.ops.masks import ALIBI, alibi, seen, spans
 from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot
 
-_CAUSAL = Param("causal", "flag", "mask the future")
+_CAUSAL = Param("causal", "flag", "mask the columns after the position of the row")
 _WINDOW = Param("window", "size", "a row sees so many columns, up to its own position")
 _RSQRT = Param("rsqrt", "size", "scale by 1/sqrt of this")
 
 
 class Softmax(RowOp):
-    """softmax(x / sqrt(rsqrt)) over the last dimension, 5 FLOPs per element; 3 if it is given the
-    maximum of each row and the sum of its exponentials.
+    """softmax(x / sqrt(rsqrt)) over the last dimension, 5 FLOPs per element; 3 if the maximum of
+    each row and the sum of its exponentials are operands.
 
-    `causal` masks what lies after the position in the dimension before the last, as the fused
-    scale-mask-softmax kernels do, `window` what is so far from it; masked elements are computed and
-    stored. The last dimension is whole then: it is the sequence, whose splits are context
-    parallelism. `alibi` adds a bias by distance to the scores; heads are the dimension before rows.
+    `causal` masks the columns after the position of the row (the dimension before the last), as the
+    fused scale-mask-softmax kernels do; `window` masks the columns further away than it. Masked
+    elements are computed and stored. With a mask the last dimension is never split: it is the
+    sequence, and splitting that is context parallelism. `alibi` adds a bias by distance to the
+    scores; the dimension before the rows are heads.
     """
 
     name = "stg.softmax"
@@ -85,7 +86,7 @@ class Softmax(RowOp):
 
 class SinkSoftmax(OpDef):
     """softmax(x / sqrt(rsqrt)) over the last dimension with one more logit for each head, whose
-    share nobody gets (gpt-oss), 5 FLOPs per element. Masks are those of `stg.softmax`."""
+    probability is dropped (gpt-oss); 5 FLOPs per element. Masks are those of `stg.softmax`."""
 
     name = "stg.sink_softmax"
     traits = (Fusible(rows=True),)
@@ -127,7 +128,7 @@ class SinkSoftmaxGrad(OpDef):
 
 
 def _scores(op: Operation, ctx: NumericContext, x: Array) -> tuple[Array, Array | None]:
-    """Scaled scores with their bias, and which of them are visible, if a mask hides some."""
+    """The scaled scores with their bias, and the mask of those that are visible; None: all are."""
     x = x * rsqrt_scale(op, ctx)
     if not _is_masked(op):
         return x, None
@@ -146,8 +147,8 @@ def _is_masked(op: Operation) -> bool:
 
 
 class SoftmaxGrad(RowOp):
-    """Gradient of `stg.softmax` from its result, 5 FLOPs per element; 3 if it is given the sums of
-    dy*y over the rows."""
+    """Gradient of `stg.softmax` from its result, 5 FLOPs per element; 3 if the sums of dy*y over
+    the rows are an operand."""
 
     name = "stg.softmax_grad"
     operands = ("dy", "y", "sums*")
@@ -167,13 +168,13 @@ class SoftmaxGrad(RowOp):
 
 
 def rsqrt_scale(op: Operation, ctx: NumericContext) -> float:
-    """1/sqrt of the parameter `rsqrt`, 1 without it."""
+    """1/sqrt of the parameter `rsqrt`; 1 without it."""
     value = op.attrs.get("rsqrt")
     return float(evaluate(value, ctx.env)) ** -0.5 if isinstance(value, Expr) else 1.0
 
 
 def softmax(x: Array, visible: Array | None) -> Array:
-    """Softmax over the last axis, of what is visible if a mask is given."""
+    """Softmax over the last axis, of the elements that are `visible` (None: all of them)."""
     if visible is not None:
         x = np.where(visible, x, -np.inf)
     e = np.exp(x - x.max(-1, keepdims=True))

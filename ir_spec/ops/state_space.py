@@ -14,11 +14,11 @@ from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.recurrence import Tokens
 from stagec.ir_spec.ops.scan_base import THREE_TIMES, Named, Scan, count
 
-CHUNK = Param("chunk", "size", "tokens that are computed as products at once", required=True)
+CHUNK = Param("chunk", "size", "tokens that matrix products compute together", required=True)
 
 
 def chunk_of(op: Operation, n: Sizes) -> Expr:
-    """The tokens of a chunk: no more than there are."""
+    """The tokens of a chunk: at most those of the sequence."""
     return call("min", [op.expr("chunk"), n["s"]])
 
 
@@ -28,14 +28,15 @@ def softplus(x: Array) -> Array:
 
 
 def on_heads(x: Array, heads: int) -> Array:
-    """Values of groups [N, S, G, K], or of all heads alike [N, S, K], for each head."""
+    """Values of groups [N, S, G, K], or shared by all heads [N, S, K], repeated for each head,
+    [N, S, H, K]."""
     if x.ndim == 3:
         return np.broadcast_to(x[:, :, None], (*x.shape[:2], heads, x.shape[2]))
     return np.repeat(x, heads // x.shape[2], axis=2)
 
 
 def on_groups(d: Array, like: Array) -> Array:
-    """The gradient of values of groups, or of all heads alike, from those for each head."""
+    """The gradient of `on_heads`: those of the heads, summed to the shape of `like`."""
     if like.ndim == 3:
         return d.sum(2)
     n, s, g, k = like.shape
@@ -43,7 +44,8 @@ def on_groups(d: Array, like: Array) -> Array:
 
 
 class _StateSpace(Scan):
-    """Base of both: heads of P channels have a state of N x P, in Mamba-1 each channel has one."""
+    """Base of both scans. A head of P channels has a state of N x P; in Mamba-1 every channel is a
+    head."""
 
     inputs = ("x", "dt", "A_log", "B", "C", "D", "dt_bias")
     carried, seen = ("x", "dt", "A_log", "B", "dt_bias"), ("dt", "A_log", "C", "dt_bias")
@@ -77,23 +79,24 @@ class _StateSpace(Scan):
 
 
 def _rates(x: Named) -> Array:
-    """A of each head, and of each row of its state or of all of them alike."""
+    """A of each head and row of its state, [H, N], or of each head, [H, 1]."""
     a = -np.exp(x["A_log"])
     return a if a.ndim == 2 else a[:, None]
 
 
 def _channels(x: Array) -> Array:
-    """Values [N, S, H, P], of heads of one channel [N, S, H]."""
+    """Values as [N, S, H, P]; those of heads of one channel are given as [N, S, H]."""
     return x if x.ndim == 4 else x[..., None]
 
 
 class SelectiveScan(_StateSpace):
-    """The scan of Mamba-1 (arXiv 2312.00752, algorithm 2): each of D channels has a state of N.
+    """The scan of Mamba-1 (arXiv 2312.00752, algorithm 2): each of D channels has a state of N
+    elements.
 
     `h_t = exp(dt A) h_(t-1) + dt B_t x_t`, `y_t = C_t h_t + D x_t`, with `dt = softplus(dt +
-    dt_bias)` and `A = -exp(A_log)`, all in one kernel. FLOPs are 9 B S D N, as published counts of
-    the kernel have them; there are no matrix products. Its inputs alone are stashed. Over a split
-    sequence, ranks gather D N fp32 elements of a state from each other, and as many decays.
+    dt_bias)` and `A = -exp(A_log)`, all in one kernel. FLOPs are 9 B S D N, as in published counts
+    of the kernel; there are no matrix products. Only the inputs are stashed. Over a split sequence,
+    ranks gather D N fp32 elements of a state from each other, and as many decays.
     """
 
     name = "stg.selective_scan"
@@ -122,22 +125,22 @@ class SelectiveScan(_StateSpace):
 
 
 def _scores(op: Operation, n: Sizes) -> Expr:
-    """C B^T inside chunks, of groups."""
+    """FLOPs of C B^T inside chunks, once for each group."""
     return count(n, "s", "k", "g") * chunk_of(op, n) * 2
 
 
 def _inside(op: Operation, n: Sizes) -> Expr:
-    """Masked scores times x."""
+    """FLOPs of the masked scores times x, inside chunks."""
     return count(n, "s", "v", "g", "r") * chunk_of(op, n) * 2
 
 
 def _states(n: Sizes) -> Expr:
-    """What tokens add to the states of chunks, or what is read of these."""
+    """FLOPs of adding the tokens to the states of chunks, or of reading these states."""
     return count(n, "s", "k", "v", "g", "r") * 2
 
 
 def _passed(op: Operation, n: Sizes) -> Expr:
-    """States from chunk to chunk."""
+    """FLOPs of passing states from chunk to chunk."""
     chunks = call("ceildiv", [n["s"], chunk_of(op, n)])
     return count(n, "k", "v", "g", "r") * chunks * 2
 
@@ -146,13 +149,13 @@ class Ssd(_StateSpace):
     """The scan of Mamba-2 (arXiv 2405.21060, section 6): each of H heads has a state of N x P.
 
     `h_t = exp(dt A) h_(t-1) + dt B_t x_t^T`, `y_t = C_t^T h_t + D x_t`, with `dt = softplus(dt +
-    dt_bias)` and `A = -exp(A_log)`, all in one kernel. B and C are those of groups of heads
-    ([B, S, G, N]), or of all heads ([B, S, N]). FLOPs are those of its products in chunks of Q
-    tokens: 2 S Q N G and 2 S Q P H inside of chunks, 2 S N P H each for states and what is read of
-    them, 2 N P H from chunk to chunk; of one token from a state 5 N P H + 2 P H, as
-    selective_state_update of mamba_ssm computes it: the state fades, the outer product of dt B and
-    x is added, C reads it, D x is added. Its inputs alone are stashed. Over a split sequence, ranks
-    gather H N P fp32 elements of a state from each other, and H decays.
+    dt_bias)` and `A = -exp(A_log)`, all in one kernel. B and C belong to groups of heads
+    ([B, S, G, N]) or to all heads ([B, S, N]). FLOPs are those of its products in chunks of Q
+    tokens: 2 S Q N G and 2 S Q P H inside chunks, 2 S N P H each for adding to states and reading
+    them, 2 N P H for each chunk to pass its state on. For one token from a given state they are
+    5 N P H + 2 P H, as in selective_state_update of mamba_ssm: the state decays, the outer product
+    of dt B and x is added, C reads it, D x is added. Only the inputs are stashed. Over a split
+    sequence, ranks gather H N P fp32 elements of a state from each other, and H decays.
     """
 
     name = "stg.ssd"
@@ -166,8 +169,8 @@ class Ssd(_StateSpace):
     part_types = "f32[B, 4, H, F, K], f32[B, 4, H]"
     notes = (
         (
-            ": two products for each of its products, and scores and states again, as mamba_ssm's "
-            "kernels compute them"
+            ": two products for each of its products, and the scores and states again, as in the "
+            "kernels of mamba_ssm"
         ),
         "",
         "",
