@@ -129,7 +129,10 @@ def test_an_encoder_does_not_wait_for_gradients(tmp_path: Path) -> None:
         (("analyze", "--machine", "h100-sxm"), "takes --machine only for a step of serving"),
         (("compile", "--serve", "mixed", "--steps", "2", "--dry-run"), "steps of one server"),
         (("analyze", "--preset", "llama3-405b-8k"), "a strategy of its own"),
-        (("analyze", "--serve", "mixed", "--step", "decode=4x8"), "no encoder"),
+        (
+            ("analyze", "--serve", "mixed", "--step", "decode=4x8"),
+            "--part cannot be used with --serve mixed",
+        ),
         (("analyze", "--serve", "decode", "--context", "8"), "does not compute a value '%e'"),
     ],
 )
