@@ -402,7 +402,7 @@ def _sweep(
         named = {"sort": sort, "pareto": pareto, "plot": plot}
         texts = {n: None if v is None else _read(n, AnyText(), v) for n, v in named.items()}
         selection = selection_of(axes, columns, **texts)
-        follow = _followed(progress) or (lambda done, total: None)
+        follow = _followed(progress) or _uncounted
         with workers({"jobs": processes, "scheduler": None}) as run:
             rows = rows_of(case, axes, run, most, follow)
         return answer_of(rows, case, axes, columns, selection, most)
@@ -480,3 +480,7 @@ def _followed(progress: F | None) -> F | None:
 
 def _silent(_: str) -> None:
     """Progress that nobody follows."""
+
+
+def _uncounted(_: int, __: int) -> None:
+    """The same, in numbers of rows."""

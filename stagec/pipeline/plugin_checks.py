@@ -43,13 +43,13 @@ def valid_parts(plugin: Plugin, problems: DiagnosticList) -> Plugin:
             problems.error(f"plug-in '{plugin.name}': {message}", _place(part), remedy=remedy)
         return not messages
 
-    def pipelines(given: Any) -> Mapping[str, str]:
-        texts = [*given, *given.values()] if isinstance(given, Mapping) else [given]
-        if all(isinstance(text, str) for text in texts) and isinstance(given, Mapping):
-            return given
+    def pipelines(given: object) -> Mapping[str, str]:
+        texts = cast("Mapping[str, str]", given if isinstance(given, Mapping) else {0: 0})
+        if all(isinstance(text, str) for pair in texts.items() for text in cast("Any", pair)):
+            return texts
         message = f"plug-in '{plugin.name}': its pipelines are not texts by name"
         remedy = 'write pipelines={"mine": "train,my-pass"}'
-        problems.error(message, _place(given), remedy=remedy)
+        problems.error(message, _place(plugin.pipelines), remedy=remedy)
         return {}
 
     return Plugin(

@@ -41,11 +41,11 @@ class IssuedNodes:
         computes = nodes.where(lambda p: p.streams[-1] == COMPUTE)
         self.computations: Indices = np.flatnonzero(computes).astype(np.int32)
         self._beside = nodes.where(lambda p: not p.computes)
-        streams = [each.streams[-1] for each in nodes.prototypes]
-        self.streams = [streams[kind] for kind in kinds.tolist()]
+        streams: list[Stream] = [each.streams[-1] for each in nodes.prototypes]
+        self.streams: list[Stream] = [streams[kind] for kind in kinds.tolist()]
         shares = nodes.where(lambda p: p.node.kind == "reduce_scatter" and _of_data(p.streams[-1]))
         #: Of each stream of data-parallel ranks its last reduction of a microbatch.
-        self.last_reductions = {
+        self.last_reductions: dict[Stream, int] = {
             self.streams[i]: i for i in np.flatnonzero(shares & (self.phase >= 0)).tolist()
         }
 

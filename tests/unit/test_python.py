@@ -564,7 +564,7 @@ SERVER: dict[str, Any] = {"sizes": SERVED, "prompt": 64}
         ("time", [MACHINE], {"overlap": "no way"}, "overlap: 'no way' is not a valid boolean"),
         ("time", [MACHINE], {"progress": 3}, "progress: expects a function"),
         ("analyze", [], {"symbolic": []}, "symbolic: expects True or False"),
-        ("ask", [[]], {}, "unknown question '[]'"),
+        ("ask", [list[str]()], {}, "unknown question '[]'"),
         ("sweep", [{"tp": [1]}], {"sort": True}, "the table has no column 'on'"),
         ("sweep", [{"tp": [1]}], {"plot": b"x"}, "plot: expects a text or a number"),
         ("with_", [], {"sizes": []}, "sizes: expects a dictionary"),

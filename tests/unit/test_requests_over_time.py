@@ -471,8 +471,13 @@ def test_a_rollout_stops_with_what_is_done() -> None:
     assert not whole.kept_tokens()
 
 
+def _rollouts(count: int, left: int, *times: int) -> Rollouts:
+    iterations, ahead, train, update = times
+    return Rollouts(count, max(1, count - left), iterations, ahead, train, update)
+
+
 ROLLOUTS = st.builds(
-    lambda count, left, *times: Rollouts(count, max(1, count - left), *times),
+    _rollouts,
     st.integers(1, 8),
     st.integers(0, 5),
     st.integers(1, 4),
