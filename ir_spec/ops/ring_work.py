@@ -115,7 +115,7 @@ def seen_pairs(op: Operation, s: Expr) -> Expr:
         return s * s
     if "window" in op.attrs and op.flag("causal"):
         index = axis_index(op.names("over"))
-        far = call("min", [index, whole_hops(op, s * n, n, "plain")])
-        rows = pairs(op, s * (far + 1), s * (far + 1)) - pairs(op, s * far, s * far)
-        return call("ceildiv", [expand(rows - own), call("max", [far, const(1)])])
+        hops = call("min", [index, whole_hops(op, s * n, n, "plain")])
+        rows = pairs(op, s * (hops + 1), s * (hops + 1)) - pairs(op, s * hops, s * hops)
+        return call("ceildiv", [expand(rows - own), call("max", [hops, const(1)])])
     return call("ceildiv", [expand(pairs(op, s * n, s * n) - own * n), n * (n - 1)])

@@ -93,8 +93,8 @@ def kernels_beside(ops: Sequence[Operation], value: Value) -> Iterator[list[Oper
     for user in sorted(users, key=Operation.position):
         kernel = fused.get(user, [user])
         makers = {viewed(v).producer for op in kernel for v in op.operands} - {*kernel}
-        near = [m for m in makers if m is not None and m.parent is region]
-        if user is kernel[0] and _is_product(user) and all(m.position() < place for m in near):
+        inside = [m for m in makers if m is not None and m.parent is region]
+        if user is kernel[0] and _is_product(user) and all(m.position() < place for m in inside):
             yield kernel
 
 

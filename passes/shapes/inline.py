@@ -353,11 +353,11 @@ class _Inliner:
     def _check_sizes(self, call: Operation, made: Sequence[Operation], name: str) -> None:
         missing = sorted(self._symbols(_within(made)) - self._declared)
         if missing:
-            listed = ", ".join(missing)
+            symbols = ", ".join(missing)
             raise error(
-                f"@{name} needs {listed}, which the module does not declare",
+                f"@{name} needs {symbols}, which the module does not declare",
                 call.loc,
-                remedy=f"declare it: stg.symbols[{listed}], or give it a value in the call: "
+                remedy=f"declare it: stg.symbols[{symbols}], or give it a value in the call: "
                 f"stg.call @{name}[{missing[0]} = ...]",
             )
 

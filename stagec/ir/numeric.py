@@ -53,8 +53,8 @@ class NumericContext:
         index, count = self._place(over)
         if not folded or count == 1:
             return _piece(items, index, count)
-        near = _piece(items, index, 2 * count)
-        return [*near, *_piece(items, 2 * count - 1 - index, 2 * count)]
+        front = _piece(items, index, 2 * count)
+        return [*front, *_piece(items, 2 * count - 1 - index, 2 * count)]
 
     def _place(self, over: Axes) -> tuple[int, int]:
         """The number of this rank along these axes, and the number of ranks."""

@@ -23,7 +23,7 @@ from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.space import Space
 from stagec.searches.jobs import NOTHING, Evaluated, Probes, Run, Task
 from stagec.searches.neighbours import neighbours_of
-from stagec.searches.space import Listed, listed
+from stagec.searches.space import JobList, list_jobs
 from stagec.serving.step import Step as ServingStep
 
 #: Characters of a message of the compiler that distinguish it from others.
@@ -118,7 +118,7 @@ class Answer:
     reason. `known` has the evaluated jobs by number, `bounds` the bounds of time and memory."""
 
     question: Question
-    listed: Listed
+    job_list: JobList
     best: list[Ranked[Evaluated]]
     evaluated: int = 0
     timed: int = 0
@@ -133,7 +133,7 @@ class Answer:
 
     def job(self, best: Ranked[Evaluated]) -> JobOptions:
         """The job of one of the best points."""
-        return self.listed.jobs[best.number]
+        return self.job_list.jobs[best.number]
 
 
 #: Called with messages about the progress of a search.
@@ -146,7 +146,7 @@ def search(question: Question, run: Run, at_a_time: int, log: Log) -> Answer:
     began = time.monotonic()
     log("listing the points")
     base = question.base.changed(ranks=question.ranks)
-    space = listed(question.space, base, question.sizes, question.layers.total)
+    space = list_jobs(question.space, base, question.sizes, question.layers.total)
     answer = Answer(question, space, [])
     if len(space.jobs):
         _Searching(question, answer, run, at_a_time, log).go()
@@ -160,7 +160,7 @@ class _Searching:
     ) -> None:
         self._question, self._answer, self._run = question, answer, run
         self._at_a_time, self._log = at_a_time, log
-        self._jobs = answer.listed.jobs
+        self._jobs = answer.job_list.jobs
         self._bounds: JobBounds | None = None
         self._began = time.monotonic()
         self._dropped = self._skipped = 0
@@ -249,7 +249,7 @@ class _Searching:
             seconds, memory = float(bounds.seconds[n]), float(bounds.memory[n])
             values[n] = question.objective_of(seconds, memory)
             if memory == SAME:
-                self._answer.listed.same += 1
+                self._answer.job_list.same += 1
                 values[n] = None
             elif memory > (self._room(mesh_axes(self._jobs[n])) if few else most):
                 self._answer.cut["too much memory by its bound"] += 1

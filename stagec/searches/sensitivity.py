@@ -22,7 +22,7 @@ def neighbours(answer: Answer, run: Run | None) -> list[dict[str, Any]]:
     batch stay, so data parallelism and microbatches follow. With `run` they are evaluated, without
     it they have their values or bounds as far as these are known."""
     best = answer.best[0]
-    jobs, sizes = answer.listed.jobs, answer.question.sizes
+    jobs, sizes = answer.job_list.jobs, answer.question.sizes
     changes = neighbours_of(jobs, best.number, sizes)
     if run is not None:
         question = answer.question
@@ -39,7 +39,7 @@ def _row(answer: Answer, number: int, change: str, best: float) -> dict[str, Any
     evaluated = answer.known.get(number)
     row: dict[str, Any] = {
         "change": change,
-        "strategy": strategy_of(answer.listed.jobs[number]),
+        "strategy": strategy_of(answer.job_list.jobs[number]),
         "more": None,
         "exact": isinstance(evaluated, Evaluated),
         "note": "",
@@ -79,8 +79,12 @@ def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
             memory = {n: int(b) for n, b in enumerate(answer.bounds[1])}
         for n in sorted(memory, key=memory.__getitem__):
             if memory[n] > (room := _room(answer, n)):
-                row = {"strategy": strategy_of(answer.listed.jobs[n]), "memory_at_least": memory[n]}
-                row |= {"room": room, "machine": answer.question.machine.given}
+                row = {"strategy": strategy_of(answer.job_list.jobs[n])}
+                row |= {
+                    "memory_at_least": memory[n],
+                    "room": room,
+                    "machine": answer.question.machine.given,
+                }
                 rows.append((not compiled, memory[n] / room, {**row, "exact": bool(compiled)}))
                 break
     return min(rows, key=lambda row: row[:2])[2] if rows else None
@@ -91,7 +95,7 @@ def _room(answer: Answer, number: int) -> int:
     known, limit = answer.known.get(number), answer.question.limit
     if isinstance(known, Evaluated) and known.room is not None:
         return known.room
-    sizes = {axis: size or 1 for axis, size in mesh_axes(answer.listed.jobs[number]).items()}
+    sizes = {axis: size or 1 for axis, size in mesh_axes(answer.job_list.jobs[number]).items()}
     return limit.room(sizes, answer.question.machine) if limit else 0
 
 

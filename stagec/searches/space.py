@@ -145,7 +145,7 @@ _Checks = tuple[
 
 
 @dataclass(slots=True)
-class Listed:
+class JobList:
     """The jobs of a space of `points` points. `refused` counts the points that rules refuse, by
     message; `same` counts the points that are the same job as an earlier one."""
 
@@ -155,14 +155,14 @@ class Listed:
     same: int = 0
 
 
-def listed(
+def list_jobs(
     space: Space, base: JobOptions, sizes: Mapping[str, int], layers: int | None = None
-) -> Listed:
+) -> JobList:
     """All legal jobs of a space. `base` has the model, its sizes and the ranks; `sizes` are the
     sizes of all symbols, `layers` is the number of layers that a pipeline may divide. Points that a
     rule of combination refuses are left out. Flags without effect get their defaults, so that no
     job is listed twice."""
-    return _Listing(space, base, sizes, layers).listed()
+    return _Listing(space, base, sizes, layers).job_list()
 
 
 class _Listing:
@@ -184,7 +184,7 @@ class _Listing:
         ]
         self._ranks = MemoByReads(_on_options(data_ranks))
         self._order = MemoByReads(_on_options(_order_of))
-        self._listed = Listed(space.count, Jobs(base, self._names), Counter())
+        self._job_list = JobList(space.count, Jobs(base, self._names), Counter())
         self._varying = {*space.knobs} - _MESH | {"microbatches", *self._defaults}
         self._whole: _Checks = (
             [(rule, rule.first) for rule in asked],
@@ -193,7 +193,7 @@ class _Listing:
         self._seen: set[tuple[Any, ...]] = set()
         self._insides: dict[frozenset[str], tuple[_Groups, int]] = {}
 
-    def listed(self) -> Listed:
+    def job_list(self) -> JobList:
         knobs = self._space.knobs
         outer, inner = self._space.part(_MESH), self._space.part(frozenset(knobs) - _MESH)
         for axes in outer:
@@ -214,7 +214,7 @@ class _Listing:
                 checks = self._checks({**common, **values}, of_mesh)
                 for rest in points:
                     self._take({**meshed, **values, **rest}, times, checks)
-        return self._listed
+        return self._job_list
 
     def _checks(self, shared: Mapping[str, Any], known: _Checks) -> _Checks:
         """The rules and flags of `known` to check for points that share these values: without the
@@ -263,11 +263,11 @@ class _Listing:
         if values[MESH_ORDER.name]:
             values[MESH_ORDER.name] = self._order(values)
         row = self._row(values)
-        self._listed.same += times - (row not in self._seen)
+        self._job_list.same += times - (row not in self._seen)
         if row in self._seen:
             return
         self._seen.add(row)
-        self._listed.jobs.rows.append(row)
+        self._job_list.jobs.rows.append(row)
 
     def _without(self, rule: MemoByReads[Diagnostic | None], values: dict[str, Any]) -> bool:
         """Drop the flags of a stack that a rule refuses together with others, as `apply_stack` does
@@ -285,7 +285,7 @@ class _Listing:
         return False
 
     def _refuse(self, message: str, times: int) -> None:
-        self._listed.refused[message] += times
+        self._job_list.refused[message] += times
 
 
 def _parts_of_experts(options: JobOptions) -> Diagnostic | None:

@@ -115,7 +115,7 @@ def _proof(answer: Answer, *, several: bool) -> str:
         return f"the best so far: {answer.left:,} points may be better"
     asked = answer.question
     where = f" on {asked.all_ranks} ranks of {asked.machine.given} with B = {asked.batch}"
-    of = f"the best of the {len(answer.listed.jobs):,} legal points of this space"
+    of = f"the best of the {len(answer.job_list.jobs):,} legal points of this space"
     how = "all were evaluated" if asked.exhaustive else "no lower bound of another one is below it"
     return f"{of}{where if several else ''}: {how}"
 
@@ -128,8 +128,8 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
         "model": model_name(first.question.base),
         "objective": first.question.objective,
         "priced": first.question.price is not None,
-        "points": sum(a.listed.points for a in answers),
-        "legal": sum(len(a.listed.jobs) for a in answers),
+        "points": sum(a.job_list.points for a in answers),
+        "legal": sum(len(a.job_list.jobs) for a in answers),
         "evaluated": sum(a.evaluated for a in answers),
         "timed": sum(a.timed for a in answers),
         "seconds": sum(a.seconds for a in answers),
@@ -137,8 +137,8 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
         "proven": not any(a.interrupted for a in answers),
         "left": sum(a.left for a in answers),
         "cut": dict(sum((a.cut for a in answers), Counter[str]())),
-        "refused": merge_messages(sum((a.listed.refused for a in answers), Counter[str]())),
-        "same": sum(a.listed.same for a in answers),
+        "refused": merge_messages(sum((a.job_list.refused for a in answers), Counter[str]())),
+        "same": sum(a.job_list.same for a in answers),
     }
     wanted = first.question.wanted
     several = len(answers) > 1
@@ -209,7 +209,7 @@ def _search(answer: Answer) -> dict[str, Any]:
         "machine": answer.question.machine.given,
         "ranks": answer.question.all_ranks,
         "batch": answer.question.batch,
-        "legal": len(answer.listed.jobs),
+        "legal": len(answer.job_list.jobs),
         "evaluated": answer.evaluated,
         "best": best,
     }
@@ -219,7 +219,7 @@ def _point(answer: Answer, number: int, evaluated: Evaluated | str) -> dict[str,
     """An evaluated point for pages and files; None if the compiler refuses it."""
     if isinstance(evaluated, str):
         return None
-    options = answer.listed.jobs[number]
+    options = answer.job_list.jobs[number]
     levels = levels_of(answer.question.machine, evaluated.mesh)
     return {
         "strategy": strategy_of(options),
@@ -239,7 +239,7 @@ def _point(answer: Answer, number: int, evaluated: Evaluated | str) -> dict[str,
 
 def _shown(answer: Answer) -> list[str]:
     """The flags that differ between jobs of a search."""
-    return answer.listed.jobs.differing()
+    return answer.job_list.jobs.differing()
 
 
 def _plain(value: Any) -> int | str:

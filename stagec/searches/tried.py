@@ -23,7 +23,7 @@ from stagec.schedule.registry import SCHEDULES
 from stagec.searches.explore.space import Space, doubled
 from stagec.searches.jobs import Evaluated, Run, Task
 from stagec.searches.run import Answer, Log
-from stagec.searches.space import MICROBATCH, MICROBATCH_FLAG, listed, microbatch_of, values_text
+from stagec.searches.space import MICROBATCH, MICROBATCH_FLAG, list_jobs, microbatch_of, values_text
 from stagec.searches.table import command_of, strategy_of
 
 #: Flags that follow from others: data parallelism from ranks, microbatches from their size.
@@ -116,8 +116,8 @@ def _trial(answer: Answer, values: Mapping[str, Any]) -> _Trial | None:
     if MICROBATCH in question.space.knobs:
         point[MICROBATCH] = microbatch_of(job, question.sizes)
     space = Space({n: (v,) for n, v in {**point, **values}.items()})
-    jobs = listed(space, base, question.sizes, question.layers.total).jobs
-    if not len(jobs) or answer.listed.jobs.has(jobs[0]):
+    jobs = list_jobs(space, base, question.sizes, question.layers.total).jobs
+    if not len(jobs) or answer.job_list.jobs.has(jobs[0]):
         return None
     without_effect = idle(jobs[0], question.sizes) - idle(job, question.sizes)
     return None if without_effect else _Trial(values, jobs[0])

@@ -19,10 +19,10 @@ def did_you_mean(word: str, known: Iterable[str], sigil: str = "") -> str | None
     if len(word) > _MAX_WORD:
         return None
     names = sorted(known)
-    near = [f"'{sigil}{name}'" for name in _mistyped(word, names) or _longer(word, names)]
-    if not near:
+    names = [f"'{sigil}{name}'" for name in _mistyped(word, names) or _longer(word, names)]
+    if not names:
         return None
-    return f"did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}?"
+    return f"did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}?"
 
 
 def _mistyped(word: str, names: list[str]) -> list[str]:

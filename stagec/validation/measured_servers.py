@@ -130,8 +130,8 @@ class ServerSummary:
 def measured_servers(source: str | None = None) -> list[MeasuredServer]:
     """The measured servers of a source, or of all. Raises `DiagnosticError` for an unknown
     source."""
-    found = validation_sources(source, kind="serve")
-    return [server for each in found for server in each.measured(ServeRow, partial(_server, each))]
+    sources = validation_sources(source, kind="serve")
+    return [row for each in sources for row in each.measured(ServeRow, partial(_server, each))]
 
 
 def _server(source: ValidationSource, row: ServeRow, judged: bool, fitted: bool) -> MeasuredServer:

@@ -51,7 +51,7 @@ from stagec.searches.merge_messages import merge_messages
 from stagec.searches.probes import Asked, Probe, probe, shared_state_probe, state_probe, work_probe
 from stagec.searches.question import questions
 from stagec.searches.run import Answer, Question, search
-from stagec.searches.space import KNOBS, Listed, default_space, listed
+from stagec.searches.space import KNOBS, JobList, default_space, list_jobs
 from stagec.searches.table import command_of
 from stagec.searches.tried import changes_text, flags_to_try
 from stagec.support.diagnostics import DiagnosticError
@@ -204,12 +204,12 @@ def _is_answered(question: Question) -> Answer:
 def _settled(actual: Answer) -> tuple[Floats, Floats]:
     """The best bounds of all points."""
     question, none = actual.question, np.zeros(0)
-    if not len(actual.listed.jobs):
+    if not len(actual.job_list.jobs):
         return none, none
     probes = Probes(lambda units: ((i, work(u)) for i, u in enumerate(units)), _quiet)
-    about = actual.listed.jobs, question.layers, question.sizes, question.machine, probes
+    about = actual.job_list.jobs, question.layers, question.sizes, question.machine, probes
     bounds = JobBounds(*about, overlap=question.overlap)
-    bounds.settle(range(len(actual.listed.jobs)))
+    bounds.settle(range(len(actual.job_list.jobs)))
     return bounds.seconds, bounds.memory
 
 
@@ -276,7 +276,7 @@ def _random_question(at: random.Random) -> Question:
     while True:
         question = asked(model, text, 8, machine, **_few(knobs, at, 48))
         base = question.base.changed(ranks=8)
-        count = len(listed(question.space, base, question.sizes, question.layers.total).jobs)
+        count = len(list_jobs(question.space, base, question.sizes, question.layers.total).jobs)
         if 5 <= count <= 14:
             return question
 
@@ -359,7 +359,7 @@ def test_what_no_rank_shares_is_known_without_probes_of_state() -> None:
     """All of parameters, gradients and optimizer without ZeRO, with it less and less."""
     knobs = {"tp": (1,), "pp": (1,), "microbatch_size": (1,), "recompute": ("full",)}
     question = asked("gpt-1.7b", "B=16,S=1024,L=8", 8, "h100-sxm", zero=(0, 1, 2, 3), **knobs)
-    jobs = listed(question.space, question.base.changed(ranks=8), question.sizes).jobs
+    jobs = list_jobs(question.space, question.base.changed(ranks=8), question.sizes).jobs
     about = jobs, question.layers, question.sizes, question.machine
     bounds = JobBounds(
         *about, Probes(lambda units: ((i, work(u)) for i, u in enumerate(units)), _quiet)
@@ -492,7 +492,7 @@ def test_the_default_space_depends_on_the_model() -> None:
     assert gemma.space.knobs["pp"] == (1, 2, 4, 8, 16)
 
 
-def _jobs(actual: Listed) -> list[JobOptions]:
+def _jobs(actual: JobList) -> list[JobOptions]:
     return [actual.jobs[n] for n in range(len(actual.jobs))]
 
 
@@ -500,7 +500,7 @@ def test_what_is_listed_is_legal_and_stands_once() -> None:
     """Every point is a job, refused, or the same job as another; no job stands twice."""
     question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", sp=(True, False))
     base = question.base.changed(ranks=8)
-    actual = listed(question.space, base, question.sizes, question.layers.total)
+    actual = list_jobs(question.space, base, question.sizes, question.layers.total)
     jobs = _jobs(actual)
     assert actual.points == question.space.count
     assert len(jobs) + sum(actual.refused.values()) + actual.same == actual.points
@@ -515,7 +515,7 @@ def test_experts_over_some_ranks_of_tp_are_not_searched() -> None:
     knobs = {"tp": (1, 4), "ep": (1, 2, 4), "pp": (2,), "etp": (0,), "sp": (False,)}
     question = asked("mixtral-8x7b", "B=16,S=1024,L=4", 8, "h100-sxm", **knobs)
     base, total = question.base.changed(ranks=8), question.layers.total
-    actual = listed(question.space, base, question.sizes, total)
+    actual = list_jobs(question.space, base, question.sizes, total)
     assert {(job.tp, job.ep) for job in _jobs(actual)} == {(1, 1), (1, 2), (1, 4), (4, 1), (4, 4)}
     assert actual.refused["experts over some ranks of --tp are not searched"] > 0
     (job,) = [job for job in _jobs(actual) if (job.tp, job.ep) == (4, 4)][:1]
@@ -530,7 +530,7 @@ def test_a_flag_without_its_axis_makes_no_second_point() -> None:
     about = "llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm"
     modes, orders = ("ring", "ulysses", "all-gather"), ("", "dp,cp", "cp,dp", "dp,pp")
     plain, wide = (
-        listed(q.space, q.base.changed(ranks=8), q.sizes, q.layers.total)
+        list_jobs(q.space, q.base.changed(ranks=8), q.sizes, q.layers.total)
         for q in (
             asked(*about, cp=(1, 2), cp_mode=("ring",)),
             asked(*about, cp=(1, 2), cp_mode=modes),
@@ -542,10 +542,10 @@ def test_a_flag_without_its_axis_makes_no_second_point() -> None:
     assert wide.points == 3 * plain.points
     assert len(wide.jobs) + sum(wide.refused.values()) + wide.same == wide.points
     mixed = asked(*about, cp=(1, 2), mesh_order=orders, pp=(1,))
-    actual = listed(mixed.space, mixed.base.changed(ranks=8), mixed.sizes, mixed.layers.total)
+    actual = list_jobs(mixed.space, mixed.base.changed(ranks=8), mixed.sizes, mixed.layers.total)
     meshes = [tuple(mesh_axes(job).items()) for job in _jobs(actual)]
     alone = asked(*about, cp=(1, 2), pp=(1,))
-    usual = listed(alone.space, alone.base.changed(ranks=8), alone.sizes, alone.layers.total)
+    usual = list_jobs(alone.space, alone.base.changed(ranks=8), alone.sizes, alone.layers.total)
     twice = sum(job.cp > 1 and job.dp > 1 for job in _jobs(usual))
     assert len(actual.jobs) == len(usual.jobs) + twice > len(usual.jobs)
     assert len({*meshes}) == len(
@@ -613,7 +613,7 @@ def test_rules_that_remember_refuse_what_rules_refuse() -> None:
     knobs |= {"zero": (1,), "tp": (1, 4), "microbatch_size": (1, 4)}
     question = asked("mixtral-8x7b", "B=16,S=1024,L=5", 8, "h100-sxm", **knobs)
     base, sizes, total = question.base.changed(ranks=8), question.sizes, question.layers.total
-    actual, refused = listed(question.space, base, sizes, total), 0
+    actual, refused = list_jobs(question.space, base, sizes, total), 0
     for point in question.space:
         given = {n: v for n, v in point.items() if n != "microbatch_size"}
         try:
@@ -828,7 +828,7 @@ def test_an_interrupt_before_anything_is_found_is_reported(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("place", "reported"),
     [
-        ("run.listed", "interrupted while the points were listed"),
+        ("run.list_jobs", "interrupted while the points were listed"),
         ("bounds.JobBounds.settle", "interrupted: 0 points may still be better"),
         ("tried.tried", "interrupted: 0 points may still be better"),
         ("sensitivity.neighbours", "interrupted: 0 points may still be better"),
@@ -852,13 +852,13 @@ def test_an_interrupt_of_a_second_question_keeps_the_first(monkeypatch: pytest.M
     """Points of 16 ranks are being listed when it comes: the best of 8 ranks are reported."""
     asked: list[object] = []
 
-    def once(*given: Any) -> Listed:
+    def once(*given: Any) -> JobList:
         asked.append(given)
         if len(asked) > 1:
             raise KeyboardInterrupt
-        return listed(*given)
+        return list_jobs(*given)
 
-    monkeypatch.setattr("stagec.searches.run.listed", once)
+    monkeypatch.setattr("stagec.searches.run.list_jobs", once)
     one = ("--tp", "2", "--pp", "1", "--cp", "1", "--zero", "0", "--recompute", "none")
     actual = stagec(*SMALL, "--ranks", "2,4", *one, "--microbatch-size", "1")
     assert actual.code == 130, actual.err
@@ -944,7 +944,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
 def test_bounds_are_arrays() -> None:
     """Nothing is known of a job without probes: its bound is 0, not an error."""
     question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm")
-    jobs = listed(question.space, question.base.changed(ranks=8), question.sizes).jobs
+    jobs = list_jobs(question.space, question.base.changed(ranks=8), question.sizes).jobs
     about = jobs, question.layers, question.sizes, question.machine
     bounds = JobBounds(*about, lambda units: [Probe() for _ in units])
     bounds.settle(range(len(jobs)))
@@ -955,7 +955,7 @@ def test_state_is_that_over_as_many_data_parallel_ranks() -> None:
     """Jobs that differ in how sequences are split share a probe, with the bytes of their own."""
     knobs = {"pp": (1,), "tp": (1,), "cp": (1, 2, 4), "cp_mode": ("ring", "ulysses")}
     question = asked("llama3-8b", "B=16,S=1024,L=4", 8, "h100-sxm", **knobs, zero=(0, 1, 2, 3))
-    jobs = listed(question.space, question.base.changed(ranks=8), question.sizes).jobs
+    jobs = list_jobs(question.space, question.base.changed(ranks=8), question.sizes).jobs
     about, shared = (question.machine, question.layers), set[str]()
     kinds = {repr(state_probe(jobs[n])): jobs[n] for n in range(len(jobs))}
     for job in kinds.values():

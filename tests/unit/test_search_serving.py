@@ -75,7 +75,7 @@ def test_the_best_are_those_of_all_points(number: int) -> None:
         best = list(dict.fromkeys(f.value for f in actual.best))
         assert best == pytest.approx(sorted(values)[: len(best)])
         assert len(actual.best) == question.wanted or len(best) == len(values)
-        assert actual.evaluated <= every.evaluated == len(every.listed.jobs) > 1
+        assert actual.evaluated <= every.evaluated == len(every.job_list.jobs) > 1
         if actual.bounds is not None:
             seconds, kept = actual.bounds
             assert any(seconds)

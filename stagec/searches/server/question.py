@@ -35,7 +35,7 @@ from stagec.searches.question import (
 from stagec.searches.server.launch import EngineRun, engine_of, layout_of
 from stagec.searches.server.worker import ServerLoad, WorkerTask
 from stagec.searches.serving_space import SERVER
-from stagec.searches.space import listed
+from stagec.searches.space import list_jobs
 from stagec.searches.stack import with_stack
 from stagec.support.diagnostics import error
 
@@ -187,7 +187,7 @@ def _with_tasks(
             for ranks in doubled(1, most):
                 space = space_of(given, said, of_job, sizes, layers.total, ranks, machine)
                 flags = with_stack(base, space.knobs, session).changed(ranks=ranks)
-                listing = listed(space, flags.changed(step="decode=1x1"), sizes, layers.total)
+                listing = list_jobs(space, flags.changed(step="decode=1x1"), sizes, layers.total)
                 points += listing.points
                 refused += listing.refused
                 jobs_of = (listing.jobs[n] for n in range(len(listing.jobs)))
