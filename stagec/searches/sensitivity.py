@@ -79,12 +79,9 @@ def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
             memory = {n: int(b) for n, b in enumerate(answer.bounds[1])}
         for n in sorted(memory, key=memory.__getitem__):
             if memory[n] > (room := _room(answer, n)):
-                row = {"strategy": strategy_of(answer.job_list.jobs[n])}
-                row |= {
-                    "memory_at_least": memory[n],
-                    "room": room,
-                    "machine": answer.question.machine.given,
-                }
+                jobs = answer.job_list.jobs
+                least = {"strategy": strategy_of(jobs[n]), "memory_at_least": memory[n]}
+                row = {**least, "room": room, "machine": answer.question.machine.given}
                 rows.append((not compiled, memory[n] / room, {**row, "exact": bool(compiled)}))
                 break
     return min(rows, key=lambda row: row[:2])[2] if rows else None
