@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stagec.answers.requests.answer import ROLLOUT_HEADS
+from stagec.answers.requests.rollouts import ROLLOUT_HEADS
 from stagec.answers.time.table import TITLES, seconds_text
 from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
