@@ -47,5 +47,5 @@ class Phase(Enum):
 
 
 def phase_named(label: str) -> Phase | None:
-    """The phase with a label, None if there is none."""
+    """The phase with a label, or None."""
     return next((p for p in Phase if p.label == label), None)

@@ -344,7 +344,7 @@ class _Tape:
 
     def take(self, value: Value, *, at_once: bool = False) -> Value | None:
         """The sum of the contributions, computed at the builder or, with `at_once`, directly after
-        the last contribution; None if there is none."""
+        the last contribution, or None."""
         gradients = self._grads.pop(value, [])
         if len(gradients) > 1:
             b = where_made(self.builder, gradients) if at_once else self.builder

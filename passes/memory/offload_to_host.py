@@ -284,7 +284,7 @@ def _after(module: Module, value: Value) -> Builder:
 
 
 def _in_region(op: Operation, region: Region) -> Operation | None:
-    """The operation of the region that is this one or a repeat around it; None if there is none."""
+    """The operation of the region that is this one or a repeat around it, or None."""
     while op.parent is not region:
         owner = op.parent_op
         if owner is None or not owner.has(Repeats):

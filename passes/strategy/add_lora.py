@@ -134,7 +134,7 @@ def _modules(module: Module, adapted: list[Value]) -> list[list[Value]]:
 
 
 def _part_of(value: Value) -> Operation | None:
-    """The `stg.part_of` of a product, to which a bias may be added; None if there is none."""
+    """The `stg.part_of` of a product, to which a bias may be added, or None."""
     for user, _ in value.uses:
         if isinstance(user.definition, PartOf):
             return user

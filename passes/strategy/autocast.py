@@ -220,7 +220,7 @@ class _Caster:
 
 
 def _product_of(value: Value) -> Operation | None:
-    """The product that makes a value, possibly with a bias; None if there is none."""
+    """The product that makes a value, possibly with a bias, or None."""
     op = value.producer
     if op is not None and isinstance(op.definition, Add):
         op = op.operands[0].producer

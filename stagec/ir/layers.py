@@ -88,7 +88,7 @@ def order_of(repeat: Operation) -> LayerOrder | None:
 
 
 def declaration_of(repeat: Operation, name: SymbolRef) -> Operation | None:
-    """The operation of the module that declares an order; None if there is none."""
+    """The operation of the module that declares an order, or None."""
     op: Operation = repeat
     while (outer := op.parent_op) is not None:
         op = outer

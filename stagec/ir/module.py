@@ -144,7 +144,7 @@ class Module:
 
     @property
     def mesh(self) -> Mesh | None:
-        """The mesh, None if there is none."""
+        """The mesh, or None."""
         for op in self.declaring("axes"):
             sizes = {n: v.value if isinstance(v, Expr) else None for n, v in op.attrs.items()}
             return Mesh(op.symbol or "mesh", self._tracked(sizes))

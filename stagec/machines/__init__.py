@@ -51,7 +51,7 @@ def machine_names() -> tuple[str, ...]:
 
 
 def find_machine(name: str) -> Machine | None:
-    """The machine with a name or alias, in upper or lower case; None if there is none."""
+    """The machine with a name or alias, in upper or lower case, or None."""
     wanted = name.lower()
     return next((m for m in machines().values() if wanted in (m.name, *m.aliases)), None)
 

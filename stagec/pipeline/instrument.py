@@ -216,7 +216,7 @@ def reproducer_text(module_text: str, passes: Sequence[Pass]) -> str:
 
 
 def reproducer_pipeline(text: str) -> str | None:
-    """The pipeline in the first line of a reproducer, None if there is none."""
+    """The pipeline in the first line of a reproducer, or None."""
     head, _, _ = text.lstrip().partition("\n")
     command, separator, rest = head.partition(" -p '")
     if not separator or "RUN:" not in command:

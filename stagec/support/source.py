@@ -50,7 +50,7 @@ UNKNOWN = UnknownLoc()
 
 
 def file_loc(loc: Loc) -> FileLoc | None:
-    """The location in a file behind any chain of names; None if there is none."""
+    """The location in a file behind any chain of names, or None."""
     while isinstance(loc, NameLoc):
         loc = loc.inner
     return loc if isinstance(loc, FileLoc) else None

@@ -139,7 +139,7 @@ def _find(op: Operation) -> Source:
 
 
 def _read(path: str, op: Operation) -> Source | None:
-    """The text of a file; None if there is none. Raises `DiagnosticError` if it cannot be read."""
+    """The text of a file, or None. Raises `DiagnosticError` if it cannot be read."""
     try:
         return read_text(path) if Path(path).is_file() else None
     except OSError as e:

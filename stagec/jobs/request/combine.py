@@ -242,7 +242,7 @@ def _refused_by(statement: Statement) -> Rule:
 
 
 def lacking(request: FlagValues, given: Flag) -> Need | None:
-    """The need of a given flag that is not met; None if there is none."""
+    """The need of a given flag that is not met, or None."""
     needed = () if given.is_default(request[given.name]) else given.needs + given.beside
     return next((need for need in needed if not _is_met(request, need)), None)
 

@@ -103,7 +103,7 @@ def quantized_checkpoint(path: str, session: Session) -> Diagnostic | None:
 
 def _weight_dtype(quantization: Object) -> str | None:
     """The `--weight-dtype` of a `quantization_config` of transformers (docs:
-    quantization/overview); None if there is none."""
+    quantization/overview), or None."""
     given = {key: str(member.value) for key, member in quantization.items()}
     method, bits = given.get("quant_method"), given.get("bits")
     if method == "bitsandbytes":

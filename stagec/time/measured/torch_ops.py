@@ -101,7 +101,7 @@ class Tensor:
 
 
 def _item(values: Any, i: int) -> Any:
-    """Element i of a list; None if there is none."""
+    """Element i of a list, or None."""
     return values[i] if is_list(values) and i < len(values) else None
 
 
