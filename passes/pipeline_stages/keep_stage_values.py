@@ -12,6 +12,7 @@ from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp, SendOp
 from stagec.ir_spec.ops.structure import joined
 from stagec.ir_spec.strategy.stage_buffers import AHEAD, NEXT, SENT, STEP, WEIGHTS, StageBuffersRule
 from stagec.passes.pipeline_stages.sections import ActionKind, yielded
+from stagec.schedule.attached import schedule_of
 
 
 class KeepStageValues(Pass):
@@ -131,7 +132,8 @@ class KeepStageValues(Pass):
                 _keep_outputs(module, func, accumulate)
             if rule.graph == WEIGHTS:
                 _keep_graph(module, func, accumulate)
-            if rule.gradients == NEXT and accumulate.text("schedule") == "1f1b":
+            schedule = schedule_of(module.registry, accumulate.text("schedule"))
+            if rule.gradients == NEXT and schedule.keeps_sent_gradients:
                 _keep_gradients(accumulate)
 
 
