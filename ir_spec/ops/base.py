@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import ClassVar, TypeVar, cast
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Attr, Operation, Quoted, Value
+from stagec.ir.core import Attr, Operation, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Grads, OpDef, Sizes
 from stagec.ir.param import Param
@@ -94,10 +94,10 @@ def gradients(
     return [*made, *[None] * (len(op.operands) - len(made))]
 
 
-def backwards(op: Operation) -> Quoted:
+def backwards(op: Operation) -> str:
     """The inverse of the op's rule, from the result to the operand."""
     (left,), (right,) = parse_rule(op.text("spec"))
-    return Quoted(f"{shape_text(right)}->{shape_text(left)}")
+    return f"{shape_text(right)}->{shape_text(left)}"
 
 
 class Elementwise(OpDef):

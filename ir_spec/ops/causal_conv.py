@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, product
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.index_rule import IndexRule
@@ -280,12 +280,12 @@ def parts_from_state(
     along: dict[str, RawAttr] = {"dim": 1, "over": tuple(over)}
     edges = b.value("stg.all_gather", [edge], along, hint=f"{x.name}_edges")
     one: dict[str, RawAttr] = {"factors": ("z",), "sizes": (ONE,)}
-    spec: dict[str, RawAttr] = {"spec": Quoted(f"b(zk){c}->bzk{c}")}
+    spec: dict[str, RawAttr] = {"spec": f"b(zk){c}->bzk{c}"}
     first = b.value("stg.reshape", [state], {**spec, **one}, hint=f"{state.name}_first")
     names = [f"{x.name}_before", f"{end}_last"]
     before, last = b.op("stg.shift", [edges, first], {"state": True}, names=names).results
     mine = b.value("stg.all_slice", [before], along, hint=f"{x.name}_start")
-    spec = {"spec": Quoted(f"bzk{c}->b(zk){c}")}
+    spec = {"spec": f"bzk{c}->b(zk){c}"}
     return parts, mine, b.value("stg.reshape", [last], spec, hint=end)
 
 

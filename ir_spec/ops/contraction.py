@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr, const, fraction, substitute
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.kernel import matrix_product
@@ -151,12 +151,12 @@ def _operand_grad(
     first, second, target = shapes
     kept = tuple(g for g in target if g in first or g in second)
     spec = f"{shape_text(first)},{shape_text(second)}->{shape_text(kept)}"
-    grad = b.value("stg.einsum", operands, {"spec": Quoted(spec), **to}, hint=hint)
+    grad = b.value("stg.einsum", operands, {"spec": spec, **to}, hint=hint)
     if kept == target:
         return grad
     alone = tuple(sizes[f] for g in target if g not in kept for f in g)
     spec = f"{shape_text(kept)}->{shape_text(target)}"
-    return b.value("stg.broadcast", [grad], {"spec": Quoted(spec), "sizes": alone}, hint=hint)
+    return b.value("stg.broadcast", [grad], {"spec": spec, "sizes": alone}, hint=hint)
 
 
 class Add(OpDef):
@@ -204,7 +204,7 @@ class Add(OpDef):
             else b.value(
                 "stg.sum",
                 [dy],
-                {"spec": Quoted(f"{shape_text(out)}->{shape_text(shape)}")},
+                {"spec": f"{shape_text(out)}->{shape_text(shape)}"},
                 hint=v.prefixed("d_"),
             )
             for v, shape in zip(op.operands, shapes, strict=True)

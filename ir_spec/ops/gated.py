@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, fraction, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
@@ -185,7 +185,7 @@ class Swiglu(Gated):
         if "shift" in op.attrs:
             row = letters(up.tensor.rank)
             one = b.value("stg.constant", attrs={"value": op.expr("shift")}, hint=f"{x.name}_shift")
-            spec = {"spec": Quoted(f"{row},->{row}")}
+            spec = {"spec": f"{row},->{row}"}
             up = b.value("stg.add", [up, cast_to(b, one, up.tensor.dtype)], spec, hint=up.name)
         return [b.value("stg.mul", [up, act], hint=op.result.name)]
 

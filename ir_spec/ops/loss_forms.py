@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, call, const, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.kernel import KernelShape
@@ -48,7 +48,7 @@ def row_sums(
     """The maximum of each row of logits that are split over axes, and the sum of exponentials
     relative to it (arXiv 1909.08053, section 3); with `steps`, in separate kernels."""
     row = letters(logits.tensor.rank)
-    spec = Quoted(f"{row}->{row[:-1]}")
+    spec = f"{row}->{row[:-1]}"
     mine = b.value("stg.max", [logits], {"spec": spec, "to": "f32"}, hint="top")
     top = b.value("stg.all_reduce", [mine], {"over": over, "kind": "max"}, hint="row_max")
     flags: dict[str, RawAttr] = {STEPS.name: True} if steps else {}
@@ -393,5 +393,5 @@ class LinearCrossEntropy(OpDef):
 def _scaled(b: Builder, value: Value, by: Value) -> Value:
     t = letters(value.tensor.rank)
     by = b.value("stg.cast", [by], {"to": value.tensor.dtype}, hint=f"{by.name}_cast")
-    spec = Quoted(f"{t},->{t}")
+    spec = f"{t},->{t}"
     return b.value("stg.einsum", [value, by], {"spec": spec}, hint=f"{value.name}_scaled")

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, const, fraction
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize
@@ -103,7 +103,7 @@ class WithVectors(RowOp):
         if w is None:
             return x
         row = letters(x.tensor.rank)
-        y = b.value("stg.einsum", [x, w], {"spec": Quoted(f"{row},{row[-1:]}->{row}")}, hint=hint)
+        y = b.value("stg.einsum", [x, w], {"spec": f"{row},{row[-1:]}->{row}"}, hint=hint)
         return b.value("stg.add", [x, y], hint=hint) if op.flag("zero_centered") else y
 
     def scaled(self, op: Operation, x: Array, args: Sequence[Array]) -> Array:
@@ -146,10 +146,10 @@ class RmsNorm(NormBase):
         dtype, name = x.tensor.dtype, op.result.name
         row, wide = letters(x.tensor.rank), cast_to(b, x, "f32")
         if op.flag(_GIVEN_INPUT.name) and w is not None:
-            rows = {"spec": Quoted(f"{row},{row[:-1]}->{row}")}
+            rows = {"spec": f"{row},{row[:-1]}->{row}"}
             root = cast_to(b, _root_of_squares(b, op, wide), dtype)
             y = b.value("stg.einsum", [x, root], rows, hint=f"{name}_hat")
-            rows = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
+            rows = {"spec": f"{row},{row[-1:]}->{row}"}
             return [b.value("stg.einsum", [y, w], rows, hint=name)]
         given = {n: v for n, v in op.attrs.items() if n == _EPS.name}
         in_wide = op.flag("zero_centered") or op.flag("wide_scale")
@@ -161,9 +161,9 @@ class RmsNorm(NormBase):
         w, y = (cast_to(b, w, "f32"), y) if in_wide else (w, cast_to(b, y, dtype))
         if op.flag("zero_centered"):
             one = b.value("stg.constant", attrs={"value": 1}, hint=f"{name}_one")
-            spec = {"spec": Quoted(f"{row[-1:]},->{row[-1:]}")}
+            spec = {"spec": f"{row[-1:]},->{row[-1:]}"}
             w = b.value("stg.add", [w, one], spec, hint=f"{name}_scale")
-        spec = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
+        spec = {"spec": f"{row},{row[-1:]}->{row}"}
         y = b.value("stg.einsum", [y, w], spec, hint=f"{name}_wide" if in_wide else name)
         return [cast_to(b, y, dtype)]
 
@@ -181,13 +181,11 @@ def _root_of_squares(b: Builder, op: Operation, x: Value) -> Value:
     """1/sqrt of the mean square of each row and `eps`."""
     row, name = letters(x.tensor.rank), op.result.name
     squares = b.value("stg.power", [x], {"exponent": const(2)}, hint=f"{name}_squares")
-    total = b.value(
-        "stg.sum", [squares], {"spec": Quoted(f"{row}->{row[:-1]}")}, hint=f"{name}_sum"
-    )
+    total = b.value("stg.sum", [squares], {"spec": f"{row}->{row[:-1]}"}, hint=f"{name}_sum")
     share, eps = ONE / x.tensor.shape[-1], op.expr("eps") if "eps" in op.attrs else ONE / 100000
     mean = b.value("stg.scale", [total], {"by": share}, hint=f"{name}_mean")
     least = b.value("stg.constant", attrs={"value": eps}, hint=f"{name}_eps")
-    spec = Quoted(f"{row[:-1]},->{row[:-1]}")
+    spec = f"{row[:-1]},->{row[:-1]}"
     mean = b.value("stg.add", [mean, least], {"spec": spec}, hint=mean.name)
     return b.value("stg.power", [mean], {"exponent": -ONE / 2}, hint=f"{name}_root")
 
@@ -266,11 +264,11 @@ class LayerNorm(NormBase):
             given = {n: v for n, v in op.attrs.items() if n != _CODE.name}
             return [cast_to(b, b.value(self.name, [wide, *vectors], given, hint=name), dtype)]
         row = letters(x.tensor.rank)
-        rows = {"spec": Quoted(f"{row},{row[:-1]}->{row}")}
+        rows = {"spec": f"{row},{row[:-1]}->{row}"}
         share, eps = ONE / x.tensor.shape[-1], op.expr("eps") if "eps" in op.attrs else None
 
         def mean(of: Value, hint: str) -> Value:
-            part = b.value("stg.sum", [of], {"spec": Quoted(f"{row}->{row[:-1]}")}, hint=hint)
+            part = b.value("stg.sum", [of], {"spec": f"{row}->{row[:-1]}"}, hint=hint)
             return b.value("stg.scale", [part], {"by": share}, hint=hint)
 
         less = b.value("stg.scale", [mean(wide, f"{name}_mean")], {"by": -ONE}, hint=f"{name}_less")
@@ -278,13 +276,13 @@ class LayerNorm(NormBase):
         squares = b.value("stg.power", [first], {"exponent": const(2)}, hint=f"{name}_squares")
         variance = mean(squares, f"{name}_variance")
         least = b.value("stg.constant", attrs={"value": eps or ONE / 100000}, hint=f"{name}_eps")
-        spec = {"spec": Quoted(f"{row[:-1]},->{row[:-1]}")}
+        spec = {"spec": f"{row[:-1]},->{row[:-1]}"}
         variance = b.value("stg.add", [variance, least], spec, hint=variance.name)
         root = b.value("stg.power", [variance], {"exponent": -ONE / 2}, hint=f"{name}_root")
         again = b.value("stg.add", [wide, less], rows, hint=f"{name}_off")
         y = b.value("stg.einsum", [again, root], rows, hint=f"{name}_hat")
         for w in vectors[:1]:
-            given = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
+            given = {"spec": f"{row},{row[-1:]}->{row}"}
             y = b.value("stg.einsum", [y, w], given, hint=f"{name}_wide")
         return [cast_to(b, y, dtype)]
 

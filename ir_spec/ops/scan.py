@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Splits
 from stagec.ir.param import Param
@@ -53,19 +53,19 @@ class CumSum(OpDef):
         kept = cut.replace(row[d], "")
         y, flags = op.result.name, _flags(op)
         count: dict[str, RawAttr] = {"factors": (part,), "sizes": (axis_size(over),)}
-        spec = Quoted(f"{whole}->{cut}")
+        spec = f"{whole}->{cut}"
         parts = b.value("stg.reshape", [x], {"spec": spec, **count}, hint=f"{x.name}_parts")
         own = b.value("stg.cumsum", [parts], {"dim": d + 1, **flags}, hint=f"{y}_own")
-        spec = Quoted(f"{cut}->{kept}")
+        spec = f"{cut}->{kept}"
         total = b.value("stg.sum", [parts], {"spec": spec}, hint=f"{y}_total")
         along: dict[str, RawAttr] = {"dim": d, "over": over}
         totals = b.value("stg.all_gather", [total], along, hint=f"{y}_totals")
         flags = {**flags, "exclusive": True}
         before = b.value("stg.cumsum", [totals], {"dim": d, **flags}, hint=f"{y}_before")
         mine = b.value("stg.all_slice", [before], along, hint=f"{y}_mine")
-        spec = Quoted(f"{cut},{kept}->{cut}")
+        spec = f"{cut},{kept}->{cut}"
         sums = b.value("stg.add", [own, mine], {"spec": spec}, hint=f"{y}_sums")
-        return [b.value("stg.reshape", [sums], {"spec": Quoted(f"{cut}->{whole}")}, hint=y)]
+        return [b.value("stg.reshape", [sums], {"spec": f"{cut}->{whole}"}, hint=y)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         d = op.integer("dim")

@@ -28,7 +28,7 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, call, product
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.numeric import NumericContext
@@ -415,7 +415,7 @@ def _starts(
     operands = [parts[n] for n in definition.scan().carried]
     names = [f"{y}_state", f"{y}_keep"]
     own = b.op(f"{definition.scan().name}_state", operands, _attrs(op), names=names).results
-    attrs: dict[str, RawAttr] = {"spec": Quoted(definition.steps(op)[0])}
+    attrs: dict[str, RawAttr] = {"spec": definition.steps(op)[0]}
     end = [op.results[1].name] if first else []
     return carry(b, [*own, *first], attrs, over, [f"{y}_start", *end])
 
@@ -428,7 +428,7 @@ def _ends(
     operands = [parts["dy"], *(parts[n] for n in definition.scan().seen)]
     names = [f"{y}_dstate", f"{y}_dkeep"]
     own = b.op(f"{definition.scan().name}_state_grad", operands, _attrs(op), names=names).results
-    attrs: dict[str, RawAttr] = {"spec": Quoted(definition.steps(op)[1]), "reverse": True}
+    attrs: dict[str, RawAttr] = {"spec": definition.steps(op)[1], "reverse": True}
     return carry(b, own, attrs, over, [f"{y}_end"])
 
 
