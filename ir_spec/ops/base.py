@@ -34,11 +34,12 @@ def no_gradient(op: Operation) -> None:
         )
 
 
-def pointwise(op: Operation, results: int = 1, *, linear: bool = False) -> Rule:
-    """The rule of an op whose operands and results all have the shape of operand 0."""
-    text, count = letters(op.operands[0].tensor.rank), len(op.operands)
-    joint = range(count) if linear else ()
-    return make_rule(",".join([text] * count) + "->" + ",".join([text] * results), linear=joint)
+def pointwise(op: Operation, results: int = 1, *, scalars: int = 0, linear: bool = False) -> Rule:
+    """The rule of an op whose operands and results all have the shape of operand 0, but for its
+    last operands, which are `scalars` scalars."""
+    text, count = letters(op.operands[0].tensor.rank), len(op.operands) - scalars
+    left, joint = [text] * count + [""] * scalars, range(count) if linear else ()
+    return make_rule(",".join(left) + "->" + ",".join([text] * results), linear=joint)
 
 
 def dimension(op: Operation, x: Value, default: int, most: int) -> int:

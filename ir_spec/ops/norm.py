@@ -12,15 +12,16 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ONE, const, fraction
+from stagec.ir.expr import ONE, const
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import Fusible, Wide
-from stagec.ir_spec.ops.base import gradients
+from stagec.ir_spec.ops.base import gradients, stated
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot, row_length, row_sum
+from stagec.ir_spec.ops.structure import ratio
 from stagec.support.diagnostics import error
 
 _EPS = Param("eps", "ratio", "is added to the mean square or variance (default 1/100000)")
@@ -147,13 +148,13 @@ class RmsNorm(NormBase):
         row, wide = letters(x.tensor.rank), cast_to(b, x, "f32")
         if op.flag(_GIVEN_INPUT.name) and w is not None:
             rows = {"spec": f"{row},{row[:-1]}->{row}"}
-            root = cast_to(b, _root_of_squares(b, op, wide), dtype)
+            root = _root_of_squares(b, op, wide, f"{name}_sum", f"{name}_mean")
+            root = cast_to(b, root, dtype)
             y = b.value("stg.einsum", [x, root], rows, hint=f"{name}_hat")
             rows = {"spec": f"{row},{row[-1:]}->{row}"}
             return [b.value("stg.einsum", [y, w], rows, hint=name)]
-        given = {n: v for n, v in op.attrs.items() if n == _EPS.name}
         in_wide = op.flag("zero_centered") or op.flag("wide_scale")
-        plain: dict[str, RawAttr] = {"affine": "none", "steps": True, **given}
+        plain: dict[str, RawAttr] = {"affine": "none", "steps": True, **stated(op, [_EPS])}
         plain |= {"wide_scale": True} if in_wide and w is not None else {}
         y = b.value(self.name, [wide], plain, hint=f"{name}_hat")
         if w is None:
@@ -177,23 +178,27 @@ class RmsNorm(NormBase):
         return [self.scaled(op, x * _rsqrt(op, squares / row_length(op, ctx)), args)]
 
 
-def _root_of_squares(b: Builder, op: Operation, x: Value) -> Value:
-    """1/sqrt of the mean square of each row and `eps`."""
-    row, name = letters(x.tensor.rank), op.result.name
+def _mean(b: Builder, x: Value, total: str, mean: str) -> Value:
+    """The mean of each row; `total` and `mean` are the names of the sum and the mean."""
+    row = letters(x.tensor.rank)
+    added = b.value("stg.sum", [x], {"spec": f"{row}->{row[:-1]}"}, hint=total)
+    return b.value("stg.scale", [added], {"by": ONE / x.tensor.shape[-1]}, hint=mean)
+
+
+def _root_of_squares(b: Builder, op: Operation, x: Value, total: str, mean: str) -> Value:
+    """1/sqrt of the mean square of each row and `eps`; `total` and `mean` are names."""
+    name, rows = op.result.name, letters(x.tensor.rank - 1)
     squares = b.value("stg.power", [x], {"exponent": const(2)}, hint=f"{name}_squares")
-    total = b.value("stg.sum", [squares], {"spec": f"{row}->{row[:-1]}"}, hint=f"{name}_sum")
-    share, eps = ONE / x.tensor.shape[-1], op.expr("eps") if "eps" in op.attrs else ONE / 100000
-    mean = b.value("stg.scale", [total], {"by": share}, hint=f"{name}_mean")
+    square = _mean(b, squares, total, mean)
+    eps = op.expr("eps", ONE / 100000)
     least = b.value("stg.constant", attrs={"value": eps}, hint=f"{name}_eps")
-    spec = f"{row[:-1]},->{row[:-1]}"
-    mean = b.value("stg.add", [mean, least], {"spec": spec}, hint=mean.name)
-    return b.value("stg.power", [mean], {"exponent": -ONE / 2}, hint=f"{name}_root")
+    square = b.value("stg.add", [square, least], {"spec": f"{rows},->{rows}"}, hint=square.name)
+    return b.value("stg.power", [square], {"exponent": -ONE / 2}, hint=f"{name}_root")
 
 
 def _rsqrt(op: Operation, x: Array) -> Array:
     """1/sqrt of a statistic of rows, for each of their elements."""
-    eps = float(fraction(op.expr("eps"))) if "eps" in op.attrs else 1e-5
-    return (1 / np.sqrt(x + eps))[..., None]
+    return (1 / np.sqrt(x + ratio(op, "eps", 1e-5)))[..., None]
 
 
 class RmsNormGrad(WithVectors):
@@ -265,20 +270,10 @@ class LayerNorm(NormBase):
             return [cast_to(b, b.value(self.name, [wide, *vectors], given, hint=name), dtype)]
         row = letters(x.tensor.rank)
         rows = {"spec": f"{row},{row[:-1]}->{row}"}
-        share, eps = ONE / x.tensor.shape[-1], op.expr("eps") if "eps" in op.attrs else None
-
-        def mean(of: Value, hint: str) -> Value:
-            part = b.value("stg.sum", [of], {"spec": f"{row}->{row[:-1]}"}, hint=hint)
-            return b.value("stg.scale", [part], {"by": share}, hint=hint)
-
-        less = b.value("stg.scale", [mean(wide, f"{name}_mean")], {"by": -ONE}, hint=f"{name}_less")
+        mean = _mean(b, wide, f"{name}_mean", f"{name}_mean")
+        less = b.value("stg.scale", [mean], {"by": -ONE}, hint=f"{name}_less")
         first = b.value("stg.add", [wide, less], rows, hint=f"{name}_off")
-        squares = b.value("stg.power", [first], {"exponent": const(2)}, hint=f"{name}_squares")
-        variance = mean(squares, f"{name}_variance")
-        least = b.value("stg.constant", attrs={"value": eps or ONE / 100000}, hint=f"{name}_eps")
-        spec = {"spec": f"{row[:-1]},->{row[:-1]}"}
-        variance = b.value("stg.add", [variance, least], spec, hint=variance.name)
-        root = b.value("stg.power", [variance], {"exponent": -ONE / 2}, hint=f"{name}_root")
+        root = _root_of_squares(b, op, first, f"{name}_variance", f"{name}_variance")
         again = b.value("stg.add", [wide, less], rows, hint=f"{name}_off")
         y = b.value("stg.einsum", [again, root], rows, hint=f"{name}_hat")
         for w in vectors[:1]:

@@ -13,9 +13,12 @@ from stagec.ir.opdef import Array, Grads, OpDef, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import axis_size
-from stagec.ir_spec.ops.base import dimension, gradients
+from stagec.ir_spec.ops.base import dimension, gradients, stated
 
-_FLAGS = ("exclusive", "reverse")
+_FLAGS = (
+    Param("exclusive", "flag", "each sum without its own element"),
+    Param("reverse", "flag", "from the last element to the first"),
+)
 
 
 class CumSum(OpDef):
@@ -27,11 +30,7 @@ class CumSum(OpDef):
 
     name = "stg.cumsum"
     operands = ("x",)
-    params = (
-        Param("dim", "int", "the dimension", required=True),
-        Param("exclusive", "flag", "each sum without its own element"),
-        Param("reverse", "flag", "from the last element to the first"),
-    )
+    params = (Param("dim", "int", "the dimension", required=True), *_FLAGS)
     flops_per_point = 1
     example = "%c = stg.cumsum[dim = 1](%x) : bf16[B, S, D]"
 
@@ -51,7 +50,7 @@ class CumSum(OpDef):
         whole = "".join(f"({part}{f})" if i == d else f for i, f in enumerate(row))
         cut = whole.replace("(", "").replace(")", "")
         kept = cut.replace(row[d], "")
-        y, flags = op.result.name, _flags(op)
+        y, flags = op.result.name, stated(op, _FLAGS)
         count: dict[str, RawAttr] = {"factors": (part,), "sizes": (axis_size(over),)}
         spec = f"{whole}->{cut}"
         parts = b.value("stg.reshape", [x], {"spec": spec, **count}, hint=f"{x.name}_parts")
@@ -72,7 +71,3 @@ class CumSum(OpDef):
         x = np.flip(args[0], d) if op.flag("reverse") else args[0]
         sums = np.cumsum(x, axis=d) - (x if op.flag("exclusive") else 0)
         return [np.flip(sums, d) if op.flag("reverse") else sums]
-
-
-def _flags(op: Operation) -> dict[str, RawAttr]:
-    return {name: True for name in _FLAGS if op.flag(name)}
