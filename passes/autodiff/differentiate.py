@@ -37,7 +37,6 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
-    Quoted,
     Region,
     Strategy,
     TensorType,
@@ -392,11 +391,11 @@ def _zero(b: Builder, value: Value) -> Value:
     zero = cast_once(b, b.value("stg.constant", attrs={"value": 0}, hint="zero"), type_.dtype)
     if not type_.rank:
         return zero
-    attrs: dict[str, RawAttr] = {"spec": Quoted(f"->{letters(type_.rank)}"), "sizes": type_.shape}
+    attrs: dict[str, RawAttr] = {"spec": f"->{letters(type_.rank)}", "sizes": type_.shape}
     return b.value("stg.broadcast", [zero], attrs, hint=value.prefixed("d_"))
 
 
 def _sum_stack(b: Builder, stack: Value, hint: str) -> Value:
     """The sum over the iterations of a repeat."""
     text = letters(stack.tensor.rank)
-    return b.value("stg.sum", [stack], {"spec": Quoted(f"{text}->{text[1:]}")}, hint=hint)
+    return b.value("stg.sum", [stack], {"spec": f"{text}->{text[1:]}"}, hint=hint)

@@ -14,7 +14,6 @@ from stagec.api import (
     Builder,
     Dim,
     Module,
-    Quoted,
     Strategy,
     TensorType,
     Value,
@@ -330,7 +329,7 @@ def _vector(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
     """The second moment of a vector, per element."""
     full, tail = _spelled(t)
     v = b.value("stg.decayed_mean", [t.kept["v"], square], hint=f"{t.kept['v'].name}_new")
-    return {"v": v}, [v], {"spec": Quoted(f"{full},{full}{tail}->{full}")}
+    return {"v": v}, [v], {"spec": f"{full},{full}{tail}->{full}"}
 
 
 def _factors(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
@@ -340,15 +339,15 @@ def _factors(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
     keep: dict[str, str] = {}
     for name, lost in (("row", t.matrix.columns), ("column", t.matrix.rows)):
         mean, keep[name] = t.kept[name], "".join(f for i, f in enumerate(full) if i not in lost)
-        spec, count = Quoted(f"{full}->{keep[name]}"), product(shape[i] for i in lost)
+        spec, count = f"{full}->{keep[name]}", product(shape[i] for i in lost)
         added = b.value("stg.sum", [square], {"spec": spec}, hint=f"{mean.name}_sum")
         means[name] = b.value(
             "stg.decayed_mean", [mean, added], {"count": count}, hint=f"{mean.name}_new"
         )
     row, each = means["row"], "".join(f for f in keep["row"] if f in keep["column"])
-    spec = Quoted(f"{keep['row']}->{each}")
+    spec = f"{keep['row']}->{each}"
     every = b.value("stg.sum", [row], {"spec": spec}, hint=f"{row.name}_sum")
-    rule = Quoted(f"{full},{keep['row']},{each},{keep['column']}{tail}->{full}")
+    rule = f"{full},{keep['row']},{each},{keep['column']}{tail}->{full}"
     number = product(shape[i] for i in t.matrix.rows)
     return means, [row, every, means["column"]], {"spec": rule, "count": number}
 

@@ -13,7 +13,6 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
-    Quoted,
     Region,
     Relation,
     TensorType,
@@ -250,7 +249,7 @@ def _last_row(step: CachingStep, value: Value, b: Builder) -> Value:
     row = letters(value.tensor.rank)
     at = {"at": step.new - 1}
     taken = b.value("stg.take", [value], at, hint=f"{value.name}_last")
-    spec = Quoted(f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}")
+    spec = f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}"
     attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("o",), "sizes": (const(1),)}
     return b.value("stg.reshape", [taken], attrs, hint=f"{value.name}_row")
 

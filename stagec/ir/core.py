@@ -320,9 +320,10 @@ class Operation:
         """Whether a flag attribute is set."""
         return self.attrs.get(name) is True
 
-    def expr(self, name: str) -> Expr:
-        """An attribute that is a size. Raises TypeError for another kind."""
-        value = self.attrs[name]
+    def expr(self, name: str, default: Expr | None = None) -> Expr:
+        """An attribute that is a size; if it is missing, `default`. Raises TypeError for another
+        kind, KeyError without a default."""
+        value = self.attrs[name] if default is None else self.attrs.get(name, default)
         if not isinstance(value, Expr):
             raise TypeError(f"'{self.name}' attribute {name} is not a size")
         return value
