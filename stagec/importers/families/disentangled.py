@@ -32,7 +32,7 @@ _TERMS = ("c2p", "p2c")
 @reads("DeBERTa", "deberta", features="scores by contents and distances")
 def read_deberta(config: Config) -> ModelText:
     """DeBERTa (arXiv 2006.03654): each layer has separate products of distance vectors."""
-    text, body, terms = _begin(config, "DeBERTa", (768, 12, 3072, 50265))
+    text, body, terms = _begin(config, (768, 12, 3072, 50265))
     config.only("talking_head", False)
     table = body.param("distances", "2*R, D")
     distances = body.let("near", f"stg.slice[dim = 0, start = R - S, size = 2*S]({table})")
@@ -44,7 +44,7 @@ def read_deberta(config: Config) -> ModelText:
 def read_deberta_v2(config: Config) -> ModelText:
     """DeBERTa-v2 and -v3 (arXiv 2111.09543): rows of distances grow logarithmically, and may go
     through the projections of tokens."""
-    text, body, terms = _begin(config, "DeBERTa-v2", (1536, 24, 6144, 128100))
+    text, body, terms = _begin(config, (1536, 24, 6144, 128100))
     options = [*terms, *["shared"] * config.flag("share_att_key", default=False)]
     most = False
     if config.count("position_buckets", default=-1, least=-1) > 0:
@@ -58,12 +58,12 @@ def read_deberta_v2(config: Config) -> ModelText:
 
 
 def _begin(
-    config: Config, title: str, sizes: tuple[int, int, int, int]
+    config: Config, sizes: tuple[int, int, int, int]
 ) -> tuple[ModelText, Body, Sequence[str]]:
     """The text with embeddings `%x`, and the terms of scores in addition to that of the contents.
     `sizes` are D, L, F and V of missing keys."""
     expect_head(config, "MaskedLM", "SequenceClassification", "TokenClassification")
-    text, longest = begin(config, title, 512)
+    text, longest = begin(config, 512)
     d, layers, f, v = sizes
     read_size(config, text, "D", "hidden_size", default=d)
     read_heads_of(config, text, "", "num_attention_heads", d // 64)

@@ -27,7 +27,7 @@ VISION = "_v"
 def read_clip(config: Config) -> ModelText:
     """CLIP (arXiv 2103.00020): the vector of each image is trained towards that of its text, among
     all pairs of the batch."""
-    text, vision, words = _two_towers(config, "CLIP")
+    text, vision, words = _two_towers(config)
     v = _read_clip_images(vision, text, VISION)
     t = _read_words(words, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
     read_size(config, text, "J", "projection_dim", default=512)
@@ -85,7 +85,7 @@ def _clip_text(text: ModelText, body: Body, t: Tower, mlp: FeedForward, name: st
 @reads("CLIP, images", "clip_vision_model", features="a tower of CLIP")
 def read_clip_vision(config: Config) -> ModelText:
     """The tower of images of CLIP alone, optionally with its projection."""
-    text = _alone(config, "CLIP, images")
+    text = _alone(config)
     tower = _read_clip_images(config, text, "")
     mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
     body = Body()
@@ -95,7 +95,7 @@ def read_clip_vision(config: Config) -> ModelText:
 @reads("CLIP, texts", "clip_text_model", features="a tower of CLIP")
 def read_clip_text(config: Config) -> ModelText:
     """The tower of texts of CLIP alone, optionally with its projection."""
-    text = _alone(config, "CLIP, texts")
+    text = _alone(config)
     tower = _read_words(config, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
     mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
     body = Body()
@@ -104,8 +104,8 @@ def read_clip_text(config: Config) -> ModelText:
     return _projected(config, text, body, w, "%tokens: i32[B, S], %ends: i32[B]")
 
 
-def _alone(config: Config, title: str) -> ModelText:
-    text = begin_text(config, title, "Model")
+def _alone(config: Config) -> ModelText:
+    text = begin_text(config, "Model")
     config.skip("projection_dim", "vocab_size")
     return text
 
@@ -120,8 +120,8 @@ def _projected(config: Config, text: ModelText, body: Body, x: str, args: str) -
     return text.train(f"{args}, {vectors(text, body, x, width)}", body)
 
 
-def _two_towers(config: Config, title: str) -> tuple[ModelText, Config, Config]:
-    text = begin_text(config, title, "Model")
+def _two_towers(config: Config) -> tuple[ModelText, Config, Config]:
+    text = begin_text(config, "Model")
     vision, words = config.section("vision_config"), config.section("text_config")
     if vision is None or words is None:
         raise config.refuse("vision_config", "or 'text_config' is missing: expected both")
@@ -151,7 +151,7 @@ def _words(body: Body, tower: Tower, tokens: str) -> str:
 @reads("SigLIP", "siglip", features="two towers, attention pooling, sigmoid loss")
 def read_siglip(config: Config) -> ModelText:
     """SigLIP (arXiv 2303.15343): each pair of image and text has an independent loss."""
-    text, vision, words = _two_towers(config, "SigLIP")
+    text, vision, words = _two_towers(config)
     sizes = TowerSizes(768, 3072, 12, 12)
     v = read_tower(vision, text, VISION, sizes)
     read_images(vision, text, sizes)
@@ -203,7 +203,7 @@ def _siglip_text(
 @reads("SigLIP, images", "siglip_vision_model", features="a tower of SigLIP")
 def read_siglip_vision(config: Config) -> ModelText:
     """The tower of images of SigLIP alone, with its pooling or without it."""
-    text = _alone(config, "SigLIP, images")
+    text = _alone(config)
     sizes = TowerSizes(768, 3072, 12, 12)
     tower = read_tower(config, text, "", sizes)
     read_images(config, text, sizes)
@@ -223,7 +223,7 @@ def read_siglip_vision(config: Config) -> ModelText:
 @reads("SigLIP, texts", "siglip_text_model", features="a tower of SigLIP")
 def read_siglip_text(config: Config) -> ModelText:
     """The tower of texts of SigLIP alone."""
-    text = _alone(config, "SigLIP, texts")
+    text = _alone(config)
     tower = _read_words(config, text, TowerSizes(768, 3072, 12, 12), 32000, 64)
     read_size(config, text, "J", "projection_size", default=text.symbols["D"].value)
     act = read_activation(config, "hidden_act", default="gelu_pytorch_tanh")

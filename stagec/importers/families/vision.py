@@ -69,17 +69,17 @@ def read_tower(config: Config, text: ModelText, suffix: str, sizes: TowerSizes) 
 @reads("ViT", "vit", features="patches, class token, learned positions")
 def read_vit(config: Config) -> ModelText:
     """ViT (arXiv 2010.11929): patches, a class token, learned positions."""
-    return _vit(config, "ViT", ("class_token",))
+    return _vit(config, ("class_token",))
 
 
 @reads("DeiT", "deit", features="ViT with a token for distillation")
 def read_deit(config: Config) -> ModelText:
     """DeiT (arXiv 2012.12877): ViT with a second token, for distillation."""
-    return _vit(config, "DeiT", ("class_token", "distillation_token"))
+    return _vit(config, ("class_token", "distillation_token"))
 
 
-def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
-    text = begin_text(config, title, "ImageClassification", "ImageClassificationWithTeacher")
+def _vit(config: Config, tokens: Sequence[str]) -> ModelText:
+    text = begin_text(config, "ImageClassification", "ImageClassificationWithTeacher")
     sizes = TowerSizes(768, 3072, 12, 12)
     read_images(config, text, sizes)
     t = read_tower(config, text, "", sizes)
@@ -117,11 +117,12 @@ def read_beit(config: Config) -> ModelText:
 @reads("data2vec of images", "data2vec-vision", features="as BEiT")
 def read_data2vec_images(config: Config) -> ModelText:
     """data2vec of images (arXiv 2202.03555): BEiT, whose vectors have no norm after their mean."""
+    config.family = "BEiT"
     return _beit(config, pooler=not is_bare(config))
 
 
 def _beit(config: Config, *, pooler: bool) -> ModelText:
-    text = begin_text(config, "BEiT", "ImageClassification")
+    text = begin_text(config, "ImageClassification")
     sizes = TowerSizes(768, 3072, 12, 12)
     read_images(config, text, sizes)
     t = read_tower(config, text, "", sizes)
@@ -187,18 +188,18 @@ def _mean_of_patches(start: int) -> list[str]:
 @reads("DINOv2", "dinov2", features="ViT with scaled layers, maybe a SiLU gate")
 def read_dinov2(config: Config) -> ModelText:
     """DINOv2 (arXiv 2304.07193): ViT whose layers scale their results; some have a SiLU gate."""
-    return _dinov2(config, "DINOv2", 0)
+    return _dinov2(config, 0)
 
 
 @reads("DINOv2 with registers", "dinov2_with_registers", features="registers")
 def read_dinov2_registers(config: Config) -> ModelText:
     """DINOv2 with registers (arXiv 2309.16588): additional learned tokens after the class
     token."""
-    return _dinov2(config, "DINOv2 with registers", config.size("num_register_tokens", default=4))
+    return _dinov2(config, config.size("num_register_tokens", default=4))
 
 
-def _dinov2(config: Config, title: str, registers: int) -> ModelText:
-    text = begin_text(config, title, "ImageClassification")
+def _dinov2(config: Config, registers: int) -> ModelText:
+    text = begin_text(config, "ImageClassification")
     sizes = TowerSizes(768, 3072, 12, 12, patch=14)
     read_images(config, text, sizes)
     width = read_size(config, text, "D", "hidden_size", default=768)
@@ -260,7 +261,7 @@ def _dino_head(
 @reads("DINOv3", "dinov3_vit", features="rotary positions, registers")
 def read_dinov3(config: Config) -> ModelText:
     """DINOv3 (arXiv 2508.10104): rotary positions, registers, biases by keys."""
-    text = begin_text(config, "DINOv3", "ImageClassification")
+    text = begin_text(config, "ImageClassification")
     sizes = TowerSizes(384, 1536, 12, 6)
     read_images(config, text, sizes)
     read_tower(config, text, "", sizes)

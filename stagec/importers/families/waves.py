@@ -51,7 +51,7 @@ _WITHOUT_EFFECT = (
 )
 def read_wav2vec2(config: Config) -> ModelText:
     """wav2vec 2.0 (arXiv 2006.11477): convolutions of samples, positions by a convolution."""
-    return _read(config, "wav2vec 2.0", projected_norm=True)
+    return _read(config, projected_norm=True)
 
 
 @reads("HuBERT", "hubert", features="as wav2vec 2.0")
@@ -59,17 +59,17 @@ def read_hubert(config: Config) -> ModelText:
     """HuBERT (arXiv 2106.07447): as wav2vec 2.0."""
     config.only("conv_pos_batch_norm", False)
     norm = config.flag("feat_proj_layer_norm", default=True)
-    return _read(config, "HuBERT", projected_norm=norm)
+    return _read(config, projected_norm=norm)
 
 
 @reads("WavLM", "wavlm", features="biases by distance behind gates of queries")
 def read_wavlm(config: Config) -> ModelText:
     """WavLM (arXiv 2110.13900): wav2vec 2.0 with a bias by distance, gated by each query."""
-    return _read(config, "WavLM", projected_norm=True, gated=True)
+    return _read(config, projected_norm=True, gated=True)
 
 
-def _read(config: Config, title: str, *, projected_norm: bool, gated: bool = False) -> ModelText:
-    text = begin_text(config, title, "CTC", "SequenceClassification")
+def _read(config: Config, *, projected_norm: bool, gated: bool = False) -> ModelText:
+    text = begin_text(config, "CTC", "SequenceClassification")
     text.symbol("S", 499, "frames of a sound: about 10 s at 16 kHz")
     read_size(config, text, "D", "hidden_size", default=768)
     read_heads_of(config, text, "", "num_attention_heads", 12)
