@@ -11,6 +11,7 @@ from stagec.importers.families.encoders import PAIRS, read_activation, read_head
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
+from stagec.importers.writing.stack import repeated
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import MultiHead, decoder, encoder, with_positions
 
@@ -54,13 +55,14 @@ def _read_bart(config: Config, kind: Sides) -> ModelText:
     table = body.param("embed", "V, D")
     post = not kind.pre
     x = _side(body, kind, table, ("%tokens", "encoder", "S"), scaled)
-    layers = encoder(text, MultiHead(), mlp, name="encoder", post=post)
-    e = layers.write(body, x, "e" if post else "e0")
+    layer = encoder(text, MultiHead(), mlp, post=post)
+    e = repeated(body, x, layer, "e" if post else "e0", "encoder")
     e = e if post else LAYER.write(body, "e", e, "encoder_norm")
     x = _side(body, kind, table, ("%targets", "decoder", "T"), scaled)
     causal = MultiHead(statics="causal", name="causal_attention")
     cross = MultiHead(cross=True, name="cross_attention")
-    y = decoder(text, causal, cross, mlp, e, post=post).write(body, x, "y")
+    layer = decoder(text, causal, cross, mlp, e, post=post)
+    y = repeated(body, x, layer, "y", "decoder", "L_dec")
     y = y if post else LAYER.write(body, "n", y, "norm")
     translate(body, y, [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})'])
     return text.train(PAIRS, body)
@@ -173,13 +175,14 @@ def read_whisper(config: Config) -> ModelText:
     sinusoid = body.param("encoder_positions", "P_enc, D", role="frozen")
     sinusoid = body.let("pe", f"stg.slice[dim = 0, size = S]({sinusoid})")
     x = body.let("x", f'stg.add["bsd,sd->bsd"]({x}, {sinusoid})')
-    layers = encoder(text, MultiHead("qvo"), mlp, name="encoder")
-    e = LAYER.write(body, "e", layers.write(body, x, "y0"), "encoder_norm")
+    y = repeated(body, x, encoder(text, MultiHead("qvo"), mlp), "y0", "encoder")
+    e = LAYER.write(body, "e", y, "encoder_norm")
     table = body.param("embed", "V, D")
     x = body.let("t", f"stg.embedding({table}, %targets)")
     x = with_positions(body, "tp", x, "P, D", size="T")
     causal = MultiHead("qvo", "causal", name="causal_attention")
     cross = MultiHead("qvo", cross=True, name="cross_attention")
-    n = LAYER.write(body, "n", decoder(text, causal, cross, mlp, e).write(body, x, "y"), "norm")
+    y = repeated(body, x, decoder(text, causal, cross, mlp, e), "y", "decoder", "L_dec")
+    n = LAYER.write(body, "n", y, "norm")
     translate(body, n, [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})'])
     return text.train("%mel: bf16[B, 2*S, M], %targets: i32[B, T], %labels: i32[B, T]", body)

@@ -23,8 +23,9 @@ from stagec.importers.writing.blocks import (
     activated,
     activation_options,
 )
+from stagec.importers.writing.stack import LayerKind, NormedSums, Sublayer, repeated
 from stagec.importers.writing.text import Body, ModelText
-from stagec.importers.writing.towers import Tower, TowerLayers, TowerPart, linear, with_positions
+from stagec.importers.writing.towers import linear, with_positions
 
 _TERMS = ("c2p", "p2c")
 
@@ -110,18 +111,10 @@ def _finish(
     scores = 1 + len({*options} & {*_TERMS})
     given = [*options, f"scores = (rsqrt = {scores}*K)", "as = attention"]
     attention = text.use("disentangled", "D H K", *given)
-    tower = Tower()
-    steps = [
-        TowerPart("attn", tower.call(attention, "D H K", "{}", distances)),
-        TowerPart(
-            "mlp", tower.call(FeedForward(act, gated=False, bias=True).write(text), "D F", "{}")
-        ),
-    ]
-    width = config.count("conv_kernel_size", default=0)
-    if width:
-        y = _convolved(config, text, body, steps, width)
-    else:
-        y = TowerLayers(tower, "layers", "L", steps, post=True).write(body, "%x", "y")
+    mlp = FeedForward(act, gated=False, bias=True).write(text)
+    mixer = Sublayer(attention, "attn", None, operands=[distances])
+    layer = NormedSums([mixer, Sublayer(mlp, "mlp", None)])
+    y = _layers(config, text, body, layer)
     types = "%types: i32[B, S], " if "Y" in text.symbols else ""
     args = f"%tokens: i32[B, S], {types}%labels: i32[B, S]"
     heads = heads_of(config)
@@ -143,16 +136,17 @@ def _finish(
     return text.train(args, body)
 
 
-def _convolved(
-    config: Config, text: ModelText, body: Body, steps: Sequence[TowerPart], width: int
-) -> str:
-    """Append the layers; a convolution of the embeddings is added after the first one."""
+def _layers(config: Config, text: ModelText, body: Body, layer: LayerKind) -> str:
+    """Append the layers; a convolution of the embeddings may be added after the first one."""
+    width = config.count("conv_kernel_size", default=0)
+    if not width:
+        return repeated(body, "%x", layer, "y")
     if width % 2 == 0:
         raise config.wrong("conv_kernel_size", "an odd number")
     config.only("conv_groups", 1)
     act = config.word("conv_act", among=("tanh", *ACTIVATIONS), default="tanh")
-    first = TowerLayers(Tower(), "first", "1", steps, post=True).write(body, "%x", "y0")
+    first = repeated(body, "%x", layer, "y0", "first", "1")
     given = [f"W = {width}", f"pad = (pad = {width // 2})"]
     given += [] if act == "tanh" else activation_options(act, default="tanh")
     y = body.call("y1", text.use("disentangled", "", *given, function="convolved"), "%x", first)
-    return TowerLayers(Tower(), "layers", "L - 1", steps, post=True).write(body, y, "y")
+    return repeated(body, y, layer, "y", count="L - 1")

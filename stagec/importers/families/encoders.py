@@ -18,7 +18,7 @@ from stagec.importers.writing.blocks import (
     Norm,
     activation_options,
 )
-from stagec.importers.writing.stack import Layer, Sublayer, write_stack
+from stagec.importers.writing.stack import Layer, Sublayer, repeated, write_stack
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import MultiHead, encoder, linear, with_positions
 
@@ -143,8 +143,8 @@ def _bert(config: Config, kind: Words) -> ModelText:
         operands.append(relative(body, "bias", "sizes = (S, S)"))
     mlp = FeedForward(act, gated=False, bias=True)
     mixer = MultiHead(bias=kind.relative)
-    layers = encoder(text, mixer, mlp, post=not kind.pre, operands=operands)
-    y = layers.write(body, x, "y0" if kind.pre else "y")
+    layer = encoder(text, mixer, mlp, post=not kind.pre, operands=operands)
+    y = repeated(body, x, layer, "y0" if kind.pre else "y")
     y = LAYER.write(body, "y", y, "norm") if kind.pre else y
     args = _LABELS if not types else "%tokens: i32[B, S], %types: i32[B, S], %labels: i32[B, S]"
     return _bert_head(config, text, body, y, act, args, pooler=kind.pooler)

@@ -22,7 +22,7 @@ from stagec.importers.writing.blocks import (
     activated,
     activation_options,
 )
-from stagec.importers.writing.stack import Layer, Sublayer, write_stack
+from stagec.importers.writing.stack import Layer, Sublayer, repeated, write_stack
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import MultiHead, encoder, projected, with_positions
 
@@ -70,7 +70,7 @@ def read_electra(config: Config) -> ModelText:
     x, width = _narrow_words(config, text, body)
     x = x if width == "D" else projected(text, body, "x", x, "embed_in", "E, D")
     mlp = FeedForward(act, gated=False, bias=True)
-    y = encoder(text, MultiHead(), mlp, post=True).write(body, x, "y")
+    y = repeated(body, x, encoder(text, MultiHead(), mlp, post=True), "y")
     if is_bare(config):
         return train_vectors(text, body, y, _ARGS)
     if any(name.endswith("ForPreTraining") for name in config.strings("architectures")):
@@ -206,8 +206,8 @@ def read_nomic_bert(config: Config) -> ModelText:
     e = body.let("e", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
     t = body.let("t", f"stg.embedding({body.param('type_embed', 'Y, D')}, %types)")
     x = LAYER.write(body, "x", body.let("et", f"stg.add({e}, {t})"), "embed_norm")
-    layers = encoder(text, MultiHead("", rope=rope), FeedForward(act), post=True)
-    y = layers.write(body, x, "y")
+    layer = encoder(text, MultiHead("", rope=rope), FeedForward(act), post=True)
+    y = repeated(body, x, layer, "y")
     if is_bare(config):
         return train_vectors(text, body, y, _ARGS)
     predict_words(text, body, y, act)
@@ -227,7 +227,7 @@ def read_esm(config: Config) -> ModelText:
     body = Body()
     x = body.let("x", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
     mlp = FeedForward(act, gated=False, bias=True)
-    y = encoder(text, MultiHead(rope=Rope()), mlp).write(body, x, "y")
+    y = repeated(body, x, encoder(text, MultiHead(rope=Rope()), mlp), "y")
     predict_words(text, body, LAYER.write(body, "n", y, "norm"), "gelu")
     text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
     idle = Idle(text)

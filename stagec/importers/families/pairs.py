@@ -8,6 +8,7 @@ from stagec.importers.families.vision import IMAGES, TowerSizes, read_images, re
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
+from stagec.importers.writing.stack import repeated
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import (
     MultiHead,
@@ -64,12 +65,12 @@ def _read_clip_images(config: Config, text: ModelText, suffix: str) -> Tower:
 
 def _clip_image(text: ModelText, body: Body, v: Tower, mlp: FeedForward, name: str) -> str:
     """Append the tower of images: the normed vector of the first token."""
-    p = body.let("p", v.call(patches(text, bias=False), "D", "%images"))
+    p = body.call("p", v.of(patches(text, bias=False), "D"), "%images")
     x = with_class_token(body, "xc", p, v["D"], ["class_token"])
     x = with_positions(body, "xp", x, f"X*X + 1, {v['D']}")
     x = LAYER.write(body, "xn", x, "pre_norm", v["D"])
-    layers = encoder(text, MultiHead(), mlp, tower=v, name=name, count=v["L"])
-    c = body.let("i0", f"stg.take[at = 0]({layers.write(body, x, 'yv')})")
+    layer = encoder(text, MultiHead(), mlp, tower=v)
+    c = body.let("i0", f"stg.take[at = 0]({repeated(body, x, layer, 'yv', name, v['L'])})")
     return LAYER.write(body, "i1", c, "post_norm", v["D"])
 
 
@@ -77,8 +78,8 @@ def _clip_text(text: ModelText, body: Body, t: Tower, mlp: FeedForward, name: st
     """Append the tower of texts: the normed vector of the last token."""
     x = _words(body, t, "%tokens")
     causal = MultiHead(statics="causal", name="causal_attention")
-    layers = encoder(text, causal, mlp, tower=t, name=name, count=t["L"])
-    n = LAYER.write(body, "w0", layers.write(body, x, "yt"), "text_norm", t["D"])
+    layer = encoder(text, causal, mlp, tower=t)
+    n = LAYER.write(body, "w0", repeated(body, x, layer, "yt", name, t["L"]), "text_norm", t["D"])
     return body.let("w1", f"stg.take({n}, %ends)")
 
 
@@ -179,10 +180,11 @@ def read_siglip(config: Config) -> ModelText:
 
 def _siglip_image(text: ModelText, body: Body, v: Tower, mlp: FeedForward, name: str) -> str:
     """Append the tower of images: the normed vectors of all patches."""
-    p = body.let("p", v.call(patches(text, bias=True), "D", "%images"))
+    p = body.call("p", v.of(patches(text, bias=True), "D"), "%images")
     x = with_positions(body, "x", p, f"X*X, {v['D']}")
-    layers = encoder(text, MultiHead(), mlp, tower=v, name=name, count=v["L"])
-    return LAYER.write(body, "nv", layers.write(body, x, "yv"), "vision_norm", v["D"])
+    layer = encoder(text, MultiHead(), mlp, tower=v)
+    y = repeated(body, x, layer, "yv", name, v["L"])
+    return LAYER.write(body, "nv", y, "vision_norm", v["D"])
 
 
 def _siglip_text(
@@ -190,8 +192,8 @@ def _siglip_text(
 ) -> str:
     """Append the tower of texts: the vector of the last token, projected between these sizes."""
     x = _words(body, t, "%tokens")
-    layers = encoder(text, MultiHead(), mlp, tower=t, name=name, count=t["L"])
-    n = LAYER.write(body, "nt", layers.write(body, x, "yt"), "text_norm", t["D"])
+    layer = encoder(text, MultiHead(), mlp, tower=t)
+    n = LAYER.write(body, "nt", repeated(body, x, layer, "yt", name, t["L"]), "text_norm", t["D"])
     last = body.let("last", f"stg.take[at = S - 1]({n})")
     steps = [
         f'stg.einsum["bd,de->be"]({{}}, {body.param("w_text", sizes)})',
@@ -237,7 +239,7 @@ def _attention_pool(text: ModelText, body: Body, tower: Tower, mlp: FeedForward,
     probe = body.param("probe", tower["D"])
     q = body.let("iq", f'stg.broadcast["d->bsd", sizes = (B, 1)]({probe})')
     cross = MultiHead(cross=True, name="pool")
-    a = body.let("ip", tower.call(cross.write(text, tower["H"]), cross.symbols, q, x))
+    a = body.call("ip", tower.of(cross.write(text, tower["H"]), "D H K"), q, x)
     n = LAYER.write(body, "in", a, "pool_norm", tower["D"])
-    m = body.let("im", tower.call(mlp.write(text), "D F", n, name="pool_mlp"))
+    m = body.call("im", tower.of(mlp.write(text), "D F").with_("as = pool_mlp"), n)
     return body.let("i", f"stg.take[at = 0]({body.let('ir', f'stg.add({a}, {m})')})")

@@ -13,6 +13,7 @@ from stagec.importers.families.encoders import classify, read_activation, read_h
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, FeedForward, Rope
+from stagec.importers.writing.stack import repeated
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import (
     MultiHead,
@@ -87,11 +88,11 @@ def _vit(config: Config, tokens: Sequence[str]) -> ModelText:
     config.skip("encoder_stride", "pooler_output_size", "pooler_act")
     mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
     body = Body()
-    p = body.let("p", t.call(patches(text, bias=True), "D", "%images"))
+    p = body.call("p", t.of(patches(text, bias=True), "D"), "%images")
     x = with_class_token(body, "xc", p, "D", tokens)
     x = with_positions(body, "x", x, f"X*X + {len(tokens)}, D")
-    layers = encoder(text, MultiHead("qkvo" if biased else "o"), mlp)
-    n = LAYER.write(body, "n", layers.write(body, x, "y"), "norm")
+    layer = encoder(text, MultiHead("qkvo" if biased else "o"), mlp)
+    n = LAYER.write(body, "n", repeated(body, x, layer, "y"), "norm")
     c = body.let("c", f"stg.take[at = 0]({n})")
     if is_bare(config):
         pooled = body.let("z", f"stg.tanh({linear(text, body, 'z0', c, 'pooler', 'D, D')})")
@@ -133,7 +134,7 @@ def _beit(config: Config, *, pooler: bool) -> ModelText:
     config.skip("use_auxiliary_head", *(f"auxiliary_{n}" for n in _AUXILIARY))
     mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
     body = Body()
-    p = body.let("p", t.call(patches(text, bias=True), "D", "%images"))
+    p = body.call("p", t.of(patches(text, bias=True), "D"), "%images")
     placed = config.flag("use_absolute_position_embeddings", default=False)
     x = with_class_token(body, "xc" if placed else "x", p, "D", ["class_token"])
     x = with_positions(body, "x", x, "X*X + 1, D") if placed else x
@@ -146,7 +147,8 @@ def _beit(config: Config, *, pooler: bool) -> ModelText:
     operands += ["%pairs"] if own else []
     mixer = MultiHead("qvo", bias=shared, pairs=own)
     scaled = config.ratio("layer_scale_init_value", default=Fraction(1, 10)) > 0
-    y = encoder(text, mixer, mlp, scaled=scaled, operands=operands).write(body, x, "y")
+    layer = encoder(text, mixer, mlp, scaled=scaled, operands=operands)
+    y = repeated(body, x, layer, "y")
     c = _beit_vector(config, body, y, pooler=pooler)
     args = IMAGES + (", %pairs: i32[X*X + 1, X*X + 1]" if own or shared else "")
     if own or shared:
@@ -219,9 +221,9 @@ def _dinov2(config: Config, registers: int) -> ModelText:
     x = with_positions(body, "xp" if registers else "x", x, "X*X + 1, D")
     if registers:
         x = _registers(body, text, x, registers)
-    layers = encoder(text, MultiHead("qkvo" if biased else "o"), mlp, scaled=True)
+    layer = encoder(text, MultiHead("qkvo" if biased else "o"), mlp, scaled=True)
     masked = config.flag("use_mask_token", default=True)
-    return _dino_head(config, text, body, layers.write(body, x, "y"), masked, registers)
+    return _dino_head(config, text, body, repeated(body, x, layer, "y"), masked, registers)
 
 
 def _registers(body: Body, text: ModelText, x: str, count: int) -> str:
@@ -278,6 +280,6 @@ def read_dinov3(config: Config) -> ModelText:
     x = with_class_token(body, "xc" if registers else "x", p, "D", ["class_token"])
     if registers:
         x = _registers(body, text, x, registers)
-    layers = encoder(text, MultiHead(biases, rope=Rope()), mlp, scaled=True)
+    layer = encoder(text, MultiHead(biases, rope=Rope()), mlp, scaled=True)
     text.notes.append("Positions of two axes are rotated like those of one: the same work.")
-    return _dino_head(config, text, body, layers.write(body, x, "y"), True, registers)
+    return _dino_head(config, text, body, repeated(body, x, layer, "y"), True, registers)

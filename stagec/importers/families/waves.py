@@ -14,16 +14,9 @@ from stagec.importers.families.encoders import (
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, FeedForward, activation_options
+from stagec.importers.writing.stack import Layer, NormedSums, Sublayer, repeated
 from stagec.importers.writing.text import Body, Callee, ModelText
-from stagec.importers.writing.towers import (
-    MultiHead,
-    Tower,
-    TowerLayers,
-    TowerPart,
-    encoder,
-    linear,
-    projected,
-)
+from stagec.importers.writing.towers import MultiHead, encoder, linear, projected
 
 _SHORTEST = "Sounds are the shortest ones of S frames."
 _WITHOUT_EFFECT = (
@@ -89,13 +82,14 @@ def _read(config: Config, *, projected_norm: bool, gated: bool = False) -> Model
     mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
     if gated:
         mixer = text.use("sounds", "D H K", "as = attention", function="gated_bias_attention")
-        parts = [TowerPart("attn", f"stg.call @{mixer}({{}}, %bias)")]
-        parts.append(TowerPart("mlp", f"stg.call @{mlp.write(text)}({{}})"))
+        norm = LAYER if pre else None
+        attention = Sublayer(mixer, "attn", norm, operands=["%bias"])
+        parts = [attention, Sublayer(mlp.write(text), "mlp", norm)]
         _bias(config, text, body)
-        layers = TowerLayers(Tower(), "layers", "L", parts, post=not pre)
+        layer = Layer(parts) if pre else NormedSums(parts)
     else:
-        layers = encoder(text, MultiHead(), mlp, post=not pre)
-    y = layers.write(body, x, "y")
+        layer = encoder(text, MultiHead(), mlp, post=not pre)
+    y = repeated(body, x, layer, "y")
     y = LAYER.write(body, "n", y, "norm") if pre else y
     text.notes.append(_SHORTEST)
     args = f"%sounds: bf16[B, {samples}, 1], "
