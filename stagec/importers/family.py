@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, TypeAlias
 
 from stagec.support.diagnostics import error
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from stagec.importers.writing.text import ModelText
 
 Reader: TypeAlias = "Callable[[Config], ModelText]"
-R = TypeVar("R", bound=Reader)
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,19 @@ def reads(
     features: str,
     marks: tuple[str, ...] = (),
     read_images: Reader | None = None,
-) -> Callable[[R], R]:
+) -> Callable[[Reader], Reader]:
     """A decorator that declares the reader of a built-in family, with the fields of
     `ModelFamily`."""
 
-    def declare(read: R) -> R:
-        family = ModelFamily(name, model_types, read, features, marks, read_images)
+    def declare(read: Reader) -> Reader:
+        @wraps(read)
+        def named(config: Config) -> ModelText:
+            config.family = name  # also where another family reads its language model
+            return read(config)
+
+        family = ModelFamily(name, model_types, named, features, marks, read_images)
         _DECLARED[read.__module__].append(family)
-        return read
+        return named
 
     return declare
 

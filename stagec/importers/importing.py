@@ -58,6 +58,7 @@ def import_model(
             config.place("model_type"),
             remedy=f"drop --images, or import one of {', '.join(others)}",
         )
+    config.family = family.name
     model = read(config)
     config.finish()
     model.dropout = dropout_rates(members, config.text("model_type", default=""))

@@ -9,12 +9,12 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import patches
 
 
-def begin_images(config: Config, title: str, *sequences: str) -> ModelText:
+def begin_images(config: Config, *sequences: str) -> ModelText:
     """A text for images, whose tokens are along these dimensions."""
     name = config.text("_class_name")
     text = ModelText(
-        identifier(title.lower()),
-        f"{title}: a training step, forward. Written by stagec import from a {name};",
+        identifier(config.family.lower()),
+        f"{config.family}: a training step, forward. Written by stagec import from a {name};",
         ["the comments name the keys of the configuration."],
         sequences=sequences,
     )

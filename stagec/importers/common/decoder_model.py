@@ -65,15 +65,10 @@ class DecoderModel:
     """A model under construction: its `text`, the number of layers `count`, and the keys."""
 
     def __init__(
-        self,
-        config: Config,
-        title: str,
-        sizes: Sizes,
-        *,
-        dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
+        self, config: Config, sizes: Sizes, *, dim_keys: Sequence[str] = ("head_dim", "kv_channels")
     ) -> None:
         self.config = config
-        self.text, self.longest = begin(config, title, sizes.length)
+        self.text, self.longest = begin(config, sizes.length)
         read_head(config, self.text)
         self.count = config.layers(
             "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=sizes.layers

@@ -16,13 +16,13 @@ _LENGTHS = (
 )
 
 
-def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
+def begin(config: Config, length: int) -> tuple[ModelText, int]:
     """The text of a family, with the symbols of the batch and the sequence, and the largest number
     of tokens: `length` if the configuration does not state it."""
     longest = config.size(*_LENGTHS, default=length, most=1 << 30)
     name = config.text("model_type")
     source = PurePath(config.file).name
-    heading = f"{title}: a training step, forward. Written by stagec import from {source};"
+    heading = f"{config.family}: a training step, forward. Written by stagec import from {source};"
     text = ModelText(
         identifier(name), heading, ["the comments name the keys of the configuration."]
     )
@@ -33,11 +33,11 @@ def begin(config: Config, title: str, length: int) -> tuple[ModelText, int]:
     return text, longest
 
 
-def begin_text(config: Config, title: str, *heads: str) -> ModelText:
+def begin_text(config: Config, *heads: str) -> ModelText:
     """The text of a family without a sequence of tokens, with one of these heads. Raises
     `DiagnosticError` for other heads."""
     expect_head(config, *heads)
-    text, _ = begin(config, title, 1)
+    text, _ = begin(config, 1)
     text.symbols.pop("S")
     return text
 

@@ -175,11 +175,9 @@ def skip_steps(config: Config, text: ModelText) -> None:
         text.notes.append("Left out: step sizes are clamped to time_step_limit.")
 
 
-def begin_scans(
-    config: Config, title: str, width: int, layers: int, vocab: int
-) -> tuple[ModelText, int]:
+def begin_scans(config: Config, width: int, layers: int, vocab: int) -> tuple[ModelText, int]:
     """The text of a model without attention, and the number of its layers."""
-    text, _ = begin(config, title, 4096)
+    text, _ = begin(config, 4096)
     read_head(config, text)
     read_size(config, text, "D", "hidden_size", "d_model", default=width)
     read_size(config, text, "V", "vocab_size", default=vocab)

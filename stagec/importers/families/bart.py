@@ -11,6 +11,7 @@ from stagec.importers.families.encoders import PAIRS, read_activation, read_head
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
+from stagec.importers.writing.stack import repeated
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import MultiHead, decoder, encoder, with_positions
 
@@ -22,7 +23,6 @@ class Sides:
     each side, which is no weight that trains, or `constant`: no parameter. The first `before` of
     them are not used."""
 
-    title: str
     pre: bool = False
     embed_norm: bool = True
     positions: Literal["learned", "fixed", "constant"] = "learned"
@@ -33,7 +33,7 @@ class Sides:
 
 def _read_bart(config: Config, kind: Sides) -> ModelText:
     expect_head(config, "ConditionalGeneration", "MTModel")
-    text, longest = begin(config, kind.title, 1024)
+    text, longest = begin(config, 1024)
     text.symbol("T", min(longest, 4096), "tokens of a target")
     text.sequences = ("S", "T")
     _read_sides(config, text, layers=12, inner=4096, heads=16, width=1024)
@@ -55,13 +55,14 @@ def _read_bart(config: Config, kind: Sides) -> ModelText:
     table = body.param("embed", "V, D")
     post = not kind.pre
     x = _side(body, kind, table, ("%tokens", "encoder", "S"), scaled)
-    layers = encoder(text, MultiHead(), mlp, name="encoder", post=post)
-    e = layers.write(body, x, "e" if post else "e0")
+    layer = encoder(text, MultiHead(), mlp, post=post)
+    e = repeated(body, x, layer, "e" if post else "e0", "encoder")
     e = e if post else LAYER.write(body, "e", e, "encoder_norm")
     x = _side(body, kind, table, ("%targets", "decoder", "T"), scaled)
     causal = MultiHead(statics="causal", name="causal_attention")
     cross = MultiHead(cross=True, name="cross_attention")
-    y = decoder(text, causal, cross, mlp, e, post=post).write(body, x, "y")
+    layer = decoder(text, causal, cross, mlp, e, post=post)
+    y = repeated(body, x, layer, "y", "decoder", "L_dec")
     y = y if post else LAYER.write(body, "n", y, "norm")
     translate(body, y, [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})'])
     return text.train(PAIRS, body)
@@ -70,44 +71,44 @@ def _read_bart(config: Config, kind: Sides) -> ModelText:
 @reads("BART", "bart", features="encoder and decoder, norm behind each sum")
 def read_bart(config: Config) -> ModelText:
     """BART (arXiv 1910.13461): a norm after each sum, learned positions, all tables tied."""
-    return _read_bart(config, Sides("BART"))
+    return _read_bart(config, Sides())
 
 
 @reads("mBART", "mbart", features="BART with norms before the parts")
 def read_mbart(config: Config) -> ModelText:
     """mBART (arXiv 2001.08210): norms before the parts."""
-    return _read_bart(config, Sides("mBART", pre=True))
+    return _read_bart(config, Sides(pre=True))
 
 
 @reads("PLBART", "plbart", "mvp", features="BART, scaled embeddings")
 def read_plbart(config: Config) -> ModelText:
     """PLBART (arXiv 2103.06333): BART with scaled embeddings."""
-    return _read_bart(config, Sides("PLBART", scaled=True))
+    return _read_bart(config, Sides(scaled=True))
 
 
 @reads("Blenderbot", "blenderbot", features="norms before the parts")
 def read_blenderbot(config: Config) -> ModelText:
     """Blenderbot (arXiv 2004.13637): norms before the parts, none of the embeddings."""
-    return _read_bart(config, Sides("Blenderbot", pre=True, embed_norm=False, before=0))
+    return _read_bart(config, Sides(pre=True, embed_norm=False, before=0))
 
 
 @reads("Pegasus", "pegasus", features="fixed positions")
 def read_pegasus(config: Config) -> ModelText:
     """Pegasus (arXiv 1912.08777): norms before the parts, positions that are not trained."""
-    return _read_bart(config, Sides("Pegasus", True, False, "fixed", 0))
+    return _read_bart(config, Sides(True, False, "fixed", 0))
 
 
 @reads("Marian", "marian", features="fixed positions")
 def read_marian(config: Config) -> ModelText:
     """Marian (arXiv 1804.00344): norms after the sums, positions that are not trained."""
-    return _read_bart(config, Sides("Marian", False, False, "fixed", 0))
+    return _read_bart(config, Sides(False, False, "fixed", 0))
 
 
 @reads("M2M-100", "m2m_100", features="fixed positions")
 def read_m2m_100(config: Config) -> ModelText:
     """M2M-100 (arXiv 2010.11125) and NLLB (arXiv 2207.04672): norms before the parts, a sinusoid
     for positions."""
-    return _read_bart(config, Sides("M2M-100", True, False, "constant", 2, "relu", scaled=True))
+    return _read_bart(config, Sides(True, False, "constant", 2, "relu", scaled=True))
 
 
 def _side(body: Body, kind: Sides, table: str, names: tuple[str, str, str], scaled: bool) -> str:
@@ -142,7 +143,7 @@ def _read_sides(
 def read_whisper(config: Config) -> ModelText:
     """Whisper (arXiv 2212.04356): two convolutions, a sinusoid that is not trained, keys without a
     bias."""
-    text = begin_text(config, "Whisper", "ConditionalGeneration")
+    text = begin_text(config, "ConditionalGeneration")
     sounds = config.size("max_source_positions", default=1500)
     text.symbol("S", sounds, "half of the frames of a sound")
     text.symbol("P_enc", sounds, "max_source_positions")
@@ -174,13 +175,14 @@ def read_whisper(config: Config) -> ModelText:
     sinusoid = body.param("encoder_positions", "P_enc, D", role="frozen")
     sinusoid = body.let("pe", f"stg.slice[dim = 0, size = S]({sinusoid})")
     x = body.let("x", f'stg.add["bsd,sd->bsd"]({x}, {sinusoid})')
-    layers = encoder(text, MultiHead("qvo"), mlp, name="encoder")
-    e = LAYER.write(body, "e", layers.write(body, x, "y0"), "encoder_norm")
+    y = repeated(body, x, encoder(text, MultiHead("qvo"), mlp), "y0", "encoder")
+    e = LAYER.write(body, "e", y, "encoder_norm")
     table = body.param("embed", "V, D")
     x = body.let("t", f"stg.embedding({table}, %targets)")
     x = with_positions(body, "tp", x, "P, D", size="T")
     causal = MultiHead("qvo", "causal", name="causal_attention")
     cross = MultiHead("qvo", cross=True, name="cross_attention")
-    n = LAYER.write(body, "n", decoder(text, causal, cross, mlp, e).write(body, x, "y"), "norm")
+    y = repeated(body, x, decoder(text, causal, cross, mlp, e), "y", "decoder", "L_dec")
+    n = LAYER.write(body, "n", y, "norm")
     translate(body, n, [f'stg.einsum["bsd,vd->bsv"]({{}}, {table})'])
     return text.train("%mel: bf16[B, 2*S, M], %targets: i32[B, T], %labels: i32[B, T]", body)

@@ -32,7 +32,7 @@ _SINUSOID = "numbers of a time's sinusoid"
 )
 def read_qwen_image(config: Config) -> ModelText:
     """Qwen-Image (arXiv 2508.02324): streams of image and text in all blocks."""
-    text = begin_images(config, "Qwen-Image", "X", "S")
+    text = begin_images(config, "X", "S")
     text.symbol("S", 512, "tokens of a text")
     text.symbol("X", 4096, "tokens of an image: 1024 x 1024")
     width = read_width(config, text, 24, 128)
@@ -94,7 +94,7 @@ def _blocks(text: ModelText, body: Body, x: str, c: str, t: str, *given: str) ->
 )
 def read_pixart(config: Config) -> ModelText:
     """PixArt (arXiv 2310.00426), alpha and sigma."""
-    text = begin_images(config, "PixArt", "X", "S")
+    text = begin_images(config, "X", "S")
     text.symbol("S", 300, "tokens of a text")
     read_latents(config, text, 128, 4)
     width = read_width(config, text, 16, 72)
@@ -141,7 +141,7 @@ def read_pixart(config: Config) -> ModelText:
 )
 def read_wan(config: Config) -> ModelText:
     """Wan (arXiv 2503.20314), from texts: patches of latents of a video."""
-    text = begin_images(config, "Wan", "X", "S")
+    text = begin_images(config, "X", "S")
     text.symbol("S", 512, "tokens of a text")
     text.symbol("X", 32760, "tokens of a video: 81 frames of 480 x 832")
     read_width(config, text, 40, 128)

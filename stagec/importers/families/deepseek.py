@@ -48,7 +48,7 @@ class Latent:
 @reads("DeepSeekMoE", "deepseek", features="dense first, shared experts")
 def read_deepseek(config: Config) -> ModelText:
     """DeepSeekMoE (arXiv 2401.06066): shared and many small experts, dense layers first."""
-    model = DecoderModel(config, "DeepSeekMoE", Sizes(4096, 11008, 30, 32, 102400, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 30, 32, 102400, 2048))
     mixer = model.biased(Attention(rope=model.rope()))
     return model.stack(mixer, _softmax_experts(model))
 
@@ -83,14 +83,14 @@ def _softmax_experts(model: DecoderModel) -> PerLayer:
 @reads("DeepSeek-V2", "deepseek_v2", features="latent attention, groups")
 def read_deepseek_v2(config: Config) -> ModelText:
     """DeepSeek-V2 (arXiv 2405.04434): latent attention."""
-    model, mixer = latent_of(config, "DeepSeek-V2", Sizes(4096, 11008, 32, 32, 102400, 2048))
+    model, mixer = latent_of(config, Sizes(4096, 11008, 32, 32, 102400, 2048))
     return model.stack(mixer, _softmax_experts(model))
 
 
 @reads("DeepSeek-V3", "deepseek_v3", "kimi_k2", features="latent attention, sigmoids")
 def read_deepseek_v3(config: Config) -> ModelText:
     """DeepSeek-V3 (arXiv 2412.19437) and Kimi K2: latent attention, sigmoid routing with a bias."""
-    model, mixer = latent_of(config, "DeepSeek-V3", Sizes(7168, 18432, 61, 128, 129280, 4096))
+    model, mixer = latent_of(config, Sizes(7168, 18432, 61, 128, 129280, 4096))
     return sigmoid_stack(model, mixer)
 
 
@@ -121,7 +121,7 @@ def read_mistral4(config: Config) -> ModelText:
     beside a shared one."""
     sizes = Sizes(4096, 12288, 36, 32, 131072, 1 << 20)
     latent = LatentSizes(kept=64, keys=256, queries=1024)
-    model, mixer = latent_of(config, "Mistral 4", sizes, latent)
+    model, mixer = latent_of(config, sizes, latent)
     mixer = replace(mixer, temperature=growing_temperature(config))
     normalize = model.flag("norm_topk_prob", True)
     mixture = model.experts(count=128, top=4, inner=2048, normalize=normalize)
@@ -137,7 +137,7 @@ def read_mistral4(config: Config) -> ModelText:
 @reads("DeepSeek-V3.2", "deepseek_v32", features="an indexer selects 2048 keys")
 def read_deepseek_v32(config: Config) -> ModelText:
     """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3 with attention to selected keys."""
-    model, latent = latent_of(config, "DeepSeek-V3.2", Sizes(7168, 18432, 61, 128, 129280, 4096))
+    model, latent = latent_of(config, Sizes(7168, 18432, 61, 128, 129280, 4096))
     if "Q" not in model.text.symbols:
         raise config.refuse("q_lora_rank", "is null, but the indexer needs a latent of the queries")
     read_size(config, model.text, "H_i", "index_n_heads", default=64)
@@ -162,14 +162,14 @@ class LatentSizes:
 
 
 def latent_of(
-    config: Config, title: str, sizes: Sizes, own: LatentSizes | None = None
+    config: Config, sizes: Sizes, own: LatentSizes | None = None
 ) -> tuple[DecoderModel, Latent]:
     """The model with the sizes of latent attention."""
     own = own or LatentSizes()
     config.skip("num_key_value_heads", "head_dim", "qk_head_dim", "rope_interleave")
     config.only("attention_bias", False)
     sizes = replace(sizes, dim=own.kept, grouped=False)
-    model = DecoderModel(config, title, sizes, dim_keys=["qk_nope_head_dim"])
+    model = DecoderModel(config, sizes, dim_keys=["qk_nope_head_dim"])
     if read_size(config, model.text, "R", "qk_rope_head_dim", default=own.turned) % 2:
         raise config.wrong("qk_rope_head_dim", "an even number")
     read_size(

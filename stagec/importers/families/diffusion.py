@@ -33,7 +33,7 @@ from stagec.importers.writing.towers import projected
 )
 def read_dit(config: Config) -> ModelText:
     """DiT (arXiv 2212.09748) as in diffusers: each block embeds time and class itself."""
-    text = begin_images(config, "DiT", "X")
+    text = begin_images(config, "X")
     read_width(config, text, 16, 72)
     read_latents(config, text, 32, 4)
     text.symbol("F", 4 * text.value("D"), "four times the width")
@@ -90,7 +90,7 @@ def _condition_weights(body: Body, prefix: str = "") -> str:
 def read_flux(config: Config) -> ModelText:
     """Flux: text and image streams that meet in attention, then one stream whose blocks compute
     attention and a feed-forward block side by side."""
-    text = begin_images(config, "Flux", "X", "S")
+    text = begin_images(config, "X", "S")
     text.symbol("S", 512, "tokens of a text")
     text.symbol("X", 4096, "tokens of an image: 16 x 16 elements each, of 1024 x 1024")
     width = read_width(config, text, 24, 128)
@@ -153,7 +153,8 @@ def read_flux(config: Config) -> ModelText:
 def read_sd3(config: Config) -> ModelText:
     """Stable Diffusion 3 (arXiv 2403.03206): streams of image and text with joint attention; the
     first blocks of 3.5 medium also have attention of the image alone."""
-    text = begin_images(config, "SD3", "X", "S")
+    config.family = "SD3"
+    text = begin_images(config, "X", "S")
     text.symbol("S", 333, "tokens of a text: 77 of CLIP and 256 of T5")
     read_latents(config, text, 128, 16)
     width = read_width(config, text, 18, 64)

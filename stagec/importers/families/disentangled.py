@@ -23,8 +23,9 @@ from stagec.importers.writing.blocks import (
     activated,
     activation_options,
 )
+from stagec.importers.writing.stack import LayerKind, NormedSums, Sublayer, repeated
 from stagec.importers.writing.text import Body, ModelText
-from stagec.importers.writing.towers import Tower, TowerLayers, TowerPart, linear, with_positions
+from stagec.importers.writing.towers import linear, with_positions
 
 _TERMS = ("c2p", "p2c")
 
@@ -32,7 +33,7 @@ _TERMS = ("c2p", "p2c")
 @reads("DeBERTa", "deberta", features="scores by contents and distances")
 def read_deberta(config: Config) -> ModelText:
     """DeBERTa (arXiv 2006.03654): each layer has separate products of distance vectors."""
-    text, body, terms = _begin(config, "DeBERTa", (768, 12, 3072, 50265))
+    text, body, terms = _begin(config, (768, 12, 3072, 50265))
     config.only("talking_head", False)
     table = body.param("distances", "2*R, D")
     distances = body.let("near", f"stg.slice[dim = 0, start = R - S, size = 2*S]({table})")
@@ -44,7 +45,7 @@ def read_deberta(config: Config) -> ModelText:
 def read_deberta_v2(config: Config) -> ModelText:
     """DeBERTa-v2 and -v3 (arXiv 2111.09543): rows of distances grow logarithmically, and may go
     through the projections of tokens."""
-    text, body, terms = _begin(config, "DeBERTa-v2", (1536, 24, 6144, 128100))
+    text, body, terms = _begin(config, (1536, 24, 6144, 128100))
     options = [*terms, *["shared"] * config.flag("share_att_key", default=False)]
     most = False
     if config.count("position_buckets", default=-1, least=-1) > 0:
@@ -58,12 +59,12 @@ def read_deberta_v2(config: Config) -> ModelText:
 
 
 def _begin(
-    config: Config, title: str, sizes: tuple[int, int, int, int]
+    config: Config, sizes: tuple[int, int, int, int]
 ) -> tuple[ModelText, Body, Sequence[str]]:
     """The text with embeddings `%x`, and the terms of scores in addition to that of the contents.
     `sizes` are D, L, F and V of missing keys."""
     expect_head(config, "MaskedLM", "SequenceClassification", "TokenClassification")
-    text, longest = begin(config, title, 512)
+    text, longest = begin(config, 512)
     d, layers, f, v = sizes
     read_size(config, text, "D", "hidden_size", default=d)
     read_heads_of(config, text, "", "num_attention_heads", d // 64)
@@ -110,18 +111,10 @@ def _finish(
     scores = 1 + len({*options} & {*_TERMS})
     given = [*options, f"scores = (rsqrt = {scores}*K)", "as = attention"]
     attention = text.use("disentangled", "D H K", *given)
-    tower = Tower()
-    steps = [
-        TowerPart("attn", tower.call(attention, "D H K", "{}", distances)),
-        TowerPart(
-            "mlp", tower.call(FeedForward(act, gated=False, bias=True).write(text), "D F", "{}")
-        ),
-    ]
-    width = config.count("conv_kernel_size", default=0)
-    if width:
-        y = _convolved(config, text, body, steps, width)
-    else:
-        y = TowerLayers(tower, "layers", "L", steps, post=True).write(body, "%x", "y")
+    mlp = FeedForward(act, gated=False, bias=True).write(text)
+    mixer = Sublayer(attention, "attn", None, operands=[distances])
+    layer = NormedSums([mixer, Sublayer(mlp, "mlp", None)])
+    y = _layers(config, text, body, layer)
     types = "%types: i32[B, S], " if "Y" in text.symbols else ""
     args = f"%tokens: i32[B, S], {types}%labels: i32[B, S]"
     heads = heads_of(config)
@@ -143,16 +136,17 @@ def _finish(
     return text.train(args, body)
 
 
-def _convolved(
-    config: Config, text: ModelText, body: Body, steps: Sequence[TowerPart], width: int
-) -> str:
-    """Append the layers; a convolution of the embeddings is added after the first one."""
+def _layers(config: Config, text: ModelText, body: Body, layer: LayerKind) -> str:
+    """Append the layers; a convolution of the embeddings may be added after the first one."""
+    width = config.count("conv_kernel_size", default=0)
+    if not width:
+        return repeated(body, "%x", layer, "y")
     if width % 2 == 0:
         raise config.wrong("conv_kernel_size", "an odd number")
     config.only("conv_groups", 1)
     act = config.word("conv_act", among=("tanh", *ACTIVATIONS), default="tanh")
-    first = TowerLayers(Tower(), "first", "1", steps, post=True).write(body, "%x", "y0")
+    first = repeated(body, "%x", layer, "y0", "first", "1")
     given = [f"W = {width}", f"pad = (pad = {width // 2})"]
     given += [] if act == "tanh" else activation_options(act, default="tanh")
     y = body.call("y1", text.use("disentangled", "", *given, function="convolved"), "%x", first)
-    return TowerLayers(Tower(), "layers", "L - 1", steps, post=True).write(body, y, "y")
+    return repeated(body, y, layer, "y", count="L - 1")

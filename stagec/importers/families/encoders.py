@@ -18,7 +18,7 @@ from stagec.importers.writing.blocks import (
     Norm,
     activation_options,
 )
-from stagec.importers.writing.stack import Layer, Sublayer, write_stack
+from stagec.importers.writing.stack import Layer, Sublayer, repeated, write_stack
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import MultiHead, encoder, linear, with_positions
 
@@ -49,7 +49,6 @@ class Words:
     parts of a layer and after all layers (`pre`), norms of embeddings, a bias by distance that all
     layers share (`relative`), a layer on the vector of the first token (`pooler`)."""
 
-    title: str
     before: int = 0
     types: int = 2
     pre: bool = False
@@ -61,7 +60,7 @@ class Words:
 @reads("BERT", "bert", features="encoder, norm behind each sum, token types")
 def read_bert(config: Config) -> ModelText:
     """BERT (arXiv 1810.04805): a norm after each sum, token types, learned positions."""
-    return _bert(config, Words("BERT"))
+    return _bert(config, Words())
 
 
 @reads(
@@ -74,7 +73,7 @@ def read_bert(config: Config) -> ModelText:
 )
 def read_roberta(config: Config) -> ModelText:
     """RoBERTa (arXiv 1907.11692): BERT with two unused positions."""
-    return _bert(config, Words("RoBERTa", before=2, types=1))
+    return _bert(config, Words(before=2, types=1))
 
 
 @reads("DistilBERT", "distilbert", features="BERT without token types")
@@ -82,25 +81,25 @@ def read_distilbert(config: Config) -> ModelText:
     """DistilBERT (arXiv 1910.01108): BERT without token types."""
     config.only("sinusoidal_pos_embds", False)
     config.skip("qa_dropout", "seq_classif_dropout")
-    return _bert(config, Words("DistilBERT", types=0, pooler=False))
+    return _bert(config, Words(types=0, pooler=False))
 
 
 @reads("RoBERTa-PreLayerNorm", "roberta-prelayernorm", features="norms before the parts")
 def read_roberta_pre(config: Config) -> ModelText:
     """RoBERTa with norms before the parts of a layer."""
-    return _bert(config, Words("RoBERTa-PreLayerNorm", before=2, types=2, pre=True))
+    return _bert(config, Words(before=2, types=2, pre=True))
 
 
 @reads("XLM-RoBERTa-XL", "xlm-roberta-xl", features="norms before the parts")
 def read_xlm_roberta_xl(config: Config) -> ModelText:
     """XLM-RoBERTa-XL (arXiv 2105.00572): norms before the parts, none of the embeddings."""
-    return _bert(config, Words("XLM-RoBERTa-XL", 2, 1, pre=True, embed_norm=False))
+    return _bert(config, Words(2, 1, pre=True, embed_norm=False))
 
 
 @reads("Megatron-BERT", "megatron-bert", features="norms before the parts")
 def read_megatron_bert(config: Config) -> ModelText:
     """Megatron-BERT (arXiv 1909.08053): norms before the parts, none of the embeddings."""
-    return _bert(config, Words("Megatron-BERT", pre=True, embed_norm=False))
+    return _bert(config, Words(pre=True, embed_norm=False))
 
 
 @reads("ERNIE 2.0", "ernie", features="BERT")
@@ -108,18 +107,18 @@ def read_ernie_words(config: Config) -> ModelText:
     """ERNIE 2.0 (arXiv 1907.12412): BERT; its types of tasks are not modeled."""
     config.only("use_task_id", False)
     config.skip("task_type_vocab_size")
-    return _bert(config, Words("ERNIE 2.0"))
+    return _bert(config, Words())
 
 
 @reads("MPNet", "mpnet", features="BERT with a bias by distance")
 def read_mpnet(config: Config) -> ModelText:
     """MPNet (arXiv 2004.09297): BERT with a bias by distance, without token types."""
-    return _bert(config, Words("MPNet", before=2, types=0, relative=True))
+    return _bert(config, Words(before=2, types=0, relative=True))
 
 
 def _bert(config: Config, kind: Words) -> ModelText:
     before, types = kind.before, kind.types
-    text, longest = begin(config, kind.title, 512 + before)
+    text, longest = begin(config, 512 + before)
     if longest <= before:
         raise config.refuse("max_position_embeddings", f"leaves no position beside {before}")
     text.replace("S", min(longest - before, 4096), "tokens of a sequence")
@@ -144,8 +143,8 @@ def _bert(config: Config, kind: Words) -> ModelText:
         operands.append(relative(body, "bias", "sizes = (S, S)"))
     mlp = FeedForward(act, gated=False, bias=True)
     mixer = MultiHead(bias=kind.relative)
-    layers = encoder(text, mixer, mlp, post=not kind.pre, operands=operands)
-    y = layers.write(body, x, "y0" if kind.pre else "y")
+    layer = encoder(text, mixer, mlp, post=not kind.pre, operands=operands)
+    y = repeated(body, x, layer, "y0" if kind.pre else "y")
     y = LAYER.write(body, "y", y, "norm") if kind.pre else y
     args = _LABELS if not types else "%tokens: i32[B, S], %types: i32[B, S], %labels: i32[B, S]"
     return _bert_head(config, text, body, y, act, args, pooler=kind.pooler)
@@ -272,26 +271,26 @@ PAIRS = "%tokens: i32[B, S], %targets: i32[B, T], %labels: i32[B, T]"
 def read_t5(config: Config) -> ModelText:
     """T5 (arXiv 1910.10683): a bias by distance that all layers of a side share; scores are not
     scaled."""
-    return _t5(config, "T5")
+    return _t5(config)
 
 
 @reads("UMT5", "umt5", features="T5 with a bias for each layer")
 def read_umt5(config: Config) -> ModelText:
     """UMT5 (arXiv 2304.09151): T5 with a bias by distance for each layer."""
     config.only("scalable_attention", True)
-    return _t5(config, "UMT5", own_bias=True)
+    return _t5(config, own_bias=True)
 
 
 @reads("Switch Transformers", "switch_transformers", features="T5 with one of many experts")
 def read_switch(config: Config) -> ModelText:
     """Switch Transformers (arXiv 2101.03961): T5 with one of many experts in every n-th
     layer."""
-    return _t5(config, "Switch Transformers", sparse=True)
+    return _t5(config, sparse=True)
 
 
-def _t5(config: Config, title: str, *, own_bias: bool = False, sparse: bool = False) -> ModelText:
+def _t5(config: Config, *, own_bias: bool = False, sparse: bool = False) -> ModelText:
     expect_head(config, "ConditionalGeneration")
-    text, longest = begin(config, title, 512)
+    text, longest = begin(config, 512)
     text.symbol("T", min(longest, 4096), "tokens of a target")
     text.sequences = ("S", "T")
     read_size(config, text, "D", "d_model", default=512)

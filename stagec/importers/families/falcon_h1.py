@@ -53,7 +53,7 @@ def read_falcon_h1(config: Config) -> ModelText:
     """Falcon-H1 (arXiv 2507.22448): Mamba-2 and attention in parallel in each layer, with many
     multipliers."""
     sizes = Sizes(4096, 14336, 32, 32, 128000, 8192, groups=8)
-    model = DecoderModel(config, "Falcon-H1", sizes)
+    model = DecoderModel(config, sizes)
     text = model.text
     inner = config.size("mamba_d_ssm", default=1024)
     normed = model.flag("mamba_rms_norm", False)

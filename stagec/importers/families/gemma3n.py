@@ -24,7 +24,7 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 def read_gemma3n(config: Config) -> ModelText:
     """Gemma 3n, the text model."""
     sizes = Sizes(2048, 16384, 35, 8, 262400, 32768, groups=2, dim=256)
-    model = DecoderModel(config, "Gemma 3n", sizes)
+    model = DecoderModel(config, sizes)
     text = model.text
     config.fixed(attention_bias=False, altup_active_idx=0, altup_correct_scale=True)
     config.skip("altup_coef_clip")

@@ -82,7 +82,7 @@ class SharingLayer:
 def read_gemma4(config: Config) -> ModelText:
     """Gemma 4, the text model."""
     sizes = Sizes(2304, 9216, 30, 8, 262144, 131072, groups=4, dim=256)
-    model = DecoderModel(config, "Gemma 4", sizes)
+    model = DecoderModel(config, sizes)
     text = model.text
     config.fixed(use_bidirectional_attention="vision", attention_bias=False)
     local, whole = _read_heads(model)

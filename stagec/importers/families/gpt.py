@@ -28,7 +28,7 @@ _FOURFOLD = -4
 @reads("GPT-2", "gpt2", features="learned positions, biases, tied head")
 def read_gpt2(config: Config) -> ModelText:
     """GPT-2: learned positions, biases everywhere, a tied head."""
-    model = DecoderModel(config, "GPT-2", Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, grouped=False))
+    model = DecoderModel(config, Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, grouped=False))
     config.fixed(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     config.skip("n_ctx")
     _skip_summary(config)
@@ -38,7 +38,7 @@ def read_gpt2(config: Config) -> ModelText:
 @reads("GPT", "openai-gpt", features="norms behind the sums")
 def read_gpt(config: Config) -> ModelText:
     """GPT (Radford et al. 2018): GPT-2 whose norms stand after the sums."""
-    model = DecoderModel(config, "GPT", Sizes(768, _FOURFOLD, 12, 12, 40478, 512, grouped=False))
+    model = DecoderModel(config, Sizes(768, _FOURFOLD, 12, 12, 40478, 512, grouped=False))
     act = config.word("afn", among=ACTIVATIONS, default="gelu_new")
     act = "gelu_new" if act == "gelu" else act  # as in its class
     config.only("n_special", 0)
@@ -57,7 +57,7 @@ def read_gpt_bigcode(config: Config) -> ModelText:
     """StarCoder (arXiv 2305.06161): GPT-2 with one head of keys and values."""
     one = config.flag("multi_query", default=True)
     sizes = Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, groups=1 if one else None, grouped=False)
-    model = DecoderModel(config, "StarCoder", sizes)
+    model = DecoderModel(config, sizes)
     config.only("scale_attn_weights", True)
     config.skip("n_ctx", "inference_runner", "max_batch_size", "pad_key_length")
     config.skip("pre_allocate_kv_cache", "validate_runner_input")
@@ -82,9 +82,7 @@ def _biased(model: DecoderModel, activation: str, groups: str, mask: str = "caus
 @reads("GPT-Neo", "gpt_neo", features="windows in every other layer")
 def read_gpt_neo(config: Config) -> ModelText:
     """GPT-Neo: every other layer has a window; scores are not scaled."""
-    model = DecoderModel(
-        config, "GPT-Neo", Sizes(2048, _FOURFOLD, 24, 16, 50257, 2048, grouped=False)
-    )
+    model = DecoderModel(config, Sizes(2048, _FOURFOLD, 24, 16, 50257, 2048, grouped=False))
     config.skip("attention_types")
     model.text.symbol("W", config.size("window_size", default=256), "window_size")
     types = config.words("attention_layers", among=("global", "local"), length=model.count)
@@ -101,7 +99,7 @@ def read_gpt_neo(config: Config) -> ModelText:
 @reads("OPT", "opt", features="learned positions, ReLU, biases")
 def read_opt(config: Config) -> ModelText:
     """OPT (arXiv 2205.01068): learned positions, of which the first two are unused."""
-    model = DecoderModel(config, "OPT", Sizes(768, 3072, 12, 12, 50272, 2048, grouped=False))
+    model = DecoderModel(config, Sizes(768, 3072, 12, 12, 50272, 2048, grouped=False))
     config.fixed(layer_norm_elementwise_affine=True, _remove_final_layer_norm=False)
     narrow = config.size("word_embed_proj_dim", default=model.width) != model.width
     if narrow:
@@ -130,7 +128,7 @@ def normed_sums(
 @reads("BLOOM", "bloom", features="ALiBi, normed embeddings, biases")
 def read_bloom(config: Config) -> ModelText:
     """BLOOM (arXiv 2211.05100): a bias by distance, a norm of the embeddings."""
-    model = DecoderModel(config, "BLOOM", Sizes(64, _FOURFOLD, 2, 8, 250880, 2048, grouped=False))
+    model = DecoderModel(config, Sizes(64, _FOURFOLD, 2, 8, 250880, 2048, grouped=False))
     config.only("apply_residual_connection_post_layernorm", False)
     config.skip("offset_alibi", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv", "n_inner")
     config.skip("bias_dropout_fusion")
@@ -147,7 +145,7 @@ def read_bloom(config: Config) -> ModelText:
 def read_mpt(config: Config) -> ModelText:
     """MPT: a bias by distance, or learned positions."""
     ratio = config.size("expansion_ratio", default=4)
-    model = DecoderModel(config, "MPT", Sizes(2048, -ratio, 24, 16, 50368, 2048, grouped=False))
+    model = DecoderModel(config, Sizes(2048, -ratio, 24, 16, 50368, 2048, grouped=False))
     norm = LAYER_SCALE if model.flag("no_bias", True) else LAYER
     biased = norm == LAYER
     config.merge("attn_config")
@@ -174,7 +172,7 @@ def read_mpt(config: Config) -> ModelText:
 @reads("GPT-NeoX", "gpt_neox", features="parallel blocks, partial rotation")
 def read_gpt_neox(config: Config) -> ModelText:
     """GPT-NeoX (arXiv 2204.06745): both blocks of a layer read its input, each by its own norm."""
-    model = DecoderModel(config, "GPT-NeoX", Sizes(6144, 24576, 44, 64, 50432, 2048, grouped=False))
+    model = DecoderModel(config, Sizes(6144, 24576, 44, 64, 50432, 2048, grouped=False))
     rope = model.rope(partial=Fraction(1, 4))
     mixer = model.biased(Attention("H", rope=rope, packed=True), True)
     block = FeedForward(model.activation("gelu"), gated=False, bias=True)
@@ -186,9 +184,7 @@ def read_gpt_neox(config: Config) -> ModelText:
 @reads("GPT-J", "gptj", "codegen", features="parallel blocks under one norm")
 def read_gptj(config: Config) -> ModelText:
     """GPT-J and CodeGen (arXiv 2203.13474): both blocks read one norm; the head has a bias."""
-    model = DecoderModel(
-        config, "GPT-J", Sizes(4096, _FOURFOLD, 28, 16, 50400, 2048, grouped=False)
-    )
+    model = DecoderModel(config, Sizes(4096, _FOURFOLD, 28, 16, 50400, 2048, grouped=False))
     config.skip("n_ctx", "scale_attn_weights", "rotary")
     _skip_summary(config)
     rotated = config.size("rotary_dim", default=64)
@@ -204,7 +200,7 @@ def read_gptj(config: Config) -> ModelText:
 def read_phi(config: Config) -> ModelText:
     """Phi-1 and Phi-2 (arXiv 2309.05463): both blocks read one norm; biases everywhere."""
     config.only("qk_layernorm", False)
-    model = DecoderModel(config, "Phi", Sizes(2048, 8192, 24, 32, 51200, 2048))
+    model = DecoderModel(config, Sizes(2048, 8192, 24, 32, 51200, 2048))
     return _phi(model, model.rope(partial=Fraction(1, 2)))
 
 
@@ -212,7 +208,8 @@ def read_phi(config: Config) -> ModelText:
 def read_phi_msft(config: Config) -> ModelText:
     """Phi by the keys of the first releases of Phi-1.5 and Phi-2; the rows of the token table are
     rounded up to a multiple."""
-    model = DecoderModel(config, "Phi", Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
+    config.family = "Phi"
+    model = DecoderModel(config, Sizes(1024, _FOURFOLD, 20, 16, 50304, 2048))
     config.skip("flash_attn", "flash_rotary", "fused_dense", "img_processor")
     words, times = (model.text.value("V"), config.size("pad_vocab_size_multiple", default=64))
     model.text.replace("V", -(-words // times) * times, "vocab_size")
@@ -241,7 +238,7 @@ def read_falcon(config: Config) -> ModelText:
     if not newer:
         config.skip("num_kv_heads", "n_head_kv")
     sizes = Sizes(4544, _FOURFOLD, 32, 71, 65024, 2048, groups=1 if one else None, grouped=newer)
-    model = DecoderModel(config, "Falcon", sizes)
+    model = DecoderModel(config, sizes)
     config.skip("ff_factor")
     biased = model.flag("bias")
     alibi = model.flag("alibi")
@@ -264,7 +261,7 @@ def read_falcon(config: Config) -> ModelText:
 @reads("StarCoder2", "starcoder2", features="biases by a key, windows")
 def read_starcoder2(config: Config) -> ModelText:
     """StarCoder2 (arXiv 2402.19173): grouped queries, biases by a key, a window."""
-    model = DecoderModel(config, "StarCoder2", Sizes(3072, 12288, 30, 24, 49152, 4096, groups=2))
+    model = DecoderModel(config, Sizes(3072, 12288, 30, 24, 49152, 4096, groups=2))
     biased = model.flag("use_bias", True)
     config.fixed(mlp_type="default", norm_type="layer_norm")
     config.skip("activation_function")
@@ -277,7 +274,7 @@ def read_starcoder2(config: Config) -> ModelText:
 @reads("StableLM", "stablelm", features="LayerNorm, partial rotation")
 def read_stablelm(config: Config) -> ModelText:
     """StableLM 2 (arXiv 2402.17834): a quarter of each head is rotated."""
-    model = DecoderModel(config, "StableLM", Sizes(2560, 6912, 32, 32, 50304, 4096))
+    model = DecoderModel(config, Sizes(2560, 6912, 32, 32, 50304, 4096))
     normed = LAYER_SCALE if model.flag("qk_layernorm") else None
     biased, rope = model.flag("use_qkv_bias"), model.rope(partial=Fraction(1, 4))
     mixer = Attention(qkv_bias=biased, qk_norm=normed, norm_dims="heads", rope=rope)
@@ -291,7 +288,7 @@ def read_stablelm(config: Config) -> ModelText:
 @reads("Command R", "cohere", features="parallel blocks, scaled logits")
 def read_cohere(config: Config) -> ModelText:
     """Command R: both blocks read one LayerNorm without a bias; logits are scaled."""
-    model = DecoderModel(config, "Command R", Sizes(8192, 22528, 40, 64, 256000, 8192))
+    model = DecoderModel(config, Sizes(8192, 22528, 40, 64, 256000, 8192))
     normed = COHERE_NORM if model.flag("use_qk_norm") else None
     mixer = model.biased(
         Attention(qk_norm=normed, norm_dims="heads", rope=model.rope(interleaved=True))
@@ -304,7 +301,7 @@ def read_cohere(config: Config) -> ModelText:
 @reads("OLMo", "olmo", features="LayerNorm without parameters")
 def read_olmo(config: Config) -> ModelText:
     """OLMo (arXiv 2402.00838): LayerNorm without parameters."""
-    model = DecoderModel(config, "OLMo", Sizes(4096, 11008, 32, 32, 50304, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 50304, 2048))
     model.clip()
     mixer = model.biased(Attention(rope=model.rope()))
     plain = Norm("layer", "none", code="wide")
@@ -315,7 +312,7 @@ def read_olmo(config: Config) -> ModelText:
 @reads("Nemotron", "nemotron", features="squared ReLU, LayerNorm of 1 + w")
 def read_nemotron(config: Config) -> ModelText:
     """Nemotron-4 (arXiv 2402.16819): a squared ReLU, norms with a scale of 1 + w."""
-    model = DecoderModel(config, "Nemotron", Sizes(6144, 24576, 32, 48, 256000, 4096))
+    model = DecoderModel(config, Sizes(6144, 24576, 32, 48, 256000, 4096))
     norm = Norm("layer", zero_centered=True)
     mixer = model.biased(Attention(rope=model.rope(partial=Fraction(1, 2))))
     block = FeedForward(model.activation("relu2"), gated=False, bias=model.flag("mlp_bias"))
@@ -326,7 +323,7 @@ def read_nemotron(config: Config) -> ModelText:
 def read_persimmon(config: Config) -> ModelText:
     """Persimmon: a squared ReLU, queries and keys normed per head, half of each head rotated."""
     model = DecoderModel(
-        config, "Persimmon", Sizes(4096, 16384, 36, 64, 262144, 16384, base=25000, grouped=False)
+        config, Sizes(4096, 16384, 36, 64, 262144, 16384, base=25000, grouped=False)
     )
     normed = LAYER if model.flag("qk_layernorm", True) else None
     rope = model.rope(partial=Fraction(1, 2))

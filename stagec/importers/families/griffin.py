@@ -32,7 +32,7 @@ def read_recurrent_gemma(config: Config) -> ModelText:
     """RecurrentGemma (arXiv 2404.07839): two recurrent layers for each layer of windowed attention;
     norms with a scale of 1 + w."""
     sizes = Sizes(2560, 3 * 2560, 26, 10, 256000, 8192)
-    model = DecoderModel(config, "RecurrentGemma", sizes)
+    model = DecoderModel(config, sizes)
     text = model.text
     if model.inner % 2:
         raise config.refuse(

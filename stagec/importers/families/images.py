@@ -20,20 +20,20 @@ _PATCHES = 1024
 
 def read_qwen2_vl_images(config: Config) -> ModelText:
     """Qwen2-VL (arXiv 2409.12191) with images: LayerNorm, blocks without a gate, no windows."""
-    return _with_images(config, "Qwen2-VL", windows=False)
+    return _with_images(config, windows=False)
 
 
 def read_qwen2_5_vl_images(config: Config) -> ModelText:
     """Qwen2.5-VL (arXiv 2502.13923) with images: RMSNorm, a gate, windows."""
-    return _with_images(config, "Qwen2.5-VL", windows=True)
+    return _with_images(config, windows=True)
 
 
-def _with_images(config: Config, title: str, *, windows: bool) -> ModelText:
+def _with_images(config: Config, *, windows: bool) -> ModelText:
     """Qwen-VL with I_v images of N_v patches in each sequence of S tokens, I_v*N_v/4 of which are
     merged patches. The tower of Qwen2.5-VL has `windows`."""
     config.merge("text_config")
     vision = tower_of(config)
-    model = DecoderModel(config, title, Sizes(4096, 22016, 32, 32, 151936, 32768))
+    model = DecoderModel(config, Sizes(4096, 22016, 32, 32, 151936, 32768))
     text = model.text
     config.only("use_sliding_window", False)
     config.skip("sliding_window", "max_window_layers", "layer_types")

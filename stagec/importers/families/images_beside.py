@@ -23,12 +23,12 @@ from stagec.importers.writing.blocks import (
     Rope,
     activated,
 )
+from stagec.importers.writing.stack import repeated
 from stagec.importers.writing.text import Among, Body, ModelText
 from stagec.importers.writing.towers import (
     MultiHead,
     Tower,
-    TowerLayers,
-    TowerPart,
+    encoder,
     with_class_token,
     with_positions,
 )
@@ -70,17 +70,13 @@ class Eye:
         default = "silu" if self.gated else "gelu_pytorch_tanh"
         act = read_activation(vision, "hidden_act", default=default)
         mlp = FeedForward(act, gated=self.gated, bias="o" in self.biases)
-        steps = [
-            TowerPart("attn", _V.call(attention.write(text, _V["H"]), "D H K", "{}")),
-            TowerPart("mlp", _V.call(mlp.write(text), "D F", "{}")),
-        ]
+        layer = encoder(text, attention, mlp, tower=_V, norm=self.norm, scaled=self.scaled)
         count = "L_v"
         if self.unused:
             text.symbol("L_rest", self.unused, "layers of the tower behind those that are used")
             count = "L_v - L_rest"
             idle.layers("L_rest", "rest_")
-        stack = TowerLayers(_V, "vision", count, steps, self.norm, scaled=self.scaled)
-        y = stack.write(body, x, "seen0")
+        y = repeated(body, x, layer, "seen0", "vision", count)
         if self.post and self.unused:
             idle.norm("post_norm", "D_v")
         elif self.post:

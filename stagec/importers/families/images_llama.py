@@ -45,9 +45,7 @@ def read_mllama_images(config: Config) -> ModelText:
     config.merge("text_config")
     config.only("tie_word_embeddings", False)
     crossed = config.sizes("cross_attention_layers")
-    model = DecoderModel(
-        config, "Llama 3.2 Vision", Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8)
-    )
+    model = DecoderModel(config, Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8))
     text = model.text
     if any(layer >= model.count for layer in crossed) or len(set(crossed)) < len(crossed):
         message = f"must be different layers below {model.count}"

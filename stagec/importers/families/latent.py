@@ -22,7 +22,7 @@ from stagec.importers.writing.text import ModelText
 def read_minicpm3(config: Config) -> ModelText:
     """MiniCPM 3 (arXiv 2404.06395): latent attention; scaled embeddings, residuals and logits."""
     sizes, latent = Sizes(2560, 6400, 62, 40, 73448, 32768), LatentSizes(64, 32, 0, 256, 768)
-    model, mixer = latent_of(config, "MiniCPM 3", sizes, latent)
+    model, mixer = latent_of(config, sizes, latent)
     base = config.size("dim_model_base", default=256)
     decoder = Decoder(
         tied=model.tied(True),
@@ -37,7 +37,7 @@ def read_minicpm3(config: Config) -> ModelText:
 @reads("Youtu", "youtu", features="latent attention, dense")
 def read_youtu(config: Config) -> ModelText:
     """Youtu-LLM: latent attention, dense blocks."""
-    model, mixer = latent_of(config, "Youtu", Sizes(2048, 6144, 32, 16, 128256, 131072))
+    model, mixer = latent_of(config, Sizes(2048, 6144, 32, 16, 128256, 131072))
     block = FeedForward(model.activation())
     return model.stack(mixer, block, Decoder(tied=model.tied(True)))
 
@@ -46,7 +46,7 @@ def read_youtu(config: Config) -> ModelText:
 def read_glm4_moe_lite(config: Config) -> ModelText:
     """GLM-4.7-Flash: GLM-4.5's experts over latent attention."""
     sizes = Sizes(2048, 10240, 47, 20, 154880, 202752)
-    model, mixer = latent_of(config, "GLM-4.7-Flash", sizes)
+    model, mixer = latent_of(config, sizes)
     scale = Fraction("1.8")
     return sigmoid_stack(model, mixer, count=64, top=4, inner=1536, dense=1, scale=scale)
 

@@ -21,7 +21,7 @@ def read_qwen3_next(config: Config) -> ModelText:
     """Qwen3-Next: gated delta nets, and gated attention in every fourth layer; experts with a gated
     shared block."""
     sizes = Sizes(2048, 5632, 48, 16, 151936, 32768, groups=2, dim=256)
-    model = DecoderModel(config, "Qwen3-Next", sizes)
+    model = DecoderModel(config, sizes)
     mixture = _shared_mixture(
         model, count=512, top=10, normalize=model.flag("norm_topk_prob", True)
     )
@@ -37,7 +37,7 @@ def read_qwen3_next(config: Config) -> ModelText:
 def read_qwen3_5(config: Config) -> ModelText:
     """Qwen3.5, the text model: Qwen3-Next with a dense block."""
     sizes = Sizes(4096, 12288, 32, 16, 248320, 32768, groups=4, dim=256)
-    model = DecoderModel(config, "Qwen3.5", sizes)
+    model = DecoderModel(config, sizes)
     _skip_predictions(config)
     return _with_delta_nets(model, FeedForward(model.activation()))
 
@@ -46,7 +46,7 @@ def read_qwen3_5(config: Config) -> ModelText:
 def read_qwen3_5_moe(config: Config) -> ModelText:
     """Qwen3.5 with experts, the text model."""
     sizes = Sizes(2048, 5632, 40, 16, 248320, 32768, groups=2, dim=256)
-    model = DecoderModel(config, "Qwen3.5-MoE", sizes)
+    model = DecoderModel(config, sizes)
     _skip_predictions(config)
     return _with_delta_nets(model, _shared_mixture(model, count=256, top=8, normalize=True))
 
@@ -112,7 +112,7 @@ class _DoubleDelta:
 @reads("OLMo Hybrid", "olmo_hybrid", features="delta nets, attention with post-norms")
 def read_olmo_hybrid(config: Config) -> ModelText:
     """OLMo Hybrid: three delta nets after norms, then attention with norms after the blocks."""
-    model = DecoderModel(config, "OLMo Hybrid", Sizes(3840, 11008, 32, 30, 100352, 65536))
+    model = DecoderModel(config, Sizes(3840, 11008, 32, 30, 100352, 65536))
     text, heads = model.text, model.text.value("H")
     config.skip(*(f"linear_{n}" for n in ("a_log_min", "a_log_max", "dt_min", "dt_max")))
     config.skip("linear_dt_init_floor")
@@ -174,7 +174,7 @@ def read_minimax(config: Config) -> ModelText:
     """MiniMax-01 and -M1 (arXiv 2501.08313, 2506.13585): lightning attention, and softmax attention
     in every eighth layer; experts; the residual is the normed stream times a number."""
     sizes = Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000)
-    model = DecoderModel(config, "MiniMax", sizes)
+    model = DecoderModel(config, sizes)
     rope = model.rope()
     if config.has("rotary_dim"):
         rope = model.partly(rope, config.size("rotary_dim"), "rotary_dim")

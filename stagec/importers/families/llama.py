@@ -18,7 +18,7 @@ HALF = Fraction(1, 2)
 @reads("Llama", "llama", "Yi", "aquila", "xverse", features="biases by keys")
 def read_llama(config: Config) -> ModelText:
     """Llama 1 to 3 (arXiv 2302.13971, 2307.09288, 2407.21783)."""
-    model = DecoderModel(config, "Llama", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 32000, 2048))
     mixer = model.biased(Attention(rope=model.rope()))
     block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
     return model.stack(mixer, block)
@@ -27,7 +27,7 @@ def read_llama(config: Config) -> ModelText:
 @reads("Mistral", "mistral", "ministral", features="windows")
 def read_mistral(config: Config) -> ModelText:
     """Mistral (arXiv 2310.06825): a window in every layer, or in those of `layer_types`."""
-    model = DecoderModel(config, "Mistral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8))
+    model = DecoderModel(config, Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8))
     return model.stack(model.windowed(Attention(rope=model.rope()), 4096))
 
 
@@ -35,7 +35,7 @@ def read_mistral(config: Config) -> ModelText:
 def read_qwen(config: Config) -> ModelText:
     """Qwen (arXiv 2309.16609): biases of queries, keys and values; `intermediate_size` is that of
     gate and up together."""
-    model = DecoderModel(config, "Qwen", Sizes(4096, 22016, 32, 32, 151936, 8192, grouped=False))
+    model = DecoderModel(config, Sizes(4096, 22016, 32, 32, 151936, 8192, grouped=False))
     if model.inner % 2:
         raise config.wrong("intermediate_size", "an even number")
     model.text.replace("F", model.inner // 2, "half of intermediate_size")
@@ -49,14 +49,14 @@ def read_qwen(config: Config) -> ModelText:
 @reads("Qwen2", "qwen2", "mimo", features="biases of q, k, v; windows")
 def read_qwen2(config: Config) -> ModelText:
     """Qwen2 (arXiv 2407.10671): biases of queries, keys and values."""
-    model = DecoderModel(config, "Qwen2", Sizes(4096, 22016, 32, 32, 151936, 32768))
+    model = DecoderModel(config, Sizes(4096, 22016, 32, 32, 151936, 32768))
     return _qwen(model, Attention(qkv_bias=model.flag("attention_bias", True), rope=model.rope()))
 
 
 @reads("Qwen3", "qwen3", features="q and k normed per head; windows")
 def read_qwen3(config: Config) -> ModelText:
     """Qwen3 (arXiv 2505.09388): queries and keys are normed per head."""
-    model = DecoderModel(config, "Qwen3", Sizes(4096, 22016, 32, 32, 151936, 32768, dim=128))
+    model = DecoderModel(config, Sizes(4096, 22016, 32, 32, 151936, 32768, dim=128))
     return _qwen(model, model.biased(Attention(qk_norm=RMS, rope=model.rope())))
 
 
@@ -67,7 +67,7 @@ def _qwen(model: DecoderModel, mixer: Attention) -> ModelText:
 @reads("Phi-3", "phi3", features="windows, partial rotation")
 def read_phi3(config: Config) -> ModelText:
     """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): Llama's computation in fused products."""
-    model = DecoderModel(config, "Phi-3", Sizes(3072, 8192, 32, 32, 32064, 4096))
+    model = DecoderModel(config, Sizes(3072, 8192, 32, 32, 32064, 4096))
     config.skip("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
     config.only("attention_bias", False, why="the family does not have")
     rope = model.rope()  # model code always joins the rotated part with the rest of a head
@@ -78,9 +78,7 @@ def read_phi3(config: Config) -> ModelText:
 @reads("Seed-OSS", "seed_oss", features="biases of q, k, v")
 def read_seed_oss(config: Config) -> ModelText:
     """Seed-OSS: biases of queries, keys and values."""
-    model = DecoderModel(
-        config, "Seed-OSS", Sizes(4096, 27648, 64, 80, 155136, 524288, groups=8, dim=128)
-    )
+    model = DecoderModel(config, Sizes(4096, 27648, 64, 80, 155136, 524288, groups=8, dim=128))
     mixer = Attention(
         qkv_bias=model.flag("attention_bias", True),
         out_bias=model.flag("attention_out_bias"),
@@ -94,9 +92,7 @@ def read_seed_oss(config: Config) -> ModelText:
 def read_ernie(config: Config) -> ModelText:
     """ERNIE 4.5: one key for all biases, a tied head."""
     model = DecoderModel(
-        config,
-        "ERNIE 4.5",
-        Sizes(1024, 3072, 18, 16, 103424, 131072, groups=2, dim=128, base=500000),
+        config, Sizes(1024, 3072, 18, 16, 103424, 131072, groups=2, dim=128, base=500000)
     )
     biased = model.flag("use_bias")
     mixer = Attention(rope=model.rope(interleaved=True), qkv_bias=biased, out_bias=biased)
@@ -107,9 +103,7 @@ def read_ernie(config: Config) -> ModelText:
 @reads("SmolLM3", "smollm3", features="layers without positions")
 def read_smollm3(config: Config) -> ModelText:
     """SmolLM3: every fourth layer has no positions."""
-    model = DecoderModel(
-        config, "SmolLM3", Sizes(2048, 11008, 36, 16, 128256, 32768, groups=4, base=2000000)
-    )
+    model = DecoderModel(config, Sizes(2048, 11008, 36, 16, 128256, 32768, groups=4, base=2000000))
     rotary = model.biased(Attention(rope=model.rope()))
     config.only("use_sliding_window", False)
     config.only("sliding_window")
@@ -127,7 +121,7 @@ def read_smollm3(config: Config) -> ModelText:
 @reads("InternLM2", "internlm2", features="biases by a key")
 def read_internlm2(config: Config) -> ModelText:
     """InternLM2 (arXiv 2403.17297)."""
-    model = DecoderModel(config, "InternLM2", Sizes(4096, 11008, 32, 32, 103168, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 103168, 2048))
     biased = model.flag("bias", True)
     mixer = Attention(rope=model.rope(), qkv_bias=biased, out_bias=biased)
     return model.stack(mixer)
@@ -136,7 +130,7 @@ def read_internlm2(config: Config) -> ModelText:
 @reads("InternLM3", "internlm3", features="biases by keys")
 def read_internlm3(config: Config) -> ModelText:
     """InternLM3: biases of queries, keys and values by a separate key."""
-    model = DecoderModel(config, "InternLM3", Sizes(4096, 11008, 32, 32, 128512, 32768, dim=128))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 128512, 32768, dim=128))
     biased = model.flag("bias")
     mixer = Attention(rope=model.rope(), qkv_bias=model.flag("qkv_bias"), out_bias=biased)
     block = FeedForward(model.activation(), bias=biased)
@@ -148,9 +142,7 @@ def read_baichuan(config: Config) -> ModelText:
     """Baichuan (arXiv 2309.10305): rotary positions in 7B; a bias by distance in 13B, whose
     configuration only has `model_max_length`."""
     alibi = not config.has("max_position_embeddings") and config.has("model_max_length")
-    model = DecoderModel(
-        config, "Baichuan", Sizes(4096, 11008, 32, 32, 125696, 4096, grouped=False)
-    )
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 125696, 4096, grouped=False))
     config.skip("model_max_length", "z_loss_weight")
     rope, mask = (None, "causal, alibi") if alibi else (model.rope(), "causal")
     mixer = Attention("H", rope=rope, mask=mask)
@@ -160,7 +152,7 @@ def read_baichuan(config: Config) -> ModelText:
 @reads("EXAONE", "exaone", features="grouped queries")
 def read_exaone(config: Config) -> ModelText:
     """EXAONE 3 (arXiv 2408.03541)."""
-    model = DecoderModel(config, "EXAONE", Sizes(4096, 14336, 32, 32, 102400, 2048))
+    model = DecoderModel(config, Sizes(4096, 14336, 32, 32, 102400, 2048))
     return model.stack(Attention(rope=model.rope()))
 
 
@@ -168,7 +160,7 @@ def read_exaone(config: Config) -> ModelText:
 def read_exaone4(config: Config) -> ModelText:
     """EXAONE 4 (arXiv 2507.11407): norms after the blocks, queries and keys normed per head; where
     some layers see a window, the others have no positions."""
-    model = DecoderModel(config, "EXAONE 4", Sizes(4096, 16384, 32, 32, 102400, 2048))
+    model = DecoderModel(config, Sizes(4096, 16384, 32, 32, 102400, 2048))
     rotary = Attention(qk_norm=RMS, rope=model.rope())
     hybrid = config.has("sliding_window") or not config.names("sliding_window")
     window = model.window(4096)
@@ -189,23 +181,24 @@ def read_exaone4(config: Config) -> ModelText:
 @reads("GLM", "glm", features="partial rotation, biases of q, k, v")
 def read_glm(config: Config) -> ModelText:
     """GLM-4 (arXiv 2406.12793): half of each head is rotated; biases of queries, keys, values."""
-    return _glm(config, "GLM", dim=128, sandwich=False)
+    return _glm(config, dim=128, sandwich=False)
 
 
 @reads("GLM-4", "glm4", features="as GLM, with norms before and behind")
 def read_glm4(config: Config) -> ModelText:
     """GLM-4-0414: GLM with norms after the blocks too."""
-    return _glm(config, "GLM-4", dim=128, sandwich=True)
+    return _glm(config, dim=128, sandwich=True)
 
 
 def read_glm4v_text(config: Config) -> ModelText:
     """The text model of GLM-4.1V: GLM-4-0414, whose heads share the width."""
-    return _glm(config, "GLM-4.1V", dim=None, sandwich=True)
+    config.family = "GLM-4.1V"
+    return _glm(config, dim=None, sandwich=True)
 
 
-def _glm(config: Config, title: str, *, dim: int | None, sandwich: bool) -> ModelText:
+def _glm(config: Config, *, dim: int | None, sandwich: bool) -> ModelText:
     sizes = Sizes(4096, 13696, 40, 32, 151552, 131072, groups=2, dim=dim)
-    model = DecoderModel(config, title, sizes)
+    model = DecoderModel(config, sizes)
     mixer = Attention(
         qkv_bias=model.flag("attention_bias", True), rope=model.rope(partial=HALF, interleaved=True)
     )
@@ -216,7 +209,7 @@ def _glm(config: Config, title: str, *, dim: int | None, sandwich: bool) -> Mode
 @reads("Hunyuan", "hunyuan_v1_dense", features="q and k normed after rotation")
 def read_hunyuan(config: Config) -> ModelText:
     """Hunyuan dense: queries and keys are normed after the rotation."""
-    model = DecoderModel(config, "Hunyuan", Sizes(4096, 11008, 32, 32, 290943, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 290943, 2048))
     normed = RMS if model.flag("use_qk_norm", True) else None
     mixer = model.biased(Attention(qk_norm=normed, after_rope=True, rope=model.rope()))
     skip_hunyuan(config)
@@ -235,9 +228,7 @@ def skip_hunyuan(config: Config) -> None:
 @reads("Helium", "helium", features="biases by keys")
 def read_helium(config: Config) -> ModelText:
     """Helium-1."""
-    model = DecoderModel(
-        config, "Helium", Sizes(2560, 7040, 24, 20, 48000, 4096, groups=20, dim=128)
-    )
+    model = DecoderModel(config, Sizes(2560, 7040, 24, 20, 48000, 4096, groups=20, dim=128))
     rope = model.rope(interleaved=True)
     mixer = Attention(qkv_bias=model.flag("attention_bias"), rope=rope)
     block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
@@ -247,7 +238,7 @@ def read_helium(config: Config) -> ModelText:
 @reads("Arcee", "arcee", features="squared ReLU")
 def read_arcee(config: Config) -> ModelText:
     """Arcee AFM: Llama with a squared ReLU and no gate."""
-    model = DecoderModel(config, "Arcee", Sizes(2560, 18432, 32, 32, 32000, 4096))
+    model = DecoderModel(config, Sizes(2560, 18432, 32, 32, 32000, 4096))
     mixer = model.biased(Attention(rope=model.rope()))
     block = FeedForward(model.activation("relu2"), gated=False, bias=model.flag("mlp_bias"))
     return model.stack(mixer, block)

@@ -19,9 +19,7 @@ _PLAIN = Norm(affine="none")
 @reads("Ministral 3", "ministral3", features="queries grow with the position")
 def read_ministral3(config: Config) -> ModelText:
     """Ministral 3: Mistral with queries that grow with the position, as in Llama 4."""
-    model = DecoderModel(
-        config, "Ministral 3", Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000)
-    )
+    model = DecoderModel(config, Sizes(4096, 14336, 34, 32, 131072, 262144, 8, 128, 1000000))
     mixer = Attention(rope=model.rope(), temperature=growing_temperature(config))
     return model.stack(model.windowed(mixer))
 
@@ -29,7 +27,7 @@ def read_ministral3(config: Config) -> ModelText:
 @reads("Jais 2", "jais2", features="LayerNorm, biases, squared ReLU")
 def read_jais2(config: Config) -> ModelText:
     """Jais 2: LayerNorm, biases everywhere, a squared ReLU."""
-    model = DecoderModel(config, "Jais 2", Sizes(3328, 26624, 32, 26, 150272, 8192, base=500000))
+    model = DecoderModel(config, Sizes(3328, 26624, 32, 26, 150272, 8192, base=500000))
     mixer = model.biased(Attention(rope=model.rope()), True)
     block = FeedForward(model.activation("relu2"), gated=False, bias=model.flag("mlp_bias", True))
     return model.stack(mixer, block, norm=LAYER)
@@ -38,7 +36,7 @@ def read_jais2(config: Config) -> ModelText:
 @reads("nanochat", "nanochat", features="norms without scales, bounded logits")
 def read_nanochat(config: Config) -> ModelText:
     """nanochat: norms without scales, one of the embeddings too; a squared ReLU, bounded logits."""
-    model = DecoderModel(config, "nanochat", Sizes(768, 8192, 12, 6, 50304, 2048))
+    model = DecoderModel(config, Sizes(768, 8192, 12, 6, 50304, 2048))
     config.only("attention_bias", False)
     rope = replace(model.rope(), inverse=True)
     mixer = Attention(qk_norm=_PLAIN, after_rope=True, rope=rope)
@@ -61,9 +59,7 @@ class _XIELU:
 @reads("Apertus", "apertus", features="xIELU, q and k normed per head")
 def read_apertus(config: Config) -> ModelText:
     """Apertus (arXiv 2509.14233): xIELU without a gate, queries and keys normed per head."""
-    model = DecoderModel(
-        config, "Apertus", Sizes(4096, 14336, 32, 32, 131072, 65536, base=12000000)
-    )
+    model = DecoderModel(config, Sizes(4096, 14336, 32, 32, 131072, 65536, base=12000000))
     config.fixed(hidden_act="xielu", qk_norm=True, post_norm=False)
     mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
     return model.stack(mixer, _XIELU())
@@ -82,9 +78,7 @@ class _NormedGate:
 def read_bitnet(config: Config) -> ModelText:
     """BitNet b1.58 (arXiv 2504.12285): norms before the last product of each block. Weights have
     the usual type; a strategy may state fewer bits."""
-    model = DecoderModel(
-        config, "BitNet", Sizes(2560, 6912, 30, 20, 128256, 2048, groups=5, base=500000)
-    )
+    model = DecoderModel(config, Sizes(2560, 6912, 30, 20, 128256, 2048, groups=5, base=500000))
     config.only("hidden_act", "relu2")
     mixer = model.biased(Attention(rope=model.rope(), out_norm=RMS))
     return model.stack(mixer, _NormedGate())
@@ -93,7 +87,7 @@ def read_bitnet(config: Config) -> ModelText:
 @reads("MiniCPM", "minicpm", features="scaled embeddings, residuals, logits")
 def read_minicpm(config: Config) -> ModelText:
     """MiniCPM (arXiv 2404.06395): Llama with scaled embeddings, residuals and logits."""
-    model = DecoderModel(config, "MiniCPM", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 32000, 2048))
     mixer = model.biased(Attention(rope=model.rope()))
     base = config.size("dim_model_base", default=1)
     decoder = Decoder(
@@ -114,7 +108,7 @@ def read_chatglm(config: Config) -> ModelText:
     if not grouped:
         config.skip("multi_query_group_num")
     sizes = Sizes(4096, 13696, 28, 32, 65024, 2048, dim=128, grouped=grouped)
-    model = DecoderModel(config, "ChatGLM", sizes)
+    model = DecoderModel(config, sizes)
     config.fixed(rmsnorm=True, post_layer_norm=True, interleaved_qkv=False, pre_seq_len=None)
     config.fixed(apply_residual_connection_post_layernorm=False, prefix_projection=False)
     config.skip("bias_dropout_fusion", "original_rope", "quantization_bit")
@@ -132,7 +126,7 @@ def read_chatglm(config: Config) -> ModelText:
 @reads("Orion", "orion", features="LayerNorm")
 def read_orion(config: Config) -> ModelText:
     """Orion (arXiv 2401.12246): Llama with LayerNorm."""
-    model = DecoderModel(config, "Orion", Sizes(4096, 15360, 40, 40, 84608, 4096))
+    model = DecoderModel(config, Sizes(4096, 15360, 40, 40, 84608, 4096))
     mixer = model.biased(Attention(rope=model.rope()))
     block = FeedForward(model.activation())
     return model.stack(mixer, block, norm=LAYER)
@@ -141,7 +135,7 @@ def read_orion(config: Config) -> ModelText:
 @reads("CWM", "cwm", features="windows 3:1")
 def read_cwm(config: Config) -> ModelText:
     """CWM (arXiv 2510.02387): Llama with windows in three layers of four."""
-    model = DecoderModel(config, "CWM", Sizes(6144, 21504, 64, 48, 128256, 131072, 8, 128, 1000000))
+    model = DecoderModel(config, Sizes(6144, 21504, 64, 48, 128256, 131072, 8, 128, 1000000))
     local = model.windows([i % 4 != 0 for i in range(model.count)])
     mixers = model.masked(Attention(rope=model.rope()), local, model.window(8192))
     block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))

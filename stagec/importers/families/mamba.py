@@ -25,7 +25,7 @@ from stagec.importers.writing.text import Callee, ModelText
 @reads("Mamba", "mamba", features="selective scan")
 def read_mamba(config: Config) -> ModelText:
     """Mamba-1 (arXiv 2312.00752)."""
-    text, count = begin_scans(config, "Mamba", 768, 32, 50280)
+    text, count = begin_scans(config, 768, 32, 50280)
     block = read_mamba1(config, text)
     skip_steps(config, text)
     config.fixed(rms_norm=True, d_inner=text.symbols["I"].value)
@@ -37,7 +37,7 @@ def read_mamba(config: Config) -> ModelText:
 @reads("Falcon Mamba", "falcon_mamba", features="normed step sizes, B, C")
 def read_falcon_mamba(config: Config) -> ModelText:
     """Falcon Mamba (arXiv 2410.05355): step sizes, B and C have norms without scales."""
-    text, count = begin_scans(config, "Falcon Mamba", 768, 32, 50280)
+    text, count = begin_scans(config, 768, 32, 50280)
     block = replace(read_mamba1(config, text), norms="plain")
     skip_steps(config, text)
     config.skip("mixer_rms_eps")
@@ -48,7 +48,7 @@ def read_falcon_mamba(config: Config) -> ModelText:
 @reads("Mamba-2", "mamba2", features="SSD, groups")
 def read_mamba_2(config: Config) -> ModelText:
     """Mamba-2 (arXiv 2405.21060)."""
-    text, count = begin_scans(config, "Mamba-2", 4096, 64, 32768)
+    text, count = begin_scans(config, 4096, 64, 32768)
     block = read_mamba2(config, text, PLAIN, heads=128, groups=8)
     config.only("rms_norm", True)
     inner = config.size("expand", default=2) * text.value("D")
@@ -62,7 +62,7 @@ def read_mamba_2(config: Config) -> ModelText:
 def read_jamba(config: Config) -> ModelText:
     """Jamba (arXiv 2403.19887): Mamba-1 with norms, attention without positions in one layer of a
     period, experts in every other layer."""
-    model = DecoderModel(config, "Jamba", Sizes(4096, 14336, 32, 32, 65536, 262144, groups=8))
+    model = DecoderModel(config, Sizes(4096, 14336, 32, 32, 65536, 262144, groups=8))
     mamba = replace(read_mamba1(config, model.text, "mamba_"), norms="scale")
     config.skip("mamba_inner_layernorms")
     attention = Attention(rope=None)
@@ -98,7 +98,7 @@ def _period(config: Config, name: str, period: int, offset: int) -> tuple[int, i
 @reads("Bamba", "bamba", features="Mamba-2, attention by a list")
 def read_bamba(config: Config) -> ModelText:
     """Bamba: Mamba-2, attention in a few layers, half of each head rotated."""
-    model = DecoderModel(config, "Bamba", Sizes(4096, 14336, 32, 32, 128000, 262144, groups=8))
+    model = DecoderModel(config, Sizes(4096, 14336, 32, 32, 128000, 262144, groups=8))
     mamba = read_mamba2(config, model.text, PREFIXED, heads=128, state=256)
     if config.has("attn_rotary_emb"):
         size = model.text.value("K")
@@ -122,7 +122,7 @@ def read_bamba(config: Config) -> ModelText:
 @reads("Granite 4", "granitemoehybrid", features="Mamba-2, attention, experts")
 def read_granite_hybrid(config: Config) -> ModelText:
     """Granite 4: Mamba-2 and attention, experts with a shared block, multipliers."""
-    model = DecoderModel(config, "Granite 4", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 32000, 2048))
     mamba = read_mamba2(config, model.text, PREFIXED, heads=128, state=256)
     config.skip("normalization_function")
     positions = ("nope", "rope", "rotary")
@@ -191,7 +191,7 @@ def read_nemotron_h(config: Config) -> ModelText:
     for attention without positions, - for a feed-forward block, E for experts."""
     sizes = Sizes(4096, 21504, 52, 32, 131072, 8192, groups=8, dim=128)
     sizes = replace(sizes, layers=config.length("layers_block_type", default=sizes.layers))
-    model = DecoderModel(config, "Nemotron-H", sizes, dim_keys=("head_dim", "attention_head_dim"))
+    model = DecoderModel(config, sizes, dim_keys=("head_dim", "attention_head_dim"))
     mamba = read_mamba2(config, model.text, _NEMOTRON_KEYS, heads=128, groups=8, norm="groups")
     mamba = replace(mamba, bias=mamba.bias or model.flag("mamba_proj_bias"))
     config.only("mamba_hidden_act", "silu")

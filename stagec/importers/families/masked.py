@@ -22,16 +22,16 @@ from stagec.importers.writing.blocks import (
     activated,
     activation_options,
 )
-from stagec.importers.writing.stack import Layer, Sublayer, write_stack
+from stagec.importers.writing.stack import Layer, Sublayer, repeated, write_stack
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import MultiHead, encoder, projected, with_positions
 
 _ARGS = "%tokens: i32[B, S], %types: i32[B, S], %labels: i32[B, S]"
 
 
-def _begin(config: Config, title: str, longest: int, *, width: int, vocab: int) -> ModelText:
+def _begin(config: Config, longest: int, *, width: int, vocab: int) -> ModelText:
     """The text, with the sizes of all of these families."""
-    text, longest = begin(config, title, longest)
+    text, longest = begin(config, longest)
     text.symbol("P", longest, "learned positions")
     text.assume("P >= S")
     read_size(config, text, "D", "hidden_size", "n_embd", default=width)
@@ -62,7 +62,7 @@ def read_electra(config: Config) -> ModelText:
     """ELECTRA (arXiv 2003.10555): BERT with narrower embeddings; its head predicts for each token
     whether it was replaced, or predicts tokens."""
     expect_head(config, "PreTraining", "MaskedLM")
-    text = _begin(config, "ELECTRA", 512, width=256, vocab=30522)
+    text = _begin(config, 512, width=256, vocab=30522)
     config.only("position_embedding_type", "absolute")
     config.skip(*(f"summary_{n}" for n in ("type", "use_proj", "activation", "last_dropout")))
     act = read_activation(config, "hidden_act")
@@ -70,7 +70,7 @@ def read_electra(config: Config) -> ModelText:
     x, width = _narrow_words(config, text, body)
     x = x if width == "D" else projected(text, body, "x", x, "embed_in", "E, D")
     mlp = FeedForward(act, gated=False, bias=True)
-    y = encoder(text, MultiHead(), mlp, post=True).write(body, x, "y")
+    y = repeated(body, x, encoder(text, MultiHead(), mlp, post=True), "y")
     if is_bare(config):
         return train_vectors(text, body, y, _ARGS)
     if any(name.endswith("ForPreTraining") for name in config.strings("architectures")):
@@ -106,7 +106,7 @@ _SHARED = {
 def read_albert(config: Config) -> ModelText:
     """ALBERT (arXiv 1909.11942): all layers share their weights; narrow embeddings."""
     expect_head(config, "MaskedLM")
-    text = _begin(config, "ALBERT", 512, width=4096, vocab=30000)
+    text = _begin(config, 512, width=4096, vocab=30000)
     config.fixed(position_embedding_type="absolute", num_hidden_groups=1, inner_group_num=1)
     config.skip("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
     act = read_activation(config, "hidden_act", default="gelu_new")
@@ -132,7 +132,7 @@ def read_modernbert(config: Config) -> ModelText:
     """ModernBERT (arXiv 2412.13663): norms before the parts, GeGLU, two layers of three with a
     window in both directions and a separate base."""
     expect_head(config, "MaskedLM")
-    text = _begin(config, "ModernBERT", 8192, width=768, vocab=50368)
+    text = _begin(config, 8192, width=768, vocab=50368)
     every = config.size("global_attn_every_n_layers", default=3)
     sliding, full = "sliding_attention", "full_attention"
     count = text.value("L")
@@ -196,7 +196,7 @@ def read_nomic_bert(config: Config) -> ModelText:
     config.skip("dense_seq_output", "fused_bias_fc", "fused_dropout_add_ln", "use_xentropy")
     config.skip("max_trained_positions", "parallel_block_tied_norm")
     config.skip(*(f"summary_{n}" for n in ("activation", "proj_to_labels", "type", "use_proj")))
-    text = _begin(config, "Nomic BERT", 2048, width=768, vocab=30528)
+    text = _begin(config, 2048, width=768, vocab=30528)
     config.only("head_dim", text.symbols["K"].value)
     read_size(config, text, "Y", "type_vocab_size", default=2)
     rope = read_rope(config, text, base=1000)
@@ -206,8 +206,8 @@ def read_nomic_bert(config: Config) -> ModelText:
     e = body.let("e", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
     t = body.let("t", f"stg.embedding({body.param('type_embed', 'Y, D')}, %types)")
     x = LAYER.write(body, "x", body.let("et", f"stg.add({e}, {t})"), "embed_norm")
-    layers = encoder(text, MultiHead("", rope=rope), FeedForward(act), post=True)
-    y = layers.write(body, x, "y")
+    layer = encoder(text, MultiHead("", rope=rope), FeedForward(act), post=True)
+    y = repeated(body, x, layer, "y")
     if is_bare(config):
         return train_vectors(text, body, y, _ARGS)
     predict_words(text, body, y, act)
@@ -218,7 +218,7 @@ def read_nomic_bert(config: Config) -> ModelText:
 def read_esm(config: Config) -> ModelText:
     """ESM-2 (Science 379, 1123): proteins as tokens, rotary positions, norms before the parts."""
     expect_head(config, "MaskedLM")
-    text = _begin(config, "ESM-2", 1026, width=768, vocab=33)
+    text = _begin(config, 1026, width=768, vocab=33)
     config.fixed(position_embedding_type="rotary", emb_layer_norm_before=False)
     config.only("is_folding_model", False)
     config.skip("esmfold_config", "vocab_list")
@@ -227,7 +227,7 @@ def read_esm(config: Config) -> ModelText:
     body = Body()
     x = body.let("x", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
     mlp = FeedForward(act, gated=False, bias=True)
-    y = encoder(text, MultiHead(rope=Rope()), mlp).write(body, x, "y")
+    y = repeated(body, x, encoder(text, MultiHead(rope=Rope()), mlp), "y")
     predict_words(text, body, LAYER.write(body, "n", y, "norm"), "gelu")
     text.train("%tokens: i32[B, S], %labels: i32[B, S]", body)
     idle = Idle(text)

@@ -26,9 +26,7 @@ from stagec.importers.writing.text import ModelText
 @reads("Mixtral", "mixtral", features="renormalised experts, windows")
 def read_mixtral(config: Config) -> ModelText:
     """Mixtral (arXiv 2401.04088)."""
-    model = DecoderModel(
-        config, "Mixtral", Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000)
-    )
+    model = DecoderModel(config, Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000))
     mixture = model.experts(count=8, top=2, inner="F")
     mixers = model.windowed(Attention(rope=model.rope()))
     return model.stack(mixers, mixture)
@@ -39,9 +37,7 @@ def read_phimoe(config: Config) -> ModelText:
     """Phi-3.5-MoE (arXiv 2404.14219): LayerNorm; the weights of the two experts are not divided by
     their sum. The router of the reference masks logits for each choice (arXiv 2310.00811), which
     costs no product."""
-    model = DecoderModel(
-        config, "Phi-3.5-MoE", Sizes(4096, 6400, 32, 32, 32064, 131072, groups=8, base=1000000)
-    )
+    model = DecoderModel(config, Sizes(4096, 6400, 32, 32, 32064, 131072, groups=8, base=1000000))
     mixture = model.experts(count=16, top=2, inner="F", normalize=False)
     mixer = model.biased(Attention(rope=model.rope()))
     mixers = model.windowed(mixer)
@@ -53,7 +49,7 @@ def read_phimoe(config: Config) -> ModelText:
 @reads("Qwen2-MoE", "qwen2_moe", features="gated shared expert")
 def read_qwen2_moe(config: Config) -> ModelText:
     """Qwen1.5-MoE and Qwen2-MoE: experts with a gated shared block."""
-    model = DecoderModel(config, "Qwen2-MoE", Sizes(2048, 5632, 24, 16, 151936, 32768))
+    model = DecoderModel(config, Sizes(2048, 5632, 24, 16, 151936, 32768))
     normalize = model.flag("norm_topk_prob")
     mixture = model.experts(count=60, top=4, inner=1408, normalize=normalize)
     mixture = model.beside(mixture, "shared_expert_intermediate_size", default=5632)
@@ -65,7 +61,7 @@ def read_qwen2_moe(config: Config) -> ModelText:
 @reads("Qwen3-MoE", "qwen3_moe", features="q and k normed, sparse steps")
 def read_qwen3_moe(config: Config) -> ModelText:
     """Qwen3-MoE (arXiv 2505.09388): queries and keys are normed per head."""
-    model = DecoderModel(config, "Qwen3-MoE", Sizes(2048, 6144, 24, 32, 151936, 32768, groups=4))
+    model = DecoderModel(config, Sizes(2048, 6144, 24, 32, 151936, 32768, groups=4))
     mixture = model.experts(count=128, top=8, inner=768, normalize=model.flag("norm_topk_prob"))
     mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
     blocks = _sparse(model, mixture)
@@ -86,7 +82,7 @@ def _sparse(model: DecoderModel, mixture: Experts) -> list[Named]:
 @reads("OLMoE", "olmoe", features="q and k normed over all heads")
 def read_olmoe(config: Config) -> ModelText:
     """OLMoE (arXiv 2409.02060): queries and keys are normed over all heads."""
-    model = DecoderModel(config, "OLMoE", Sizes(2048, 2048, 16, 16, 50304, 4096))
+    model = DecoderModel(config, Sizes(2048, 2048, 16, 16, 50304, 4096))
     normalize = model.flag("norm_topk_prob")
     mixture = model.experts(count=64, top=8, inner="F", normalize=normalize)
     model.clip()
@@ -98,7 +94,7 @@ def read_olmoe(config: Config) -> ModelText:
 def read_dbrx(config: Config) -> ModelText:
     """DBRX: LayerNorm without a bias; sections of keys for attention and for experts."""
     config.merge("attn_config", "ffn_config")
-    model = DecoderModel(config, "DBRX", Sizes(2048, 3584, 24, 16, 32000, 2048, groups=1))
+    model = DecoderModel(config, Sizes(2048, 3584, 24, 16, 32000, 2048, groups=1))
     config.skip("moe_jitter_eps", "moe_loss_weight", "uniform_expert_assignment")
     config.only("moe_normalize_expert_weights", 1)
     model.clip()
@@ -121,7 +117,7 @@ def _activation_of(config: Config) -> str:
 @reads("Granite", "granite", features="multipliers")
 def read_granite(config: Config) -> ModelText:
     """Granite 3: Llama with multipliers."""
-    model = DecoderModel(config, "Granite", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 32000, 2048))
     block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
     return _granite(model, block)
 
@@ -129,7 +125,7 @@ def read_granite(config: Config) -> ModelText:
 @reads("Granite-MoE", "granitemoe", "granitemoeshared", features="multipliers, shared")
 def read_granitemoe(config: Config) -> ModelText:
     """Granite 3 MoE: a softmax over the chosen experts; optionally a shared block."""
-    model = DecoderModel(config, "Granite-MoE", Sizes(4096, 11008, 32, 32, 32000, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 32000, 2048))
     mixture = model.experts(count=8, top=2, inner="F")
     if config.count("shared_intermediate_size", default=0):
         model.size("F_shared", "shared_intermediate_size")
@@ -160,7 +156,7 @@ def read_glm4_moe(config: Config) -> ModelText:
     # its class has no size of a head, and rounds down if heads do not divide the width
     dim = config.size("hidden_size", default=4096) // config.size("num_attention_heads", default=96)
     sizes = Sizes(4096, 10944, 46, 96, 151552, 131072, groups=8, dim=dim)
-    model = DecoderModel(config, "GLM-4.5", sizes)
+    model = DecoderModel(config, sizes)
     mixture = model.sigmoid_experts(count=128, top=8, inner=1408, shared=1)
     dense = config.count("first_k_dense_replace", default=1)
     blocks = model.dense_first(dense, mixture, FeedForward(model.activation()))
@@ -175,7 +171,7 @@ def read_glm4_moe(config: Config) -> ModelText:
 @reads("dots.llm1", "dots1", features="dense first, sigmoid routing, shared")
 def read_dots1(config: Config) -> ModelText:
     """dots.llm1 (arXiv 2506.05767): experts as in DeepSeek-V3, attention with norms of heads."""
-    model = DecoderModel(config, "dots.llm1", Sizes(4608, 10944, 62, 32, 152064, 2048))
+    model = DecoderModel(config, Sizes(4608, 10944, 62, 32, 152064, 2048))
     mixture = model.sigmoid_experts(count=128, top=6, inner=1408, shared=2, normalize=False)
     mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
     dense = config.count("first_k_dense_replace", default=0)
@@ -187,9 +183,7 @@ def read_dots1(config: Config) -> ModelText:
 @reads("ERNIE 4.5 MoE", "ernie4_5_moe", features="dense first, shared")
 def read_ernie_moe(config: Config) -> ModelText:
     """ERNIE 4.5 MoE: a softmax with a bias for the choice; shared experts; dense layers first."""
-    model = DecoderModel(
-        config, "ERNIE 4.5 MoE", Sizes(2560, 12288, 28, 20, 103424, 131072, groups=4, base=500000)
-    )
+    model = DecoderModel(config, Sizes(2560, 12288, 28, 20, 103424, 131072, groups=4, base=500000))
     config.only("use_bias", False)
     keys = ("moe_num_experts", "moe_k", "moe_intermediate_size")
     mixture = model.experts(count=64, top=6, inner=1536, keys=keys)
@@ -217,9 +211,7 @@ def read_ernie_moe(config: Config) -> ModelText:
 def read_minimax_m2(config: Config) -> ModelText:
     """MiniMax-M2: queries and keys normed over all heads, half of each head rotated."""
     model = DecoderModel(
-        config,
-        "MiniMax-M2",
-        Sizes(3072, 1536, 62, 48, 200064, 196608, groups=8, dim=128, base=5000000),
+        config, Sizes(3072, 1536, 62, 48, 200064, 196608, groups=8, dim=128, base=5000000)
     )
     every: list[Json] = [1] * model.count
     config.fixed(attn_type_list=every, qk_norm_type="per_layer", shared_intermediate_size=0)
@@ -240,7 +232,7 @@ def read_minimax_m2(config: Config) -> ModelText:
 @reads("Hunyuan-MoE", "hunyuan_v1_moe", "hunyuan", features="shared expert")
 def read_hunyuan_moe(config: Config) -> ModelText:
     """Hunyuan-A13B: experts with a shared block; queries and keys are normed after rotation."""
-    model = DecoderModel(config, "Hunyuan-MoE", Sizes(4096, 11008, 32, 32, 290943, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 290943, 2048))
     config.only("use_mixed_mlp_moe", True, False)
     skip_hunyuan(config)
     config.skip("group_limited_greedy", "moe_drop_tokens", "moe_layer_num_skipped")
@@ -264,7 +256,7 @@ def read_hunyuan_moe(config: Config) -> ModelText:
 def read_grok(config: Config) -> ModelText:
     """Grok-1: GELU experts, norms before and after, bounded scores, scaled embeddings."""
     sizes = Sizes(6144, 32768, 64, 48, 131072, 8192, groups=8)
-    model = DecoderModel(config, "Grok-1", sizes, dim_keys=("head_dim", "key_size"))
+    model = DecoderModel(config, sizes, dim_keys=("head_dim", "key_size"))
     if config.has("widening_factor"):
         wide = config.size("widening_factor") * model.width * 2 // 3
         if -(-wide // 8) * 8 != model.inner:
@@ -290,7 +282,7 @@ def read_grok(config: Config) -> ModelText:
 @reads("FlexOlmo", "flex_olmo", features="experts, norms behind the blocks")
 def read_flex_olmo(config: Config) -> ModelText:
     """FlexOlmo (arXiv 2507.07024): OLMoE with OLMo 2's norms after the blocks."""
-    model = DecoderModel(config, "FlexOlmo", Sizes(4096, 11008, 32, 32, 100352, 4096, base=500000))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 100352, 4096, base=500000))
     mixture = model.experts(count=7, top=5, inner="F", normalize=model.flag("norm_topk_prob"))
     mixer = model.biased(Attention(qk_norm=WIDE_RMS, norm_dims="together", rope=model.rope()))
     decoder = Decoder(WIDE_RMS, tied=model.tied())
@@ -300,7 +292,7 @@ def read_flex_olmo(config: Config) -> ModelText:
 @reads("Ling", "bailing_moe", features="shared experts, dense first")
 def read_bailing(config: Config) -> ModelText:
     """Ling (arXiv 2503.05139): experts by a softmax, and shared ones."""
-    model = DecoderModel(config, "Ling", Sizes(2048, 5632, 28, 16, 126464, 16384, groups=4))
+    model = DecoderModel(config, Sizes(2048, 5632, 28, 16, 126464, 16384, groups=4))
     _refuse_of_ling(config)
     normalize = model.flag("norm_topk_prob", True)
     mixture = model.experts(count=64, top=6, inner=1408, normalize=normalize)
@@ -320,7 +312,7 @@ def read_bailing(config: Config) -> ModelText:
 def read_bailing_v2(config: Config) -> ModelText:
     """Ling 2.0: experts as in DeepSeek-V3, attention with norms of heads, half of each rotated."""
     sizes = Sizes(2048, 5120, 20, 16, 157184, 32768, groups=4, base=600000)
-    model = DecoderModel(config, "Ling 2.0", sizes)
+    model = DecoderModel(config, sizes)
     _refuse_of_ling(config)
     config.fixed(score_function="sigmoid", moe_router_enable_expert_bias=True)
     config.skip("router_dtype", "moe_router_topk_scaling_factor")
@@ -348,7 +340,7 @@ def read_grok2(config: Config) -> ModelText:
     """Grok-2: a dense block parallel to the experts, norms before and after, bounded scores. The
     division of both by the root of 2 is left out, since a norm cancels it."""
     sizes = Sizes(8192, 32768, 64, 64, 131072, 131072, groups=8, dim=128)
-    model = DecoderModel(config, "Grok-2", sizes)
+    model = DecoderModel(config, sizes)
     cap = config.ratio("attn_logit_softcapping", default=30)
     config.fixed(sliding_window_size=-1, global_attn_every_n=1, residual_moe=True)
     config.skip("router_logit_softcapping", "attn_temperature_len", "rope_type", "scaling_factor")

@@ -120,9 +120,7 @@ def read_mllama(config: Config) -> ModelText:
     vision = tower_of(config)
     config.merge("text_config")
     crossed = config.sizes("cross_attention_layers")
-    model = DecoderModel(
-        config, "Llama 3.2 Vision", Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8)
-    )
+    model = DecoderModel(config, Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8))
     text, total = model.text, model.count
     if any(layer >= total for layer in crossed) or len(set(crossed)) < len(crossed):
         raise config.refuse("cross_attention_layers", f"must be different layers below {total}")

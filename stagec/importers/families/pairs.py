@@ -8,6 +8,7 @@ from stagec.importers.families.vision import IMAGES, TowerSizes, read_images, re
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS, LAYER, FeedForward
+from stagec.importers.writing.stack import repeated
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import (
     MultiHead,
@@ -27,7 +28,7 @@ VISION = "_v"
 def read_clip(config: Config) -> ModelText:
     """CLIP (arXiv 2103.00020): the vector of each image is trained towards that of its text, among
     all pairs of the batch."""
-    text, vision, words = _two_towers(config, "CLIP")
+    text, vision, words = _two_towers(config)
     v = _read_clip_images(vision, text, VISION)
     t = _read_words(words, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
     read_size(config, text, "J", "projection_dim", default=512)
@@ -64,12 +65,12 @@ def _read_clip_images(config: Config, text: ModelText, suffix: str) -> Tower:
 
 def _clip_image(text: ModelText, body: Body, v: Tower, mlp: FeedForward, name: str) -> str:
     """Append the tower of images: the normed vector of the first token."""
-    p = body.let("p", v.call(patches(text, bias=False), "D", "%images"))
+    p = body.call("p", v.of(patches(text, bias=False), "D"), "%images")
     x = with_class_token(body, "xc", p, v["D"], ["class_token"])
     x = with_positions(body, "xp", x, f"X*X + 1, {v['D']}")
     x = LAYER.write(body, "xn", x, "pre_norm", v["D"])
-    layers = encoder(text, MultiHead(), mlp, tower=v, name=name, count=v["L"])
-    c = body.let("i0", f"stg.take[at = 0]({layers.write(body, x, 'yv')})")
+    layer = encoder(text, MultiHead(), mlp, tower=v)
+    c = body.let("i0", f"stg.take[at = 0]({repeated(body, x, layer, 'yv', name, v['L'])})")
     return LAYER.write(body, "i1", c, "post_norm", v["D"])
 
 
@@ -77,15 +78,15 @@ def _clip_text(text: ModelText, body: Body, t: Tower, mlp: FeedForward, name: st
     """Append the tower of texts: the normed vector of the last token."""
     x = _words(body, t, "%tokens")
     causal = MultiHead(statics="causal", name="causal_attention")
-    layers = encoder(text, causal, mlp, tower=t, name=name, count=t["L"])
-    n = LAYER.write(body, "w0", layers.write(body, x, "yt"), "text_norm", t["D"])
+    layer = encoder(text, causal, mlp, tower=t)
+    n = LAYER.write(body, "w0", repeated(body, x, layer, "yt", name, t["L"]), "text_norm", t["D"])
     return body.let("w1", f"stg.take({n}, %ends)")
 
 
 @reads("CLIP, images", "clip_vision_model", features="a tower of CLIP")
 def read_clip_vision(config: Config) -> ModelText:
     """The tower of images of CLIP alone, optionally with its projection."""
-    text = _alone(config, "CLIP, images")
+    text = _alone(config)
     tower = _read_clip_images(config, text, "")
     mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
     body = Body()
@@ -95,7 +96,7 @@ def read_clip_vision(config: Config) -> ModelText:
 @reads("CLIP, texts", "clip_text_model", features="a tower of CLIP")
 def read_clip_text(config: Config) -> ModelText:
     """The tower of texts of CLIP alone, optionally with its projection."""
-    text = _alone(config, "CLIP, texts")
+    text = _alone(config)
     tower = _read_words(config, text, TowerSizes(512, 2048, 12, 8), 49408, 77)
     mlp = FeedForward(read_activation(config, "hidden_act", default="quick_gelu"), False, True)
     body = Body()
@@ -104,8 +105,8 @@ def read_clip_text(config: Config) -> ModelText:
     return _projected(config, text, body, w, "%tokens: i32[B, S], %ends: i32[B]")
 
 
-def _alone(config: Config, title: str) -> ModelText:
-    text = begin_text(config, title, "Model")
+def _alone(config: Config) -> ModelText:
+    text = begin_text(config, "Model")
     config.skip("projection_dim", "vocab_size")
     return text
 
@@ -120,8 +121,8 @@ def _projected(config: Config, text: ModelText, body: Body, x: str, args: str) -
     return text.train(f"{args}, {vectors(text, body, x, width)}", body)
 
 
-def _two_towers(config: Config, title: str) -> tuple[ModelText, Config, Config]:
-    text = begin_text(config, title, "Model")
+def _two_towers(config: Config) -> tuple[ModelText, Config, Config]:
+    text = begin_text(config, "Model")
     vision, words = config.section("vision_config"), config.section("text_config")
     if vision is None or words is None:
         raise config.refuse("vision_config", "or 'text_config' is missing: expected both")
@@ -151,7 +152,7 @@ def _words(body: Body, tower: Tower, tokens: str) -> str:
 @reads("SigLIP", "siglip", features="two towers, attention pooling, sigmoid loss")
 def read_siglip(config: Config) -> ModelText:
     """SigLIP (arXiv 2303.15343): each pair of image and text has an independent loss."""
-    text, vision, words = _two_towers(config, "SigLIP")
+    text, vision, words = _two_towers(config)
     sizes = TowerSizes(768, 3072, 12, 12)
     v = read_tower(vision, text, VISION, sizes)
     read_images(vision, text, sizes)
@@ -179,10 +180,11 @@ def read_siglip(config: Config) -> ModelText:
 
 def _siglip_image(text: ModelText, body: Body, v: Tower, mlp: FeedForward, name: str) -> str:
     """Append the tower of images: the normed vectors of all patches."""
-    p = body.let("p", v.call(patches(text, bias=True), "D", "%images"))
+    p = body.call("p", v.of(patches(text, bias=True), "D"), "%images")
     x = with_positions(body, "x", p, f"X*X, {v['D']}")
-    layers = encoder(text, MultiHead(), mlp, tower=v, name=name, count=v["L"])
-    return LAYER.write(body, "nv", layers.write(body, x, "yv"), "vision_norm", v["D"])
+    layer = encoder(text, MultiHead(), mlp, tower=v)
+    y = repeated(body, x, layer, "yv", name, v["L"])
+    return LAYER.write(body, "nv", y, "vision_norm", v["D"])
 
 
 def _siglip_text(
@@ -190,8 +192,8 @@ def _siglip_text(
 ) -> str:
     """Append the tower of texts: the vector of the last token, projected between these sizes."""
     x = _words(body, t, "%tokens")
-    layers = encoder(text, MultiHead(), mlp, tower=t, name=name, count=t["L"])
-    n = LAYER.write(body, "nt", layers.write(body, x, "yt"), "text_norm", t["D"])
+    layer = encoder(text, MultiHead(), mlp, tower=t)
+    n = LAYER.write(body, "nt", repeated(body, x, layer, "yt", name, t["L"]), "text_norm", t["D"])
     last = body.let("last", f"stg.take[at = S - 1]({n})")
     steps = [
         f'stg.einsum["bd,de->be"]({{}}, {body.param("w_text", sizes)})',
@@ -203,7 +205,7 @@ def _siglip_text(
 @reads("SigLIP, images", "siglip_vision_model", features="a tower of SigLIP")
 def read_siglip_vision(config: Config) -> ModelText:
     """The tower of images of SigLIP alone, with its pooling or without it."""
-    text = _alone(config, "SigLIP, images")
+    text = _alone(config)
     sizes = TowerSizes(768, 3072, 12, 12)
     tower = read_tower(config, text, "", sizes)
     read_images(config, text, sizes)
@@ -223,7 +225,7 @@ def read_siglip_vision(config: Config) -> ModelText:
 @reads("SigLIP, texts", "siglip_text_model", features="a tower of SigLIP")
 def read_siglip_text(config: Config) -> ModelText:
     """The tower of texts of SigLIP alone."""
-    text = _alone(config, "SigLIP, texts")
+    text = _alone(config)
     tower = _read_words(config, text, TowerSizes(768, 3072, 12, 12), 32000, 64)
     read_size(config, text, "J", "projection_size", default=text.symbols["D"].value)
     act = read_activation(config, "hidden_act", default="gelu_pytorch_tanh")
@@ -237,7 +239,7 @@ def _attention_pool(text: ModelText, body: Body, tower: Tower, mlp: FeedForward,
     probe = body.param("probe", tower["D"])
     q = body.let("iq", f'stg.broadcast["d->bsd", sizes = (B, 1)]({probe})')
     cross = MultiHead(cross=True, name="pool")
-    a = body.let("ip", tower.call(cross.write(text, tower["H"]), cross.symbols, q, x))
+    a = body.call("ip", tower.of(cross.write(text, tower["H"]), "D H K"), q, x)
     n = LAYER.write(body, "in", a, "pool_norm", tower["D"])
-    m = body.let("im", tower.call(mlp.write(text), "D F", n, name="pool_mlp"))
+    m = body.call("im", tower.of(mlp.write(text), "D F").with_("as = pool_mlp"), n)
     return body.let("i", f"stg.take[at = 0]({body.let('ir', f'stg.add({a}, {m})')})")

@@ -26,12 +26,10 @@ def side_of(stage: int) -> str:
     return f"X/{1 << (stage - 1)}" if stage > 1 else "X"
 
 
-def begin_pyramid(
-    config: Config, title: str, widths: Sequence[int], depths: Sequence[int]
-) -> ModelText:
+def begin_pyramid(config: Config, widths: Sequence[int], depths: Sequence[int]) -> ModelText:
     """The text, with C, P and X of images, and D and L of each stage; X has to halve after each
     stage but the last one."""
-    text = begin_text(config, title, "ImageClassification")
+    text = begin_text(config, "ImageClassification")
     text.symbol("C", config.size("num_channels", default=3), "num_channels")
     patch = text.symbols[text.symbol("P", config.side("patch_size", default=4), "patch_size")].value
     image = config.side("image_size", default=224)
@@ -76,17 +74,17 @@ def finish(
 def read_convnext(config: Config) -> ModelText:
     """ConvNeXt (arXiv 2201.03545): depth-wise convolutions of 7 x 7, then a feed-forward block of
     four times the width."""
-    return _convnext(config, "ConvNeXt", responds=False)
+    return _convnext(config, responds=False)
 
 
 @reads("ConvNeXt V2", "convnextv2", features="ConvNeXt; norms of channels over an image")
 def read_convnextv2(config: Config) -> ModelText:
     """ConvNeXt V2 (arXiv 2301.00808): channels are multiplied by their norm over an image, relative
     to the mean norm."""
-    return _convnext(config, "ConvNeXt V2", responds=True)
+    return _convnext(config, responds=True)
 
 
-def _convnext(config: Config, title: str, *, responds: bool) -> ModelText:
+def _convnext(config: Config, *, responds: bool) -> ModelText:
     widths = config.sizes("hidden_sizes", least=1) or (96, 192, 384, 768)
     count = len(widths)
     depths = config.sizes("depths", length=count, least=1) or (3, 3, 9, 3)
@@ -94,7 +92,7 @@ def _convnext(config: Config, title: str, *, responds: bool) -> ModelText:
         raise config.wrong("hidden_sizes", f"{len(depths)} widths, one for each stage")
     config.only("num_stages", count)
     config.skip("stage_names", "out_features", "out_indices", "drop_path_rate")
-    text = begin_pyramid(config, title, widths, depths)
+    text = begin_pyramid(config, widths, depths)
     scaled = not responds and config.ratio("layer_scale_init_value", default=1) > 0
     text.symbol("F", 4, "the feed-forward width, in widths")
     act = read_activation(config, "hidden_act")

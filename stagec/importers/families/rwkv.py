@@ -14,7 +14,7 @@ from stagec.importers.writing.text import Body, Callee, ModelText
 @reads("RWKV-7", "rwkv7", features="token shift, generalised delta rule")
 def read_rwkv7(config: Config) -> ModelText:
     """RWKV-7 (arXiv 2503.14456). All layers except the first blend their values with its values."""
-    text, count = begin_scans(config, "RWKV-7", 2048, 24, 65536)
+    text, count = begin_scans(config, 2048, 24, 65536)
     if count < 2:
         raise config.wrong("num_hidden_layers", "at least two layers")
     d = text.value("D")
@@ -48,7 +48,7 @@ def read_rwkv7(config: Config) -> ModelText:
 def read_rwkv6(config: Config) -> ModelText:
     """RWKV-6, Finch (arXiv 2404.05892), by the keys of RWKV/rwkv-6-world; ranks are those of its
     code, since there is no key for them."""
-    text, count = _begin_heads(config, "RWKV-6")
+    text, count = _begin_heads(config)
     wide = text.value("D") >= 4096
     text.symbol("R_m", 64 if wide else 32, "of the mixture: 64 from a width of 4096 on")
     text.symbol("R_w", 128 if wide else 64, "of the decay: 128 from a width of 4096 on")
@@ -60,7 +60,7 @@ def read_rwkv6(config: Config) -> ModelText:
 def read_rwkv5(config: Config) -> ModelText:
     """RWKV-5, Eagle (arXiv 2404.05892), by the keys of RWKV/rwkv-5-world: decays are parameters."""
     config.only("model_version", "5_2")
-    text, count = _begin_heads(config, "RWKV-5")
+    text, count = _begin_heads(config)
     text.use("rwkv5", "D H_m P")
     text.use("rwkv6", "D F")
     return _stacked(config, text, count, "rwkv5_time")
@@ -69,7 +69,7 @@ def read_rwkv5(config: Config) -> ModelText:
 @reads("RWKV-4", "rwkv", features="token shift, decays of each channel")
 def read_rwkv4(config: Config) -> ModelText:
     """RWKV-4, Dove (arXiv 2305.13048): means of values, weighted by keys and decays of channels."""
-    text, count = begin_scans(config, "RWKV-4", 4096, 32, 50277)
+    text, count = begin_scans(config, 4096, 32, 50277)
     d = text.value("D")
     config.skip("context_length", "rescale_every")
     read_size(config, text, "H_m", "attention_hidden_size", default=d)
@@ -79,9 +79,9 @@ def read_rwkv4(config: Config) -> ModelText:
     return _stacked(config, text, count, "rwkv4_time")
 
 
-def _begin_heads(config: Config, title: str) -> tuple[ModelText, int]:
+def _begin_heads(config: Config) -> tuple[ModelText, int]:
     """The text with D, H_m, P and F, and the number of layers."""
-    text, count = begin_scans(config, title, 4096, 32, 65536)
+    text, count = begin_scans(config, 4096, 32, 65536)
     d = text.value("D")
     config.fixed(attention_hidden_size=d, head_size_divisor=8)
     config.skip("num_attention_heads", "context_length", "rescale_every")

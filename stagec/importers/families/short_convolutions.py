@@ -26,7 +26,7 @@ class _ShortConv:
 @reads("LFM2", "lfm2", features="short convolutions")
 def read_lfm2(config: Config) -> ModelText:
     """LFM2 (arXiv 2511.23404): short convolutions, and attention in some layers."""
-    model = _liquid(config, "LFM2", Sizes(2560, 12288, 32, 32, 65536, 128000, 8, base=1000000))
+    model = _liquid(config, Sizes(2560, 12288, 32, 32, 65536, 128000, 8, base=1000000))
     if model.flag("block_auto_adjust_ff_dim", True):
         times = config.ratio("block_ffn_dim_multiplier", default=1)
         unit = config.size("block_multiple_of", default=256)
@@ -39,7 +39,7 @@ def read_lfm2(config: Config) -> ModelText:
 @reads("LFM2-MoE", "lfm2_moe", features="short convolutions, experts")
 def read_lfm2_moe(config: Config) -> ModelText:
     """LFM2 with experts by sigmoids."""
-    model = _liquid(config, "LFM2-MoE", Sizes(2048, 7168, 32, 32, 65536, 128000, 8, base=1000000))
+    model = _liquid(config, Sizes(2048, 7168, 32, 32, 65536, 128000, 8, base=1000000))
     mixture = model.experts(count=32, top=4, inner=1792, activation="silu")
     normalize = ["normalize"] if model.flag("norm_topk_prob", True) else []
     mixture = replace(
@@ -52,8 +52,8 @@ def read_lfm2_moe(config: Config) -> ModelText:
     return model.stack(_mixers(model), blocks, Decoder(tied=_tied(model)))
 
 
-def _liquid(config: Config, title: str, sizes: Sizes) -> DecoderModel:
-    model = DecoderModel(config, title, sizes)
+def _liquid(config: Config, sizes: Sizes) -> DecoderModel:
+    model = DecoderModel(config, sizes)
     model.size("W", "conv_L_cache", default=3)
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
         config.only(key, model.width)

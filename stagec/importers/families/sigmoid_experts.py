@@ -18,7 +18,7 @@ from stagec.importers.writing.text import ModelText
 def read_exaone_moe(config: Config) -> ModelText:
     """K-EXAONE (arXiv 2601.01739): windows 3:1, the others without positions; experts as in
     DeepSeek-V3."""
-    model = DecoderModel(config, "K-EXAONE", Sizes(4096, 16384, 32, 32, 102400, 2048))
+    model = DecoderModel(config, Sizes(4096, 16384, 32, 32, 102400, 2048))
     local = model.windows([])
     if not local:
         every = config.every("sliding_window_pattern", default=4)
@@ -35,7 +35,7 @@ def read_exaone_moe(config: Config) -> ModelText:
 def read_solar_open(config: Config) -> ModelText:
     """Solar Open (arXiv 2601.07022): GLM-4.5's experts in every layer, all of a head rotated."""
     sizes = Sizes(4096, 10240, 48, 64, 196608, 131072, groups=8, dim=128, base=1000000)
-    model = DecoderModel(config, "Solar Open", sizes)
+    model = DecoderModel(config, sizes)
     config.only("use_qk_norm", False)
     config.skip("partial_rotary_factor", "intermediate_size")
     biased = model.flag("attention_bias")
@@ -47,7 +47,7 @@ def read_solar_open(config: Config) -> ModelText:
 def read_hy_v3(config: Config) -> ModelText:
     """Hunyuan 3: experts by sigmoids, a shared one, queries and keys normed per head."""
     sizes = Sizes(4096, 13312, 80, 64, 120832, 131072, groups=8, dim=128, base=11158840)
-    model = DecoderModel(config, "Hunyuan 3", sizes)
+    model = DecoderModel(config, sizes)
     config.only("mlp_bias", False)
     config.skip("enable_moe_fp32_combine")
     mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
@@ -76,7 +76,7 @@ def _sparse(
 def read_afmoe(config: Config) -> ModelText:
     """Trinity (Arcee): gated attention, windows 3:1 with positions and the others without them;
     norms before and after; experts by sigmoids."""
-    model = DecoderModel(config, "Trinity", Sizes(2048, 6144, 32, 16, 200192, 16384, dim=128))
+    model = DecoderModel(config, Sizes(2048, 6144, 32, 16, 200192, 16384, dim=128))
     every = config.size("global_attn_every_n_layers", default=4)
     local = model.windows([(i + 1) % every != 0 for i in range(model.count)])
     full = model.biased(Attention(qk_norm=WIDE_RMS, rope=None, gated=True))
@@ -100,7 +100,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     """MiMo-V2-Flash (arXiv 2601.02780): windows 5:1 with sinks and twice as many heads of keys;
     smaller heads of values; experts by sigmoids."""
     sizes = Sizes(4096, 16384, 48, 64, 152576, 131072, groups=4, dim=192, base=5000000)
-    model = DecoderModel(config, "MiMo-V2", sizes)
+    model = DecoderModel(config, sizes)
     text = model.text
     model.size("W_v", "v_head_dim", default=128)
     twice = config.size("swa_num_key_value_heads", default=2 * model.groups_of_heads)

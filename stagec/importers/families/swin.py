@@ -50,7 +50,7 @@ class _Stages:
 def read_swin(config: Config) -> ModelText:
     """Swin (arXiv 2103.14030): attention in windows, which every second layer shifts by half a
     window; 2 x 2 elements are merged between stages."""
-    return _swin(config, "Swin", second_version=False)
+    return _swin(config, second_version=False)
 
 
 @reads("Swin V2", "swinv2", features="Swin with cosines, biases made of distances")
@@ -58,10 +58,10 @@ def read_swinv2(config: Config) -> ModelText:
     """Swin V2 (arXiv 2111.09883): norms after the parts, cosines for scores, biases that a small
     network computes from distances."""
     config.skip("pretrained_window_sizes")
-    return _swin(config, "Swin V2", second_version=True)
+    return _swin(config, second_version=True)
 
 
-def _swin(config: Config, title: str, *, second_version: bool) -> ModelText:
+def _swin(config: Config, *, second_version: bool) -> ModelText:
     depths = config.sizes("depths", least=1) or (2, 2, 6, 2)
     count = len(depths)
     heads = config.sizes("num_heads", length=count, least=1) or (3, 6, 12, 24)
@@ -71,7 +71,7 @@ def _swin(config: Config, title: str, *, second_version: bool) -> ModelText:
     config.fixed(hidden_size=width << (count - 1), num_layers=count, use_absolute_embeddings=False)
     config.skip("stage_names", "out_features", "out_indices", "drop_path_rate", "encoder_stride")
     config.skip("path_norm")
-    text = begin_pyramid(config, title, [width << i for i in range(count)], depths)
+    text = begin_pyramid(config, [width << i for i in range(count)], depths)
     window = config.count("window_size", default=7, least=2)
     ratio = config.positive("mlp_ratio", default=4)
     sides = [text.value("X") >> i for i in range(count)]

@@ -13,6 +13,7 @@ from stagec.importers.families.encoders import classify, read_activation, read_h
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, FeedForward, Rope
+from stagec.importers.writing.stack import repeated
 from stagec.importers.writing.text import Body, ModelText
 from stagec.importers.writing.towers import (
     MultiHead,
@@ -69,17 +70,17 @@ def read_tower(config: Config, text: ModelText, suffix: str, sizes: TowerSizes) 
 @reads("ViT", "vit", features="patches, class token, learned positions")
 def read_vit(config: Config) -> ModelText:
     """ViT (arXiv 2010.11929): patches, a class token, learned positions."""
-    return _vit(config, "ViT", ("class_token",))
+    return _vit(config, ("class_token",))
 
 
 @reads("DeiT", "deit", features="ViT with a token for distillation")
 def read_deit(config: Config) -> ModelText:
     """DeiT (arXiv 2012.12877): ViT with a second token, for distillation."""
-    return _vit(config, "DeiT", ("class_token", "distillation_token"))
+    return _vit(config, ("class_token", "distillation_token"))
 
 
-def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
-    text = begin_text(config, title, "ImageClassification", "ImageClassificationWithTeacher")
+def _vit(config: Config, tokens: Sequence[str]) -> ModelText:
+    text = begin_text(config, "ImageClassification", "ImageClassificationWithTeacher")
     sizes = TowerSizes(768, 3072, 12, 12)
     read_images(config, text, sizes)
     t = read_tower(config, text, "", sizes)
@@ -87,11 +88,11 @@ def _vit(config: Config, title: str, tokens: Sequence[str]) -> ModelText:
     config.skip("encoder_stride", "pooler_output_size", "pooler_act")
     mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
     body = Body()
-    p = body.let("p", t.call(patches(text, bias=True), "D", "%images"))
+    p = body.call("p", t.of(patches(text, bias=True), "D"), "%images")
     x = with_class_token(body, "xc", p, "D", tokens)
     x = with_positions(body, "x", x, f"X*X + {len(tokens)}, D")
-    layers = encoder(text, MultiHead("qkvo" if biased else "o"), mlp)
-    n = LAYER.write(body, "n", layers.write(body, x, "y"), "norm")
+    layer = encoder(text, MultiHead("qkvo" if biased else "o"), mlp)
+    n = LAYER.write(body, "n", repeated(body, x, layer, "y"), "norm")
     c = body.let("c", f"stg.take[at = 0]({n})")
     if is_bare(config):
         pooled = body.let("z", f"stg.tanh({linear(text, body, 'z0', c, 'pooler', 'D, D')})")
@@ -117,11 +118,12 @@ def read_beit(config: Config) -> ModelText:
 @reads("data2vec of images", "data2vec-vision", features="as BEiT")
 def read_data2vec_images(config: Config) -> ModelText:
     """data2vec of images (arXiv 2202.03555): BEiT, whose vectors have no norm after their mean."""
+    config.family = "BEiT"
     return _beit(config, pooler=not is_bare(config))
 
 
 def _beit(config: Config, *, pooler: bool) -> ModelText:
-    text = begin_text(config, "BEiT", "ImageClassification")
+    text = begin_text(config, "ImageClassification")
     sizes = TowerSizes(768, 3072, 12, 12)
     read_images(config, text, sizes)
     t = read_tower(config, text, "", sizes)
@@ -132,7 +134,7 @@ def _beit(config: Config, *, pooler: bool) -> ModelText:
     config.skip("use_auxiliary_head", *(f"auxiliary_{n}" for n in _AUXILIARY))
     mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
     body = Body()
-    p = body.let("p", t.call(patches(text, bias=True), "D", "%images"))
+    p = body.call("p", t.of(patches(text, bias=True), "D"), "%images")
     placed = config.flag("use_absolute_position_embeddings", default=False)
     x = with_class_token(body, "xc" if placed else "x", p, "D", ["class_token"])
     x = with_positions(body, "x", x, "X*X + 1, D") if placed else x
@@ -145,7 +147,8 @@ def _beit(config: Config, *, pooler: bool) -> ModelText:
     operands += ["%pairs"] if own else []
     mixer = MultiHead("qvo", bias=shared, pairs=own)
     scaled = config.ratio("layer_scale_init_value", default=Fraction(1, 10)) > 0
-    y = encoder(text, mixer, mlp, scaled=scaled, operands=operands).write(body, x, "y")
+    layer = encoder(text, mixer, mlp, scaled=scaled, operands=operands)
+    y = repeated(body, x, layer, "y")
     c = _beit_vector(config, body, y, pooler=pooler)
     args = IMAGES + (", %pairs: i32[X*X + 1, X*X + 1]" if own or shared else "")
     if own or shared:
@@ -187,18 +190,18 @@ def _mean_of_patches(start: int) -> list[str]:
 @reads("DINOv2", "dinov2", features="ViT with scaled layers, maybe a SiLU gate")
 def read_dinov2(config: Config) -> ModelText:
     """DINOv2 (arXiv 2304.07193): ViT whose layers scale their results; some have a SiLU gate."""
-    return _dinov2(config, "DINOv2", 0)
+    return _dinov2(config, 0)
 
 
 @reads("DINOv2 with registers", "dinov2_with_registers", features="registers")
 def read_dinov2_registers(config: Config) -> ModelText:
     """DINOv2 with registers (arXiv 2309.16588): additional learned tokens after the class
     token."""
-    return _dinov2(config, "DINOv2 with registers", config.size("num_register_tokens", default=4))
+    return _dinov2(config, config.size("num_register_tokens", default=4))
 
 
-def _dinov2(config: Config, title: str, registers: int) -> ModelText:
-    text = begin_text(config, title, "ImageClassification")
+def _dinov2(config: Config, registers: int) -> ModelText:
+    text = begin_text(config, "ImageClassification")
     sizes = TowerSizes(768, 3072, 12, 12, patch=14)
     read_images(config, text, sizes)
     width = read_size(config, text, "D", "hidden_size", default=768)
@@ -218,9 +221,9 @@ def _dinov2(config: Config, title: str, registers: int) -> ModelText:
     x = with_positions(body, "xp" if registers else "x", x, "X*X + 1, D")
     if registers:
         x = _registers(body, text, x, registers)
-    layers = encoder(text, MultiHead("qkvo" if biased else "o"), mlp, scaled=True)
+    layer = encoder(text, MultiHead("qkvo" if biased else "o"), mlp, scaled=True)
     masked = config.flag("use_mask_token", default=True)
-    return _dino_head(config, text, body, layers.write(body, x, "y"), masked, registers)
+    return _dino_head(config, text, body, repeated(body, x, layer, "y"), masked, registers)
 
 
 def _registers(body: Body, text: ModelText, x: str, count: int) -> str:
@@ -260,7 +263,7 @@ def _dino_head(
 @reads("DINOv3", "dinov3_vit", features="rotary positions, registers")
 def read_dinov3(config: Config) -> ModelText:
     """DINOv3 (arXiv 2508.10104): rotary positions, registers, biases by keys."""
-    text = begin_text(config, "DINOv3", "ImageClassification")
+    text = begin_text(config, "ImageClassification")
     sizes = TowerSizes(384, 1536, 12, 6)
     read_images(config, text, sizes)
     read_tower(config, text, "", sizes)
@@ -277,6 +280,6 @@ def read_dinov3(config: Config) -> ModelText:
     x = with_class_token(body, "xc" if registers else "x", p, "D", ["class_token"])
     if registers:
         x = _registers(body, text, x, registers)
-    layers = encoder(text, MultiHead(biases, rope=Rope()), mlp, scaled=True)
+    layer = encoder(text, MultiHead(biases, rope=Rope()), mlp, scaled=True)
     text.notes.append("Positions of two axes are rotated like those of one: the same work.")
-    return _dino_head(config, text, body, layers.write(body, x, "y"), True, registers)
+    return _dino_head(config, text, body, repeated(body, x, layer, "y"), True, registers)

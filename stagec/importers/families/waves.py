@@ -14,16 +14,9 @@ from stagec.importers.families.encoders import (
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, FeedForward, activation_options
+from stagec.importers.writing.stack import Layer, NormedSums, Sublayer, repeated
 from stagec.importers.writing.text import Body, Callee, ModelText
-from stagec.importers.writing.towers import (
-    MultiHead,
-    Tower,
-    TowerLayers,
-    TowerPart,
-    encoder,
-    linear,
-    projected,
-)
+from stagec.importers.writing.towers import MultiHead, encoder, linear, projected
 
 _SHORTEST = "Sounds are the shortest ones of S frames."
 _WITHOUT_EFFECT = (
@@ -51,7 +44,7 @@ _WITHOUT_EFFECT = (
 )
 def read_wav2vec2(config: Config) -> ModelText:
     """wav2vec 2.0 (arXiv 2006.11477): convolutions of samples, positions by a convolution."""
-    return _read(config, "wav2vec 2.0", projected_norm=True)
+    return _read(config, projected_norm=True)
 
 
 @reads("HuBERT", "hubert", features="as wav2vec 2.0")
@@ -59,17 +52,17 @@ def read_hubert(config: Config) -> ModelText:
     """HuBERT (arXiv 2106.07447): as wav2vec 2.0."""
     config.only("conv_pos_batch_norm", False)
     norm = config.flag("feat_proj_layer_norm", default=True)
-    return _read(config, "HuBERT", projected_norm=norm)
+    return _read(config, projected_norm=norm)
 
 
 @reads("WavLM", "wavlm", features="biases by distance behind gates of queries")
 def read_wavlm(config: Config) -> ModelText:
     """WavLM (arXiv 2110.13900): wav2vec 2.0 with a bias by distance, gated by each query."""
-    return _read(config, "WavLM", projected_norm=True, gated=True)
+    return _read(config, projected_norm=True, gated=True)
 
 
-def _read(config: Config, title: str, *, projected_norm: bool, gated: bool = False) -> ModelText:
-    text = begin_text(config, title, "CTC", "SequenceClassification")
+def _read(config: Config, *, projected_norm: bool, gated: bool = False) -> ModelText:
+    text = begin_text(config, "CTC", "SequenceClassification")
     text.symbol("S", 499, "frames of a sound: about 10 s at 16 kHz")
     read_size(config, text, "D", "hidden_size", default=768)
     read_heads_of(config, text, "", "num_attention_heads", 12)
@@ -89,13 +82,14 @@ def _read(config: Config, title: str, *, projected_norm: bool, gated: bool = Fal
     mlp = FeedForward(read_activation(config, "hidden_act"), gated=False, bias=True)
     if gated:
         mixer = text.use("sounds", "D H K", "as = attention", function="gated_bias_attention")
-        parts = [TowerPart("attn", f"stg.call @{mixer}({{}}, %bias)")]
-        parts.append(TowerPart("mlp", f"stg.call @{mlp.write(text)}({{}})"))
+        norm = LAYER if pre else None
+        attention = Sublayer(mixer, "attn", norm, operands=["%bias"])
+        parts = [attention, Sublayer(mlp.write(text), "mlp", norm)]
         _bias(config, text, body)
-        layers = TowerLayers(Tower(), "layers", "L", parts, post=not pre)
+        layer = Layer(parts) if pre else NormedSums(parts)
     else:
-        layers = encoder(text, MultiHead(), mlp, post=not pre)
-    y = layers.write(body, x, "y")
+        layer = encoder(text, MultiHead(), mlp, post=not pre)
+    y = repeated(body, x, layer, "y")
     y = LAYER.write(body, "n", y, "norm") if pre else y
     text.notes.append(_SHORTEST)
     args = f"%sounds: bf16[B, {samples}, 1], "

@@ -37,7 +37,7 @@ def _alternating(model: DecoderModel, every: int) -> list[bool]:
 @reads("Gemma", "gemma", features="norms of 1 + w, GeGLU, scaled embeddings")
 def read_gemma(config: Config) -> ModelText:
     """Gemma (arXiv 2403.08295): heads of 256, a GeLU gate, norms of 1 + w, scaled embeddings."""
-    model = DecoderModel(config, "Gemma", Sizes(3072, 24576, 28, 16, 256000, 8192, dim=256))
+    model = DecoderModel(config, Sizes(3072, 24576, 28, 16, 256000, 8192, dim=256))
     mixer = model.biased(Attention(rope=model.rope()))
     # `hidden_act` is gelu in files with the tanh form, as in the reference
     config.skip("hidden_act")
@@ -49,17 +49,17 @@ def read_gemma(config: Config) -> ModelText:
 @reads("Gemma 2", "gemma2", features="windows 1:1, bounded scores and logits")
 def read_gemma2(config: Config) -> ModelText:
     """Gemma 2 (arXiv 2408.00118): every other layer has a window; bounded scores and logits."""
-    return _gemma2(config, "Gemma 2", GEMMA_NORM)
+    return _gemma2(config, GEMMA_NORM)
 
 
 @reads("VaultGemma", "vaultgemma", features="Gemma 2 without post-norms")
 def read_vaultgemma(config: Config) -> ModelText:
     """VaultGemma (arXiv 2510.15001): Gemma 2 without norms after the blocks."""
-    return _gemma2(config, "VaultGemma", None)
+    return _gemma2(config, None)
 
 
-def _gemma2(config: Config, title: str, post: Norm | None) -> ModelText:
-    model = DecoderModel(config, title, Sizes(2304, 9216, 26, 8, 256000, 8192, groups=4, dim=256))
+def _gemma2(config: Config, post: Norm | None) -> ModelText:
+    model = DecoderModel(config, Sizes(2304, 9216, 26, 8, 256000, 8192, groups=4, dim=256))
     cap = config.ratio("attn_logit_softcapping", default=0 if _none(config) else 50)
     final = config.ratio("final_logit_softcapping", default=30)
     if config.names("final_logit_softcapping") and not config.has("final_logit_softcapping"):
@@ -75,9 +75,7 @@ def _gemma2(config: Config, title: str, post: Norm | None) -> ModelText:
 def read_gemma3(config: Config) -> ModelText:
     """Gemma 3 (arXiv 2503.19786): five layers with a window for one without, with different bases;
     queries and keys are normed per head."""
-    model = DecoderModel(
-        config, "Gemma 3", Sizes(2304, 9216, 26, 8, 262208, 131072, groups=4, dim=256)
-    )
+    model = DecoderModel(config, Sizes(2304, 9216, 26, 8, 262208, 131072, groups=4, dim=256))
     sliding, full = "sliding_attention", "full_attention"
     kinds = {full: ("theta", 1000000), sliding: ("theta_local", 10000)}
     ropes = read_bases(config, model.text, kinds, nested=sliding)
@@ -129,14 +127,14 @@ def _gemma_decoder(model: DecoderModel) -> Decoder:
 @reads("OLMo 2", "olmo2", features="norms behind the blocks, of all q and all k")
 def read_olmo2(config: Config) -> ModelText:
     """OLMo 2 (arXiv 2501.00656): norms after the blocks only, of all queries and all keys too."""
-    model = DecoderModel(config, "OLMo 2", Sizes(4096, 11008, 32, 32, 50304, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 50304, 2048))
     return _olmo(model, _olmo_mixer(model, model.rope()))
 
 
 @reads("OLMo 3", "olmo3", features="OLMo 2 with windows 3:1")
 def read_olmo3(config: Config) -> ModelText:
     """OLMo 3: OLMo 2 with windows in three layers of four."""
-    model = DecoderModel(config, "OLMo 3", Sizes(4096, 11008, 32, 32, 50304, 2048))
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 50304, 2048))
     parameters = config.section("rope_parameters")
     windows, window = _alternating(model, 4), model.window(4096)
     if parameters is not None and parameters.has("sliding_attention"):
@@ -168,7 +166,7 @@ def _olmo(model: DecoderModel, mixers: PerLayer) -> ModelText:
 def read_cohere2(config: Config) -> ModelText:
     """Command R7B and Command A: parallel blocks after one LayerNorm; three layers of four have a
     window, and the others have no positions."""
-    model = DecoderModel(config, "Command R7B", Sizes(8192, 22528, 40, 64, 256000, 8192))
+    model = DecoderModel(config, Sizes(8192, 22528, 40, 64, 256000, 8192))
     rope = replace(model.rope(), interleaved=True)
     rotary = model.biased(Attention(rope=rope))
     config.skip("rotary_pct", "order_of_interleaved_layers", "use_embedding_sharing")
@@ -195,7 +193,7 @@ def read_gpt_oss(config: Config) -> ModelText:
     """gpt-oss (arXiv 2508.10925): every other layer has a window; sinks, biases everywhere, a
     bounded gate."""
     sizes = Sizes(2880, 2880, 36, 64, 201088, 131072, groups=8, dim=64, base=150000)
-    model = DecoderModel(config, "gpt-oss", sizes)
+    model = DecoderModel(config, sizes)
     config.skip("experts_per_token", "initial_context_length")
     mixer = model.biased(Attention(rope=model.rope(), sinks=True), True)
     mixers = model.masked(mixer, _alternating(model, 2), model.window(128))
@@ -214,7 +212,7 @@ def read_llama4(config: Config) -> ModelText:
     one."""
     config.skip("for_llm_compressor", "head_dim_kv")
     sizes = Sizes(5120, 16384, 48, 40, 202048, 131072, groups=8, dim=128, base=500000)
-    model = DecoderModel(config, "Llama 4", replace(sizes, inner=8192))
+    model = DecoderModel(config, replace(sizes, inner=8192))
     rope = replace(model.rope(), interleaved=True)
     plain = Norm("rms", affine="none")
     normed = plain if model.flag("use_qk_norm", True) else None

@@ -38,7 +38,7 @@ def read_zamba(config: Config) -> ModelText:
     """Zamba (arXiv 2405.16712): some layers of Mamba-1 follow a shared block of attention and a
     feed-forward network that reads the stream and the embeddings, with a separate projection for
     each layer. Heads of Mamba-1 have separate step sizes, B and C."""
-    text = _begin(config, "Zamba", 3712, 16)
+    text = _begin(config, 3712, 16)
     config.fixed(hidden_mamba_act="silu", mamba_proj_bias=False)
     heads = config.size("n_mamba_heads", default=2)
     read_mamba1(config, text, "mamba_")
@@ -92,7 +92,7 @@ def read_zamba2(config: Config) -> ModelText:
     """Zamba2 (arXiv 2411.15242): some Mamba-2 layers follow a block of attention and a feed-forward
     network that reads the stream and the embeddings. Layers share its weights, and have separate
     low-rank adapters and projections."""
-    text = _begin(config, "Zamba2", 2560, 32)
+    text = _begin(config, 2560, 32)
     config.skip("kv_channels", "num_query_groups", "ffn_hidden_size")
     config.only("use_long_context", False)
     read_size(config, text, "A", "adapter_rank", default=128)
@@ -108,9 +108,9 @@ def read_zamba2(config: Config) -> ModelText:
     return _write_model(config, text, mamba.write(text), shared, _order(config))
 
 
-def _begin(config: Config, title: str, width: int, heads: int) -> ModelText:
+def _begin(config: Config, width: int, heads: int) -> ModelText:
     """The text with the sizes of the shared block, whose attention is of twice the width."""
-    text, _ = begin(config, title, 4096)
+    text, _ = begin(config, 4096)
     read_head(config, text)
     d = read_size(config, text, "D", "hidden_size", default=width)
     h = read_size(config, text, "H", "num_attention_heads", default=heads)

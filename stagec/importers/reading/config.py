@@ -37,8 +37,9 @@ class Ignored:
 
 
 class Config:
-    """An object of a configuration file; `where` is its key, with a dot, or empty. `among` are the
-    embeddings to insert among the tokens of a language model that is read from it.
+    """An object of a configuration file; `where` is its key, with a dot, or empty. `family` is
+    the name of the family that reads it, `among` are the embeddings to insert among the tokens of a
+    language model that is read from it.
 
     Every reader takes alternative names of a key and reads the first one that is present. `null`
     counts as absent, except for a size that every model has. A reader without a default raises
@@ -57,6 +58,7 @@ class Config:
         self._ignored = ignored or Ignored()
         self._members = {k: m for k, m in members.items() if not self._is_ignored(k)}
         self._asked: set[str] = set()
+        self.family = ""
         self.among: object = None
 
     def _is_ignored(self, key: str) -> bool:

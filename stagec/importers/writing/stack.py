@@ -36,8 +36,8 @@ def scaled(by: Fraction) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class Sublayer:
     """A block of a layer with the norms before and after it; `name` is the prefix of their names.
-    Its result is multiplied by `scale` and added to the stream of width `width`. `operands` follow
-    the stream in its call."""
+    Its result is multiplied by `scale`, with `vector` by a parameter, and added to the stream of
+    width `width`. `operands` follow the stream in its call."""
 
     block: Callee
     name: str
@@ -46,6 +46,7 @@ class Sublayer:
     scale: Fraction = ONE
     width: str = "D"
     operands: Sequence[str] = ()
+    vector: bool = False
 
     def write(self, body: Body, x: str, number: int) -> str:
         """Append the part on `x`, and return the name of the value that is added to the stream."""
@@ -55,6 +56,9 @@ class Sublayer:
         steps = [f"stg.call @{self.block}({', '.join(['{}', *self.operands])})"]
         if self.post_norm:
             steps.append(self.post_norm.step(body, f"{self.name}_post_norm", self.width))
+        if self.vector:
+            scale = body.param(f"{self.name}_scale", self.width)
+            steps.append(f'stg.einsum["bsd,d->bsd"]({{}}, {scale})')
         steps += scaled(self.scale)
         return body.steps(letter, x, steps)
 
@@ -272,12 +276,24 @@ def write_stack(
     for number, kind in enumerate(distinct):
         last = number == len(distinct) - 1
         count = str(order.count(kind)) if mixed else _count(text, kind, order.count(kind))
-        inner = Body()
-        inner.do(f"stg.yield({kinds[kind].write(inner, '%h')})")
-        result = f"%{out}" if last else f"%{out}{number}"
-        where = name if mixed else ""
-        x = body.repeat(result, kind, count, f"%h = {x}", inner, where)
+        result = out if last else f"{out}{number}"
+        x = repeated(body, x, kinds[kind], result, kind, count, name if mixed else "")
     return x
+
+
+def repeated(
+    body: Body,
+    x: str,
+    layer: LayerKind,
+    out: str,
+    name: str = "layers",
+    count: str = "L",
+    order: str = "",
+) -> str:
+    """Append a repeat of a layer on `x`, and return the name of the result, `out`."""
+    inner = Body()
+    inner.do(f"stg.yield({layer.write(inner, '%h')})")
+    return body.repeat(f"%{out}", name, count, f"%h = {x}", inner, order)
 
 
 def _count(text: ModelText, kind: str, count: int) -> str:

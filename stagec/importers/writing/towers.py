@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stagec.importers.writing.blocks import LAYER, FeedForward, Norm, Rope
+from stagec.importers.writing.stack import Layer, NormedSums, Sublayer
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 
@@ -22,11 +23,13 @@ class Tower:
     def __getitem__(self, symbol: str) -> str:
         return f"{symbol}{self.suffix}"
 
-    def call(self, block: Callee, symbols: str, *operands: str, name: str = "") -> str:
-        """A call of a block with these symbols, bound to the sizes of this tower."""
-        bound = [f"{s} = {self[s]}" for s in symbols.split()] if self.suffix else []
-        bound += [f"as = {name}"] if name else []
-        return f"stg.call @{block.with_(*bound)}({', '.join(operands)})"
+    def of(self, block: Callee, symbols: str) -> Callee:
+        """A block with these symbols, bound to the sizes of this tower."""
+        return block.with_(*(f"{s} = {self[s]}" for s in symbols.split() if self.suffix))
+
+
+#: A tower whose symbols have no suffix.
+PLAIN = Tower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,6 @@ class MultiHead:
     pairs: bool = False
     rope: Rope | None = None
     wide: bool = False
-
-    @property
-    def symbols(self) -> str:
-        """The symbols that a call binds."""
-        return "D H K"
 
     def write(self, text: ModelText, heads: str = "H") -> Callee:
         """Add the block, for a tower with this number of heads."""
@@ -82,71 +80,27 @@ def pair_bias(body: Body, out: str, table: str) -> str:
     return body.steps(out, "%pairs", steps)
 
 
-@dataclass(frozen=True, slots=True)
-class TowerPart:
-    """A part of a layer: its call on `{}`, and the prefix of the name of its norm."""
-
-    name: str
-    call: str
-
-
-@dataclass(frozen=True, slots=True)
-class TowerLayers:
-    """The layers of a tower, whose parts add to the stream. With `post` a norm follows each sum,
-    else it precedes the part. With `scaled` results of parts are multiplied by a vector."""
-
-    tower: Tower
-    name: str
-    count: str
-    steps: Sequence[TowerPart]
-    norm: Norm = LAYER
-    post: bool = False
-    scaled: bool = False
-
-    def write(self, body: Body, x: str, out: str) -> str:
-        """Append the repeat on `x`, and return the name of the result."""
-        inner, h = Body(), "%h"
-        for number, step in enumerate(self.steps, 1):
-            h = self._part(inner, h, step, number)
-        inner.do(f"stg.yield({h})")
-        return body.repeat(f"%{out}", self.name, self.count, f"%h = {x}", inner)
-
-    def _part(self, body: Body, h: str, step: TowerPart, number: int) -> str:
-        width, norm = self.tower["D"], f"{step.name}_norm"
-        if self.post:
-            a = body.let(step.name[0], step.call.format(h))
-            r = body.let(f"r{number}", f"stg.add({h}, {a})")
-            return self.norm.write(body, f"n{number}", r, norm, width)
-        n = self.norm.write(body, f"n{number}", h, norm, width)
-        steps = [step.call]
-        if self.scaled:
-            scale = body.param(f"{step.name}_scale", width)
-            steps.append(f'stg.einsum["bsd,d->bsd"]({{}}, {scale})')
-        a = body.steps(step.name[0], n, steps)
-        return body.let(f"r{number}", f"stg.add({h}, {a})")
-
-
 def encoder(
     text: ModelText,
     attention: MultiHead,
     mlp: FeedForward,
     *,
-    tower: Tower | None = None,
-    name: str = "layers",
-    count: str = "L",
+    tower: Tower = PLAIN,
     norm: Norm = LAYER,
     post: bool = False,
     scaled: bool = False,
     operands: Sequence[str] = (),
-) -> TowerLayers:
-    """Layers of self-attention, with additional `operands`, and a feed-forward block."""
-    t = tower or Tower()
-    mixer = attention.write(text, t["H"])
-    steps = [
-        TowerPart("attn", t.call(mixer, attention.symbols, "{}", *operands)),
-        TowerPart("mlp", t.call(mlp.write(text), "D F", "{}")),
+) -> Layer:
+    """A layer of self-attention, with additional `operands`, and a feed-forward block. With `post`
+    a norm follows each sum, else it precedes the part; with `scaled` results of parts are
+    multiplied by a vector."""
+    before, width = None if post else norm, tower["D"]
+    mixer = tower.of(attention.write(text, tower["H"]), "D H K")
+    parts = [
+        Sublayer(mixer, "attn", before, width=width, operands=operands, vector=scaled),
+        Sublayer(tower.of(mlp.write(text), "D F"), "mlp", before, width=width, vector=scaled),
     ]
-    return TowerLayers(t, name, count, steps, norm, post, scaled)
+    return NormedSums(parts) if post else Layer(parts)
 
 
 def decoder(
@@ -157,16 +111,15 @@ def decoder(
     source: str,
     *,
     post: bool = False,
-) -> TowerLayers:
-    """Layers of self-attention, attention to `source` and a feed-forward block."""
-    t = Tower()
-    own, other = attention.write(text), cross.write(text)
-    steps = [
-        TowerPart("self", t.call(own, attention.symbols, "{}")),
-        TowerPart("cross", t.call(other, cross.symbols, "{}", source)),
-        TowerPart("mlp", t.call(mlp.write(text), "D F", "{}")),
+) -> Layer:
+    """A layer of self-attention, attention to `source` and a feed-forward block."""
+    before = None if post else LAYER
+    parts = [
+        Sublayer(attention.write(text), "self", before),
+        Sublayer(cross.write(text), "cross", before, operands=[source]),
+        Sublayer(mlp.write(text), "mlp", before),
     ]
-    return TowerLayers(t, "decoder", "L_dec", steps, post=post)
+    return NormedSums(parts) if post else Layer(parts)
 
 
 def linear(
