@@ -11,7 +11,15 @@ from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.request.draft import DRAFT_OPTION, DraftText
 from stagec.jobs.request.flags import FLAGS, option
-from stagec.jobs.request.option import AnyText, CommandOption, File, Whole, switch, values_of
+from stagec.jobs.request.option import (
+    AnyText,
+    CommandOption,
+    File,
+    Whole,
+    rare_option,
+    switch,
+    values_of,
+)
 from stagec.jobs.request.preset import with_step
 from stagec.jobs.request.serving_flags import OPTIONS
 from stagec.jobs.request.sizes import SizesType
@@ -154,9 +162,7 @@ JOB = (
     ),
     CommandOption("dump_dir", File(), "Write the module after every pass.", metavar="DIR"),
     switch("time_passes", "Print the time of each pass.", rare=True),
-    CommandOption(
-        "reproducer", File(), "Where to write a crash reproducer.", metavar="FILE", rare=True
-    ),
+    rare_option("reproducer", File(), "Where to write a crash reproducer.", metavar="FILE"),
     switch("check_numerics", "Compare numbers before and after each pass, on tiny sizes."),
     CommandOption("plugin", File(), "Load a plug-in file.", metavar="FILE", multiple=True),
 )
