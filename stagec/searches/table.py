@@ -232,13 +232,8 @@ def _point(answer: Answer, number: int, evaluated: Evaluated | str) -> dict[str,
         "mfu": evaluated.mfu,
         "limits": limits(evaluated.breakdown or {}, levels),
         "breakdown": dict(evaluated.breakdown or {}),
-        "flags": {n: _plain(getattr(options, n)) for n in _shown(answer)},
+        "flags": {n: _plain(getattr(options, n)) for n in answer.job_list.jobs.differing()},
     }
-
-
-def _shown(answer: Answer) -> list[str]:
-    """The flags that differ between jobs of a search."""
-    return answer.job_list.jobs.differing()
 
 
 def _plain(value: Any) -> int | str:
