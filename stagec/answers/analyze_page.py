@@ -33,7 +33,8 @@ def analysis_page(
     calls = [_call(key, each, row) for key, each in numbered for row in each["collectives"]]
     if calls:
         body += ["<h2>Collectives</h2>", table(_CALLS, calls, "collectives")]
-    buffers = [_buffer(key, each, row) for key, each in numbered for row in _largest(each)]
+    most = ((key, each) for key, each in numbered if each["worst"])
+    buffers = [_buffer(key, each, row) for key, each in most for row in each["worst"]["largest"]]
     if buffers:
         body += ["<h2>Largest buffers at the peak</h2>", table(_BUFFERS, buffers, "buffers")]
     return page(title, body)
@@ -70,10 +71,6 @@ def _sent(entry: Mapping[str, Any]) -> Mapping[str, int]:
         if row["dir"] == "send":
             sent[f"messages over {row['over']}"] += row["bytes"]
     return sent
-
-
-def _largest(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return entry["worst"]["largest"] if entry["worst"] else ()
 
 
 def _call(key: str, entry: Mapping[str, Any], row: Mapping[str, Any]) -> TableRow:

@@ -18,7 +18,7 @@ from stagec.jobs.provenance import command_of, provenance
 from stagec.jobs.request.emission import EMISSION
 from stagec.jobs.request.machine import GRAPHS, USED_RANKS, machine_of
 from stagec.jobs.request.measurements import MEASURED, measurements
-from stagec.jobs.request.option import AnyText, CommandOption, File, OneOf, switch
+from stagec.jobs.request.option import AnyText, CommandOption, File, OneOf, rare_option, switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.rates import rate_options, rated_machine
 from stagec.jobs.request.steps import STEPS, has_steps
@@ -53,14 +53,13 @@ COMPILE = (
         metavar="DIR",
         spelling="-o --output",
     ),
-    CommandOption(
+    rare_option(
         "granularity",
         OneOf(["op", "block", "layer"]),
         "One node for each op, for each matrix product with what follows it, or for as much of a "
         "layer as communication allows. A merged node has the sum of FLOPs and bytes, for which "
         "a cost model is too fast; with --machine it also has the sum of durations.",
         "op",
-        rare=True,
     ),
     CommandOption(
         "format",
@@ -70,13 +69,12 @@ COMPILE = (
         "chakra",
         metavar="NAME[,NAME]",
     ),
-    CommandOption(
+    rare_option(
         "names",
         OneOf(["full", "short", "none", "chakra"]),
         "Names of nodes: with phase, microbatch and layer; without them; none (smaller files); "
         "or full names after the type of the record (chakra), for Chakra's timeline tool.",
         "full",
-        rare=True,
     ),
     switch(
         "memory_events",

@@ -33,7 +33,7 @@ from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.command_line import question_command
 from stagec.jobs.request.measurements import MEASURED
-from stagec.jobs.request.option import CommandOption, Kind, OneOf, Whole
+from stagec.jobs.request.option import CommandOption, Kind, OneOf, Whole, rare_option
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
 from stagec.jobs.request.serving_flags import DISAGGREGATED
@@ -115,23 +115,21 @@ QUESTION = JobQuestion(
             "Sequences in decode at any time, over all ranks (default: 1, 2, 4, ... as many as "
             "fit; 1..64 doubles).",
         ),
-        CommandOption(
+        rare_option(
             "prefill_batch",
             Whole(1),
             "Prompts of a step that prefills (default: as few as the strategy takes at once).",
             metavar="N",
-            rare=True,
         ),
         *ACCEPTANCE,
         CommandOption("ttft", TimeType(), "Limit of the time to the first token: 500ms."),
         CommandOption("tpot", TimeType(), "Limit of the time for each further token: 30ms."),
-        CommandOption(
+        rare_option(
             "context_from",
             OneOf((DEVICE, *TIERS)),
             "Where the --context tokens of a prompt are kept: TTFT includes loading them from the "
             "host, or from a disk (--disk-bandwidth).",
             DEVICE,
-            rare=True,
         ),
         *MEASURED,
         *OVER_TIME,

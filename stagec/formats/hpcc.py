@@ -105,7 +105,7 @@ class HpccFormat(JobFormat):
 
 def _largest(program: Program) -> str:
     """The name of the largest collective. Raises `DiagnosticError` if there is none."""
-    name, largest = max(_collectives(program), key=_size, default=("", None))
+    name, largest = max(_collectives(program), key=lambda pair: pair[1].size, default=("", None))
     if largest is None:
         raise error(
             "the first rank class has no collectives, and the format 'hpcc' writes one",
@@ -126,10 +126,6 @@ def flows_of(kind: str, size: int, n: int, algorithm: str) -> Counter[tuple[int,
                 sent = max(1, size) if part is None else part_bytes(size, n, part)
                 flows[here, other_end(end.other, here, n)] += sent
     return flows
-
-
-def _size(pair: tuple[str, Node]) -> int:
-    return pair[1].size
 
 
 def _collectives(program: Program) -> Iterator[tuple[str, Node]]:

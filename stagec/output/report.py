@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, TextIO, cast
 
@@ -57,12 +57,8 @@ class Report(ABC):
             {n: json.dumps(v) if isinstance(v, list | tuple) else v for n, v in flat_row(row)}
             for row in self.rows()
         ]
-        text = io.StringIO()
         names = dict.fromkeys([*self.column_names, *(n for line in lines for n in line)])
-        writer = csv.DictWriter(text, list(names), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        return text.getvalue()
+        return csv_text(names, lines)
 
     def as_markdown(self) -> str:
         """The text for people with tables as Markdown has them."""
@@ -94,6 +90,16 @@ class Report(ABC):
         text = NotebookText()
         self.print(text)
         return text.html()
+
+
+def csv_text(names: Iterable[str], rows: Iterable[Mapping[str, object]]) -> str:
+    """Comma-separated values: a line of names, and a line for each row, in which a missing value is
+    empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def flat_row(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

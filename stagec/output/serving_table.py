@@ -37,14 +37,11 @@ def print_serving(figures: dict[str, Any], out: Console) -> None:
             out.print(f"{text}\n")
 
 
-def _products(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [r for r in rows if r["kernel"] not in (_MEMORY, _COMMUNICATION)]
-
-
 def _in_symbols(rows: Sequence[dict[str, Any]]) -> Table:
     made = table("Ops", "op", "kernel", "FLOPs for each byte", text_columns=3)
-    for row in _products(rows):
-        made.add_row(f"%{row['op']}", row["kernel"], row["intensity"])
+    for row in rows:
+        if row["kernel"] not in (_MEMORY, _COMMUNICATION):
+            made.add_row(f"%{row['op']}", row["kernel"], row["intensity"])
     return made
 
 
@@ -62,7 +59,8 @@ def _ops(rows: Sequence[dict[str, Any]]) -> Table:
         elif row["kernel"] == _COMMUNICATION:
             others.setdefault((row["kind"], _COMMUNICATION), []).append(row)
         else:
-            made.add_row(*_row(f"%{row['op']}", _kernel(row), [row], bounded=bounded))
+            kernel = f"{row['kernel']} {row['dtype']}"
+            made.add_row(*_row(f"%{row['op']}", kernel, [row], bounded=bounded))
     for (name, kernel), sums in others.items():
         made.add_row(*_row(name, kernel, sums, bounded=bounded))
     return made
@@ -74,10 +72,6 @@ def _row(name: str, kernel: str, rows: Sequence[dict[str, Any]], *, bounded: boo
     bound = [rows[0]["bound"]] if bounded else []
     shown = count_text(flops, "FLOP") if kernel != _COMMUNICATION else ""
     return [name, kernel, *bound, f"{calls:,}", shown, bytes_text(size), ratio]
-
-
-def _kernel(row: dict[str, Any]) -> str:
-    return f"{row['kernel']} {row['dtype']}"
 
 
 def _ridges(rows: Sequence[dict[str, Any]]) -> list[str]:

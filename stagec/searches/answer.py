@@ -76,9 +76,9 @@ class SearchAnswer(Report):
         return search_page(self.data, self.command) or super().page()
 
     def as_csv(self) -> str:
-        from stagec.searches.table import csv_text
+        from stagec.searches.table import best_csv
 
-        return csv_text(self.data)
+        return best_csv(self.data)
 
     def print(self, stream: TextIO) -> None:
         from stagec.searches.table import print_answer

@@ -184,7 +184,8 @@ class _Searching:
             except KeyboardInterrupt:
                 answer.interrupted = True
         if not answer.interrupted:
-            better = "beaten" if self._question.pareto else _slower(self._question.objective)
+            better = "larger" if self._question.objective == "memory" else "slower"
+            better = "beaten" if self._question.pareto else better
             answer.cut[f"{better} by its bound"] += len(bounds) - search.tried - self._dropped
 
     def _best(self, bounds: Mapping[int, float]) -> Search[Evaluated]:
@@ -315,7 +316,3 @@ class _Searching:
         value = f"{best[0].value:.4g}" if best else "none yet"
         rest = f"none of the others below {proven:.4g}"
         self._log(f"{tried:,} evaluated ({rate:.1f}/s), best {value}, {rest}")
-
-
-def _slower(objective: str) -> str:
-    return "larger" if objective == "memory" else "slower"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
@@ -15,6 +13,7 @@ from stagec.answers.time.table import interval_text, seconds_text
 from stagec.jobs.builder import model_name
 from stagec.jobs.request.command_line import job_words
 from stagec.machines.placement import crossed
+from stagec.output.report import csv_text
 from stagec.output.tables import NARROW, bytes_text, console, table
 from stagec.searches.explore.branch import Ranked, beats
 from stagec.searches.explore.reasons import limits, reason
@@ -233,13 +232,8 @@ def _point(answer: Answer, number: int, evaluated: Evaluated | str) -> dict[str,
         "mfu": evaluated.mfu,
         "limits": limits(evaluated.breakdown or {}, levels),
         "breakdown": dict(evaluated.breakdown or {}),
-        "flags": {n: _plain(getattr(options, n)) for n in _shown(answer)},
+        "flags": {n: _plain(getattr(options, n)) for n in answer.job_list.jobs.differing()},
     }
-
-
-def _shown(answer: Answer) -> list[str]:
-    """The flags that differ between jobs of a search."""
-    return answer.job_list.jobs.differing()
 
 
 def _plain(value: Any) -> int | str:
@@ -248,18 +242,14 @@ def _plain(value: Any) -> int | str:
     return value if isinstance(value, int | str) else str(value)
 
 
-def csv_text(answer: Mapping[str, Any]) -> str:
+def best_csv(answer: Mapping[str, Any]) -> str:
     """The best strategies as CSV."""
     names = [
         *("strategy", "ranks", "machine", "step_seconds", "tokens_per_second_per_rank", "mfu"),
         *("memory_peak", "head_room", "limits", "reason", "command", "cautions"),
     ]
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    for row in answer["best"]:
-        writer.writerow(["; ".join(row[n]) if n == "cautions" else row[n] for n in names])
-    return text.getvalue()
+    rows = ({**row, "cautions": "; ".join(row["cautions"])} for row in answer["best"])
+    return csv_text(names, ({n: row[n] for n in names} for row in rows))
 
 
 def print_answer(answer: Mapping[str, Any], stream: TextIO) -> None:

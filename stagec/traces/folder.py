@@ -43,7 +43,8 @@ def working_folder(target: Path, *, force: bool, resume: bool) -> Generator[Path
         try:
             yield folder
         except OSError as problem:
-            _say_how_to_resume(problem)
+            kept = "what is written is kept: run the same command with --resume to go on"
+            problem.add_note(kept)
             raise
         except BaseException:
             if not resume:
@@ -59,10 +60,6 @@ def working_folder(target: Path, *, force: bool, resume: bool) -> Generator[Path
 def real_folder(folder: Path) -> Path:
     """The folder that is written to: of a symbolic link, what it points to."""
     return Path(os.path.realpath(folder)) if folder.is_symlink() else folder
-
-
-def _say_how_to_resume(problem: OSError) -> None:
-    problem.add_note("what is written is kept: run the same command with --resume to go on")
 
 
 def _replace(new: Path, target: Path, old: Path, *, force: bool) -> None:

@@ -278,7 +278,7 @@ class _Blocking:
         numbers -= {
             self._which[node - 1]
             for node, at in zip(self._nodes, self._before, strict=True)
-            if at and not self._wait(node, int(self._computations[at - 1]))
+            if at and not any(int(self._computations[at - 1]) in w for w in self._waits[node - 1])
         }
         while wrong := {which for which, data, order in self._last(numbers) if not data | order}:
             numbers -= wrong
@@ -287,9 +287,6 @@ class _Blocking:
     def must_block(self, numbers: set[int]) -> set[int]:
         """Those that a node shows to block."""
         return {which for which, data, order in self._last(numbers) if order and not data}
-
-    def _wait(self, node: int, other: int) -> bool:
-        return any(other in waits for waits in self._waits[node - 1])
 
     def _last(self, numbers: set[int]) -> Iterator[tuple[int, bool, bool]]:
         """The last of these before each computation, and whether that takes its data, and whether

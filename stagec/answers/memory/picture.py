@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from stagec.ir.module import Module
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.command_line import question_command, step_command
@@ -181,8 +180,9 @@ def memory_page(job: DrawnJob, drawing: Drawing, limit: Limit | None, room: int 
 
     rates = drawing.rates or roofline_of(*H100)
     jobs = [job, *drawing.others]
-    modules = [module for each in jobs for module in each.pods.modules.values()]
-    most, stage = columns_for(sum(map(_classes, modules))), drawing.stage
+    modules = (module for each in jobs for module in each.pods.modules.values())
+    classes = sum(len(stages_of(func)) or 1 for module in modules for func in module.functions)
+    most, stage = columns_for(classes), drawing.stage
     drawn: list[JobPictures] = []
     for each in jobs:
         given = {LIMIT.name: limit, **drawing.given}
@@ -210,7 +210,3 @@ def _time_command(options: JobOptions, drawing: Drawing, limit: Limit | None) ->
 
     device = limit.device if limit is not None else None
     return f"{step_command(options, device or load_machine(DEVICE))} --html time.html"
-
-
-def _classes(module: Module) -> int:
-    return sum(len(stages_of(func)) or 1 for func in module.functions)

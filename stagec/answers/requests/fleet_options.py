@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.jobs.request.option import CommandOption, Kind, Number, Whole
+from stagec.jobs.request.option import CommandOption, Kind, Number, Whole, rare_option
 from stagec.jobs.request.times import TimeType
 from stagec.serving.fleet import SCALING_RULES, Autoscale, Failure, FleetPlan
 from stagec.serving.step_times import SECOND
@@ -106,33 +106,25 @@ FLEET_OPTIONS = (
         "Replicas of the server, or of the pod that decodes.",
         1,
     ),
-    CommandOption(
+    rare_option(
         "prefill_replicas",
         Whole(1, _MOST_REPLICAS),
         "With --serve disaggregated: pods that prefill (default: 1 for requests over time, else as "
         "many as keep the pods that decode busy).",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "fail",
         OutageType(),
         "A replica is down for a while: 1@60s+30s, or prefill:0@60s+30s; its requests are routed "
         "again. 1@60s: until it has started.",
         multiple=True,
-        rare=True,
     ),
-    CommandOption(
-        "mtbf",
-        TimeType(),
-        "Mean time until a replica fails, at random (default: never).",
-        rare=True,
-    ),
-    CommandOption(
+    rare_option("mtbf", TimeType(), "Mean time until a replica fails, at random (default: never)."),
+    rare_option(
         "repair",
         TimeType(),
         "With --mtbf: the mean time until a failed replica takes requests again (default: "
         "--start-time, without variation).",
-        rare=True,
     ),
     CommandOption(
         "autoscale",
@@ -141,34 +133,30 @@ FLEET_OPTIONS = (
         f"{', '.join(SCALING_RULES)}; prefill:1..4 for pods that prefill.",
         multiple=True,
     ),
-    CommandOption(
+    rare_option(
         "scale_window",
         TimeType(),
         "With --autoscale: the time between two looks at the load, averaged between them (default: "
         f"{_WINDOW:g}s).",
         _WINDOW,
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "scale_delay",
         TimeType(),
         "With --autoscale: a replica stops after this time without need for it (default: "
         f"{_DELAY:g}s).",
         _DELAY,
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "start_time",
         TimeType(),
         "Time of the start of a replica (default: the weights of a rank over its host link).",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "price",
         Number(0, above=True),
         "Cost per rank and hour, in any currency: the answer has the cost of 10^6 tokens.",
         metavar="PRICE",
-        rare=True,
     ),
 )
 

@@ -10,7 +10,16 @@ from typing import Any
 from stagec.answers.requests.fleet_options import FLEET_OPTIONS
 from stagec.ir_spec.strategy.scheduler import BUDGET
 from stagec.jobs.request.limit import SizeType
-from stagec.jobs.request.option import AnyText, CommandOption, File, Kind, Number, OneOf, Whole
+from stagec.jobs.request.option import (
+    AnyText,
+    CommandOption,
+    File,
+    Kind,
+    Number,
+    OneOf,
+    Whole,
+    rare_option,
+)
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK, SEQUENCES, Blocks
 from stagec.jobs.request.times import TimeType
@@ -78,14 +87,13 @@ OVER_TIME = (
     CommandOption(
         "rate", Number(0, above=True), "Requests per second, with random arrivals.", metavar="R"
     ),
-    CommandOption(
+    rare_option(
         "burst",
         Number(0, 1e6, above=True),
         "With --rate: the shape of the gamma distribution of gaps; 1 is a Poisson process "
         "(default), less has bursts.",
         1.0,
         metavar="SHAPE",
-        rare=True,
     ),
     CommandOption(
         "concurrency",
@@ -98,42 +106,37 @@ OVER_TIME = (
         Whole(1, MAX_REQUESTS),
         "A rollout: this number of requests arrives at the start, and no others.",
     ),
-    CommandOption(
+    rare_option(
         "until",
         Number(0, 1, above=True),
         "With --batch-of: stop when this share of the requests is done; the others keep their "
         "tokens.",
         metavar="SHARE",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "iterations",
         Whole(2, MOST_ITERATIONS),
         "With --batch-of: N rollouts, with an update of the weights between them; each begins "
         "with those that the one before left.",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "train_time",
         TimeType(),
         "With --iterations: the time in which a batch is trained, as of 'stagec time' (default: "
         "none).",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "update_time",
         TimeType(),
         "With --iterations: the time in which servers get new weights (default: those of a rank "
         "over the network between pods).",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "ahead",
         Whole(0, MOST_ITERATIONS),
         "With --iterations: how many batches servers may be ahead of the trainer; 0: they wait for "
         "it (default).",
         0,
-        rare=True,
     ),
     CommandOption(
         "lengths",
@@ -143,107 +146,95 @@ OVER_TIME = (
         "",
         metavar="TEXT|FILE",
     ),
-    CommandOption(
+    rare_option(
         "turns",
         AnyText(),
         "Turns of each random conversation: 4, 2..8 or ~5. Each prompt contains all turns before "
         "it, which a prefix cache may hold.",
         metavar="N",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "pause",
         TimeType(),
         "With --turns: the time from an answer to the next turn, for a person or a tool "
         "(default: none).",
-        rare=True,
     ),
     CommandOption(
         "count",
         Whole(1, MAX_REQUESTS),
         f"Number of random requests (default: {_COUNT:,}), or of requests to read from the file.",
     ),
-    CommandOption(
+    rare_option(
         "adapters",
         Whole(1, MAX_REQUESTS),
         "With --lora: adapters that requests name at random; those beyond --max-loras are loaded "
         "from the host.",
-        rare=True,
     ),
-    CommandOption("seed", Whole(0), "Seed of random numbers (default: 0).", 0, rare=True),
+    rare_option("seed", Whole(0), "Seed of random numbers (default: 0).", 0),
     CommandOption(
         "route",
         OneOf(tuple(ROUTERS)),
         "Which replica gets a request (default: least-loaded).",
         "least-loaded",
     ),
-    CommandOption(
+    rare_option(
         "max_batch",
         Whole(1),
         f"The most sequences that a group of ranks runs at once (default: {SEQUENCES}).",
         SEQUENCES,
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "max_tokens",
         Whole(1),
         "The most tokens of a step of a group, with chunks of prompts (default: --step-tokens, "
         f"{BUDGET:,} or that of a --stack).",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "cache_blocks",
         Blocks(),
         f"Blocks of {BLOCK} tokens, or of a --page, that the cache of a group has, or all that "
         "are needed (default: as many as the machine has room for).",
         metavar="N|all",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "preempt",
         OneOf(("recompute", "swap")),
         "When no block is free, recompute the newest sequence (default), or swap its cache to "
         "the host and back.",
         "recompute",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "host_cache",
         SizeType(),
         "Memory of the host for each rank, to which the prefix cache of a device moves blocks that "
         "it has no room for.",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "disk_cache",
         SizeType(),
         "Room on a disk for each rank, for blocks that --host-cache has no room for.",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "disk_bandwidth",
         Number(0, above=True),
         "With --disk-cache: GB/s at which a rank reads it, such as 6.8 of an NVMe drive.",
         metavar="GB/S",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "cache_loads",
         OneOf(LOADS),
         "A request waits for blocks from the host or a disk while others go on (overlap), or the "
         "step that begins it waits (block).",
         LOADS[0],
-        rare=True,
     ),
     *FLEET_OPTIONS,
-    CommandOption(
+    rare_option(
         "step_grid",
         StepGrid(),
         "Points per doubling of the grid between whose steps seconds are interpolated (default: "
         "2), or exact: evaluate every step.",
         2,
         metavar="N|exact",
-        rare=True,
     ),
 )
 

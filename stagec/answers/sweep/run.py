@@ -164,9 +164,9 @@ class SweepAnswer(Report):
         return list(self.configurations)
 
     def as_csv(self) -> str:
-        from stagec.answers.sweep.table import csv_text
+        from stagec.answers.sweep.table import sweep_csv
 
-        return csv_text(self.configurations)
+        return sweep_csv(self.configurations)
 
     def print(self, stream: TextIO) -> None:
         from stagec.answers.sweep.table import print_sweep

@@ -154,7 +154,7 @@ def _charts(answer: SweepAnswer) -> Iterator[Chart]:
     for title, axis, each, order in (
         (
             "Peak memory by category",
-            PlotAxis("bytes per rank", _bytes, 1024),
+            PlotAxis("bytes per rank", lambda size: bytes_text(round(size)), 1024),
             [(n, row["memory"]) for n, row in jobs],
             ALL,
         ),
@@ -256,10 +256,6 @@ def _axis(name: str, columns: Sequence[SweepColumn]) -> PlotAxis:
     return PlotAxis(
         column.full, partial(_mark, column), 1024 if column.text is bytes_text else 1000
     )
-
-
-def _bytes(value: float) -> str:
-    return bytes_text(round(value))
 
 
 def _number(value: Any) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import Any, TextIO
 
 from stagec.answers.sweep.rows import fits, notes
 from stagec.answers.time.table import seconds_text
 from stagec.memory.timeline import CACHES, STATIC
+from stagec.output.report import csv_text
 from stagec.output.tables import bytes_text, console, count_text, table
 
 SweepRow = Mapping[str, Any]
@@ -203,15 +202,11 @@ def _refused(rows: Sequence[SweepRow]) -> str:
     return f"{reasons.total()} of {count} configurations failed: {'; '.join(texts)}"
 
 
-def csv_text(rows: Sequence[SweepRow]) -> str:
+def sweep_csv(rows: Sequence[SweepRow]) -> str:
     """A line for each configuration, with numbers in full; a failed one has only its reason."""
     lines = [_flat(row) for row in rows]
-    text = StringIO()
-    names = list(dict.fromkeys(name for line in lines for name in line if name != _ERROR))
-    writer = csv.DictWriter(text, [*names, _ERROR], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    names = dict.fromkeys(name for line in lines for name in line if name != _ERROR)
+    return csv_text([*names, _ERROR], lines)
 
 
 def _flat(row: SweepRow) -> dict[str, object]:

@@ -76,7 +76,7 @@ class DiffAnswer(Report):
         comparison, out = self.comparison, console(stream, 160)
         for text in self._sides():
             out.print(text)
-        rows = _differing(comparison)
+        rows = [row for row in _rows(comparison) if row[1] != row[2]]
         if rows:
             texts = ((*key, *(f"{value:,}" for value in _paired(a, b))) for key, a, b in rows)
             out.print(table("Sums that differ", *_SUMS, rows=texts, text_columns=3))
@@ -145,10 +145,6 @@ _TITLES: Mapping[str, str] = {
     "other dependencies": "with other dependencies",
     "other ranks": "with other ranks",
 }
-
-
-def _differing(comparison: Comparison) -> list[tuple[Key, Sums, Sums]]:
-    return [row for row in _rows(comparison) if row[1] != row[2]]
 
 
 def _rows(comparison: Comparison) -> list[tuple[Key, Sums, Sums]]:

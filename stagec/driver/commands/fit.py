@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -145,7 +144,8 @@ def _print_table(fit: Fit, machine: Machine, stream: TextIO) -> None:
         text_columns=3,
     )
     for part in fit.parts:
-        cells = [_constants(part.constants)]
+        names = part.constants
+        cells = [", ".join(names) if len(names) <= _MANY else f"all {len(names)}"]
         for place in (0, 1):
             both = part.before[place], part.after[place]
             cells += [f"{part.rows[place]:,}", *map(_errors_text, both)]
@@ -156,10 +156,6 @@ def _print_table(fit: Fit, machine: Machine, stream: TextIO) -> None:
         if part.note:
             named = " ".join(n for n in (part.kind, part.dtype or part.level) if n)
             out.print(f"{named}: {part.note}")
-
-
-def _constants(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= _MANY else f"all {len(names)}"
 
 
 def _errors_text(errors: Errors | None) -> str:

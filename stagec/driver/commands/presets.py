@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -41,12 +40,9 @@ def command(name: str | None, **given: Any) -> None:
         for p in known.values()
     ]
     cells = [
-        (row["name"], row["title"], row["model"], _sizes_text({**row["sizes"], **row["step"]}))
+        (row["name"], row["title"], row["model"], ", ".join(f"{n} = {v}" for n, v in sizes.items()))
         for row in rows
+        for sizes in [{**row["sizes"], **row["step"]}]
     ]
     head = "Presets", "name", "run", "model", "sizes"
     show_list(Listing(rows, head, cells), given, _HINT)
-
-
-def _sizes_text(sizes: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in sizes.items())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,19 +75,13 @@ def click_option(option: CommandOption) -> Callable[[F], F]:
         about["multiple"] = True
         del about["default"]
         if (merge := option.merge) is not None:
-            about["callback"] = partial(_merged, merge)
+            about["callback"] = lambda _, __, values: merge(values)
     if option.alone:
         about |= {"is_flag": False, "flag_value": option.alone}
     about["metavar"] = option.metavar or (
         option.kind.name if isinstance(option.kind, Whole) else None
     )
     return click.option(*words, option.name, type=type_of(option.kind), **about)
-
-
-def _merged(
-    merge: Callable[[Sequence[Any]], Any], _: click.Context, __: click.Parameter, values: Any
-) -> Any:
-    return merge(values)
 
 
 def type_of(kind: Kind[Any]) -> click.ParamType[Any]:

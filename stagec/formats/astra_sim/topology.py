@@ -146,8 +146,9 @@ def _dimension(axis: str, ranks: int, level: Level) -> Dimension:
 
 def network_text(dims: list[Dimension]) -> str:
     """`network.yml`: lists with an entry per dimension."""
+    axes = ", ".join(f"{d.axis} {d.ranks} over {d.level}" for d in dims)
     columns: dict[str, tuple[Sequence[object], str]] = {
-        "topology": ([d.kind for d in dims], "innermost first: " + _axes(dims)),
+        "topology": ([d.kind for d in dims], f"innermost first: {axes}"),
         "npus_count": ([d.ranks for d in dims], ""),
         "bandwidth": ([d.bandwidth for d in dims], "GB/s of 2^30 bytes, a link and direction"),
         "latency": ([d.latency for d in dims], "ns of a link"),
@@ -157,7 +158,3 @@ def network_text(dims: list[Dimension]) -> str:
         for key, (values, text) in columns.items()
     )
     return "".join(f"{line}\n" for line in lines)
-
-
-def _axes(dims: list[Dimension]) -> str:
-    return ", ".join(f"{d.axis} {d.ranks} over {d.level}" for d in dims)

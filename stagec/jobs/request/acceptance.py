@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any
 
 from stagec.analysis.serving_rates import tokens_accepted
-from stagec.jobs.request.option import CommandOption, Number
+from stagec.jobs.request.option import CommandOption, Number, rare_option
 from stagec.jobs.request.options import JobOptions
 from stagec.support.diagnostics import error
 
@@ -22,13 +22,12 @@ ACCEPTANCE = (
         "(default: 1, no draft accepted).",
         metavar="N",
     ),
-    CommandOption(
+    rare_option(
         "acceptance",
         Number(least=0, most=1),
         "Instead of --accepted: the share of accepted drafts, which gives (1 - A^(K+1)) / (1 - "
         "A) tokens (arXiv 2211.17192).",
         metavar="A",
-        rare=True,
     ),
 )
 

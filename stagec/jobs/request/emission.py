@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.jobs.request.option import AnyText, CommandOption, Whole, switch
+from stagec.jobs.request.option import AnyText, CommandOption, Whole, rare_option, switch
 from stagec.jobs.session import Session
 from stagec.support.processors import processors
 
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 #: The options of workers.
 WORKERS = (
     CommandOption("jobs", Whole(least=1), "Worker processes (default: one for each processor)."),
-    CommandOption(
+    rare_option(
         "scheduler",
         AnyText(),
         "Work on a Dask cluster: at the address of a scheduler, or as N (--jobs) workers in "
         "SLURM jobs.",
         metavar="ADDRESS|FILE.json|slurm",
-        rare=True,
     ),
 )
 #: The options for writing traces.

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagec.jobs.request.option import CommandOption, File, OneOf
+from stagec.jobs.request.option import CommandOption, File, OneOf, rare_option
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import Diagnostic
 from stagec.support.source import UNKNOWN
@@ -27,11 +27,10 @@ MEASURED = (
         metavar="FILE",
         multiple=True,
     ),
-    CommandOption(
+    rare_option(
         "kernels_from",
         OneOf(["aiconfigurator"]),
         "Measured tables of a package: pip install 'stagec[kernels]'.",
-        rare=True,
     ),
 )
 

@@ -229,6 +229,14 @@ def switch(
     return CommandOption(name, Switch(), help, default, spelling=spelling, rare=rare)
 
 
+def rare_option(
+    name: str, kind: Kind[Any], help: str, default: Any = None, **more: Any
+) -> CommandOption:
+    """An option that `--help-all` shows, and `--help` does not; `more` are fields of
+    `CommandOption`."""
+    return CommandOption(name, kind, help, default, rare=True, **more)
+
+
 def values_of(
     options: Iterable[CommandOption],
     flags: Mapping[str, Any],

@@ -17,6 +17,7 @@ from stagec.jobs.request.option import (
     File,
     Whole,
     path_of,
+    rare_option,
     switch,
     values_of,
 )
@@ -162,9 +163,7 @@ JOB = (
     ),
     CommandOption("dump_dir", File(), "Write the module after every pass.", metavar="DIR"),
     switch("time_passes", "Print the time of each pass.", rare=True),
-    CommandOption(
-        "reproducer", File(), "Where to write a crash reproducer.", metavar="FILE", rare=True
-    ),
+    rare_option("reproducer", File(), "Where to write a crash reproducer.", metavar="FILE"),
     switch("check_numerics", "Compare numbers before and after each pass, on tiny sizes."),
     CommandOption("plugin", File(), "Load a plug-in file.", metavar="FILE", multiple=True),
 )

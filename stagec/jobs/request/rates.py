@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stagec.jobs.request.option import CommandOption, Number
+from stagec.jobs.request.option import CommandOption, Number, rare_option
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ DEVICE = "h100-sxm"
 def rate_options(purpose: str) -> tuple[CommandOption, ...]:
     """The two options; `purpose` is what durations are used for."""
     return (
-        CommandOption("peak_tflops", _RATE, f"With --memory-gbps: {purpose}.", rare=True),
-        CommandOption("memory_gbps", _RATE, "Memory bandwidth for durations, GB/s.", rare=True),
+        rare_option("peak_tflops", _RATE, f"With --memory-gbps: {purpose}."),
+        rare_option("memory_gbps", _RATE, "Memory bandwidth for durations, GB/s."),
     )
 
 

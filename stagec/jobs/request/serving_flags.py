@@ -12,7 +12,7 @@ from stagec.ir.module import BATCH, Module
 from stagec.ir.serving_step import DECODE, MIXED, MODES, PAST, PREFILL
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.statement import Statement
-from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole
+from stagec.jobs.request.option import AnyText, CommandOption, OneOf, Whole, rare_option
 from stagec.serving.step import Step, parse_step
 from stagec.support.diagnostics import Diagnostic, error
 
@@ -49,13 +49,12 @@ STEP = {
     "speculative": CommandOption(
         "speculative", Whole(least=0), "With --serve decode: draft tokens per sequence and step."
     ),
-    "step": CommandOption(
+    "step": rare_option(
         "step",
         AnyText(),
         "With --serve mixed: the sequences of the step, such as decode=64x4096,prefill=1x2048+0 "
         "(sequences x new tokens + cached ones; chunk= samples none, verify= all).",
         metavar="CLASSES",
-        rare=True,
     ),
 }
 #: Two pods, one of which prefills; see `stagec.jobs.pods`.
@@ -63,25 +62,20 @@ DISAGGREGATED = "disaggregated"
 PODS = (PREFILL, DECODE)
 #: The options of caches and results.
 CACHES = {
-    "page": CommandOption(
-        "page",
-        _COUNT,
-        "With --serve: caches have whole pages of this number of tokens.",
-        1,
-        rare=True,
+    "page": rare_option(
+        "page", _COUNT, "With --serve: caches have whole pages of this number of tokens.", 1
     ),
     "kv_dtype": CommandOption(
         "kv_dtype",
         OneOf(tuple(KV_TYPES)),
         "With --serve: the element type of cached keys and values (default: as computed).",
     ),
-    "sampling": CommandOption(
+    "sampling": rare_option(
         "sampling",
         OneOf(SAMPLING),
         "With --serve and a split vocabulary: sample from gathered logits, as engines do "
         "(default), or from the maxima of the ranks (local); none returns logits.",
         SAMPLING[0],
-        rare=True,
     ),
 }
 OPTIONS = (

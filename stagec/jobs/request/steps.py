@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import BUDGET
-from stagec.jobs.request.option import AnyText, CommandOption, Kind, Whole
+from stagec.jobs.request.option import AnyText, CommandOption, Kind, Whole, rare_option
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -74,38 +74,34 @@ STEPS = (
         "Groups of ranks with requests of their own get them round robin.",
         metavar="FILE|poisson:...",
     ),
-    CommandOption(
+    rare_option(
         "policy",
         AnyText(),
         "Which requests are in a step: fcfs (default), or one of a plug-in. --chunk N bounds "
         f"the tokens of a step (default {BUDGET}), --batch N its sequences (default {SEQUENCES}).",
         "fcfs",
         metavar="NAME",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "cache_blocks",
         Blocks(),
         f"Blocks of {BLOCK} tokens, or of a --page, that the cache of a group has, or all "
         "that are needed (default: as many as the --machine has room for, else all).",
         metavar="N|all",
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "bucket",
         _COUNT,
         "Round the cached tokens of sequences up to a multiple of N, so that more steps and "
         "classes are equal: an approximation (default 1: exact).",
         1,
-        rare=True,
     ),
-    CommandOption(
+    rare_option(
         "tick",
         Milliseconds(),
         "With --requests: the time that a step takes, in milliseconds (default: as long as it "
         f"takes on the --machine, else {TICK // 10**6}).",
         metavar="MS",
-        rare=True,
     ),
 )
 

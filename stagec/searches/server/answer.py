@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.ir_spec.strategy.scheduler import ALONE, ANY, BESIDE
 from stagec.jobs.builder import model_name
 from stagec.jobs.request.measurements import MEASURED, remark_unused
 from stagec.jobs.session import Session
-from stagec.output.report import Report
+from stagec.output.report import Report, csv_text
 from stagec.output.svg_text import SVGText
 from stagec.searches.server.run import launched
 from stagec.searches.server.servers import ServerPlan, WorkerPool, behind
@@ -133,12 +131,8 @@ class ServerSearchAnswer(Report):
         return [folder / name for name in files]
 
     def as_csv(self) -> str:
-        text = StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        for row in self.data["best"]:
-            writer.writerow([_value(row, name) for name in _COLUMNS])
-        return text.getvalue()
+        best = self.data["best"]
+        return csv_text(_COLUMNS, ({n: _value(row, n) for n in _COLUMNS} for row in best))
 
     def print(self, stream: TextIO) -> None:
         print_servers(self.data, stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -176,13 +176,14 @@ def _with_tasks(
     """The question with the workers of its space, for each machine and stack, on 1, 2, 4, ... ranks
     up to all of them."""
     said = said_values(given, session)
+    stacks = dict.fromkeys(name.strip() for name in given["stack"].split(","))
     budgets = (given["chunk"],) if given["chunk"] else ()
     tasks: list[WorkerTask] = []
     refused, points = Counter[str](), 0
     limit = given["limit"] or Limit(AT_HAND, 0)
     most = max(question.ranks)
     for machine, price in zip(machines, prices_of(machines, given["price"]), strict=True):
-        for stack in _stacks(given["stack"]):
+        for stack in stacks:
             base = on_machine(question.model.changed(stack=stack), machine)
             for ranks in doubled(1, most):
                 space = space_of(given, said, of_job, sizes, layers.total, ranks, machine)
@@ -202,11 +203,6 @@ def _with_tasks(
                 about = limit, question.load, budgets, given["batch"], price, question.measured
                 tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in distinct)
     return replace(question, tasks=tasks, refused=+refused, points=points)
-
-
-def _stacks(text: str) -> Iterator[str]:
-    """The stacks of a comma-separated list."""
-    yield from dict.fromkeys(name.strip() for name in text.split(","))
 
 
 def _lacks(question: ServerQuestion, job: JobOptions) -> str:
