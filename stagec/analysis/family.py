@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TypeVar
 from weakref import finalize
 
@@ -163,9 +164,8 @@ def _decompose(root: Operation) -> None:
 class Compiled:
     """A compile of a family by a pipeline that ends with a lowered module: its decisions, and its
     figures as expressions. `model_flops` and `tokens` are those of a step of all ranks, None if
-    unknown. Without `plans` the pass that plans memory is left out: a plan is made when figures are
-    needed, and is not in the module. Its own decisions are not those of the compile, so values that
-    need another plan share the compile. Equal actions are then lowered once, so their nodes have
+    unknown. Without `plans` the pass that plans memory is left out: the plan is made when figures
+    are needed, and is not in the module. Equal actions are then lowered once, so their nodes have
     the names of the first one."""
 
     def __init__(
@@ -188,10 +188,7 @@ class Compiled:
             verify_module(module)
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
-        self._module, self.tokens = module, watch.tokens
-        self._plans: list[tuple[Queries, FigureFormulas]] = []
-        if watch.plans is not None:
-            self._plans.append((Queries(), FigureFormulas(module, watch.plans)))
+        self._module, self._plans, self.tokens = module, watch.plans, watch.tokens
         finalize(module, _decompose, module.root)  # programs keep the module alive
         flops = None if watch.flops is None else step_flops(watch.flops, module.graphs)
         self.model_flops = flops
@@ -201,34 +198,33 @@ class Compiled:
         if not self._plans_late:
             _forget_origins(module)
 
-    def _planned(self, values: Mapping[str, int]) -> FigureFormulas | None:
-        """The figures of the plan that is valid for values with the same decisions."""
-        settled = self.settled(values)
-        return next((figures for queries, figures in self._plans if queries.same(settled)), None)
-
-    def has_figures(self, values: Mapping[str, int]) -> bool:
-        """Whether figures are available for values with the same decisions: there is a plan for
-        them, or it can be made, as the original operations still exist."""
-        late = self._plans_late and any(graph.origin is not None for graph in self._module.graphs)
-        return late or self._planned(values) is not None
-
-    def _plan(self, values: Mapping[str, int]) -> FigureFormulas:
-        """Plan memory for values with the same decisions. Raises `DiagnosticError`."""
-        module, queries = self._module, Queries()
-        functions = [graph.origin for graph in module.graphs if graph.origin is not None]
-        if not functions:
+    @cached_property
+    def _formulas(self) -> FigureFormulas:
+        if self._plans is None:
             raise error(
                 f"figures need the pass '{PLAN}', which was not run",
                 remedy=f"put {PLAN} before lower-to-trace in the pipeline",
             )
+        return FigureFormulas(self._module, self._plans)
+
+    def has_figures(self, values: Mapping[str, int]) -> bool:
+        """Whether figures are available for values with the same decisions: if memory is planned,
+        the decisions of the plan count too; otherwise the original operations must still exist."""
+        if self._plans is None and self._plans_late:
+            return any(graph.origin is not None for graph in self._module.graphs)
+        return self.decisions.same(values)
+
+    def _plan(self, values: Mapping[str, int]) -> None:
+        """Plan memory for values with the same decisions."""
+        module = self._module
         module.set_values(self.settled(values))
-        module.decisions = queries
+        module.decisions = self.decisions
         try:
-            figures = FigureFormulas(module, MemoryMoments(module, functions))
+            functions = (graph.origin for graph in module.graphs)
+            self._plans = MemoryMoments(module, [f for f in functions if f is not None])
         finally:
             module.decisions = None
-        self._plans.append((queries, figures))
-        return figures
+        _forget_origins(module)
 
     def settled(self, values: Mapping[str, int]) -> Mapping[str, int]:
         """The values of symbols and axes in the expressions, for values with the same decisions:
@@ -271,8 +267,9 @@ class Compiled:
     def _of_plan(
         self, of: Callable[[FigureFormulas, Mapping[str, int]], F], values: Mapping[str, int]
     ) -> F:
-        figures = self._planned(values) or self._plan(values)
+        if self._plans is None and self._plans_late:
+            self._plan(values)
         try:
-            return of(figures, self.settled(values))
+            return of(self._formulas, self.settled(values))
         except UnboundError as e:
             raise self._module.no_value(e.names, self._module.root.loc) from None

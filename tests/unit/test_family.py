@@ -250,16 +250,3 @@ def test_figures_asked_for_late_are_those_of_the_plan_in_the_module() -> None:
     CompiledJob.of(options)  # lets go of the text of the job before it
     assert not late.compiled.has_figures(late.values)
     assert late.figures().flops > planned.flops
-
-
-def test_values_that_need_another_memory_plan_share_the_compile() -> None:
-    def job(cp: int) -> CompiledJob:
-        return CompiledJob.of(JobOptions("llama3-8b", cp=cp, sizes={"B": 1, "S": 8192, "L": 2}))
-
-    ring = {cp: job(cp) for cp in (2, 8)}  # the plan runs the iterations of a short ring
-    assert ring[2].compiled is ring[8].compiled
-    peaks = {cp: each.memory_figures().peak for cp, each in ring.items()}
-    for cp, each in ring.items():
-        options = JobOptions("llama3-8b", cp=cp, sizes={"B": 1, "S": 8192, "L": 2})
-        assert peaks[cp] == LoweredJob.of(options, figures=True).figures().peak
-        assert each.memory_figures().peak == peaks[cp]
