@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from stagec.importers.common.heads import read_head
 from stagec.importers.common.positions import declare_part, read_rope
-from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.sizes import begin, read_head, read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
     ACTIVATIONS,

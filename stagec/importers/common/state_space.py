@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from stagec.importers.common.heads import read_head
-from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.sizes import begin, read_head, read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.stack import ONE, times
 from stagec.importers.writing.text import Callee, ModelText

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from stagec.importers.common.heads import expect_head
-from stagec.importers.common.sizes import begin, begin_text, read_size
+from stagec.importers.common.sizes import begin, begin_text, expect_head, read_size
 from stagec.importers.families.encoders import PAIRS, read_activation, read_heads_of, translate
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config

@@ -1,4 +1,6 @@
-"""Diffusion transformers by the configurations of diffusers: DiT, Flux and Stable Diffusion 3.
+"""Diffusion transformers by the configurations of diffusers: DiT, Flux, Stable Diffusion 3 and
+Qwen-Image, and PixArt and Wan, whose blocks share one condition and add a table to it
+(adaLN-single, arXiv 2310.00426, section 2.3).
 
 A step predicts the noise of latents and is trained by the mean squared error.
 """
@@ -20,7 +22,8 @@ from stagec.importers.common.adaptive import (
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.text import Body, ModelText
+from stagec.importers.writing.blocks import RMS
+from stagec.importers.writing.text import Body, Callee, ModelText
 from stagec.importers.writing.towers import projected
 
 # -- DiT -------------------------------------------------------------------------------------------
@@ -191,3 +194,155 @@ def read_sd3(config: Config) -> ModelText:
     n = last_norm(text, body, "%y", t)
     args = "%texts: bf16[B, S, J], %pooled: bf16[B, U_text], %time: f32[B]"
     return predict_patches(text, body, n, args)
+
+
+_SINUSOID = "numbers of a time's sinusoid"
+
+
+@reads(
+    "Qwen-Image",
+    features="streams of image and text, adaptive norms",
+    marks=("QwenImageTransformer2DModel",),
+)
+def read_qwen_image(config: Config) -> ModelText:
+    """Qwen-Image (arXiv 2508.02324): streams of image and text in all blocks."""
+    text = begin_images(config, "X", "S")
+    text.symbol("S", 512, "tokens of a text")
+    text.symbol("X", 4096, "tokens of an image: 1024 x 1024")
+    width = read_width(config, text, 24, 128)
+    text.symbol("F", 4 * width, "four times the width")
+    read_size(config, text, "C", "in_channels", default=64)
+    patch = config.size("patch_size", default=2)
+    size = patch * patch * config.size("out_channels", default=16)
+    text.symbol("C_out", size, "patch_size^2 * out_channels")
+    read_size(config, text, "J", "joint_attention_dim", default=3584)
+    text.symbol("L", config.layers("num_layers", default=60), "num_layers")
+    text.symbol("U", 256, _SINUSOID)
+    for key in ("guidance_embeds", "zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"):
+        config.only(key, False)
+    axes = config.sizes("axes_dims_rope") or (16, 56, 56)
+    if sum(axes) != text.symbols["K"].value:
+        raise config.refuse(
+            "axes_dims_rope", f"has the sum {sum(axes)}, expected 'attention_head_dim'"
+        )
+    body = Body()
+    block = joint(text, "rotated")
+    x = projected(text, body, "x0", "%images", "image_in", "C, D")
+    n = RMS.write(body, "c1", "%texts", "text_norm", "J")
+    c = projected(text, body, "c0", n, "text_in", "J, D")
+    t = embedded_time(text, body)
+    inner = Body(f"%x, %c = stg.call @{block}(%h, %g, %t)", "stg.yield(%x, %c, %t)")
+    body.repeat("%y, %yc, %ty", "layers", "L", f"%h = {x}, %g = {c}, %t = {t}", inner)
+    n = last_norm(text, body, "%y", "%ty")
+    v = projected(text, body, "v", n, "head", "D, C_out")
+    body.ends(f"stg.mse[mean = B*X*C_out]({v}, %noise)")
+    text.notes.append("Positions of three axes are rotated like those of one: the same work.")
+    args = "%images: bf16[B, X, C], %texts: bf16[B, S, J], %time: f32[B],"
+    return text.train(f"{args} %noise: bf16[B, X, C_out]", body)
+
+
+# -- one condition for all blocks ------------------------------------------------------------------
+
+
+def _use(text: ModelText, function: str, *given: str, symbols: str = "D") -> Callee:
+    return text.use("single_condition", symbols, *given, function=function)
+
+
+def _blocks(text: ModelText, body: Body, x: str, c: str, t: str, *given: str) -> str:
+    """Append all blocks on the image `x`, under the time `t` [B, D] and the text `c`, and the norm
+    after them, and return its name."""
+    m = body.call("all", _use(text, "condition_of_all"), t)
+    inner = Body()
+    block = _use(text, "conditioned_block", *given, symbols="D H K F")
+    inner.do(f"stg.yield({inner.call('r', block, '%h', '%g', '%m')}, %g, %m, %t)")
+    # layers carry the conditions, so that pipeline stages forward them
+    carried = f"%h = {x}, %g = {c}, %m = {m}, %t = {t}"
+    body.repeat("%y, %yc, %ym, %ty", "layers", "L", carried, inner)
+    return body.call("n", _use(text, "last_conditioned"), "%y", "%ty")
+
+
+@reads(
+    "PixArt",
+    features="one condition for all blocks, cross attention",
+    marks=("PixArtTransformer2DModel",),
+)
+def read_pixart(config: Config) -> ModelText:
+    """PixArt (arXiv 2310.00426), alpha and sigma."""
+    text = begin_images(config, "X", "S")
+    text.symbol("S", 300, "tokens of a text")
+    read_latents(config, text, 128, 4)
+    width = read_width(config, text, 16, 72)
+    text.symbol("F", 4 * width, "four times the width")
+    text.symbol("L", config.layers("num_layers", default=28), "num_layers")
+    text.symbol("U", 256, _SINUSOID)
+    config.fixed(cross_attention_dim=width, norm_type="ada_norm_single")
+    config.fixed(activation_fn="gelu-approximate", norm_elementwise_affine=False)
+    config.only("attention_type", "default")
+    config.skip("norm_num_groups", "upcast_attention", "norm_eps", "num_embeds_ada_norm")
+    config.skip("interpolation_scale")
+    biased = config.flag("attention_bias", default=True)
+    given = config.has("caption_channels")
+    if given:
+        read_size(config, text, "J", "caption_channels")
+    sized = config.flag(
+        "use_additional_conditions", default=config.size("sample_size", default=128) == 128
+    )
+    body = Body()
+    x, c = added_positions(text, body), "%texts"
+    if given:
+        c = body.call("c0", _use(text, "text_condition", symbols="D J"), c)
+    t = embedded_time(text, body)
+    if sized:
+        if width % 3:
+            raise config.refuse(
+                "num_attention_heads", f"gives the width {width}, not a multiple of 3"
+            )
+        text.assume("D % 3 == 0")
+        block = _use(text, "size_condition", symbols="D U")
+        both = (body.call(f"{n}_c", block.with_(f"as = {n}"), f"%{n}") for n in ("size", "ratio"))
+        sizes = body.let("sized", f"stg.concat[dim = 1]({', '.join(both)})")
+        t = body.let("t1", f"stg.add({t}, {sizes})")
+    n = _blocks(text, body, x, c, t, *([] if biased else ["qkv_bias = no"]))
+    more = ", %size: f32[B, 2], %ratio: f32[B, 1]" if sized else ""
+    texts = "J" if given else "D"
+    return predict_patches(text, body, n, f"%texts: bf16[B, S, {texts}], %time: f32[B]{more}")
+
+
+@reads(
+    "Wan",
+    features="PixArt of videos, q and k normed over all heads",
+    marks=("WanTransformer3DModel",),
+)
+def read_wan(config: Config) -> ModelText:
+    """Wan (arXiv 2503.20314), from texts: patches of latents of a video."""
+    text = begin_images(config, "X", "S")
+    text.symbol("S", 512, "tokens of a text")
+    text.symbol("X", 32760, "tokens of a video: 81 frames of 480 x 832")
+    read_width(config, text, 40, 128)
+    read_size(config, text, "F", "ffn_dim", default=13824)
+    read_size(config, text, "J", "text_dim", default=4096)
+    read_size(config, text, "U", "freq_dim", default=256)
+    text.symbol("L", config.layers("num_layers", default=40), "num_layers")
+    each = 1
+    for size in config.sizes("patch_size", length=3, least=1) or (1, 2, 2):
+        each *= size
+    channels = config.size("in_channels", default=16)
+    text.symbol("C", each * channels, "in_channels * patch_size")
+    size = each * config.size("out_channels", default=channels)
+    text.symbol("C_out", size, "out_channels * patch_size")
+    config.only("qk_norm", "rms_norm_across_heads")
+    for key in ("image_dim", "added_kv_proj_dim", "pos_embed_seq_len"):
+        config.only(key)
+    config.skip("eps", "rope_max_seq_len")
+    body = Body()
+    x = projected(text, body, "x0", "%videos", "patch", "C, D")
+    c = body.call("c0", _use(text, "text_condition", symbols="D J"), "%texts")
+    t = embedded_time(text, body)
+    given = ["qk_norm = rms", "rope = (base = 10000)"]
+    given += ["cross_norm"] * config.flag("cross_attn_norm", default=True)
+    n = _blocks(text, body, x, c, t, *given)
+    v = projected(text, body, "v", n, "head", "D, C_out")
+    body.ends(f"stg.mse[mean = B*X*C_out]({v}, %noise)")
+    text.notes.append("Positions of three axes are rotated like those of one: the same work.")
+    args = "%videos: bf16[B, X, C], %texts: bf16[B, S, J], %time: f32[B],"
+    return text.train(f"{args} %noise: bf16[B, X, C_out]", body)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.importers.common.heads import expect_head, heads_of, is_bare
-from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.sizes import begin, expect_head, heads_of, is_bare, read_size
 from stagec.importers.families.encoders import (
     classify,
     classify_each,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stagec.importers.common.heads import expect_head
-from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.sizes import begin, expect_head, read_size
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (

@@ -24,10 +24,10 @@ from stagec.importers.families.images_beside import (
     READ_LLAVA,
     READ_MISTRAL3,
     READ_PALIGEMMA,
+    language_of,
     read_gemma3_images,
     read_llama4_images,
 )
-from stagec.importers.families.spoken import language_of
 from stagec.importers.families.windows import read_gemma3, read_llama4
 from stagec.importers.family import Reader, reads
 from stagec.importers.reading.config import Config

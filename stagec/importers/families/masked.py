@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from stagec.importers.common.heads import expect_head, is_bare
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.positions import read_bases, read_rope
-from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.sizes import begin, expect_head, is_bare, read_size
 from stagec.importers.families.encoders import (
     predict_words,
     read_activation,

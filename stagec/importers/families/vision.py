@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from stagec.importers.common.heads import heads_of, is_bare
 from stagec.importers.common.idle import Idle
-from stagec.importers.common.sizes import begin_text, read_size
+from stagec.importers.common.sizes import begin_text, heads_of, is_bare, read_size
 from stagec.importers.families.encoders import classify, read_activation, read_heads_of, vectors
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stagec.importers.common.heads import heads_of
 from stagec.importers.common.idle import Idle
-from stagec.importers.common.sizes import begin_text, read_size
+from stagec.importers.common.sizes import begin_text, heads_of, read_size
 from stagec.importers.families.encoders import (
     classify,
     classify_each,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from stagec.importers.common.heads import read_head
 from stagec.importers.common.positions import read_rope
-from stagec.importers.common.sizes import begin, read_size
+from stagec.importers.common.sizes import begin, read_head, read_size
 from stagec.importers.common.state_space import Mamba2Keys, read_mamba1, read_mamba2, skip_steps
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
