@@ -58,7 +58,9 @@ class GradientReductions:
         to = of_parameter(dtypes.grad, param.tensor.dtype)
         if whole:
             to, made = self._wire(param), grad.producer
-            grad = made.operands[0] if made is not None and made.has(Recasts) else grad
+            if made is not None and made.has(Recasts):  # that of autocast is a node of the graph
+                computed = made.operands[0].tensor.dtype == dtypes.compute
+                grad = made.operands[0] if computed else grad
             grad = _unfilled(grad)
             at = b if grad.tensor.dtype != to else where_made(b, [grad])
         attrs: dict[str, RawAttr] = {"to": to, **({"phase": "gradient"} if at is b else {})}
