@@ -58,7 +58,10 @@ class GradientReductions:
             return cast_once(at, grad, self._wire(param))
         to = of_parameter(dtypes.grad, param.tensor.dtype)
         if whole:
-            to, grad = self._wire(param), _unfilled(uncast(grad))
+            to, source = self._wire(param), uncast(grad)
+            if source.tensor.dtype != dtypes.compute:  # a cast of autocast is a node of the graph
+                source = grad
+            grad = _unfilled(source)
             at = b if grad.tensor.dtype != to else where_made(b, [grad])
         attrs: dict[str, RawAttr] = {"to": to, **({"phase": "gradient"} if at is b else {})}
         if self._rule.sums == "cast" and grad.tensor.dtype != to:
