@@ -60,7 +60,7 @@ def import_model(
         )
     model = read(config)
     config.finish()
-    model.dropout = dropout_rates(members, config.text("model_type", default=""))
+    model.dropout = dropout_rates(config, members, config.text("model_type", default=""))
     return model
 
 
