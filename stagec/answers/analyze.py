@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.builder import JobBuilder, model_name
+from stagec.jobs.idle_flags import unscheduled
 from stagec.jobs.largest_batch import serving_figures
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pods import Pods
@@ -167,6 +168,7 @@ def analyze(
     from stagec.analysis.op_bounds import op_bounds
     from stagec.analysis.report import analysis
 
+    session.report(*unscheduled(options))
     pods = Pods.of(on_machine(options, machine), session, symbolic=symbolic)
     _check(pods.first, limit, machine)
     # several pods have the counts alone, unless more is requested

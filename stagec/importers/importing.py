@@ -61,7 +61,7 @@ def import_model(
     config.family = family.name
     model = read(config)
     config.finish()
-    model.dropout = dropout_rates(members, config.text("model_type", default=""))
+    model.dropout = dropout_rates(config, members, config.text("model_type", default=""))
     return model
 
 

@@ -68,12 +68,13 @@ class Level(Text):
     """One level of the network; levels are listed from the inside out.
 
     `ranks` is the number of ranks that one unit of the level connects, including those of inner
-    levels; without it, the level connects any number. `used` is the number of them that a job uses;
-    without it, that depends on the job (`stagec.machines.placement`). `bandwidth` is the rate at
-    which one rank can send over all its links of the level together, `latency` the time of one hop
-    of a small message. `oversubscription` divides the bandwidth when all ranks send. `kind` says
-    how the units inside are connected: all at full bandwidth (`switch`, `fat-tree`), each to its
-    two neighbours (`ring`, with half of the bandwidth each), or each pair by its own link (`mesh`).
+    levels; without it, the level connects any number, and a ring the units that a job uses. `used`
+    is the number of them that a job uses; without it, that depends on the job
+    (`stagec.machines.placement`). `bandwidth` is the rate at which one rank can send over all its
+    links of the level together, `latency` the time of one hop of a small message.
+    `oversubscription` divides the bandwidth when all ranks send. `kind` says how the units inside
+    are connected: all at full bandwidth (`switch`, `fat-tree`), each to its two neighbours (`ring`,
+    with half of the bandwidth each), or each pair by its own link (`mesh`).
     `reductions`: switches can add and copy.
     """
 

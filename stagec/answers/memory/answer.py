@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.answers.memory.picture import Drawing, DrawnJob, memory_page
 from stagec.jobs.builder import JobBuilder
+from stagec.jobs.idle_flags import unscheduled
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import OneOf
@@ -123,6 +124,7 @@ def memory(
     `DiagnosticError`."""
     from stagec.analysis.footprint import footprint
 
+    session.report(*unscheduled(options))
     pods = Pods.of(options, session)
     pods.lower(until=PLAN)
     plans: dict[str, MemoryPlan] = {}

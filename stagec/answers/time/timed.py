@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stagec.answers.time.joined import JoinedPods, PodsPlans
-from stagec.ir_spec.strategy.scheduler import SchedulerOp
 from stagec.jobs.lowered import LoweredJob, TimedStep
 from stagec.jobs.planned import Looks
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
-from stagec.support.diagnostics import Diagnostic
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 
 if TYPE_CHECKING:
@@ -53,18 +51,6 @@ class Timed:
     def issued(self) -> Issued:
         """The programs of all pods, for pictures: the ranks of pods are concatenated."""
         return JoinedPods(self.each) if self.pods.several else next(iter(self.each.values()))
-
-    def without_effect(self) -> Iterator[Diagnostic]:
-        """Warnings about flags that do not change the time of the step."""
-        unused: dict[str, str] = {}
-        jobs = (each for pod in self.each.values() for each in pod.jobs)
-        if not self.replay.graphs and not any(each.software.is_graph for each in jobs):
-            unused["--no-graphs"] = "hosts launch no graph in this step"
-        for flag in SchedulerOp.flags if self.options.serve is not None else ():
-            if not flag.is_default(getattr(self.options, flag.name)):
-                unused[flag.option] = "one step is timed; 'stagec serve' schedules requests"
-        for option, why in unused.items():
-            yield Diagnostic(f"{option} has no effect: {why}", severity="warning")
 
 
 def time_job(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
+from stagec.importers.reading.config import Config
 from stagec.importers.reading.json_text import Object
+from stagec.ir.expr import MAX_INTEGER
 
 #: The keys of transformers' configurations by the kind of dropout: of the results of blocks, the
 #: input of the first block, and attention weights.
@@ -43,14 +45,16 @@ _A_TENTH: Mapping[str, tuple[str, ...]] = {
 _HIDDEN_RATE = (*_BERT, *_BART, "gpt_neox")
 
 
-def dropout_rates(members: Object, model_type: str) -> dict[str, Fraction]:
-    """The nonzero rates of a configuration, or the defaults of its family, by the kind of
-    dropout."""
+def dropout_rates(config: Config, members: Object, model_type: str) -> dict[str, Fraction]:
+    """The nonzero rates of a configuration, or the defaults of its family, by the kind of dropout.
+    Raises `DiagnosticError` for a number that is not a rate."""
     rates: dict[str, Fraction] = {}
     for what, keys in _KEYS.items():
-        values = (members[key].value for key in keys if key in members)
-        usual = Fraction(1, 10) if model_type in _A_TENTH[what] else 0
-        rate = next((v for v in values if isinstance(v, int | Fraction)), usual)
+        values = ((key, members[key].value) for key in keys if key in members)
+        usual = "", Fraction(1, 10) if model_type in _A_TENTH[what] else 0
+        key, rate = next(((k, v) for k, v in values if isinstance(v, int | Fraction)), usual)
+        if not 0 <= rate <= 1 or Fraction(rate).denominator > MAX_INTEGER:
+            raise config.wrong(key, "a rate from 0 to 1 of at most 18 decimals")
         if 0 < rate < 1:
             rates[what] = Fraction(rate)
     if model_type in _HIDDEN_RATE and "hidden" in rates:
