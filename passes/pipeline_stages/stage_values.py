@@ -141,7 +141,7 @@ class StageValues:
             name, chunk = original.name, holding.home.chunk
             type_ = self.cut_type(original, holding)
             if is_cut and isinstance(type_, TensorType):
-                name, type_ = chunk_name(name, chunk), replace(type_, part=(name, chunk))
+                name, type_ = chunk_name(name, chunk), type_.with_part((name, chunk))
             self._args[key] = self.func.body.add_arg(name, type_, original.loc)
         return self._args[key]
 

@@ -164,16 +164,16 @@ class Template:
 
 
 class Stamped(NamedTuple):
-    """The values that one part of an instance produces. `origin` is equal for all instances of the
-    template."""
+    """The values that one part of an instance produces. `origin` is the template and the index of
+    the part, equal for all instances of the template."""
 
     instance: StepInstance
-    part: int
     origin: tuple[Template, int]
 
     def values(self) -> Iterator[StampedValue]:
         """The values of the part, in order."""
-        for shape, places in self.instance.template.made[self.part]:
+        template, part = self.origin
+        for shape, places in template.made[part]:
             yield StampedValue(shape, self.instance, places)
 
 
