@@ -236,7 +236,7 @@ class StageValues:
                     self.get(value, region)
         region.append(new)
         floats = op.parent is self.sections.body and not self.sections.slots[op]
-        if new.phase != op.phase and not floats:
+        if "phase" not in attrs and not floats and new.phase != op.phase:
             new.attrs["phase"] = op.phase
         if op.region is not None:
             self._copy_region(op.region, new.make_region(), inside)

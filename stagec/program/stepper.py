@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 
+from stagec.ir.alike import captured
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.types import NODE
 from stagec.program.buckets import Bucketed
@@ -121,7 +122,7 @@ class Stepper(Unroller):
             made = self._scheduled(region)
         else:
             ends = region.terminator.operands
-            seen = RegionUse(region, ends, ends)
+            seen = RegionUse(region, ends, ends, captured(region))
             made = _Stamps([seen])
             part = TemplatePart(seen, f"{self._prefix}mb{MICROBATCH[0]}/", 0, 0)
             for i in range(self._count(op, "count")):
@@ -139,15 +140,18 @@ class Stepper(Unroller):
         that adds to it."""
         actions: dict[tuple[str, int], RegionUse] = {}
         receives: dict[tuple[str, int], RegionUse] = {}
+        inside_of = cache(captured)
         for op in region.ops[:-1]:
             which, got = (op.text("kind"), op.integer("chunk")), receives_in(op.body)
             received = [o.result for o in op.body.ops if o in got]
             arrived = {value: Value(value.name, NODE, op, -1) for value in received}
             outside = {**dict(zip(op.body.args, op.operands, strict=True)), **arrived}
             ends = op.body.terminator.operands
-            actions[which] = RegionUse(op.body, op.results, ends, got, outside)
+            inside = inside_of(op.body, got)
+            actions[which] = RegionUse(op.body, op.results, ends, inside, got, outside)
             others = frozenset(op.body.ops) - got
-            receives[which] = RegionUse(op.body, [*arrived.values()], received, others)
+            inside = inside_of(op.body, others)
+            receives[which] = RegionUse(op.body, [*arrived.values()], received, inside, others)
         made = _Stamps([*actions.values(), *receives.values()])
         parts = cache(partial(self._parts, actions))
         posted = cache(partial(self._parts, receives))
