@@ -241,9 +241,11 @@ def _merge_reductions(
             early = op.position() < blocks.position()
         if blocks is not None and early:
             ends[op] = blocks
+    before: dict[Operation, list[Operation]] = {}
     for op in sorted(waves, key=lambda op: (waves[op], _is_movement(op))):
-        region.ops.remove(op)
-        region.insert(ends[op].position(), op)
+        before.setdefault(ends[op], []).append(op)
+    stays = [op for op in region.ops if op not in waves]
+    region.ops[:] = [each for op in stays for each in (*before.get(op, ()), op)]
     for group in _groups(region.ops, lambda op: op in waves):
         by_wave: dict[tuple[int, Operation], list[Operation]] = {}
         for op in group:

@@ -19,7 +19,6 @@ from dataclasses import replace
 from stagec.api import (
     AxisUse,
     Builder,
-    Dim,
     Module,
     Operation,
     Partial,
@@ -114,13 +113,13 @@ def _partial_of_arg(arg: Value) -> Partial | None:
 
 def _settled(type_: TensorType, splits: Sequence[Split], partial: Partial | None) -> TensorType:
     """The type with this placement, without priorities."""
-    dims = tuple([_dim(d, s) for d, s in zip(type_.dims, splits, strict=True)])
-    return replace(type_, dims=dims, partial=partial, placed=True)
+    each = [d.split_over(s) for d, s in zip(type_.dims, map(_final, splits), strict=True)]
+    return replace(type_, dims=tuple(each), partial=partial, placed=True)
 
 
-def _dim(dim: Dim, split: Split) -> Dim:
-    uses = tuple([AxisUse(u.axis) for u in split])
-    return dim if dim.split == uses and not dim.open else replace(dim, split=uses, open=False)
+def _final(split: Split) -> Split:
+    """A split without priorities."""
+    return tuple([AxisUse(u.axis) if u.priority else u for u in split]) if split else ()
 
 
 # -- pins ------------------------------------------------------------------------------------------

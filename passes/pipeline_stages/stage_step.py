@@ -336,7 +336,7 @@ class StageStep:
             for chunk, kept in spread.here.items() if spread is not None else ():
                 part = None if chunk is None else (value.name, chunk)
                 outputs.append(kept)
-                types.append(replace(kept.tensor.inner, part=part))
+                types.append(kept.tensor.inner.with_part(part))
         new = Operation(end.definition, outputs, end.attrs, loc=end.loc)
         self._values.func.body.append(new)
         self._values.func.body.returns = tuple(types)

@@ -139,7 +139,7 @@ class StageValues:
             name, chunk = original.name, holding.home.chunk
             type_ = self.cut_type(original, holding)
             if is_cut and isinstance(type_, TensorType):
-                name, type_ = chunk_name(name, chunk), replace(type_, part=(name, chunk))
+                name, type_ = chunk_name(name, chunk), type_.with_part((name, chunk))
             self._args[key] = self.func.body.add_arg(name, type_, original.loc)
         return self._args[key]
 
@@ -234,7 +234,7 @@ class StageValues:
                     self.get(value, region)
         region.append(new)
         floats = op.parent is self.sections.body and not self.sections.slots[op]
-        if new.phase != op.phase and not floats:
+        if "phase" not in attrs and not floats and new.phase != op.phase:
             new.attrs["phase"] = op.phase
         if op.region is not None:
             self._copy_region(op.region, new.make_region(), inside)

@@ -185,10 +185,15 @@ class Region:
 
     def walk(self) -> Iterator[Operation]:
         """All operations below, outer before inner, in order."""
-        for op in list(self.ops):
-            yield op
-            if op.region:
-                yield from op.region.walk()
+        pending = [iter([*self.ops])]
+        while pending:
+            for op in pending[-1]:
+                yield op
+                if op.region:
+                    pending.append(iter([*op.region.ops]))
+                    break
+            else:
+                pending.pop()
 
     def ancestors(self, values: Iterable[Value]) -> set[Operation]:
         """All operations of this region on which these values depend."""

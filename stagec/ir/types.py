@@ -150,6 +150,12 @@ class Dim:
         """Elements on one rank."""
         return self.size / axis_size(self.axes) if self.split else self.size
 
+    def split_over(self, split: tuple[AxisUse, ...]) -> Dim:
+        """The dimension with this split, which is final."""
+        if self.split == split and not self.open:
+            return self
+        return Dim(self.size, split, False, self.load, self.routed)
+
     def __str__(self) -> str:
         text = str(self.size)
         if self.split:
@@ -233,6 +239,11 @@ def _local_shape(dims: tuple[Dim, ...], fullest: bool = False) -> tuple[Expr, ..
 
 
 @_memo
+def _elements(dims: tuple[Dim, ...]) -> Expr:
+    return product(d.size for d in dims)
+
+
+@_memo
 def _local_elements(dims: tuple[Dim, ...]) -> Expr:
     return product(_local_shape(dims))
 
@@ -308,7 +319,7 @@ class TensorType:
     @property
     def elements(self) -> Expr:
         """Elements of the whole tensor."""
-        return product(self.shape)
+        return _elements(self.dims)
 
     @property
     def local_shape(self) -> tuple[Expr, ...]:
@@ -370,6 +381,12 @@ class TensorType:
         """All axes of the type: those that split dimensions, and those of partial values."""
         return tuple(a for d in self.dims for a in d.axes) + self.partial_axes
 
+    def with_part(self, part: tuple[str, int] | None) -> TensorType:
+        """The type as that of a part, or of no part."""
+        # `replace` takes five times as long
+        about = self.partial, self.placed, self.memory, self.stage, self.role
+        return TensorType(self.dtype, self.dims, *about, part, self.share)
+
     def unplaced(self) -> TensorType:
         """The type with shape and dtype only."""
         dims = tuple(Dim(d.size, load=d.load, routed=d.routed) for d in self.dims)
@@ -379,10 +396,8 @@ class TensorType:
         self, splits: Iterable[tuple[str, ...]], partial: Partial | None = None
     ) -> TensorType:
         """The type with a placement: dimension i is split over `splits[i]`."""
-        dims = tuple(
-            replace(d, split=tuple(map(AxisUse, axes)), open=False)
-            for d, axes in zip(self.dims, splits, strict=True)
-        )
+        uses = (tuple(map(AxisUse, axes)) for axes in splits)
+        dims = tuple(d.split_over(s) for d, s in zip(self.dims, uses, strict=True))
         return self._with(dims, partial, True)
 
     def with_dim(self, index: int, dim: Dim) -> TensorType:
@@ -398,7 +413,6 @@ class TensorType:
         return self._inside((Dim(count), *self.dims))
 
     def _inside(self, dims: tuple[Dim, ...]) -> TensorType:
-        # `replace` takes five times as long
         return self._with(dims, self.partial, self.placed)
 
     def _with(self, dims: tuple[Dim, ...], partial: Partial | None, placed: bool) -> TensorType:
@@ -465,5 +479,5 @@ NODE = OpaqueType("node")
 def whole(type_: Type | None) -> Type | None:
     """The type without the chunk of which it is a part."""
     if isinstance(type_, TensorType) and type_.part is not None:
-        return replace(type_, part=None)
+        return type_.with_part(None)
     return type_

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias, TypeGuard
@@ -144,14 +144,11 @@ class Together(tuple["Ref", ...]):
     __slots__ = ()
 
 
-def buffers_of(ref: Ref) -> Iterator[Buffer]:
+def buffers_of(ref: Ref) -> Sequence[Buffer]:
     """All buffers of a value that are not static."""
     if isinstance(ref, Buffer):
-        if not ref.static:
-            yield ref
-    elif ref is not None:
-        for inner in ref:
-            yield from buffers_of(inner)
+        return () if ref.static else (ref,)
+    return () if ref is None else [b for inner in ref for b in buffers_of(inner)]
 
 
 def each_buffer(ref: Ref, change: Callable[[Buffer], Buffer]) -> Ref:

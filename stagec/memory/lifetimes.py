@@ -245,8 +245,9 @@ class _Runner:
         """Note that step `number` uses a value. With `alone` this holds only if the part runs by
         itself, and not for slices that no other part takes. A step that only passes the value on,
         such as a return, has no phase."""
-        for buffer in buffers_of(ref):
-            self._budget.spend()
+        buffers = buffers_of(ref)
+        self._budget.spend(len(buffers))
+        for buffer in buffers:
             if not alone:
                 buffer.last[self._part] = number
             elif buffer.last.keys() != {buffer.part}:

@@ -246,19 +246,17 @@ def heirs(value: Value) -> Iterator[Value]:
     """The values that hold all of this one unchanged: stacks of which it is a slice, views of its
     full size, and in-place results."""
     for user, index in value.uses:
-        owner = user.parent_op
-        if owner is not None and _is_stacked(user, owner, index):
-            yield owner.results[index]
+        if user.has(Terminates):
+            owner = user.parent_op
+            # a slice of a stack that a repeat makes
+            if owner is not None and owner.has(Repeats) and index >= owner.integer("carry", 1):
+                yield owner.results[index]
+            continue
+        is_view, reuses = user.has(View), user.definition.reuses
         for result in user.results:
-            takes = user.has(View) or user.definition.reuses(user, result.index) == index
+            takes = is_view or reuses(user, result.index) == index
             if takes and result.tensor.local_bytes == value.tensor.local_bytes:
                 yield result
-
-
-def _is_stacked(user: Operation, repeat: Operation, index: int) -> bool:
-    """Whether the operand at `index` is a slice of a stack that a repeat makes."""
-    ends = user.has(Terminates) and repeat.has(Repeats)
-    return ends and index >= repeat.integer("carry", 1)
 
 
 def kept_when_sent(region: Region) -> Iterator[Value]:

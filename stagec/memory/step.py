@@ -194,10 +194,14 @@ class Planner:
         for number, step in enumerate(lives.steps):
             self._steps.setdefault(step.part, []).append(number)
         self._used: dict[Operation | None, list[Buffer]] = {}
+        #: The buffers that other parts use than the one that makes them, with all parts that do.
+        self._left: list[tuple[Buffer, set[Operation | None]]] = []
         for buffer in lives.buffers:
-            for part in buffer.users:
+            users = buffer.users
+            for part in users:
                 self._used.setdefault(part, []).append(buffer)
-        self._left = [b for b in lives.buffers if b.part is not None and b.users != {b.part}]
+            if buffer.part is not None and users != {buffer.part}:
+                self._left.append((buffer, users))
         self._sums: dict[ActionRegion, dict[Buffer, Buffer]] = {}
         for buffer, made in lives.sums.items():
             if (region := labels(buffer.part)) is not None:
@@ -224,7 +228,7 @@ class Planner:
         if any(map(is_first_run, state)):
             return frozenset(b for r in state for b in self._sums[r].values())
         done = {self._parts[r] for r in state}
-        return frozenset(b for b in self._left if b.part in done and not b.users <= done)
+        return frozenset(b for b, users in self._left if b.part in done and not users <= done)
 
     def around(self) -> frozenset[Buffer]:
         """The buffers from outside of the actions that live while the schedule runs."""

@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from stagec.ir.alike import captured
 from stagec.ir.core import Operation, Region, Value
 from stagec.program.buckets import Bucketed
 from stagec.program.nodes import Ints, Node, Ref, Stack
@@ -53,23 +52,20 @@ ValueRef = Ref | StampedValue
 @dataclass(frozen=True, eq=False)
 class RegionUse:
     """A region that runs many times, without the operations `skip`: the values that it produces
-    outside (`results`), and the value that it yields for each. Equal actions share a region:
-    `outside` maps values that the region uses to those that they represent outside."""
+    outside (`results`), and the value that it yields for each. It captures the values `inside`, as
+    the region refers to them. Equal actions share a region: `outside` maps values that the region
+    uses to those that they represent outside."""
 
     body: Region
     results: Sequence[Value]
     yielded: Sequence[Value]
+    inside: Sequence[Value]
     skip: frozenset[Operation] = frozenset()
     outside: Mapping[Value, Value] = field(default_factory=dict[Value, Value])
 
     def __bool__(self) -> bool:
         """Whether it has any operation to run or result."""
         return bool(self.results) or any(op not in self.skip for op in self.body.ops[:-1])
-
-    @cached_property
-    def inside(self) -> tuple[Value, ...]:
-        """The values that it captures, as the region refers to them."""
-        return captured(self.body, self.skip)
 
     @cached_property
     def captured(self) -> tuple[Value, ...]:
@@ -164,16 +160,16 @@ class Template:
 
 
 class Stamped(NamedTuple):
-    """The values that one part of an instance produces. `origin` is equal for all instances of the
-    template."""
+    """The values that one part of an instance produces. `origin` is the template and the index of
+    the part, equal for all instances of the template."""
 
     instance: StepInstance
-    part: int
     origin: tuple[Template, int]
 
     def values(self) -> Iterator[StampedValue]:
         """The values of the part, in order."""
-        for shape, places in self.instance.template.made[self.part]:
+        template, part = self.origin
+        for shape, places in template.made[part]:
             yield StampedValue(shape, self.instance, places)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 
+from stagec.ir.alike import captured
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.types import NODE
 from stagec.program.buckets import Bucketed
@@ -42,7 +43,6 @@ from stagec.program.stamp import (
 from stagec.program.unroller import Unroller, handle_of
 from stagec.schedule.action import Action, Kind, RankActions, steps
 from stagec.schedule.attached import regions_of
-from stagec.support.memo import memo_method
 
 #: Templates by key; classes with the same sizes share them.
 Templates = dict[Hashable, Template]
@@ -53,9 +53,10 @@ Templates = dict[Hashable, Template]
 _Kind = tuple[Kind, int, bool, int]
 _NO_TAGS: Mapping[Stream, int] = {}
 _NOTHING: Mapping[RegionUse, Stamped] = {}
-#: The producer of a value: None if it comes from outside of the accumulation, INSIDE for the step
-#: itself, or a part of an earlier step.
-Source = Stamped | str | None
+_OUTSIDE = None, None
+#: The origin of a value: None if it comes from outside of the accumulation, INSIDE for the step
+#: itself, or a part of the template of an earlier step.
+Origin = tuple[Template, int] | str | None
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Stepper(Unroller):
             made = self._scheduled(region)
         else:
             ends = region.terminator.operands
-            seen = RegionUse(region, ends, ends)
+            seen = RegionUse(region, ends, ends, captured(region))
             made = _Stamps([seen])
             part = TemplatePart(seen, f"{self._prefix}mb{MICROBATCH[0]}/", 0, 0)
             for i in range(self._count(op, "count")):
@@ -139,15 +140,18 @@ class Stepper(Unroller):
         that adds to it."""
         actions: dict[tuple[str, int], RegionUse] = {}
         receives: dict[tuple[str, int], RegionUse] = {}
+        inside_of = cache(captured)
         for op in region.ops[:-1]:
             which, got = (op.text("kind"), op.integer("chunk")), receives_in(op.body)
             received = [o.result for o in op.body.ops if o in got]
             arrived = {value: Value(value.name, NODE, op, -1) for value in received}
             outside = {**dict(zip(op.body.args, op.operands, strict=True)), **arrived}
             ends = op.body.terminator.operands
-            actions[which] = RegionUse(op.body, op.results, ends, got, outside)
+            inside = inside_of(op.body, got)
+            actions[which] = RegionUse(op.body, op.results, ends, inside, got, outside)
             others = frozenset(op.body.ops) - got
-            receives[which] = RegionUse(op.body, [*arrived.values()], received, others)
+            inside = inside_of(op.body, others)
+            receives[which] = RegionUse(op.body, [*arrived.values()], received, inside, others)
         made = _Stamps([*actions.values(), *receives.values()])
         parts = cache(partial(self._parts, actions))
         posted = cache(partial(self._parts, receives))
@@ -182,21 +186,20 @@ class Stepper(Unroller):
     ) -> None:
         """Execute the regions of one step: add an instance of its template, which is made on first
         use."""
-        sources, origins = made.sources(parts, microbatches)
+        instances, origins = made.sources(parts, microbatches)
         looks_back = any(part.seen.looks_back for part in parts)
         last, front = self._front() if looks_back else (None, NO_FRONT)
         key = parts, origins, front if last is None else last.inputs.template
-        instances = [s.instance if isinstance(s, Stamped) else None for s in sources]
         instances.append(last)
         inputs = made.known.get(key)
         if inputs is None:
-            inputs = made.known[key] = self._inputs(parts, sources, last, front, made)
+            inputs = made.known[key] = self._inputs(parts, origins, last, front, made)
         made.put(parts, microbatches, self._stamp(inputs, instances, microbatches))
 
     def _inputs(
         self,
         parts: Sequence[TemplatePart],
-        sources: Sequence[Source],
+        sources: Sequence[Origin],
         last: StepInstance | None,
         front: Frontier,
         made: _Stamps,
@@ -214,9 +217,9 @@ class Stepper(Unroller):
                 if source == INSIDE:
                     shapes.append(INSIDE)
                     continue
-                if isinstance(source, Stamped):
-                    values = source.instance.template.made[source.part]
-                    shape, places = values[made.owner[value].places[value]]
+                if isinstance(source, tuple):
+                    origin, number = source
+                    shape, places = origin.made[number][made.owner[value].places[value]]
                 else:
                     which = None
                     shape, places = flat(self._refs.get(value))
@@ -320,27 +323,33 @@ class _Stamps:
         self.known: dict[Hashable, Inputs] = {}
         self.owner = {value: seen for seen in regions for value in seen.results}
         self._of: dict[int, dict[RegionUse, Stamped]] = {}
+        self._makers: dict[RegionUse, tuple[RegionUse, ...]] = {}
 
-    @memo_method
     def makers(self, seen: RegionUse) -> tuple[RegionUse, ...]:
         """The regions that produce the values that a region captures."""
-        return tuple(dict.fromkeys(self.owner[v] for v in seen.captured if v in self.owner))
+        makers = self._makers.get(seen)
+        if makers is None:
+            owners = (self.owner[v] for v in seen.captured if v in self.owner)
+            makers = self._makers[seen] = tuple(dict.fromkeys(owners))
+        return makers
 
     def sources(
         self, parts: Sequence[TemplatePart], microbatches: Sequence[int]
-    ) -> tuple[list[Source], Hashable]:
-        """The sources of each part of a step, one per region of `makers`, and a key of them for
-        `known`."""
-        sources: list[Source] = []
+    ) -> tuple[list[StepInstance | None], tuple[Origin, ...]]:
+        """The sources of each part of a step, one per region of `makers`, and their origins."""
+        instances: list[StepInstance | None] = []
+        origins: list[Origin] = []
         for i, part in enumerate(parts):
             mine = self._of.get(microbatches[part.slot], _NOTHING)
             for maker in self.makers(part.seen):
                 before = [p.slot for p in parts[:i] if p.seen is maker] if i else ()
                 if before and (part.slot in before or maker not in mine):
-                    sources.append(INSIDE)
+                    source: Stamped | tuple[None, str | None] = None, INSIDE
                 else:
-                    sources.append(mine.get(maker) or self.latest.get(maker))
-        return sources, tuple([s.origin if isinstance(s, Stamped) else s for s in sources])
+                    source = mine.get(maker) or self.latest.get(maker) or _OUTSIDE
+                instances.append(source[0])
+                origins.append(source[1])
+        return instances, tuple(origins)
 
     def put(
         self, parts: Sequence[TemplatePart], microbatches: Sequence[int], instance: StepInstance
@@ -348,7 +357,7 @@ class _Stamps:
         """Record the values of the parts of a step."""
         template = instance.inputs.template
         for i, part in enumerate(parts):
-            stamp, number = Stamped(instance, i, (template, i)), microbatches[part.slot]
+            stamp, number = Stamped(instance, (template, i)), microbatches[part.slot]
             mine = self._of.get(number)
             if mine is None:
                 mine = self._of[number] = {}

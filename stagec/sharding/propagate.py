@@ -385,6 +385,8 @@ class Propagation:
     def _offer(self, node: ShardedOp, group: Group, split: Split, priority: int) -> bool:
         """Split the factors of a dimension as offered, as far as priority, rule and other factors
         allow. Returns whether anything changed."""
+        if len(group) == 1 and len(split) <= len(node.axes.get(group[0], ())):
+            return False
         split = tuple([u for u in split if u.priority <= priority])
         if not split:
             return False

@@ -125,6 +125,8 @@ class ShardedOp:
     def orders(self, offers: list[Offer], priority: int) -> list[list[Offer]]:
         """The orders of offers that may lead to different placements, the given order first."""
         contested = self._contested(offers, priority)
+        if not contested:
+            return [offers]
         others = [o for o in offers if o not in contested]
         if len(contested) > _MOST_ORDERS:
             some = [[o, *(c for c in contested if c is not o)] for o in contested]
@@ -135,7 +137,6 @@ class ShardedOp:
     def _contested(self, offers: list[Offer], priority: int) -> list[Offer]:
         """Conflicting offers of the first priority: of an axis to different factors, or to one
         factor after different axes."""
-        used = {u.axis for split in self.axes.values() for u in split}
         open_ = [o for o in offers if o.priority <= priority]
         open_ = [o for o in open_ if not self.rule.whole.issuperset(o.group)]
         if len(open_) < 2:

@@ -113,12 +113,13 @@ class ClassNodes:
     def last(self) -> list[int]:
         """The place of the last node on each stream, in the order of first use; the compute stream
         comes last."""
-        kinds: list[int] = self.prototype.tolist()
-        last = {kind: place for place, kind in enumerate(kinds)}
+        used, first = np.unique(self.prototype, return_index=True)
+        places = np.zeros(len(self.prototypes), dtype=np.int64)
+        places[self.prototype] = np.arange(len(self.prototype))  # of equal indices the last holds
         ends: dict[Stream, int] = {}
-        for i, place in last.items():
+        for i in used[np.argsort(first)].tolist():
             for stream in self.prototypes[i].streams:
-                ends[stream] = max(place, ends.get(stream, 0))
+                ends[stream] = max(int(places[i]), ends.get(stream, 0))
         return [ends[stream] for stream in sorted(ends, key=lambda stream: stream == COMPUTE)]
 
 
