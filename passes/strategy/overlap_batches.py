@@ -23,6 +23,8 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.clone import Copier, sized
+from stagec.ir.rewrite import carried
+from stagec.ir.rule import Shape
 from stagec.ir.traits import Recasts, Repeats
 from stagec.ir.types import CACHED
 from stagec.ir_spec.strategy.moe import MoeRule
@@ -107,10 +109,9 @@ class _Halves:
     def __init__(self, batch: str) -> None:
         self._batch = batch
         self._sizes = {batch: symbol(batch) / const(2)}
-        self._copiers = tuple(
-            Copier({}, self._sizes, f"{{}}_{half}".format, partial(made_by, OverlapBatches.name))
-            for half in "ab"
-        )
+        placed = partial(made_by, OverlapBatches.name)
+        named = [f"{{}}_{half}".format for half in "ab"]
+        self._copiers = tuple(Copier({}, self._sizes, name, placed) for name in named)
 
     def argument(self, arg: Value, region: Region) -> None:
         """Add an argument for each half, or one for both."""
@@ -150,10 +151,9 @@ class _Halves:
             self._keep(result, copier.values[result])
 
     def _repeat(self, op: Operation, new: Region) -> None:
-        count = op.integer("carry", 1)
         operands = [v for value in op.operands for v in self._values(value)]
-        carried = sum(len(self._values(value)) for value in op.operands[:count])
-        attrs = {**op.attrs, "carry": const(carried)}
+        count = sum(len(self._values(value)) for value in op.operands[: carried(op)])
+        attrs = {**op.attrs, "carry": const(count)}
         made = Operation(op.definition, operands, attrs, symbol=op.symbol, loc=op.loc)
         region = made.make_region()
         for arg in op.body.args:
@@ -225,13 +225,12 @@ def _of_rows(op: Operation) -> tuple[bool, bool]:
     rule = op.definition.rule(op) if op.region is None else None
     if rule is None or not rule.numbered:
         return False, False
-    sides = (rule.results, rule.operands)
-    joined = (
-        any(len(g) > 1 and not rule.numbered.isdisjoint(g) for shape in side for g in shape)
-        for side in sides
-    )
-    deals, takes = joined
-    return deals, takes
+
+    def joins(side: Sequence[Shape]) -> bool:
+        groups = (group for shape in side for group in shape if len(group) > 1)
+        return any(not rule.numbered.isdisjoint(group) for group in groups)
+
+    return joins(rule.results), joins(rule.operands)
 
 
 def _has(value: Value, batch: str) -> bool:
