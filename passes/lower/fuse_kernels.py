@@ -322,12 +322,9 @@ class _Fuser:
 
     def _reads_the_same(self, op: Operation) -> bool:
         """Whether an op reads an operand of an op of the kernel with as many elements."""
-        mine = {data_of(v) for v in op.operands}
-        return any(
-            not mine.isdisjoint(map(data_of, other.operands))
-            and _same_elements(op.results[0], other.results[0])
-            for other in self._kernel
-        )
+        mine, made = {data_of(v) for v in op.operands}, op.results[0]
+        others = [o for o in self._kernel if not mine.isdisjoint(map(data_of, o.operands))]
+        return any(_same_elements(made, other.results[0]) for other in others)
 
     def _is_at_hand(self, value: Value, op: Operation) -> bool:
         """Whether a value of the kernel is available where an op uses it: next to a reduction over
@@ -420,9 +417,8 @@ def _same_elements(left: Value, right: Value) -> bool:
 
 
 def _same_rows(left: Value, right: Value) -> bool:
-    return _same_elements(left, right) and same(
-        product(left.tensor.local_shape[-1:]), product(right.tensor.local_shape[-1:])
-    )
+    rows = [product(value.tensor.local_shape[-1:]) for value in (left, right)]
+    return _same_elements(left, right) and same(*rows)
 
 
 def _transfers(values: Sequence[Value]) -> Iterator[Operation]:
@@ -450,5 +446,5 @@ def _bound(arg: Value) -> list[Value]:
     owner = region.owner
     if arg.index >= len(owner.operands):
         return []
-    again = owner.has(Repeats) and arg.index < owner.integer("carry", 1)
-    return [owner.operands[arg.index], *([region.terminator.operands[arg.index]] if again else [])]
+    again = [region.terminator.operands[arg.index]] if arg.index < carried(owner) else []
+    return [owner.operands[arg.index], *again]

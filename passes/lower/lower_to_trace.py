@@ -27,11 +27,12 @@ from stagec.api import (
     total,
 )
 from stagec.ir.builder import RawAttr
-from stagec.ir.expr import ZERO
+from stagec.ir.expr import ONE, ZERO
 from stagec.ir.kernel import CONTINUES, EXPANDING, EXPERTS
 from stagec.ir.layers import kind_of
 from stagec.ir.memo import MemoByType
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
+from stagec.ir.rewrite import carried
 from stagec.ir.serving_step import DECODE
 from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats, Terminates
 from stagec.ir.types import CACHED, NODE
@@ -184,9 +185,8 @@ class _Lowering:
                 else:
                     self._op(op, builder)
         last = old.terminator
-        Builder(self._registry, new, loc=last.loc, phase=last.phase).op(
-            end, self._made(last.operands), types=()
-        )
+        b = Builder(self._registry, new, loc=last.loc, phase=last.phase)
+        b.op(end, self._made(last.operands), types=())
 
     def _made(self, values: Sequence[Value]) -> list[Value]:
         """The node of each value that has one."""
@@ -243,7 +243,7 @@ class _Lowering:
             self._loop(op, old, b, {}, op.operands)
             return
         (limit, culprit), *others = limits.items()
-        if others or len(op.operands) != op.integer("carry", 1) or op.flag("reverse"):
+        if others or len(op.operands) != carried(op) or op.flag("reverse"):
             raise error(
                 f"'{culprit.name}' in plain order stands in a repeat that does more than carry",
                 culprit.loc,
@@ -297,10 +297,8 @@ class _Lowering:
         """A repeat, accumulation or action without its region."""
         name = "et." + op.name.partition(".")[2]
         known = b.registry[name].params_by_name
-        attrs: dict[str, RawAttr] = {
-            n: v for n, v in op.attrs.items() if n in known and n != "phase"
-        }
-        return b.op(name, inputs, attrs | changed, types=(), symbol=kind_of(op))
+        attrs = {n: v for n, v in op.attrs.items() if n in known and n != "phase"}
+        return b.op(name, inputs, {**attrs, **changed}, types=(), symbol=kind_of(op))
 
     def _end(self, op: Operation, new: Operation) -> None:
         for value in op.results:
@@ -391,19 +389,12 @@ class _Lowering:
 
     def _own_gather(self, op: Operation, gather: OwnGather, name: str, b: Builder) -> Value:
         x = op.operands[gather.operand]
-        attrs: dict[str, RawAttr] = {
-            "kind": "all_gather",
-            "group": gather.over,
-            "bytes": gather.whole(op),
-            "dtype": x.tensor.dtype,
-        }
+        attrs = _message("all_gather", gather.over, gather.whole(op), x)
         return b.value("et.coll", self._deps([x]), attrs, hint=name)
 
     def _copy(self, op: Operation, b: Builder) -> Value:
-        attrs: dict[str, RawAttr] = {
-            "to": op.result.tensor.memory,
-            "bytes": op.definition.bytes_touched(op),
-        }
+        moved = op.definition.bytes_touched(op)
+        attrs: dict[str, RawAttr] = {"to": op.result.tensor.memory, "bytes": moved}
         if is_parameter(op.operands[0]) and _is_repeated(op):
             attrs["ahead"] = ahead_of(op)
         return b.value("et.copy", self._deps(op.operands), attrs, hint=op.result.name)
@@ -462,7 +453,7 @@ class _Lowering:
         deps, name = self._deps(op.operands), op.results[0].name
         attrs: dict[str, RawAttr] = {
             "over": _one_axis(op),
-            "by": op.expr("by") if "by" in op.attrs else 1,
+            "by": op.expr("by", ONE),
             "bytes": definition.buffer(op),
             "dtype": op.operands[0].tensor.dtype,
             "channel": self._channels.setdefault(op, len(self._channels)),
@@ -472,17 +463,13 @@ class _Lowering:
         return b.value("et.recv", deps, attrs, hint=name)
 
     def _collective(self, op: Operation, definition: Collective, b: Builder) -> Value:
-        attrs: dict[str, RawAttr] = {
-            "kind": op.name.partition(".")[2],
-            "group": op.names("over"),
-            "bytes": definition.buffer(op),
-            "dtype": op.results[0].tensor.dtype,
-        }
+        kind, over = op.name.partition(".")[2], op.names("over")
+        attrs = _message(kind, over, definition.buffer(op), op.results[0])
         if "pairs" in op.attrs:
             attrs["pairs"] = op.text("pairs")
         if "bucket" in op.attrs and all(v in self._nodes for v in op.operands):
-            attrs["bucket"] = op.expr("bucket")
-            attrs["parts"] = tuple(v.tensor.local_bytes for v in op.operands)
+            parts = tuple(v.tensor.local_bytes for v in op.operands)
+            attrs |= {"bucket": op.expr("bucket"), "parts": parts}
         if all(map(is_parameter, op.operands)) and _is_repeated(op):
             attrs["ahead"] = ahead_of(op)
             if op.integer("kept", 0):
@@ -500,6 +487,10 @@ class _Lowering:
     def _runs_beside(self, op: Operation) -> bool:
         """Whether a collective of activations overlaps with computations."""
         return op.phase in ACTIVATIONS and not set(op.names("over")) <= self._blocking
+
+
+def _message(kind: str, over: tuple[str, ...], whole: Expr, like: Value) -> dict[str, RawAttr]:
+    return {"kind": kind, "group": over, "bytes": whole, "dtype": like.tensor.dtype}
 
 
 def _one_axis(op: Operation) -> str:

@@ -27,6 +27,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir.rewrite import carried
 from stagec.ir.traits import Accumulates, CopiesMemory, Recalls, Repeats, Terminates
 from stagec.ir.types import DEVICE, WEIGHTS, WHOLE
 from stagec.ir_spec.ops.attention_base import AttentionWork
@@ -172,6 +173,10 @@ class _Copies:
         """A builder before an operation, in its phase."""
         return Builder.before(self.module.registry, op, loc=made_by(PASS, op.loc), phase=op.phase)
 
+    def behind(self, value: Value) -> Builder:
+        """A builder directly after a value is made."""
+        return Builder.behind(self.module.registry, value, made_by(PASS, value.loc))
+
 
 def _moved(value: Value, share: Fraction) -> TensorType:
     return replace(value.tensor, memory=HOST, share=share)
@@ -187,7 +192,7 @@ def _activations(copies: _Copies, region: Region) -> None:
         if not op.has(Repeats):
             _activations(copies, op.region)
         elif op.phase == "forward":
-            for index in range(op.integer("carry", 1), len(op.results)):
+            for index in range(carried(op), len(op.results)):
                 _stashed(copies, op, index)
 
 
@@ -218,13 +223,10 @@ def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
 
 def _is_attention(arg: Value) -> bool:
     """Whether gradients of attention use a value as the result of attention."""
-    return any(
-        _is_attention(op.body.args[i])
-        if op.region is not None
-        else isinstance(op.definition, AttentionWork)
-        and op.definition.operands[i : i + 1] == ("y",)
-        for op, i in arg.uses
-    )
+    kernels = [(op.definition, i) for op, i in arg.uses if isinstance(op.definition, AttentionWork)]
+    inside = (op.body.args[i] for op, i in arg.uses if op.region is not None)
+    read = any(kernel.operands[i : i + 1] == ("y",) for kernel, i in kernels)
+    return read or any(map(_is_attention, inside))
 
 
 def _store_slices(
@@ -234,7 +236,7 @@ def _store_slices(
     results."""
     end = repeat.body.terminator
     value = end.operands[index]
-    end.set_operand(index, copies.store(_after(copies.module, value), value, share))
+    end.set_operand(index, copies.store(copies.behind(value), value, share))
     for each in stacks:
         each.type = _moved(each, share)
 
@@ -275,14 +277,6 @@ def _handed_on(value: Value) -> list[Value]:
     return [value]
 
 
-def _after(module: Module, value: Value) -> Builder:
-    """A builder directly after a value is made."""
-    loc = made_by(PASS, value.loc)
-    if isinstance(value.owner, Region):
-        return Builder(module.registry, value.owner, 0, loc=loc)
-    return Builder.after(module.registry, value.owner, loc=loc)
-
-
 def _in_region(op: Operation, region: Region) -> Operation | None:
     """The operation of the region that is this one or a repeat around it, or None."""
     while op.parent is not region:
@@ -305,7 +299,7 @@ def _gradients(copies: _Copies, body: Region) -> None:
             if not any(u.phase == OPTIMIZER for u, _ in value.uses) or not value.tensor.rank:
                 continue
             share = copies.share("gradients", value)
-            stacked = op.has(Repeats) and value.index >= op.integer("carry", 1)
+            stacked = op.has(Repeats) and value.index >= carried(op)
             users = list(value.uses)
             if not share or (op.region is not None and not stacked):
                 continue
@@ -313,7 +307,7 @@ def _gradients(copies: _Copies, body: Region) -> None:
                 _store_slices(copies, op, value.index, [value], share)
                 there = value
             else:
-                there = copies.store(_after(copies.module, value), value, share)
+                there = copies.store(copies.behind(value), value, share)
             for user, i in users:
                 user.set_operand(i, copies.load(copies.before(user), there))
 
@@ -325,11 +319,8 @@ def _arguments(copies: _Copies, body: Region) -> None:
     """Move arguments. An update copies them to the device and back; each phase of a region that
     uses a parameter copies it to the device, in a repeat slice by slice."""
     kinds = {"state": "optimizer", **dict.fromkeys(WEIGHTS, "parameters")}
-    shares = {
-        arg: share
-        for arg in body.args
-        if arg.tensor.role in kinds and (share := copies.share(kinds[arg.tensor.role], arg))
-    }
+    kept = [arg for arg in body.args if arg.tensor.role in kinds]
+    shares = {a: share for a in kept if (share := copies.share(kinds[a.tensor.role], a))}
     for arg, share in shares.items():
         arg.type = _moved(arg, share)
     versions = dict(shares)  # arguments and their updates on the device

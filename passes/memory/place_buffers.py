@@ -93,13 +93,8 @@ def _arena(
     times, values = _lifetimes(timeline, space)
     b = Builder(module.registry, module.root.body, loc=made_by(PASS, func.loc))
     attrs: dict[str, RawAttr] = {"space": space, "model": policy, "bound": placement.bound}
-    arena = b.op(
-        "stg.arena",
-        (),
-        attrs | {"allocated": placement.allocated, "reserved": placement.reserved},
-        types=(),
-        symbol=f"{func.symbol}_{space}",
-    )
+    attrs |= {"allocated": placement.allocated, "reserved": placement.reserved}
+    arena = b.op("stg.arena", (), attrs, symbol=f"{func.symbol}_{space}")
     inner = Builder(module.registry, arena.make_region(), loc=arena.loc)
     for number, spot in placement.places.items():
         first, last = times[number]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, made_by, total
 from stagec.ir.builder import RawAttr
+from stagec.ir.rewrite import carried
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.pipeline import ACTIONS
 from stagec.memory.buffers import STASH, Buffer
@@ -77,10 +78,8 @@ class _Plan:
 
     def state(self) -> None:
         """Add the statements of the plan to the module."""
-        b = Builder(
-            self._module.registry, self._module.root.body, loc=made_by(PASS, self._func.loc)
-        )
-        attrs = self._whole()
+        loc = made_by(PASS, self._func.loc)
+        b, attrs = Builder(self._module.registry, self._module.root.body, loc=loc), self._whole()
         if self._plan.staged:
             stages = self._func.attrs["stages"]
             attrs |= {"stages": stages, "around": total_of(self._planner.around())}
@@ -112,9 +111,8 @@ class _Plan:
         peak = worst_of([self._planner.run(work)], self._env, self._long)
         now, then = self._planner.kept(before), self._planner.kept(after_work(work))
         sums = tuple(total_of(self._planner.kept(s)) for s in first_runs(work))
-        left, host = (
-            total_of(then - now, w) - total_of(now - then, w) for w in (on_device, on_host)
-        )
+        new, gone = then - now, now - then
+        left, host = (total_of(new, w) - total_of(gone, w) for w in (on_device, on_host))
         done = {kind: tuple(sorted(c for k, c in before if k == kind)) for kind in ACTIONS}
         return {
             "runs": tuple(kind for kind, _ in regions),
@@ -131,8 +129,7 @@ class _Plan:
 def _insert_frees(module: Module, body: Region, keep: set[Value], roots: Roots) -> None:
     """Add one `stg.free` after each op with the buffers that end there."""
     users = last_users(body, roots)
-    carried = {a for region in users for a in region.args if _is_carried(region.owner, a)}
-    keep |= {a for region in users for a in region.args} - carried
+    keep |= {a for region in users for a in region.args[carried(region.owner) :]}
     dying: dict[Operation, list[Value]] = {}
     for region, last in users.items():
         for value, user in last.items():
@@ -140,7 +137,3 @@ def _insert_frees(module: Module, body: Region, keep: set[Value], roots: Roots) 
                 dying.setdefault(user, []).append(value)
     for op, values in dying.items():
         Builder.after(module.registry, op).op("stg.free", values, types=())
-
-
-def _is_carried(op: Operation, arg: Value) -> bool:
-    return op.has(Repeats) and arg.index < op.integer("carry", 1)

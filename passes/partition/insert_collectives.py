@@ -156,8 +156,7 @@ class _Inserter:
             target = region.args[i].tensor
             self._require(op, i, value, [d.axes for d in target.dims], target.partial_axes)
         self.region(region)
-        for result, type_ in zip(op.results, op.definition.infer(op), strict=True):
-            result.type = type_
+        op.infer()
 
     def _terminator(self, region: Region) -> None:
         owner, end = region.owner, region.terminator

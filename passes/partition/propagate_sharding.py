@@ -96,8 +96,7 @@ def _write(region: Region, propagation: Propagation) -> None:
                 value.type = _settled(*propagation.result(op, value.index))
         if op.region is not None:
             _write(op.region, propagation)
-            for value, type_ in zip(op.results, op.definition.infer(op), strict=True):
-                value.type = type_
+            op.infer()
     region.returns = tuple(
         _settled(t, [d.split for d in t.dims], t.partial)
         if isinstance(t, TensorType) and t.placed

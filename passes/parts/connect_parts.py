@@ -67,7 +67,6 @@ def _message(
 ) -> Operation:
     op, way = end.op, end.way
     b = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
-    b.phase = op.phase
     if isinstance(op.definition, Arrive):
         pieces = 1 if crossing.whole else len(crossing.way.of)
         given = {"source": way.source, "pieces": pieces, **attrs}

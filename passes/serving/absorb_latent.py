@@ -66,13 +66,11 @@ def absorb_latent(module: Module, queries: int = 0, selected: bool = False) -> i
     number of queries is rewritten; with `selected` only that (if `queries` is given) and attention
     whose queries select their keys."""
     body = module.main.body
-    every = [op for op in body.walk() if isinstance(op.definition, FlashAttention)]
-    ops = [
-        op
-        for op in every
-        if (selected and op.flag("selected"))
-        or ((queries or not selected) and _few(module, op, queries))
-    ]
+    ops = [op for op in body.walk() if isinstance(op.definition, FlashAttention)]
+    if queries or not selected:
+        ops = [op for op in ops if _few(module, op, queries) or (selected and op.flag("selected"))]
+    else:
+        ops = [op for op in ops if op.flag("selected")]
     count = sum(_absorb(module, op) for op in ops)
     if count:
         erase_unused(body)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 
 from stagec.api import Dim, Expr, Operation, Region, TensorType, Value, call, const, evaluate
 from stagec.ir.expr import ONE, ZERO
@@ -45,9 +46,8 @@ class CachingStep(ServingStep):
 
     def _append(self, new: Value, dim: int, span: Expr | None) -> Value:
         rows, new = self._rows(span), self._typed(new)
-        dims = list(new.tensor.dims)
-        dims[dim] = Dim(rows)
-        cache = self.cache(new.name + "_cache", TensorType(new.tensor.dtype, tuple(dims)))
+        whole = new.tensor.with_dim(dim, Dim(rows))
+        cache = self.cache(new.name + "_cache", TensorType(new.tensor.dtype, whole.dims))
         attrs = {"dim": const(dim), **self.past_attr()}
         if rows != self.new and self.past == ZERO:
             attrs["past"] = ZERO
@@ -110,7 +110,8 @@ class CachingStep(ServingStep):
         for op in repeats:
             whole = whole.stacked(op.expr("count"))
         taken = {a.name for a in self.body.args}
-        name = next(n for n in _numbered(name) if n not in taken)
+        names = chain([name], (f"{name}{number}" for number in count(2)))
+        name = next(each for each in names if each not in taken)
         value = self.body.add_arg(name, replace(whole, role=role), self.b.loc)
         for op in reversed(repeats):
             op.add_operand(value)
@@ -137,12 +138,10 @@ def _argument(cache: Value) -> Value:
 
 def _around(region: Region) -> Iterable[Operation]:
     """The repeats around a region, the innermost first."""
-    op = region.owner
-    while op.has(Repeats):
-        yield op
-        if op.parent is None:
-            return
-        op = op.parent.owner
+    if region.owner.has(Repeats):
+        yield region.owner
+        if region.owner.parent is not None:
+            yield from _around(region.owner.parent)
 
 
 def _handed_out(value: Value, cache: Value) -> Value:
@@ -150,11 +149,3 @@ def _handed_out(value: Value, cache: Value) -> Value:
         op.body.terminator.add_operand(value)
         value = op.add_result(value.name, value.tensor.stacked(op.expr("count")))
     return value
-
-
-def _numbered(name: str) -> Iterable[str]:
-    yield name
-    number = 2
-    while True:
-        yield f"{name}{number}"
-        number += 1

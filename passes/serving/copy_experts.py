@@ -89,11 +89,9 @@ def copy_experts(module: Module, count: int) -> None:
         experts = op.operands[0].tensor.shape[-1]
         _check(module, op, experts, count)
         for value in _chosen_by(op, experts):
-            dims = tuple(
-                replace(d, size=experts - count) if d.size == experts else d
-                for d in value.tensor.dims
-            )
-            value.type = replace(value.tensor, dims=dims)
+            for d, dim in enumerate(value.tensor.dims):
+                if dim.size == experts:
+                    value.type = value.tensor.with_dim(d, replace(dim, size=experts - count))
         op.attrs[COPIES] = const(count)
         module.assume(Relation(experts, ">=", const(2 * count)), op.loc)
     infer_again(module)

@@ -5,23 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from stagec.api import (
-    Builder,
-    Expr,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Value,
-    const,
-    error,
-    made_by,
-    symbol,
-)
+from stagec.api import Builder, Expr, Module, Operation, Pass, Phase, Value, error, made_by, symbol
 from stagec.ir.builder import RawAttr
 from stagec.ir.clone import Copier
 from stagec.ir.core import renumber
-from stagec.ir.drafts import CHOSEN, DRAFTS, MOST_DRAFTS, most_likely, state
+from stagec.ir.drafts import CHOSEN, DRAFTS, MOST_DRAFTS, concatenated, most_likely, state
 from stagec.ir.expr import ONE
 from stagec.ir.infer import infer_again
 from stagec.ir.serving_step import PAST
@@ -183,9 +171,7 @@ class _Ahead:
             kept = {end: copier.values.get(end, now) for end, now in kept.items()}
             row = copier.values[self._made]
             drafts.append(self._choose(b, row, number))
-        sent = drafts[0]
-        if len(drafts) > 1:
-            sent = b.value("stg.concat", drafts, {"dim": const(1)}, hint=DRAFTS)
+        sent = concatenated(b, drafts, DRAFTS)
         body.terminator.set_operands([self._logits, sent, *kept.values()])
         for op in reversed(self._head):
             op.erase()

@@ -26,6 +26,7 @@ from stagec.ir.drafts import (
     DRAFT,
     DRAFTS,
     MOST_DRAFTS,
+    concatenated,
     logits_chosen,
     most_likely,
     state,
@@ -158,17 +159,14 @@ def _see_rows(op: Operation, size: Expr, number: int, count: int) -> None:
             each.attrs["ahead"] = const(ahead)
         for name, value in each.attrs.items():
             if isinstance(value, tuple):
-                each.attrs[name] = tuple(
-                    rows.get(v, v) if isinstance(v, Expr) else v for v in value
-                )
+                items = (rows.get(v, v) if isinstance(v, Expr) else v for v in value)
+                each.attrs[name] = tuple(items)
 
 
 def _exchange(b: Builder, tokens: Value, logits: Value, drafts: Sequence[Value]) -> Value:
     """Send the drafts, and receive the chosen tokens."""
     batch, vocabulary = tokens.tensor.shape[0], logits.tensor.shape[2]
-    sent = drafts[0]
-    if len(drafts) > 1:
-        sent = b.value("stg.concat", drafts, {"dim": const(1)}, hint=DRAFTS)
+    sent = concatenated(b, drafts, DRAFTS)
     about: dict[str, RawAttr] = {"vocabulary": vocabulary}
     depart(b, sent, sent.tensor, {"value": DRAFTS, "source": DRAFT, "to": MAIN, **about})
     rows = replace(tokens.tensor.dims[1], size=const(len(drafts) + 1))

@@ -80,10 +80,7 @@ def hand_over(module: Module, other: Module, *, to: str = "", source: str = "") 
     for half in range(2):
         for end, func, whole, chunk in ends:
             for name, crossing in ways.of_cache(whole)[half : half + 1]:
-                attrs = {
-                    **_attrs(crossing, ways, func, chunk, sends=bool(to)),
-                    **rows.get(name, {}),
-                }
+                attrs = _attrs(crossing, ways, func, chunk, sends=bool(to)) | rows.get(name, {})
                 if to:
                     end.send({"to": to, **attrs}, crossing, places, first=not half)
                 else:

@@ -43,8 +43,7 @@ def rows_of_latent(step: ServingStep, values: Sequence[Value]) -> list[Value] | 
     if others:
         raise error(
             f"%{values[0].name} depends on %{sources[0].name}, which is cached, and on "
-            f"%{others[0].name}, "
-            "which is not",
+            f"%{others[0].name}, which is not",
             others[0].loc,
             remedy="mark all of them 'cached', or none",
         )
@@ -87,11 +86,9 @@ def _cached(step: ServingStep, sources: Sequence[Value]) -> Sequence[Value]:
     name = packed.prefixed("latent_")
     if len(sources) > 1:
         packed = b.value("stg.concat", sources, hint=f"{name}_parts")
-    one: dict[str, RawAttr] = {"factors": ("z",), "sizes": (ONE,)}
-    row = {"spec": "bs(zc)->bszc", **one}
+    row: dict[str, RawAttr] = {"spec": "bs(zc)->bszc", "factors": ("z",), "sizes": (ONE,)}
     rows = step.append(b.value("stg.reshape", [packed], row, hint=name))
-    flat = {"spec": "bszc->bs(zc)"}
-    whole = b.value("stg.reshape", [rows], flat, hint=f"{name}_all")
+    whole = b.value("stg.reshape", [rows], {"spec": "bszc->bs(zc)"}, hint=f"{name}_all")
     if whole.tensor.dtype != packed.tensor.dtype:
         whole = b.value("stg.cast", [whole], {"to": packed.tensor.dtype}, hint=whole.name)
     if len(sources) == 1:

@@ -38,6 +38,7 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.core import substitute_attr
+from stagec.ir.drafts import concatenated
 from stagec.ir.expr import ONE, ZERO, substitute
 from stagec.ir.module import BATCH
 from stagec.passes.serving.caches import CachingStep
@@ -176,8 +177,7 @@ class Mixed:
         )
         served = made.definition.serve(step, made)
         if served is None or list(served) == made.results:
-            for result, type_ in zip(made.results, made.definition.infer(made), strict=False):
-                result.type = type_
+            made.infer()
             return made.results
         made.erase()
         return served
@@ -222,12 +222,7 @@ class Mixed:
     def _split(self, part: Value, mine: _Class) -> Value:
         """[B, n*q, ...] as [B*n, q, ...]."""
         one, all_ = _specs(part)
-        attrs: dict[str, RawAttr] = {
-            "spec": f"{one}->{all_}",
-            "factors": ("c",),
-            "sizes": (mine.new,),
-        }
-        return self.step.b.value("stg.reshape", [part], attrs, hint=part.name)
+        return self._reshaped(part, f"{one}->{all_}", "c", mine.new)
 
     def _whole(self, part: Value) -> Value:
         """[B*n, q, ...] as [B, n*q, ...]."""
@@ -235,14 +230,14 @@ class Mixed:
         return self._by_group(part, f"{all_}->{one}")
 
     def _by_group(self, part: Value, spec: str) -> Value:
-        attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("a",), "sizes": (symbol(BATCH),)}
+        return self._reshaped(part, spec, "a", symbol(BATCH))
+
+    def _reshaped(self, part: Value, spec: str, factor: str, size: Expr) -> Value:
+        attrs: dict[str, RawAttr] = {"spec": spec, "factors": (factor,), "sizes": (size,)}
         return self.step.b.value("stg.reshape", [part], attrs, hint=part.name)
 
     def _joined(self, result: Value, values: Sequence[Value]) -> Value:
-        parts = [self._whole(value) for value in values]
-        if len(parts) == 1:
-            return parts[0]
-        return self.step.b.value("stg.concat", parts, {"dim": const(1)}, hint=result.name)
+        return concatenated(self.step.b, [self._whole(value) for value in values], result.name)
 
     def sampled(self, value: Value, b: Builder) -> Value:
         """The rows of [B, S, ...] that are sampled, [B, R, ...]."""
@@ -256,9 +251,7 @@ class Mixed:
                 rows = b.value("stg.take", [own], at, hint=f"{part.name}_last")
                 rest = letters(rows.tensor.rank + 1)[2:]
                 tokens.append(self._by_group(rows, f"(ab){rest}->ab{rest}"))
-        if len(tokens) == 1:
-            return tokens[0]
-        return b.value("stg.concat", tokens, {"dim": const(1)}, hint=f"{value.name}_sampled")
+        return concatenated(b, tokens, f"{value.name}_sampled")
 
     @property
     def samples(self) -> bool:

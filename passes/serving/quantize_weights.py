@@ -138,10 +138,8 @@ def quantize_weights(
 def _is_weight(param: Value) -> bool:
     """Whether a single product in a repeat uses a parameter, and it is not that of a router."""
     uses = uses_inside(param)
-    return len(uses) == 1 and all(
-        depth and isinstance(op.definition, Einsum) and not is_chosen_by(op.result)
-        for op, _, depth in uses
-    )
+    products = [op for op, _, depth in uses if depth and isinstance(op.definition, Einsum)]
+    return len(uses) == len(products) == 1 and not is_chosen_by(products[0].result)
 
 
 def _of_parts(module: Module, weights: Sequence[Value], parts: str, auto: bool) -> list[Value]:
@@ -200,10 +198,9 @@ def _is_large(module: Module, format_: WeightFormat, param: Value) -> bool:
         return False
     rows = product(size for group, size in sizes.items() if group not in out)
     columns = product(kept)
-    return all(
-        not number.symbols <= module.env.keys() or evaluate(number, module.env) >= (block or 1) / 2
-        for number, block in ((rows, format_.rows), (columns, format_.columns))
-    )
+    sides = ((rows, format_.rows), (columns, format_.columns))
+    known = [(side, block or 1) for side, block in sides if side.symbols <= module.env.keys()]
+    return all(evaluate(side, module.env) >= block / 2 for side, block in known)
 
 
 class _Weight:
@@ -218,17 +215,11 @@ class _Weight:
         type_ = self._param.tensor
         blocks = _Blocks(self._module, self._format, self._op, self._index)
         dims = (*type_.dims[: self._depth], *blocks.dims)
-        names = {"scales": self._format.scale, "zeros": self._format.zero}
-        added = [
-            self._module.main.body.add_arg(
-                f"{self._param.name}_{name}",
-                replace(type_, dtype=dtype, dims=dims, role="scale"),
-                self._param.loc,
-            )
-            for name, dtype in names.items()
-            if dtype
-        ]
-        weight = self._param
+        scale, weight, added = replace(type_, dims=dims, role="scale"), self._param, list[Value]()
+        for name, dtype in (("scales", self._format.scale), ("zeros", self._format.zero)):
+            if dtype:
+                own = f"{weight.name}_{name}", replace(scale, dtype=dtype), weight.loc
+                added.append(self._module.main.body.add_arg(*own))
         while True:
             weight.type = replace(weight.tensor, dtype=self._format.dtype)
             (user, index), *_ = weight.uses
@@ -254,8 +245,7 @@ class _Weight:
     def _cast(self, build: Builder, x: Value) -> Value:
         """The activations in the type in which the product computes, cast once for all products."""
         casts = (u for u, _ in x.uses if u.has(Recasts) and u.text("to") == self._format.compute)
-        there = next(casts, None)
-        if there is not None:
+        if (there := next(casts, None)) is not None:
             return there.result
         to = self._format.compute
         return build.value("stg.cast", [x], {"to": to}, hint=f"{x.name}_{to[:2]}")

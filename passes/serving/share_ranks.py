@@ -21,7 +21,6 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.bind import substitute_sizes
-from stagec.ir.builder import RawAttr
 from stagec.ir.clone import Copier, sized
 from stagec.ir.drafts import DRAFT
 from stagec.ir.module import BATCH
@@ -108,11 +107,8 @@ def _declare(module: Module, draft: Module, sizes: Mapping[str, Expr]) -> None:
     """Declare the symbols, assumptions and orders of a draft model. Its other declarations, mesh
     and strategy, are no longer needed."""
     renamed = {e.symbol_name: draft.symbols[n] for n, e in sizes.items() if e.symbol_name}
-    values: dict[str, RawAttr] = {
-        name: True if value is None else const(value) for name, value in sorted(renamed.items())
-    }
     b = Builder.before(module.registry, module.main, loc=made_by(PASS, draft.root.loc))
-    b.op("stg.symbols", (), values, types=())
+    b.op("stg.symbols", (), {n: True if v is None else v for n, v in sorted(renamed.items())})
     copier = Copier({}, sizes, str, lambda loc: loc)
     for op in draft.declaring("relations", "layers"):
         copy = b.insert(copier.copy(op))
@@ -145,10 +141,8 @@ def _check_ranks(module: Module, draft: Module) -> None:
     shown = " x ".join(f"{axis} {size}" for axis, size in here.items()) or "one device"
     lost = [f"{axis} = {size}" for axis, size in there.items() if here.get(axis) != size]
     if lost:
-        text, remedy = (
-            f"has {', '.join(lost)}, and these are {shown}",
-            "give it these axes, or tp=1",
-        )
+        text = f"has {', '.join(lost)}, and these are {shown}"
+        remedy = "give it these axes, or tp=1"
     elif microbatches(module) > 1:
         text, remedy = "waits for all sequences of a step", "leave --microbatches out"
     elif draft.loads:

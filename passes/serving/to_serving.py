@@ -235,14 +235,7 @@ def _last(step: CachingStep, value: Value, choose: Callable[[Value, Builder], Va
         operands = [_last(step, v, choose) if _has_tokens(step, v) else v for v in op.operands]
         b = Builder.after(step.b.registry, op, loc=op.loc)
         return b.value(op.name, operands, op.attrs, hint=value.name)
-    region = value.region
-    made = made_by(ToServing.name, value.loc)
-    b = (
-        Builder.after(step.b.registry, op, loc=made)
-        if op is not None
-        else Builder(step.b.registry, region, 0, loc=made)
-    )
-    return choose(value, b)
+    return choose(value, Builder.behind(step.b.registry, value, made_by(ToServing.name, value.loc)))
 
 
 def _last_row(step: CachingStep, value: Value, b: Builder) -> Value:
@@ -271,11 +264,9 @@ def _runs_alone(step: CachingStep, op: Operation) -> bool:
     factor = rule.results[0][1]
     if sizes or len(factor) != 1 or factor[0] in rule.whole | rule.special | rule.exchanged:
         return False
-    places = [(i, d) for i, d in rule.occurrences(factor[0])]
-    tokens = step.new.symbols
-    along = [
-        i for i, v in enumerate(op.operands) if any(tokens & s.symbols for s in v.tensor.shape)
-    ]
+    places = list(rule.occurrences(factor[0]))
+    tokens, shapes = step.new.symbols, [v.tensor.shape for v in op.operands]
+    along = [i for i, shape in enumerate(shapes) if any(tokens & s.symbols for s in shape)]
     return [i for i, _ in places] == along and all(d == 1 for _, d in places)
 
 

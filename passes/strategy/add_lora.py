@@ -86,9 +86,8 @@ class AddLora(Pass):
     )
 
     def applies(self, module: Module) -> bool:
-        return bool(self.targets or read_strategy(module).one(LoraRule).targets) and not (
-            module.serving
-        )
+        stated = read_strategy(module).one(LoraRule).targets
+        return not module.serving and bool(self.targets or stated)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
@@ -126,9 +125,8 @@ def _modules(module: Module, adapted: list[Value]) -> list[list[Value]]:
     modules: dict[Value | Operation, list[Value]] = {}
     for param in adapted:
         product = next(o for o, *_ in uses_inside(param) if isinstance(o.definition, Einsum))
-        modules.setdefault((_part_of(product.result) if joined else None) or param, []).append(
-            param
-        )
+        of = _part_of(product.result) if joined else None
+        modules.setdefault(of or param, []).append(param)
     return [*modules.values()]
 
 

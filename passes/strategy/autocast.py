@@ -23,10 +23,11 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
+from stagec.ir.rewrite import carried
 from stagec.ir.rule import parse_rule, shape_text
-from stagec.ir.traits import Free, Repeats, Wide
+from stagec.ir.traits import Free, Wide
 from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.contraction import Add, Einsum
+from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.dtypes import computed_in
@@ -124,10 +125,10 @@ class _Caster:
                 self._repeat(op)
             elif op.operands and not op.has(Free) | op.flag("to"):
                 self._op(op)
-            _infer(op)
+            op.infer()
         end = region.terminator
-        carried = region.owner.integer("carry", 1) if region.owner.has(Repeats) else 0
-        wanted = [a.type for a in region.args[:carried]] if carried else [*region.returns]
+        count = carried(region.owner)
+        wanted = [a.type for a in region.args[:count]] if count else [*region.returns]
         for index, type_ in enumerate(wanted):
             if isinstance(type_, TensorType) and type_.dtype in FLOATS:
                 self._cast(end, index, type_.dtype)
@@ -171,10 +172,8 @@ class _Caster:
         product, _ = op.result.uses[0]
         scaled = product.result
         b = Builder.after(self._module.registry, product, loc=made_by(Autocast.name, op.loc))
-        made = b.value("stg.cast", [scaled], {"to": narrow}, hint=f"{scaled.name}_{narrow}")
-        for user, index in list(scaled.uses):
-            if user is not made.producer:
-                user.set_operand(index, made)
+        made = cast_to(b, scaled, narrow)
+        scaled.replace_with(made)
 
     def _product(self, op: Operation) -> None:
         self.products += any(v.tensor.dtype == WIDE for v in op.operands)
@@ -197,19 +196,19 @@ class _Caster:
             op.set_operand(index, self._together[whole, value])
             return
         if not (keeps and key in self._cached):
-            b = Builder.before(self._module.registry, op, loc=made_by(Autocast.name, op.loc))
-            made = b.value("stg.cast", [value], {"to": to}, hint=f"{value.name}_{to}")
-            self._cached[key] = made
+            self._cached[key] = cast_to(self._before(op), value, to)
         op.set_operand(index, self._cached[key])
         if whole is not None:
             self._together[whole, value] = self._cached[key]
+
+    def _before(self, op: Operation) -> Builder:
+        return Builder.before(self._module.registry, op, loc=made_by(Autocast.name, op.loc))
 
     def _copy(self, op: Operation, index: int, packed: Mapping[str, int]) -> None:
         """Give a product with a packed parameter one copy of an operand for each packed product."""
         sides, results = parse_rule(op.text("spec"))
         text, new = shape_text(sides[index]), "".join(packed) + shape_text(sides[index])
-        b = Builder.before(self._module.registry, op, loc=made_by(Autocast.name, op.loc))
-        value = op.operands[index]
+        b, value = self._before(op), op.operands[index]
         attrs: dict[str, RawAttr] = {"spec": f"{text}->{new}", "sizes": tuple(packed.values())}
         op.set_operand(index, b.value("stg.broadcast", [value], attrs, hint=f"{value.name}_each"))
         left = [new if i == index else shape_text(side) for i, side in enumerate(sides)]
@@ -245,11 +244,3 @@ def _packed(op: Operation) -> dict[str, int]:
     sizes = {shape_text((g,)): size.value for g, size in zip(mine, shape, strict=True)}
     alone = (g for g in mine[:-1] if g not in other and g in result)
     return {t: n for g in alone if (n := sizes[t := shape_text((g,))]) is not None and n > 1}
-
-
-def _infer(op: Operation) -> None:
-    """Set the types of the results of an op to those inferred from its operands."""
-    if not op.results:
-        return
-    for result, type_ in zip(op.results, op.definition.infer(op), strict=False):
-        result.type = type_

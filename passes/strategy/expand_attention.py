@@ -80,11 +80,8 @@ class ExpandAttention(Pass):
         code = [op for op in fused if any(name in op.attrs for name in named)]
         unfused = fused if rule.attention in UNFUSED else code
         forms = {op: rule.attention == EAGER or op in code for op in unfused}
-        plain = [
-            op
-            for op, eager in forms.items()
-            if _is_plain(op, eager=eager) and not _is_split(module, strategy, op)
-        ]
+        plain = [op for op, eager in forms.items() if _is_plain(op, eager=eager)]
+        plain = [op for op in plain if not _is_split(module, strategy, op)]
         for op in plain:
             view = _is_view(module, strategy, op)
             expand_attention(module, op, eager=forms[op], view=view, drops=_drops(module, strategy))
@@ -130,12 +127,11 @@ def expand_attention(
     if not values:
         k, *values = b.op("stg.unbind", [k], {"dim": 1, "count": 2}, names=["k", "v"]).results
     name, (size, groups) = op.results[0].name, (v.tensor.dims[-2].size for v in (q, k))
-    scale = op.expr("rsqrt") if "rsqrt" in op.attrs else q.tensor.dims[-1].size
+    scale = op.expr("rsqrt", q.tensor.dims[-1].size)
     shared = size != groups
     if shared and eager and not view:
-        k, *values = (
-            b.value("stg.repeat_heads", [v], {"heads": size}, hint=v.name) for v in (k, *values)
-        )
+        heads = {"heads": size}
+        k, *values = (b.value("stg.repeat_heads", [v], heads, hint=v.name) for v in (k, *values))
         shared = False
     if eager:
         q, k, *values = (_copied(b, v) for v in (q, k, *values))
@@ -145,9 +141,8 @@ def expand_attention(
         q = b.value("stg.reshape", [q], {"spec": "bs(gr)k->bsgrk", **split}, hint=q.name)
     spec = f"bs{head}k,btgk->b{head}st"
     scores = b.value("stg.einsum", [q, k], {"spec": spec}, hint=f"{name}_scores")
-    given: dict[str, RawAttr] = {
-        n: v for n, v in op.attrs.items() if n in ("causal", "window", "alibi")
-    }
+    masks = ("causal", "window", "alibi")
+    given: dict[str, RawAttr] = {n: v for n, v in op.attrs.items() if n in masks}
     if "softcap" in op.attrs:
         bound = op.expr("softcap")
         capped: dict[str, RawAttr] = {"by": ONE / bound, "rsqrt": scale}
@@ -155,9 +150,9 @@ def expand_attention(
         scores = b.value("stg.tanh", [scores], hint=f"{name}_capped")
         scores = b.value("stg.scale", [scores], {"by": bound}, hint=f"{name}_scores")
     elif bias:
-        scores = _biased(
-            b, b.value("stg.scale", [scores], {"rsqrt": scale}, hint=scores.name), *bias
-        )
+        scores = b.value("stg.scale", [scores], {"rsqrt": scale}, hint=scores.name)
+        alike = {"spec": "bgst,gst->bgst"}  # a bias that all sequences have in common
+        scores = b.value("stg.add", [scores, *bias], alike, hint=f"{scores.name}_biased")
     else:
         given["rsqrt"] = scale
     given_type = sinks or not eager or op.flag("given_type")
@@ -173,12 +168,6 @@ def expand_attention(
     if shared:
         new = b.value("stg.reshape", [new], {"spec": "bsgrv->bs(gr)v"}, hint=name)
     replace_op(op, [new])
-
-
-def _biased(b: Builder, scores: Value, bias: Value) -> Value:
-    """Scores with a bias that all sequences have in common."""
-    attrs: dict[str, RawAttr] = {"spec": "bgst,gst->bgst"}
-    return b.value("stg.add", [scores, bias], attrs, hint=f"{scores.name}_biased")
 
 
 def _copied(b: Builder, value: Value) -> Value:

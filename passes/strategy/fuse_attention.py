@@ -58,7 +58,7 @@ class FuseAttention(Pass):
         for scores, softmax, values in list(_composed(module)):
             q, k = scores.operands
             given = {n: v for n, v in softmax.attrs.items() if n in ("causal", "window")}
-            scale = softmax.expr("rsqrt") if "rsqrt" in softmax.attrs else ONE
+            scale = softmax.expr("rsqrt", ONE)
             if scale != q.tensor.dims[-1].size:
                 given["rsqrt"] = scale
             b = Builder.before(module.registry, values, loc=made_by(self.name, values.loc))

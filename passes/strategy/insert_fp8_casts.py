@@ -105,9 +105,8 @@ def insert_fp8_casts(module: Module, recipe: str, loc: Loc, *, quantize: bool = 
     """
     blocks = [op.body for op in module.main.body.walk() if op.has(Repeats)]
     if not sum(_cast_operands(module, block, recipe, loc, quantize) for block in blocks):
-        module.diagnostics.remark(
-            "no block has a product with a parameter, so nothing is cast", loc
-        )
+        remark = "no block has a product with a parameter, so nothing is cast"
+        module.diagnostics.remark(remark, loc)
 
 
 def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantize: bool) -> int:

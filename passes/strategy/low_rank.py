@@ -61,8 +61,7 @@ def low_rank_types(
     lead = (*type_.dims[:depth], *slots, *(dims[g] for g in cut.batch))
     a = (*lead, *(dims[g] for g in (*cut.contracted, *cut.packed)), low)
     b = (*lead, low, *(dims[g] for g in (*cut.packed, *cut.kept)))
-    into, out = (replace(type_, dims=dims) for dims in (a, b))
-    return into, out
+    return replace(type_, dims=a), replace(type_, dims=b)
 
 
 class LowRankCut:
@@ -96,10 +95,7 @@ class LowRankCut:
         self.copied = f"{shape_text(x)}->{shape_text(each)}"
         self.into = (*self.batch, *self.contracted, *packed, *rank)
         self.out_of = (*self.batch, *rank, *packed, *self.kept)
-        self.down, self.down_of_each = (
-            _spec(x, self.into, self.low),
-            _spec(each, self.into, self.low),
-        )
+        self.down, self.down_of_each = (_spec(s, self.into, self.low) for s in (x, each))
         self.up = _spec(self.low, self.out_of, out)
 
 

@@ -25,6 +25,8 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.clone import Copier, sized
+from stagec.ir.rewrite import carried
+from stagec.ir.rule import Shape
 from stagec.ir.traits import Recasts, Repeats
 from stagec.ir.types import CACHED
 from stagec.ir_spec.ops.parts import Arrive, Depart
@@ -170,10 +172,9 @@ class _Halves:
             self._keep(result, copier.values[result])
 
     def _repeat(self, op: Operation, new: Region) -> None:
-        count = op.integer("carry", 1)
         operands = [v for value in op.operands for v in self._values(value)]
-        carried = sum(len(self._values(value)) for value in op.operands[:count])
-        attrs = {**op.attrs, "carry": const(carried)}
+        count = sum(len(self._values(value)) for value in op.operands[: carried(op)])
+        attrs = {**op.attrs, "carry": const(count)}
         made = Operation(op.definition, operands, attrs, symbol=op.symbol, loc=op.loc)
         region = made.make_region()
         for arg in op.body.args:
@@ -247,13 +248,12 @@ def _of_rows(op: Operation) -> tuple[bool, bool]:
     rule = op.definition.rule(op) if op.region is None else None
     if rule is None or not rule.numbered:
         return False, False
-    sides = (rule.results, rule.operands)
-    joined = (
-        any(len(g) > 1 and not rule.numbered.isdisjoint(g) for shape in side for g in shape)
-        for side in sides
-    )
-    deals, takes = joined
-    return deals, takes
+
+    def joins(side: Sequence[Shape]) -> bool:
+        groups = (group for shape in side for group in shape if len(group) > 1)
+        return any(not rule.numbered.isdisjoint(group) for group in groups)
+
+    return joins(rule.results), joins(rule.operands)
 
 
 def _has(value: Value, batch: str) -> bool:

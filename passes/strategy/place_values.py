@@ -21,6 +21,7 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.expr import numerator_and_denominator
+from stagec.ir.rewrite import carried
 from stagec.ir.traits import InPlace, Repeats
 from stagec.ir.types import WEIGHTS
 from stagec.ir_spec.ops.parts import Arrive, Depart
@@ -83,7 +84,7 @@ def place_values(module: Module, strategy: Strategy) -> None:
 def _place_carried(placer: Placer, region: Region) -> None:
     for op in region.walk():
         if op.has(Repeats):
-            for arg in op.body.args[: op.integer("carry", 1)]:
+            for arg in op.body.args[: carried(op)]:
                 arg.type = placer.place(arg.tensor, rest=True, value=arg)
 
 
@@ -156,11 +157,7 @@ def _argument(value: Value) -> Value | None:
 
 def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:
     """Replace a value by a pinned one for all users."""
-    owner, made = value.owner, made_by(PlaceValues.name, loc)
-    if isinstance(owner, Region):
-        b = Builder(registry, owner, 0, loc=made)
-    else:
-        b = Builder.after(registry, owner, loc=made)
+    b = Builder.behind(registry, value, made_by(PlaceValues.name, loc))
     value.replace_with(b.value("stg.sharding_constraint", [value], type=type_, hint=value.name))
 
 

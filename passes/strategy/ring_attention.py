@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stagec.api import (
-    Attr,
     Builder,
     Module,
     Operation,
@@ -118,17 +117,14 @@ def ring_attention(
             others[0].loc,
             remedy="use --cp-order plain, or --cp-mode ulysses",
         )
-    over = tuple(
-        a for rule in strategy.splits if name in rule.dims and not rule.rest for a in rule.over
-    )
+    rules = [rule for rule in strategy.splits if name in rule.dims and not rule.rest]
+    over = tuple(axis for rule in rules for axis in rule.over)
     if ring.order != "zigzag" or not over:
         return ops, over
-    root = module.root.body
+    root, made = module.root.body, made_by(RingAttention.name, ring.loc)
     places = [root.ops.index(o) for o in module.declaring("symbols", "axes")]
-    attrs: dict[str, Attr] = {"dims": (name,), "over": over}
-    made = made_by(RingAttention.name, ring.loc)
-    op = Operation(module.registry["stg.zigzag"], (), attrs, loc=made)
-    root.insert(1 + max(places, default=-1), op)
+    b = Builder(module.registry, root, 1 + max(places, default=-1), loc=made)
+    b.op("stg.zigzag", (), {"dims": (name,), "over": over})
     return ops, over
 
 

@@ -4,6 +4,7 @@ other."""
 from __future__ import annotations
 
 from stagec.api import (
+    Builder,
     Loc,
     Module,
     Operation,
@@ -20,7 +21,7 @@ from stagec.api import (
 from stagec.ir.core import renumber
 from stagec.ir.expr import UnboundError
 from stagec.ir.layers import LayerStack, declaration_of, stack_of
-from stagec.ir.order import LayerOrder, compact
+from stagec.ir.order import compact
 from stagec.ir.rewrite import drop_unused_bindings
 from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED
@@ -148,25 +149,18 @@ def _number(module: Module, repeat: Operation, loc: Loc) -> int:
 def _separate(module: Module, stack: LayerStack, suffix: str, loc: Loc) -> None:
     """Cut the layers of a stack, and declare their order; new names end with `suffix`."""
     names = {op: op.symbol or f"layers{suffix}" for op in stack.members}
-    kinds = [
-        names[stack.members[t.member]] for t in stack.turns(_number(module, stack.members[0], loc))
-    ]
-    order = compact([half for kind in kinds for half in (kind, f"{kind}_rest")])
     first = stack.members[0]
+    kinds = [names[stack.members[t.member]] for t in stack.turns(_number(module, first, loc))]
+    order = compact([half for kind in kinds for half in (kind, f"{kind}_rest")])
     name = f"{names[first]}_halves"
     given = first.attrs.get("order")
     old = declaration_of(first, given) if isinstance(given, SymbolRef) else None
     for op in stack.members:
         _cut(op, names[op], name, loc)
-    _declare(module, name, order)
+    b = Builder.before(module.registry, module.main)
+    b.op("stg.order", (), {"layers": order}, symbol=name)
     if old is not None:
         old.erase()
-
-
-def _declare(module: Module, name: str, order: LayerOrder) -> None:
-    definition = module.registry["stg.order"]
-    declared = Operation(definition, (), {"layers": order}, symbol=name, loc=module.main.loc)
-    module.root.body.insert(module.main.position(), declared)
 
 
 def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:

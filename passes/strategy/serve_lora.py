@@ -144,10 +144,8 @@ def serve_lora(module: Module, rule: LoraRule, *, cleared: bool = False) -> None
     products: list[_Product] = []
     for param in _served(module, rule):
         types = low_rank_types(param, rule.rank, slots=[Dim(const(rule.slots))])
-        a, b = (
-            body.add_arg(f"{param.name}_lora_{name}", type_, param.loc)
-            for name, type_ in zip("ab", types, strict=True)
-        )
+        names = [f"{param.name}_lora_{name}" for name in "ab"]
+        a, b = (body.add_arg(n, t, param.loc) for n, t in zip(names, types, strict=True))
         products += _products(param, a, b)
     adapters = _Adapters(module)
     for group in list(_groups(products)):
@@ -226,13 +224,13 @@ def _adapt(
     rows = list(zip(group, cuts, chosen, buffers, strict=True))
     low = [_low(build, *row) for row in rows]
     for (each, cut, of, _), value in zip(rows, low, strict=True):
-        y, users = each.result, list(each.result.uses)
+        y = each.result
         b, out = shape_text((cut.slots, *cut.out_of)), shape_text(cut.out)
         spec = f"{out},{shape_text(cut.low)},{b},{shape_text(of.dims)}->{out}"
         attrs = {"spec": spec, **of.attrs}
         operands = [y, value, each.b, of.value]
-        adapted = build.value("stg.lora_expand", operands, attrs, hint=f"{y.name}_adapted")
-        y.replace_with(adapted, users)
+        hint = f"{y.name}_adapted"
+        y.replace_with(build.value("stg.lora_expand", operands, attrs, hint=hint))
 
 
 def _low(
@@ -258,11 +256,8 @@ def _buffers(
         names |= zip((dim for dim in cut.low if dim not in known), rows, strict=True)
         sizes |= {names[dim]: known[dim] for dim in cut.low if dim in known}
         results.append("".join(names[dim] for dim in cut.low))
-    attrs: dict[str, RawAttr] = {
-        "spec": f"{rows}->{','.join(results)}",
-        "factors": tuple(sizes),
-        "sizes": tuple(sizes.values()),
-    }
+    attrs: dict[str, RawAttr] = {"factors": tuple(sizes), "sizes": tuple(sizes.values())}
+    attrs["spec"] = f"{rows}->{','.join(results)}"
     hints = [f"{each.op.result.name}_zeros" for each in group]
     made = build.op("stg.lora_buffer", [of.value], attrs, names=hints)
     return [[value] for value in made.results]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stagec.api import Builder, Module, Operation, Quoted, Region, Value, is_parameter
+from stagec.api import Builder, Module, Operation, Quoted, Value, is_parameter
 from stagec.ir.core import renumber
+from stagec.ir.module import uncast
 from stagec.ir.rewrite import drop_unused_bindings, replace_op, slice_into
 from stagec.ir.rule import parse_rule, shape_text
-from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.statement import patterns
 
@@ -40,24 +40,23 @@ def unpack_product(module: Module, unbind: Operation) -> None:
         if cast is not None:
             own = b.value(cast.name, [own], cast.attrs, hint=f"{name}_{weight.tensor.dtype}")
         operands[params[0]] = own
-        made.append(
-            b.value(product.name, operands, {**product.attrs, "spec": spec}, hint=part.name)
-        )
+        attrs = {**product.attrs, "spec": spec}
+        made.append(b.value(product.name, operands, attrs, hint=part.name))
     replace_op(unbind, made)
     product.erase()
     if cast is not None:
         cast.erase()
     for arg in chain[:-1]:
         drop_unused_bindings(arg.region.owner)
-    _drop(module.main.body, chain[-1])
+    args = module.main.body.args
+    del args[chain[-1].index]
+    renumber(args)
     _name_parts(module, _last(chain[-1].name), [_last(name) for name in names])
 
 
 def _uncast(value: Value) -> Value:
     """The value before a cast without other users; else the value itself."""
-    cast = value.producer
-    alone = cast is not None and cast.has(Recasts) and len(value.uses) == 1
-    return cast.operands[0] if cast is not None and alone else value
+    return uncast(value) if len(value.uses) == 1 else value
 
 
 def _chain(param: Value) -> list[Value]:
@@ -109,9 +108,3 @@ def _name_parts(module: Module, packed: str, parts: list[str]) -> None:
 
 def _last(path: str) -> str:
     return path.rpartition("/")[2]
-
-
-def _drop(body: Region, arg: Value) -> None:
-    """Remove an argument that nothing uses."""
-    del body.args[arg.index]
-    renumber(body.args)

@@ -52,6 +52,13 @@ class Builder:
         place = op.position() + 1
         return cls(registry, op.parent, place, loc=loc or op.loc, phase=phase or op.phase)
 
+    @classmethod
+    def behind(cls, registry: Registry, value: Value, loc: Loc) -> Builder:
+        """A builder that inserts directly after a value is made, or where its region begins."""
+        if isinstance(value.owner, Region):
+            return cls(registry, value.owner, 0, loc=loc)
+        return cls.after(registry, value.owner, loc=loc)
+
     def op(
         self,
         name: str,

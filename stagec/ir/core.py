@@ -368,6 +368,12 @@ class Operation:
         items = value if isinstance(value, tuple) else (value,)
         return tuple(v.text if isinstance(v, Quoted) else str(v) for v in items)
 
+    def infer(self) -> None:
+        """Give the results the types that follow from those of the operands."""
+        if self.results:
+            for result, type_ in zip(self.results, self.definition.infer(self), strict=False):
+                result.type = type_
+
     def reads(self) -> Iterator[Value]:
         """The values that the operation and those in its region use, including values of the
         region."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Value
+from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import CACHED, TensorType
 from stagec.support.diagnostics import error
@@ -51,6 +52,13 @@ def most_likely(b: Builder, logits: Value, name: str) -> Value:
     """Add the choice of the most likely tokens [B, S] by logits [B, S, V]."""
     type_ = TensorType("i32", logits.tensor.dims[:-1])
     return b.value("stg.argmax", [logits], type=type_, hint=name)
+
+
+def concatenated(b: Builder, values: Sequence[Value], name: str) -> Value:
+    """Add the concatenation of values over their second dimension. One value stays as it is."""
+    if len(values) == 1:
+        return values[0]
+    return b.value("stg.concat", values, {"dim": const(1)}, hint=name)
 
 
 def state(module: Module) -> Sequence[Value]:
