@@ -15,11 +15,10 @@ from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.command_line import question_command
 from stagec.jobs.request.limit import AT_HAND, Limit
+from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED
-from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
-from stagec.jobs.verdict import verdict_on
 from stagec.output.report import Report
 from stagec.output.tables import bytes_text, count_text
 from stagec.support.diagnostics import error
@@ -257,3 +256,17 @@ def _sent(pod: Mapping[str, Any], to: str) -> PodTraffic:
         messages += each["count"] * sum(row["count"] for row in rows)
         total += each["count"] * sum(row["bytes"] for row in rows)
     return PodTraffic(messages, total)
+
+
+def verdict_on(
+    machine: Machine, mesh: Mapping[str, Any], peak: int | None, session: Session
+) -> dict[str, Any]:
+    """The entries `fit` and `cautions` for a job with this peak in bytes, which is None if sizes
+    are open. Cautions are also reported as remarks."""
+    from stagec.analysis.memory_fit import memory_fit
+    from stagec.time.cautions import cautions
+
+    fit = None if peak is None else memory_fit(machine, mesh, peak).as_json()
+    warnings = cautions(machine, [] if peak is None else [mesh])
+    session.remark(*warnings)
+    return {"fit": fit, "cautions": list(warnings)}

@@ -1,12 +1,13 @@
-"""From a configuration to the text of its model, by the reader of its family."""
+"""From a configuration to the text of its model, by the reader of its family, with its rates of
+dropout."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from fractions import Fraction
 
 from stagec.importers.family import ModelFamily, known_families
 from stagec.importers.reading.config import Config, Ignored
-from stagec.importers.reading.dropout import dropout_rates
 from stagec.importers.reading.json_text import JsonText, Object
 from stagec.importers.writing.text import ModelText
 from stagec.support.diagnostics import Diagnostic, error
@@ -86,3 +87,54 @@ def _family_of(
             remedy=did_you_mean(name, known) or others,
         )
     return known[name]
+
+
+#: The keys of transformers' configurations by the kind of dropout: of the results of blocks, the
+#: input of the first block, and attention weights.
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "hidden": (
+        "resid_pdrop",
+        "resid_dropout",
+        "residual_dropout",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "dropout",
+        "dropout_rate",
+    ),
+    "embedding": ("embd_pdrop", "embed_pdrop", "embedding_dropout", "dropout_rate"),
+    "attention": (
+        "attn_pdrop",
+        "attention_dropout",
+        "attention_dropout_prob",
+        "attention_probs_dropout_prob",
+        "dropout_rate",
+    ),
+}
+_BERT = ["bert", "roberta", "electra", "ernie", "mpnet"]
+_T5 = ["t5", "mt5", "umt5", "switch_transformers"]
+_GPT2 = ["gpt2", "gpt_bigcode"]
+_BART = ["bart", "mbart", "marian", "pegasus", "blenderbot"]
+#: The families with a default rate of 0.1 in transformers (configuration_gpt2.py: resid_pdrop, and
+#: so on), by the kind of dropout.
+_A_TENTH: Mapping[str, tuple[str, ...]] = {
+    "hidden": (*_BERT, *_T5, *_GPT2, *_BART, "opt", "seed_oss", "distilbert"),
+    "embedding": (*_T5, *_GPT2),
+    "attention": (*_BERT, *_T5, *_GPT2, "seed_oss", "distilbert"),
+}
+#: The families whose embeddings have the dropout rate of the blocks.
+_HIDDEN_RATE = (*_BERT, *_BART, "gpt_neox")
+
+
+def dropout_rates(members: Object, model_type: str) -> dict[str, Fraction]:
+    """The nonzero rates of a configuration, or the defaults of its family, by the kind of
+    dropout."""
+    rates: dict[str, Fraction] = {}
+    for what, keys in _KEYS.items():
+        values = (members[key].value for key in keys if key in members)
+        usual = Fraction(1, 10) if model_type in _A_TENTH[what] else 0
+        rate = next((v for v in values if isinstance(v, int | Fraction)), usual)
+        if 0 < rate < 1:
+            rates[what] = Fraction(rate)
+    if model_type in _HIDDEN_RATE and "hidden" in rates:
+        rates.setdefault("embedding", rates["hidden"])
+    return rates
