@@ -1,21 +1,22 @@
-"""The time of a step as plain data: the object of `stagec time --json`."""
+"""The time of a step as plain data, the object of `stagec time --json`, and on machines that are
+better in one respect."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.ir_spec.strategy.kernels import UNFUSED
 from stagec.machines import Machine
+from stagec.machines.placement import straddling
 from stagec.program.nodes import Node
 from stagec.time.cautions import cautions, of_software
-from stagec.time.costs.replay_options import ReplayOptions
-from stagec.time.levers import levers as all_levers
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
 from stagec.time.path import critical_path
 from stagec.time.step import Issued, IssuedStep, StepTime, step_time
@@ -242,3 +243,41 @@ def _path(step: StepTime) -> tuple[PathPart, ...]:
         times[key] += link.time
     order = sorted(times, key=lambda key: (-times[key], key))
     return tuple(PathPart(*key, nodes[key], times[key] / PICOSECONDS) for key in order)
+
+
+class Lever(NamedTuple):
+    """The respect in which a machine is better, and the step on it."""
+
+    name: str
+    step: StepTime
+
+
+def all_levers(
+    issued: IssuedStep, machine: Machine, replay: ReplayOptions = USUAL
+) -> Iterator[Lever]:
+    """Steps with groups that do not cross a level without need, twice each rate, no latency, no
+    launch gaps, and all communication hidden. Such machines were never measured: measured times are
+    scaled by the ratio of the models on both machines."""
+    if replay.measured is not None:
+        replay = replace(replay, measured=replay.measured.of(machine))
+    for name, changed in [*_placed(issued, machine), *_changed(machine)]:
+        yield Lever(name, step_time(issued, changed, replay))
+    at_once = machine.changed({"compute.launch": 0.0})
+    yield Lever("no launch gaps", step_time(issued, at_once, replay, hosts=False))
+    hidden = step_time(issued, machine, replay, communicates=False)
+    yield Lever("communication all hidden", hidden)
+
+
+def _placed(issued: IssuedStep, machine: Machine) -> Iterator[tuple[str, Machine]]:
+    groups = (each for job in issued.jobs for each in straddling(machine, job.mesh))
+    for each in dict.fromkeys(groups):
+        used = {f"network.{each.level}.used": each.better}
+        yield f"{each.better} ranks of each {each.level}", machine.changed(used)
+
+
+def _changed(machine: Machine) -> Iterator[tuple[str, Machine]]:
+    yield "2 x matrix rate", machine.scaled("compute.matrix", 2)
+    yield "2 x memory bandwidth", machine.scaled("memory.bandwidth", 2)
+    for level in machine.network:
+        yield f"2 x {level.name}", machine.scaled(f"network.{level.name}.bandwidth", 2)
+    yield "no latency", machine.changed({"network.latency": 0.0, "host.latency": 0.0})

@@ -1,4 +1,5 @@
-"""The costs of a step: parameters, FLOPs, communication and memory of every class of ranks."""
+"""The costs of a step: parameters, FLOPs, communication and memory of every class of ranks; of a
+step of serving also its caches and weights, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -8,19 +9,20 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from stagec.ir.expr import Expr, evaluate
+from stagec.ir.loads import planned_env
+from stagec.ir.module import Module
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.builder import JobBuilder, model_name
 from stagec.jobs.idle_flags import unscheduled
-from stagec.jobs.largest_batch import serving_figures
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.command_line import question_command
 from stagec.jobs.request.limit import AT_HAND, Limit
+from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.serving_flags import DISAGGREGATED
-from stagec.jobs.request.units import on_machine
+from stagec.jobs.request.serving_flags import DISAGGREGATED, Serving
 from stagec.jobs.session import Session
-from stagec.jobs.verdict import verdict_on
 from stagec.output.report import Report
 from stagec.output.tables import bytes_text, count_text
 from stagec.support.diagnostics import error
@@ -259,3 +261,65 @@ def _sent(pod: Mapping[str, Any], to: str) -> PodTraffic:
         messages += each["count"] * sum(row["count"] for row in rows)
         total += each["count"] * sum(row["bytes"] for row in rows)
     return PodTraffic(messages, total)
+
+
+def verdict_on(
+    machine: Machine, mesh: Mapping[str, Any], peak: int | None, session: Session
+) -> dict[str, Any]:
+    """The entries `fit` and `cautions` for a job with this peak in bytes, which is None if sizes
+    are open. Cautions are also reported as remarks."""
+    from stagec.analysis.memory_fit import memory_fit
+    from stagec.time.cautions import cautions
+
+    fit = None if peak is None else memory_fit(machine, mesh, peak).as_json()
+    warnings = cautions(machine, [] if peak is None else [mesh])
+    session.remark(*warnings)
+    return {"fit": fit, "cautions": list(warnings)}
+
+
+def serving_figures(
+    module: Module,
+    builder: JobBuilder,
+    limit: Limit | None,
+    machine: Machine | None = None,
+    *,
+    symbolic: bool = False,
+) -> dict[str, Any]:
+    """The object `serving` of the analysis, without its ops, for the rank with most bytes of caches
+    and weights. `module` is planned; `machine` is that of `--limit machine`. Raises
+    `DiagnosticError` for a batch that does not fit the limit."""
+    from stagec.analysis.kv_figures import LARGEST, longest_context, served
+
+    serving = builder.serving
+    if serving is None:
+        raise ValueError("the job is not a step of serving")
+    stages = served(module, serving.cached_tokens)
+    if symbolic:
+        return {**next(iter(stages.values())).shown(str), **dict.fromkeys(LARGEST)}
+    env = planned_env(module)
+
+    def number(size: Expr) -> int:
+        return evaluate(size, env)
+
+    each = [stage_figures.shown(number) for stage_figures in stages.values()]
+    most = max(each, key=lambda f: f["cache_bytes"] + f["state_bytes"] + f["weight_bytes"])
+    if limit is None or serving.step is not None:  # a mixed step has no single batch
+        return {**most, **dict.fromkeys(LARGEST)}
+    room = limit.room(module.axis_sizes, machine)
+    longest = longest_context(module, room) if serving.mode == "decode" and serving.past else None
+    largest = _largest(module, serving, limit, room)
+    return {**most, **dict(zip(LARGEST, (largest, longest), strict=True))}
+
+
+def _largest(module: Module, serving: Serving, limit: Limit, room: int) -> int:
+    """The largest batch that fits. Raises `DiagnosticError` if the batch of the step is larger."""
+    from stagec.analysis.kv_figures import largest_batch
+
+    batch = largest_batch(module, room)
+    if serving.batch is not None and serving.batch > batch:
+        shown = f"the largest that does is {batch}" if batch else "no batch does"
+        raise error(
+            f"--batch {serving.batch} does not fit {limit.text}: {shown}",
+            remedy="give a smaller batch or context, or split the model over more ranks",
+        )
+    return batch

@@ -8,28 +8,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analysis_of
+from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analysis_of, verdict_on
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.formats.registry import BUILTIN
 from stagec.jobs.idle_flags import NO_GRAPHS, unscheduled, without_graphs
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
-from stagec.jobs.provenance import command_of, provenance
 from stagec.jobs.request.emission import EMISSION
-from stagec.jobs.request.machine import GRAPHS, USED_RANKS, machine_of
+from stagec.jobs.request.machine import (
+    GRAPHS,
+    USED_RANKS,
+    machine_of,
+    on_machine,
+    rate_options,
+    rated_machine,
+)
 from stagec.jobs.request.measurements import MEASURED, measurements
 from stagec.jobs.request.option import AnyText, CommandOption, File, OneOf, rare_option, switch
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.rates import rate_options, rated_machine
 from stagec.jobs.request.steps import STEPS, has_steps
-from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
-from stagec.jobs.verdict import verdict_on
 from stagec.jobs.written import (
     check_name,
     check_targets,
+    command_of,
     formats_asked,
+    provenance,
     write_formats,
     write_one_archive,
 )

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.answers.time.table import TITLES, seconds_text, spreads_table
 from stagec.jobs.admission import Room, cache_room
-from stagec.jobs.provenance import provenance
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.serve_steps import StepList, StepsAsked
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
-from stagec.jobs.step_times import StepTimes
 from stagec.jobs.written import (
     check_name,
     check_targets,
     formats_asked,
+    provenance,
     write_formats,
     write_one_archive,
 )
@@ -35,7 +35,12 @@ from stagec.serving.step import Step
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations
+from stagec.time.costs.replay_options import ReplayOptions
 from stagec.traces.emit import EmittedJob
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+    from stagec.time.costs.nodes import Measurements
 
 #: The number of first and last steps that are printed if there are many.
 _SHOWN = 4
@@ -206,3 +211,34 @@ def _text(step: Step) -> str:
     if len(texts) <= _SHOWN + 1:
         return " ".join(texts)
     return " ".join([*texts[:_SHOWN], f"and {len(texts) - _SHOWN} more classes"])
+
+
+@dataclass
+class StepTimes:
+    """Nanoseconds of the steps of a job, which are captured as `graphs` or not. Engines compute the
+    attention of all sequences that decode in one kernel, and that of all prompts in another one, so
+    these are one class each (`Step.together`). On `depth` pipeline stages it is the time between
+    the starts of two steps, if all stages take equally long."""
+
+    modules: StepModules
+    machine: Machine
+    measured: Measurements | None
+    depth: int
+    graphs: bool = True
+    _known: dict[Step, int] = field(default_factory=dict[Step, int])
+
+    def __call__(self, step: Step) -> int:
+        """The nanoseconds of a step. Raises `DiagnosticError`."""
+        step = step.together()
+        picoseconds = self._known.get(step)
+        if picoseconds is None:
+            job = self.modules.compiled(step)
+            replay = ReplayOptions(graphs=self.graphs, measured=self.measured)
+            seconds = job.time(self.machine, replay)
+            picoseconds = max(1, ceil(seconds.step_seconds * SECOND / self.depth))
+            self._known[step] = picoseconds
+        return picoseconds
+
+    def __len__(self) -> int:
+        """The number of distinct steps."""
+        return len(self._known)

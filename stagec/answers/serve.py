@@ -32,13 +32,12 @@ from stagec.jobs.pod_options import has_pods, of_layers, options_of_draft, optio
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.command_line import question_command
+from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.measurements import MEASURED
-from stagec.jobs.request.option import CommandOption, Kind, OneOf, Whole, rare_option
+from stagec.jobs.request.option import CommandOption, Kind, OneOf, TimeType, Whole, rare_option
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.ranges import doubled_texts, is_range
 from stagec.jobs.request.serving_flags import DISAGGREGATED
-from stagec.jobs.request.times import TimeType
-from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage, steps_in_flight
 from stagec.jobs.step_timer import StepTimer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from stagec.analysis.memory_fit import MemoryFit, room_of
 from stagec.ir.serving_step import PREFILL
 from stagec.jobs.figures import CompiledJob
-from stagec.jobs.request.units import on_machine
+from stagec.jobs.request.machine import on_machine
 from stagec.machines import machines
 from stagec.output.tables import bytes_text
 from stagec.support.diagnostics import DiagnosticError, error

@@ -43,10 +43,9 @@ from stagec.jobs.request.configurations import (
 )
 from stagec.jobs.request.experts import check_experts, mesh_axes, parts_of_data
 from stagec.jobs.request.flags import FLAGS, SHORTHANDS, strategy_text
-from stagec.jobs.request.options import IDEAL, JobOptions, request
-from stagec.jobs.request.preset import find_preset, with_step
+from stagec.jobs.request.machine import remark_of, settled
+from stagec.jobs.request.options import IDEAL, JobOptions, find_preset, request, with_step
 from stagec.jobs.request.serving_flags import Serving, over_limit, read_serving, refuse_training
-from stagec.jobs.request.units import remark_of, settled
 from stagec.jobs.session import Session
 from stagec.jobs.stack import StackLine, apply_stack, needed_flags, read_stack
 from stagec.models import library

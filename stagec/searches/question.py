@@ -12,11 +12,9 @@ from stagec.ir.serving_step import MIXED
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.limit import AT_HAND, Limit
-from stagec.jobs.request.machine import machine_of, with_used
+from stagec.jobs.request.machine import machine_of, on_machine, with_used
 from stagec.jobs.request.option import Kind
-from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.preset import find_preset
-from stagec.jobs.request.units import on_machine
+from stagec.jobs.request.options import JobOptions, find_preset
 from stagec.jobs.session import Session
 from stagec.machines import Machine
 from stagec.pipeline.plugins import load_plugins

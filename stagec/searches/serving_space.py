@@ -10,10 +10,9 @@ from stagec.ir.module import BATCH
 from stagec.ir.serving_step import DECODE, MIXED, MODES, PREFILL
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.jobs.request.acceptance import ACCEPTANCE
-from stagec.jobs.request.option import CommandOption, OneOf, Whole
+from stagec.jobs.request.option import CommandOption, OneOf, TimeType, Whole
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import CACHES, STEP, mixed_step
-from stagec.jobs.request.times import TimeType
 from stagec.searches.explore.space import Space, doubled
 from stagec.serving.step import Step
 from stagec.support.diagnostics import error

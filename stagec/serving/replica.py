@@ -15,10 +15,9 @@ from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.serving.adapters import AdapterSlots
 from stagec.serving.batch import Batch
 from stagec.serving.policy import ServerLimits
-from stagec.serving.prefixes import PrefixCache
+from stagec.serving.prefixes import CacheTier, CacheTiers, PrefixCache
 from stagec.serving.served import ServedRequest, StepsUnderWay, Tally
 from stagec.serving.step_times import StepCosts
-from stagec.serving.tiers import CacheTier, CacheTiers
 
 #: More than any number of steps or pages.
 _ENDLESS = 1 << 62

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-from stagec.serving.fleet import Arrival, Failure, Fleet, FleetPlan
+from stagec.serving.fleet import Arrival, Failure, Fleet, FleetPlan, TimeSeries, joined
 from stagec.serving.replica import Replica
 from stagec.serving.requests import Request, turns
 from stagec.serving.rollouts import Rollouts
 from stagec.serving.routing import Router
-from stagec.serving.series import TimeSeries, joined
 from stagec.serving.served import ServedRequest
 from stagec.support.diagnostics import error
 

@@ -14,9 +14,9 @@ from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
+from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK
-from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.memory.timeline import CACHES
 from stagec.serving.policy import ServerLimits

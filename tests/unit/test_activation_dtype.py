@@ -11,9 +11,8 @@ import pytest
 from stagec.ir.types import DTYPE_BYTES
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.command_line import job_words
-from stagec.jobs.request.machine import machine_of
+from stagec.jobs.request.machine import machine_of, on_machine
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.program.classes import rank_classes
 from stagec.time.costs.kernels import matmul_seconds, peak

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from stagec.time.measured.kernel_tables import Key
-from stagec.time.measured.kineto import Reading, read_trace
-from stagec.time.measured.observed import rows
+from stagec.time.measured.kineto import Reading, read_trace, rows
 from stagec.time.measured.torch_ops import NO_SHAPES, Recorded, row_of, row_of_collective
 from tests.unit.kineto_traces import Trace, comms
 

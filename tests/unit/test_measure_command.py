@@ -15,8 +15,7 @@ from stagec.support import json_stream
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.json_stream import JsonStream
 from stagec.time.measured.kernel_tables import read_measured
-from stagec.time.measured.kineto import read_trace
-from stagec.time.measured.observed import rows
+from stagec.time.measured.kineto import read_trace, rows
 from tests.support import assert_schema, stagec
 from tests.unit.kineto_traces import Trace
 

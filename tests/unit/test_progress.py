@@ -57,7 +57,7 @@ def test_an_interrupted_server_says_how_many_requests_it_served(
             raise KeyboardInterrupt
         return 1
 
-    monkeypatch.setattr("stagec.jobs.step_times.StepTimes.__call__", time)
+    monkeypatch.setattr("stagec.answers.compile_steps.StepTimes.__call__", time)
     words = ("compile", "llama3-8b", "--serve", "mixed", "--set", "L=2", "--machine", "h100-sxm")
     ran = stagec(*words, "--requests", file, "-o", tmp_path / "out")
     assert ran.code == 130

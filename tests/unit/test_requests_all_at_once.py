@@ -17,11 +17,11 @@ from stagec.serving.adapters import AdapterSlots
 from stagec.serving.fleet import Autoscale, Failure, FleetPlan
 from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.policy import ServerLimits
+from stagec.serving.prefixes import CacheTier, CacheTiers
 from stagec.serving.replica import Replica
 from stagec.serving.requests import HASH_BLOCK, Request, turns
 from stagec.serving.routing import ROUTERS
 from stagec.serving.simulate import Simulation
-from stagec.serving.tiers import CacheTier, CacheTiers
 from tests.support import examples
 from tests.unit.test_requests_on_stages import SCHEDULERS, Stages
 from tests.unit.test_requests_over_time import NANOSECOND, Linear, cached_tokens

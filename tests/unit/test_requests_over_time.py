@@ -16,6 +16,7 @@ from stagec.serving.arrivals import renewal
 from stagec.serving.engine import Engine
 from stagec.serving.fleet import Failure
 from stagec.serving.policy import FirstComeFirstServed, ServerLimits
+from stagec.serving.prefixes import CacheTier, CacheTiers
 from stagec.serving.replica import Replica
 from stagec.serving.requests import HASH_BLOCK, Request
 from stagec.serving.rollouts import Rollouts
@@ -24,7 +25,6 @@ from stagec.serving.served import ServedRequest
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import Step
 from stagec.serving.step_times import StepLine
-from stagec.serving.tiers import CacheTier, CacheTiers
 from tests.support import examples
 
 NANOSECOND = 10**6

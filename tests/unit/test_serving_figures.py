@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stagec.analysis.report import analysis
+from stagec.answers.analyze import serving_figures
 from stagec.jobs.builder import JobBuilder
-from stagec.jobs.largest_batch import serving_figures
 from stagec.jobs.planned import Planned
 from stagec.jobs.request.options import JobOptions
 

@@ -10,9 +10,9 @@ from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.command_line import question_command, step_command
 from stagec.jobs.request.limit import Limit, limit_option
+from stagec.jobs.request.machine import DEVICE, H100, rate_options, rated_machine, roofline_of
 from stagec.jobs.request.option import AnyText, CommandOption, Kind, Whole
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.rates import DEVICE, H100, rate_options, rated_machine, roofline_of
 from stagec.jobs.request.result import PAGE_OR_PLOT, RESULT
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import PLAN

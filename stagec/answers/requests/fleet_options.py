@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagec.jobs.request.option import CommandOption, Kind, Number, Whole, rare_option
-from stagec.jobs.request.times import TimeType
+from stagec.jobs.request.option import CommandOption, Kind, Number, TimeType, Whole, rare_option
 from stagec.serving.fleet import SCALING_RULES, Autoscale, Failure, FleetPlan
 from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import error

@@ -17,12 +17,12 @@ from stagec.jobs.request.option import (
     Kind,
     Number,
     OneOf,
+    TimeType,
     Whole,
     rare_option,
 )
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK, SEQUENCES, Blocks
-from stagec.jobs.request.times import TimeType
 from stagec.serving.arrivals import Conversations, renewal, with_adapters
 from stagec.serving.requests import HASH_BLOCK, MAX_REQUESTS, Request, read_requests
 from stagec.serving.requests import SECOND as NANOSECONDS

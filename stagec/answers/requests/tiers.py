@@ -11,9 +11,9 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.served_models import ServedModels
 from stagec.jobs.session import Session
 from stagec.memory.timeline import CACHES
+from stagec.serving.prefixes import CacheTier, CacheTiers
 from stagec.serving.step import SequenceClass, step_of
 from stagec.serving.step_times import SECOND
-from stagec.serving.tiers import CacheTier, CacheTiers
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from stagec.answers.sweep.rows import Case
 from stagec.jobs.request.flags import OF_ONE_MESH, type_of
 from stagec.jobs.request.job_file import key_place
 from stagec.jobs.request.machine import machine_of, with_used
-from stagec.jobs.request.option import AnyText, Kind, Switch, Whole, text_of, values_in
+from stagec.jobs.request.option import AnyText, Kind, SizesType, Switch, Whole, text_of, values_in
 from stagec.jobs.request.ranges import RULE, doubled_texts, is_range
-from stagec.jobs.request.sizes import SizesType
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.limits import MAX_BYTES

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagec.jobs.idle_flags import unscheduled, without_graphs
+from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError, NotAnIntegerError
 from stagec.time.costs.replay_options import ReplayOptions

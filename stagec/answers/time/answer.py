@@ -24,10 +24,10 @@ from stagec.jobs.idle_flags import unscheduled, without_graphs
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.acceptance import Acceptance
 from stagec.jobs.request.command_line import step_command
+from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.measurements import remark_unused
 from stagec.jobs.request.options import JobOptions, stated_stack
 from stagec.jobs.request.serving_flags import DISAGGREGATED
-from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText

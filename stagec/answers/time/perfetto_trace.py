@@ -48,7 +48,7 @@ def write_perfetto(timed: Timed, path: Path, ranks: str | None, session: Session
     """Write a trace of these ranks, by default of the first rank of each class, latest end first.
     Raises `DiagnosticError` for ranks that do not exist, and for more nodes than viewers can
     open."""
-    from stagec.answers.time.joined import replays_of
+    from stagec.answers.time.timed import replays_of
     from stagec.formats.perfetto.encode import perfetto_trace
     from stagec.formats.timeline.ranks import replayed_timeline
 

@@ -15,10 +15,9 @@ from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import limit_option
-from stagec.jobs.request.machine import machine_options
+from stagec.jobs.request.machine import machine_options, on_machine
 from stagec.jobs.request.option import CommandOption, switch
 from stagec.jobs.request.result import FORM, JSON, OUTPUT, PAGE_OR_PLOT
-from stagec.jobs.request.units import on_machine
 from stagec.support.diagnostics import error
 
 

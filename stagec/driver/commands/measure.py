@@ -13,8 +13,7 @@ from stagec.driver.shell.session import progress
 from stagec.driver.shell.show import write_output
 
 if TYPE_CHECKING:
-    from stagec.time.measured.kineto import Reading
-    from stagec.time.measured.observed import Row
+    from stagec.time.measured.kineto import Reading, Row
     from stagec.traces.writer import Progress
 
 #: The number of reported kernels that are not in the table.
@@ -37,7 +36,7 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
     from stagec.support.diagnostics import error
     from stagec.support.files import check_new_file
     from stagec.time.measured.kernel_tables import table_text
-    from stagec.time.measured.observed import rows
+    from stagec.time.measured.kineto import rows
 
     named = (output or "").lower().endswith(".json")
     if as_json and output not in (None, "-") and not named:

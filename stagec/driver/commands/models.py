@@ -9,9 +9,8 @@ from typing import Any, TextIO
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.listing import LISTING, show_list
 from stagec.driver.shell.options import takes
-from stagec.driver.shell.show import write_output
+from stagec.driver.shell.show import LISTING, show_list, write_output
 from stagec.importers.library import model_layers, model_sizes, model_source
 from stagec.models import LibraryModel, library
 from stagec.output.report import Report

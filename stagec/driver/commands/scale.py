@@ -14,8 +14,7 @@ from stagec.driver.shell.options import take_machine, takes
 from stagec.driver.shell.session import the_session
 from stagec.jobs.request.emission import EMISSION
 from stagec.jobs.request.machine import machine_options
-from stagec.jobs.request.option import CommandOption
-from stagec.jobs.request.sizes import SizesType
+from stagec.jobs.request.option import CommandOption, SizesType
 from stagec.jobs.written import formats_asked, log_written, write_formats
 from stagec.support.diagnostics import error
 from stagec.support.json_values import is_list, is_object, object_in

@@ -11,9 +11,8 @@ from typing import Any, TextIO
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.listing import LISTING, Listing, show_list
 from stagec.driver.shell.options import takes, type_of
-from stagec.driver.shell.show import write_output
+from stagec.driver.shell.show import LISTING, Listing, show_list, write_output
 from stagec.jobs.request.option import CommandOption, Kind
 from stagec.jobs.request.result import FILE_OR_STDOUT
 from stagec.output.report import Report

@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.listing import LISTING, Listing, show_list
 from stagec.driver.shell.options import takes
 from stagec.driver.shell.session import the_session
-from stagec.driver.shell.show import write_output
+from stagec.driver.shell.show import LISTING, Listing, show_list, write_output
 from stagec.ir.opdef import Registry
 from stagec.jobs.session import Session
 from stagec.jobs.stack import read_stack, stack_source

@@ -19,12 +19,11 @@ from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.acceptance import ACCEPTANCE, take_acceptance
 from stagec.jobs.request.limit import limit_option
-from stagec.jobs.request.machine import GRAPHS, machine_options
+from stagec.jobs.request.machine import GRAPHS, machine_options, on_machine
 from stagec.jobs.request.measurements import MEASURED, measurements
 from stagec.jobs.request.option import switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.result import FORM, JSON, OUTPUT
-from stagec.jobs.request.units import on_machine
 from stagec.support.diagnostics import error
 from stagec.time.costs.replay_options import ReplayOptions
 

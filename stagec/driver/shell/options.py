@@ -25,8 +25,7 @@ from stagec.jobs.request.option import (
     Switch,
     Whole,
 )
-from stagec.jobs.request.options import JOB, JobOptions
-from stagec.jobs.request.preset import with_step
+from stagec.jobs.request.options import JOB, JobOptions, with_step
 from stagec.jobs.request.result import ResultFile, form_of
 from stagec.support.diagnostics import error
 

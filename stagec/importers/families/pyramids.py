@@ -1,4 +1,5 @@
-"""Encoders of images in stages, each with fewer and wider elements than the previous one."""
+"""Encoders of images in stages, each with fewer and wider elements than the previous one; those of
+Swin have attention in shifted windows."""
 
 from __future__ import annotations
 

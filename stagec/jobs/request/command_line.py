@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.jobs.request.flags import SHORTHANDS, words
-from stagec.jobs.request.machine import used_text
+from stagec.jobs.request.machine import settled, used_text
 from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import STEP
-from stagec.jobs.request.units import settled
 
 if TYPE_CHECKING:
     from stagec.machines import Machine

@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stagec.jobs.request.option import CommandOption, Kind
-from stagec.jobs.request.sizes import SizesType
+from stagec.jobs.request.option import CommandOption, Kind, SizesType
 
 _FORM = "'llama3-8b: tp=2', or with sizes 'llama3-8b[L=4]: tp=2'"
 #: The flag `on` among the flags of a draft model, which says on which ranks it runs.

@@ -32,9 +32,8 @@ from typing import Any, cast
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.jobs.request.configurations import check_model
 from stagec.jobs.request.flags import SHORTHANDS, words
-from stagec.jobs.request.options import JobOptions, job_options
+from stagec.jobs.request.options import JobOptions, find_preset, job_options
 from stagec.jobs.request.other_tools import flag_here
-from stagec.jobs.request.preset import find_preset
 from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.session import Session
 from stagec.models import library

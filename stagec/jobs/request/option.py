@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -289,3 +290,71 @@ def text_of(value: Any) -> str:
     if isinstance(value, bytes):
         raise ValueError(f"expects a text or a number, found {value!r:.60}")
     return str(value) if _is_one(value) else ",".join(map(text_of, values_in(value)))
+
+
+class SizesType(Kind[dict[str, int | None]]):
+    """`NAME=VALUE,...`; with `open_names`, a name may stand alone."""
+
+    name = "NAME=VALUE,..."
+    annotated = "str | Mapping[str, int | None]"
+
+    def __init__(self, *, open_names: bool = False) -> None:
+        self._open = open_names
+
+    def read(self, text: str) -> dict[str, int | None]:
+        """The values by name."""
+        sizes: dict[str, int | None] = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            name, equals, number = (p.strip() for p in part.partition("="))
+            if not name.isidentifier() or not name.isascii():
+                raise ValueError(f"'{part}' is not NAME=VALUE")
+            if name in sizes:
+                raise ValueError(f"{name} is given twice")
+            if not equals and self._open:
+                sizes[name] = None
+                continue
+            if not equals:
+                raise ValueError(f"'{part}' is not NAME=VALUE")
+            digits = number.replace("_", "")
+            if (
+                not digits.isascii()
+                or not digits.isdigit()
+                or len(digits) > 19
+                or not 0 < int(digits) < 1 << 63
+            ):
+                raise ValueError(f"{name} expects a positive integer below 2^63, found '{number}'")
+            sizes[name] = int(digits)
+        return sizes
+
+    def of(self, given: Any) -> dict[str, int | None]:
+        if not isinstance(given, str | Mapping):
+            raise ValueError(f"expects a dictionary such as {{'L': 4}}, found {given!r:.60}")
+        return self.read(text_of(given))
+
+
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s|min|h)")
+_SECONDS = Number(0, above=True)
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+class TimeType(Kind[float]):
+    """`500ms`, `0.5s`, with `zero` also `0s`, as seconds."""
+
+    name = "TIME"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
+    def read(self, text: str) -> float:
+        """The seconds."""
+        match = _TIME.fullmatch(text.strip())
+        if match is None or (float(match[1]) == 0 and not self._zero):
+            raise ValueError(f"expects a time such as 30ms or 0.5s, found '{text}'")
+        return float(match[1]) * _UNITS[match[2]]
+
+    def of(self, given: Any) -> float:
+        """The seconds of a text, or of a number of them."""
+        return self.read(given) if isinstance(given, str) else _SECONDS.of(given)
+
+    def text(self, value: Any) -> str:
+        return f"{value:.12f}".rstrip("0").rstrip(".") + "s"

@@ -15,16 +15,17 @@ from stagec.jobs.request.option import (
     AnyText,
     CommandOption,
     File,
+    SizesType,
     Whole,
     path_of,
     rare_option,
     switch,
     values_of,
 )
-from stagec.jobs.request.preset import with_step
 from stagec.jobs.request.serving_flags import OPTIONS
-from stagec.jobs.request.sizes import SizesType
+from stagec.models import Preset, presets
 from stagec.support.diagnostics import error
+from stagec.support.named import find
 
 #: The stack without defaults: a program runs as its strategy states.
 IDEAL = "ideal"
@@ -198,3 +199,26 @@ def job_options(
     names |= {"strategy"} if strategy is not None else set()
     options = JobOptions(model, strategy=strategy, **values, explicit=explicit | names)
     return with_step(options)
+
+
+def find_preset(options: JobOptions) -> Preset:
+    """The preset that options name. Raises `DiagnosticError`."""
+    preset = find("preset", options.preset, presets())
+    if options.strategy is not None:
+        raise error(
+            f"--preset {options.preset} and {options.strategy} cannot be used together: both give "
+            "the strategy",
+            remedy=f"leave one of them out; 'stagec presets {options.preset}' prints the text of "
+            "the preset",
+        )
+    return preset
+
+
+def with_step(options: JobOptions) -> JobOptions:
+    """The options with the step of serving of their preset, as if it had been given. Given options
+    take precedence. Raises `DiagnosticError`."""
+    if not options.preset:
+        return options
+    preset = find_preset(options)
+    step = {n: v for n, v in preset.step.items() if n not in options.explicit}
+    return options.changed(**step, explicit=options.explicit | step.keys())

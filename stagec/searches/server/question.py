@@ -14,11 +14,10 @@ from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.acceptance import take_acceptance
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.limit import AT_HAND, Limit
-from stagec.jobs.request.machine import machine_of, with_used
+from stagec.jobs.request.machine import machine_of, on_machine, with_used
 from stagec.jobs.request.measurements import MEASURED, measurements
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import CACHES
-from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.machines import Machine
 from stagec.searches.explore.layout import Layers

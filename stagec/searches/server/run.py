@@ -17,9 +17,9 @@ from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.pod_options import options_of_pod
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.command_line import job_words
+from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.options import IDEAL, JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED as TWO_PODS
-from stagec.jobs.request.units import on_machine
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage
 from stagec.jobs.step_timer import StepTimer

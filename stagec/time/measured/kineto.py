@@ -1,9 +1,14 @@
-"""Traces of the PyTorch profiler (Kineto): which op launched each piece of work on a GPU.
+"""Traces of the PyTorch profiler (Kineto): which op launched each piece of work on a GPU, and the
+table of the medians of all traces.
 
 The correlation id of work on the GPU names the call that launched it; the ops active on the thread
 of this call at its time launched it. The outermost of these that `torch_ops` knows is measured: its
 time is that of all work that it launched. A trace is kept as columns of numbers and its distinct
 ops, so memory grows slowly with its length.
+
+A collective ends on all ranks at one time and begins on each rank when that reaches it, so its time
+on a rank includes the wait for the others. The time of a call is therefore the least over the
+ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import json
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -381,3 +386,37 @@ def _stacks(ops: list[int], c: _Columns, moments: list[float]) -> Iterator[list[
         while stack and c.op_end[stack[-1]] < moment:
             stack.pop()
         yield stack
+
+
+Row = tuple[Key, float, int]
+
+
+def rows(readings: Sequence[Reading]) -> list[Row]:
+    """The rows of a table: kernel or collective, the median of its seconds, and their number."""
+    together: dict[Key, list[float]] = defaultdict(list)
+    for reading in readings:
+        for key, times in reading.kernels.items():
+            together[key] += times
+    for key, seconds in _collectives(readings):
+        together[key].append(seconds)
+    medians = [(key, float(np.median(times)), len(times)) for key, times in together.items()]
+    return [row for row in medians if row[1] > 0]
+
+
+def _collectives(readings: Sequence[Reading]) -> Iterator[tuple[Key, float]]:
+    """Each call of a group, once, with the least time over the ranks that were traced."""
+    calls: dict[tuple[int, Group], list[list[tuple[Key, float]]]] = defaultdict(list)
+    seen: dict[int | None, int] = defaultdict(int)
+    for number, reading in enumerate(readings):
+        # several traces of one rank were recorded one after the other
+        rank = reading.rank if reading.rank is not None else -1 - number
+        for group, some in reading.collectives.items():
+            calls[seen[rank], group].append(some)
+        seen[rank] += 1
+    for of_ranks in calls.values():
+        alike = len({tuple(key for key, _ in some) for some in of_ranks}) == 1
+        if alike:
+            for same in zip(*of_ranks, strict=True):
+                yield same[0][0], min(seconds for _, seconds in same)
+        else:
+            yield from (call for some in of_ranks for call in some)
