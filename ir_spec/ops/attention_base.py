@@ -75,7 +75,8 @@ class AttentionWork(OpDef):
         if op.flag("selected") and "values" in op.attrs and not self.backward:
             batch, queries = batch * queries, ONE
         extents = (batch, n["g"] * n["r"], n["g"], queries, keys, n["k"], n.get("v", n["k"]))
-        return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked)
+        windowed = "window" in op.attrs
+        return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked, windowed)
 
 
 class AttentionOp(AttentionWork):

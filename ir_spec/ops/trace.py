@@ -216,6 +216,7 @@ class CompOp(NodeOp):
             default=MEMORY,
         ),
         Param("causal", "flag", "of attention: a mask leaves half of the queries and keys"),
+        Param("windowed", "flag", "of attention: keys are those of a window, on average"),
         Param(
             "form",
             "name",

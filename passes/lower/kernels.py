@@ -116,7 +116,7 @@ def _with_mask(kernel: KernelShape, window: Expr) -> KernelShape:
     *before, queries, keys, qk, v = kernel.extents
     masked = call("min", [ONE, call("max", [ZERO, queries - window + ONE])])
     keys += masked * (call("ceildiv", [queries * 7, const(4)]) - keys)
-    return replace(kernel, extents=(*before, queries, keys, qk, v))
+    return replace(kernel, extents=(*before, queries, keys, qk, v), windowed=False)
 
 
 def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:
@@ -124,8 +124,9 @@ def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:
     if kernel is None:
         return {}
     extents = zip(EXTENTS[kernel.kind], kernel.extents, strict=True)
-    causal: dict[str, RawAttr] = {"causal": True} if kernel.causal else {}
-    return {"kernel": kernel.kind, **causal, "dtype": kernel.dtype, **dict(extents)}
+    flags = {"causal": kernel.causal, "windowed": kernel.windowed}
+    masks: dict[str, RawAttr] = {name: True for name, given in flags.items() if given}
+    return {"kernel": kernel.kind, **masks, "dtype": kernel.dtype, **dict(extents)}
 
 
 def fused_attributes(ops: Sequence[Operation], form: str = "") -> dict[str, RawAttr]:

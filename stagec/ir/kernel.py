@@ -47,13 +47,15 @@ class KernelShape:
     """A matrix product or fused attention with its extents, those of `EXTENTS[kind]`.
 
     `dtype` is the element type of its operands. With `causal` a mask leaves half of the pairs of
-    queries and keys.
+    queries and keys. With `windowed` each query sees the keys of a window that moves with it, and
+    `keys` is their mean number.
     """
 
     kind: str
     dtype: str
     extents: tuple[Expr, ...]
     causal: bool = False
+    windowed: bool = False
 
 
 def matrix_product(rule: Rule, n: Mapping[str, Expr], dtype: str) -> KernelShape | None:

@@ -17,7 +17,8 @@ class Kernel:
     `EXTENTS[kind]`. `dtype` is the element type of the operands of products (bf16, f32, f8e4m3), ''
     for other kinds. `flops` counts all executed operations, `bytes` those read and written. `op` is
     the operation: einsum, rmsnorm, softmax, adamw, or several joined by +. `causal` means that a
-    mask removes half of the pairs of queries and keys. `form` is the name of the kernel in a
+    mask removes half of the pairs of queries and keys, `windowed` that keys are the mean number of
+    those in a window. `form` is the name of the kernel in a
     library, if a strategy chooses one (`stg.kernels`).
     """
 
@@ -29,6 +30,7 @@ class Kernel:
     op: str = ""
     causal: bool = False
     form: str = ""
+    windowed: bool = False
 
     def __str__(self) -> str:
         """`matmul bf16 1 x 4096 x 4096 x 1024`."""

@@ -83,10 +83,10 @@ class OpNumbers:
         return self._works[key]
 
     def _kernel(self, op: Operation, layer: int) -> Kernel:
-        kind, dtype, names, what, causal, form = _about(op)
+        kind, dtype, names, what, causal, form, windowed = _about(op)
         extents = tuple(self._extent(op, name, layer) for name in names)
         flops, size = (self.number(op, name, layer) for name in ("flops", "bytes"))
-        return Kernel(kind, dtype, extents, flops, size, what, causal, form)
+        return Kernel(kind, dtype, extents, flops, size, what, causal, form, windowed)
 
     def _extent(self, op: Operation, name: str, layer: int) -> int:
         """An extent of a kernel, rounded up: the mean number of rows of an expert need not be
@@ -116,6 +116,7 @@ class _KernelPlaces(NamedTuple):
     op: str
     causal: bool
     form: str
+    windowed: bool
 
 
 #: The fields of a node that do not depend on sizes.
@@ -164,8 +165,10 @@ class Resizable:
                 raise NotAnIntegerError(str(expr), Fraction(number))
             n.append(ceil(number))
         kernels = [
-            Kernel(kind, dtype, tuple([n[i] for i in extents]), n[flops], n[size], op, causal, form)
-            for kind, dtype, extents, flops, size, op, causal, form in self._kernels
+            Kernel(
+                k.kind, k.dtype, tuple([n[i] for i in k.extents]), n[k.flops], n[k.bytes], *k[5:]
+            )
+            for k in self._kernels
         ]
         buckets: dict[Operation, list[int]] = {}
         nodes: list[Node] = []
@@ -202,10 +205,10 @@ class Resizable:
         return _NodePlaces(*about, size, flops, matmul, out, self._kernel(op), (none, none))
 
     def _kernel(self, op: Operation) -> int:
-        kind, dtype, names, what, causal, form = _about(op)
+        kind, dtype, names, what, causal, form, windowed = _about(op)
         extents = tuple(self._place(op, name, whole=False) for name in names)
         flops, size = self._place(op, "flops"), self._place(op, "bytes")
-        key = _KernelPlaces(kind, dtype, extents, flops, size, what, causal, form)
+        key = _KernelPlaces(kind, dtype, extents, flops, size, what, causal, form, windowed)
         return self._kernels.setdefault(key, len(self._kernels))
 
     def _place(self, op: Operation, name: str, *, whole: bool = True) -> int:
@@ -233,12 +236,14 @@ def what_it_does(node: Node) -> Hashable:
     return node.kind, *values, *reached, node.index
 
 
-def _about(op: Operation) -> tuple[str, str, Sequence[str], str, bool, str]:
+def _about(op: Operation) -> tuple[str, str, Sequence[str], str, bool, str, bool]:
     """The properties of a kernel that do not depend on sizes: its kind, its element type, the names
-    of its extents, its operation, whether a mask is causal, and its name in a library."""
+    of its extents, its operation, whether a mask is causal, its name in a library, and whether a
+    window moves with its queries."""
     kind = op.text("kernel", MEMORY)
     what = "+".join(op.names("fuses")) or op.text("kind")
-    return kind, op.text("dtype"), EXTENTS[kind], what, op.flag("causal"), op.text("form")
+    dtype, causal, windowed = op.text("dtype"), op.flag("causal"), op.flag("windowed")
+    return kind, dtype, EXTENTS[kind], what, causal, op.text("form"), windowed
 
 
 def _calls(

@@ -311,6 +311,22 @@ def test_arrays_cost_what_their_elements_cost() -> None:
     ]
 
 
+@pytest.mark.parametrize("machine", [H100, load_machine("b200"), load_machine("a100-80g")])
+def test_blocks_of_queries_meet_more_keys_than_a_window_has(machine: Machine) -> None:
+    """A block of queries meets the keys of the windows of all of them: two tiles or more, where a
+    query sees one. A window as long as the sequence is a causal mask."""
+    rows, width = 16384, 64
+
+    def seconds(keys: int, **mask: bool) -> float:
+        extents = 1, 64, 64, rows, keys, width, width
+        return float(attention_seconds(machine, "bf16", *extents, 1, **mask))
+
+    assert seconds(128, windowed=True) > 1.2 * seconds(128)
+    windows = [seconds(keys, windowed=True) for keys in (128, 512, 1024, 4096, (rows + 1) // 2)]
+    assert windows == sorted(windows)
+    assert windows[-1] == pytest.approx(seconds(rows, causal=True), rel=0.05)
+
+
 def test_kernels_of_all_kinds_stand_in_the_order_that_was_asked() -> None:
     attention = Kernel("attention", "bf16", (1, 32, 8, 4096, 4096, 128, 128), 0, 10**8, causal=True)
     kernels = [

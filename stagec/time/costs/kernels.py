@@ -117,6 +117,7 @@ def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel])
         *(machine, dtype, batch, heads, kv_heads, queries, np.where(split, keys / 2, keys)),
         *(qk, v, size),
         causal=causal & ~split,
+        windowed=np.array([kernel.windowed for kernel in kernels]),
         backward=kind == "attention_backward",
         form=kernels[0].form,
     )
@@ -248,6 +249,7 @@ def attention_seconds(
     size: Numbers,
     *,
     causal: Numbers = False,
+    windowed: Numbers = False,
     backward: bool = False,
     form: str = "",
 ) -> Floats:
@@ -268,15 +270,17 @@ def attention_seconds(
 
     where `qk'` and `v'` are the next multiples of `padding`, and `tiles` is `ceil(N / P) K` without
     mask, and with one, whose blocks differ in length, the mean of a processor and `uneven` of the
-    longest block. A block with fewer queries has as many rows as instructions take, a multiple of
-    16. Where there is one block of queries only, as in decode, keys are split over idle processors,
-    and a second kernel merges their results. Movement and computation overlap as in products, at
-    the bandwidth of products.
+    longest block. Where a window moves with the queries (`windowed`), a block of t tokens meets
+    `keys + t - 1` keys, at most the `(queries + t) / 2` of a causal mask. A block with fewer
+    queries has as many rows as instructions take, a multiple of 16. Where there is one block of
+    queries only, as in decode, keys are split over idle processors, and a second kernel merges
+    their results. Movement and computation overlap as in products, at the bandwidth of products.
 
     Backward has five products in place of two, so `compute` is `(3 qk + 2 v) / (qk + v)` times as
     long, at `backward` times the rate.
 
-    Sources: blocks and masks: arXiv 2307.08691, sections 3.1 and 3.2; exponentials as the second
+    Sources: blocks and masks: arXiv 2307.08691, sections 3.1 and 3.2; windows:
+    Dao-AILab/flash-attention, hopper/block.h, `get_n_block_min_max`; exponentials as the second
     bound: arXiv 2407.08608, section 3; keys split: PyTorch, "Flash-Decoding for long-context
     inference"; rows: PTX ISA, mma.m16n8k16; packed heads: Dao-AILab/flash-attention,
     hopper/heuristics.h, and NVIDIA/TensorRT-LLM, trtllmGenKernels/fmha/fmhaKernels.h.
@@ -295,6 +299,9 @@ def attention_seconds(
     one = rows * _hidden(product * padded, np.asarray(softmax), c.overlap)
     longer = (3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1
 
+    tokens = np.minimum(c.queries / share, queries)  # of a block
+    seen = np.minimum(keys + tokens - 1, np.maximum(keys, (queries + tokens) / 2))
+    keys = np.where(windowed, seen, keys)
     in_head = np.ceil(together / c.queries)
     blocks = batch * heads / share * in_head
     longest = np.ceil(keys / _KEYS)
@@ -303,7 +310,7 @@ def attention_seconds(
     longest = np.ceil(longest / parts)
     blocks = blocks * parts
     waves: Floats = np.ceil(blocks / processors)
-    diagonal = np.maximum(np.minimum(c.queries / share, queries) / _KEYS, 1)
+    diagonal = np.maximum(tokens / _KEYS, 1)
     mean: Floats = np.minimum(longest, (longest + diagonal) / 2)
     uneven: Floats = blocks * mean / processors + c.uneven * longest
     dealt: Floats = np.where(causal, uneven, waves * longest)

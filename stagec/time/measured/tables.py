@@ -98,7 +98,7 @@ class Measured:
         for i, k in enumerate(kernels if self._grids else ()):
             for op in dict.fromkeys((k.op, "")):
                 key = (k.kind, k.dtype, k.causal, op, len(_extents(k)))
-                if key in self._grids:
+                if key in self._grids and not k.windowed:
                     together[key].append(i)
                     break
         for key, indices in together.items():
